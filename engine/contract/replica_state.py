@@ -301,6 +301,17 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     adapter_loads_total: int = 0
     adapter_load_seconds_total: float = 0.0
     adapter_evictions_total: int = 0
+    num_requests_swapped: int = 0
+    #: Used part of the host memory for KV blocks, in [0, 1].
+    cpu_cache_usage_perc: float = 0.0
+    #: Prompt tokens looked up in and loaded from KV tiers, blocks that were saved in them, blocks
+    #: that couldn't be used or saved by reason, and bytes by tier.
+    external_prefix_cache_queries_total: int = 0
+    external_prefix_cache_hits_total: int = 0
+    kv_tier_saved_blocks_total: int = 0
+    kv_tier_failures_total: dict[str, int] = msgspec.field(default_factory=dict)
+    kv_tier_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    kv_tier_capacity_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
     #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's

@@ -461,6 +461,8 @@ class EngineCore:
         """
         self.check_sleep(level)
         deltas = self.preempt_all()
+        # Blocks are saved as long as there are any.
+        self.executor.apply_plan(self.scheduler.plan_removals())
         self.scheduler.encoder_cache.reset()
         if not self.scheduler.kv.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
@@ -507,6 +509,10 @@ class EngineCore:
         """Load and totals as of now."""
         stats = self._counters.snapshot(self._entrance.num_waiting)
         self.adapters.fill_stats(stats)
+        if self.scheduler.kv_connector is not None:
+            self.scheduler.kv_connector.fill_stats(stats)
+            if self._kv_admission.num_late:
+                stats.kv_tier_failures_total["late"] = self._kv_admission.num_late
         return stats
 
 

@@ -162,6 +162,8 @@ def warm_up(core: EngineCore) -> None:
         core.prefill_pace = PrefillPace(
             core.scheduler.limits, seconds, MAX_PREFILL_SECONDS, per_read
         )
+    if connector is not None:
+        connector.set_prefill_pace(_seconds_per_token(core, max_tokens - 1))
     measure_draft_costs(core)
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.drop_idle()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from torch import Tensor
 
+from engine.contract.replica_state import EngineStats
 from engine.kv_cache import BlockHashes
 
 #: By layer name the tensors whose first dimension is the block: keys, values, scales.
@@ -159,6 +160,14 @@ class KVConnectorBase(ABC):
 
     def wait_for_save(self) -> None:  # noqa: B027
         """Wait until the plan's blocks may be overwritten."""
+
+    # -- operators ----------------------------------------------------------------------------
+
+    def fill_stats(self, stats: EngineStats) -> None:  # noqa: B027
+        """Set the statistics that are the connector's."""
+
+    def set_prefill_pace(self, seconds_per_token: float) -> None:  # noqa: B027
+        """Computing a prompt's token takes so long; loading should take less."""
 
     # -- both ---------------------------------------------------------------------------------
 

@@ -23,13 +23,11 @@ class DiskQueue:
 
     Attributes:
         disk: the tier.
-        seconds_per_block: time that reading a block takes; 0: not known.
     """
 
     def __init__(self, disk: DiskTier, host: HostTier) -> None:
         """`host`: where blocks that are read go; as many bytes may wait to be written."""
         self.disk, self._host = disk, host
-        self.seconds_per_block = 0.0
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-read")
         self._lock = threading.Lock()
@@ -66,13 +64,10 @@ class DiskQueue:
 
     def _read(self, keys: Sequence[bytes], namespace: str) -> None:
         blocks: list[tuple[bytes, Payload]] = []
-        started = time.perf_counter()
         for key in keys:
             if (payload := self.disk.read(key, namespace)) is None:
                 break
             blocks.append((key, payload))
-        if blocks:
-            self.seconds_per_block = (time.perf_counter() - started) / len(blocks)
         self._host.put(blocks)
 
     def refresh_soon(self) -> None:

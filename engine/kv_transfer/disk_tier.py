@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import struct
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -197,6 +198,19 @@ class DiskTier:
             raise UnusableBlock("authentication") from error
         payload: Payload = np.frombuffer(bytearray(block), dtype=np.uint8)
         return payload
+
+    def measure_read(self) -> float:
+        """Seconds that it takes to read a block from the device, not from the page cache."""
+        cipher, nonce = self._cipher(""), bytes(12)
+        sealed = cipher.encrypt(nonce, bytes(self._block_bytes), b"")
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            file.write(sealed)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            started = time.perf_counter()
+            cipher.decrypt(nonce, os.pread(file.fileno(), len(sealed), 0), b"")
+            return time.perf_counter() - started
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from engine.contract.replica_state import EngineStats
 from engine.kv_transfer.base import (
     KVCaches,
     KVConnectorBase,
@@ -23,6 +26,8 @@ from engine.kv_transfer.base import (
 from engine.kv_transfer.block_buffers import BlockBuffers, Payload
 from engine.kv_transfer.disk_queue import DiskQueue
 from engine.kv_transfer.host_tier import HostTier
+
+log = logging.getLogger(__name__)
 
 #: A block of a plan: its key in the tiers and its id in the KV cache.
 KeyedBlock = tuple[bytes, int]
@@ -69,6 +74,7 @@ class OffloadingConnector(KVConnectorBase):
     Attributes:
         host, disk: blocks in host memory, and in a folder.
         num_matched_tokens: tokens of new sequences that were loaded.
+        num_looked_up_tokens: tokens of new sequences that weren't in the KV cache.
         num_saved_blocks: blocks that were saved.
     """
 
@@ -100,7 +106,7 @@ class OffloadingConnector(KVConnectorBase):
         """
         self.host, self.disk = host, disk
         self._block_size = block_size
-        self._saves, self._loads, self._swaps = saves, loads, swaps
+        self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
         self._numerics, self._fingerprint = numerics, b""
         self._step = 0
@@ -113,7 +119,10 @@ class OffloadingConnector(KVConnectorBase):
         self._starting: dict[int, list[tuple[int, Payload]]] = {}
         #: By step the blocks to write into the KV cache.
         self._loading: deque[tuple[int, list[tuple[int, Payload]]]] = deque()
-        self.num_matched_tokens = self.num_saved_blocks = 0
+        self.num_looked_up_tokens = self.num_matched_tokens = self.num_saved_blocks = 0
+        #: Whether loading blocks is faster than computing their tokens: from host memory, and from
+        #: disk.
+        self._loads_host = self._loads_disk = loads
 
     @property
     def num_swapped(self) -> int:
@@ -126,7 +135,7 @@ class OffloadingConnector(KVConnectorBase):
         self, request: RequestView, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         num_swapped, swapped_in = self._swapped.get(request.seq_id, (0, 0))
-        if not (self._loads or num_swapped):
+        if not (self._loads_host or num_swapped):
             return 0, False
         if num_swapped and self._step < swapped_in + self._max_in_flight:
             return None, False  # the step that saves them may still run
@@ -144,7 +153,7 @@ class OffloadingConnector(KVConnectorBase):
         self, request: RequestView, num_computed_tokens: int
     ) -> Future[None] | None:
         disk, token_ids = self.disk, request.token_ids
-        if disk is None or not self._loads:
+        if disk is None or not self._loads_disk:
             return None
         disk.refresh_soon()
         first, end = (
@@ -187,6 +196,9 @@ class OffloadingConnector(KVConnectorBase):
         self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
     ) -> None:
         is_swapped = self._swapped.pop(request.seq_id, None) is not None
+        if not is_swapped:
+            num_cached = request.num_computed_tokens - num_external_tokens
+            self.num_looked_up_tokens += len(request.token_ids) - num_cached
         match, self._match = self._match, None
         if num_external_tokens and match is not None:
             first = match.num_computed // self._block_size
@@ -306,6 +318,38 @@ class OffloadingConnector(KVConnectorBase):
                 payloads = self._save(blocks)
                 if self.disk is not None:
                     self.disk.write_behind(payloads, namespace)
+
+    # -- operators ----------------------------------------------------------------------------
+
+    def fill_stats(self, stats: EngineStats) -> None:
+        host = self.host
+        stats.num_requests_swapped = self.num_swapped
+        stats.cpu_cache_usage_perc = host.used_bytes / max(1, host.capacity)
+        stats.external_prefix_cache_queries_total = self.num_looked_up_tokens
+        stats.external_prefix_cache_hits_total = self.num_matched_tokens
+        stats.kv_tier_saved_blocks_total = self.num_saved_blocks
+        failures = host.failures.copy()
+        stats.kv_tier_bytes = {"host": host.used_bytes}
+        stats.kv_tier_capacity_bytes = {"host": host.capacity}
+        if self.disk is not None:
+            disk = self.disk.disk
+            failures += disk.failures
+            stats.kv_tier_bytes["disk"] = disk.used_bytes
+            stats.kv_tier_capacity_bytes["disk"] = disk.capacity
+        stats.kv_tier_failures_total = dict(failures)
+
+    def set_prefill_pace(self, seconds_per_token: float) -> None:
+        compute_s = self._block_size * seconds_per_token
+        started = time.perf_counter()
+        self._buffers.write(0, self._buffers.read(0))  # no block is in use yet
+        load_s = time.perf_counter() - started
+        read_s = 0.0 if self.disk is None else self.disk.disk.measure_read()
+        self._loads_host = self._loads_host and load_s < compute_s
+        self._loads_disk = self._loads_disk and load_s + read_s < compute_s
+        log.info(
+            "KV blocks: %.2f ms to compute, %.2f ms to load, %.2f ms to read from disk",
+            1000 * compute_s, 1000 * load_s, 1000 * read_s,
+        )  # fmt: skip
 
     def reset_cache(self) -> None:
         # Blocks of other weights, say, which other replicas may have stored as well.

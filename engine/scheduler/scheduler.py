@@ -315,6 +315,14 @@ class Scheduler:
             plan.kv_meta = b"" if metadata is None else msgspec.msgpack.encode(metadata)
         return plan, step.scheduled
 
+    def plan_removals(self) -> StepPlan:
+        """A plan without sequences: what has left since the last step, and what the KV connector
+        saves of it.
+        """
+        self.num_steps += 1
+        plan, _ = self._finish_plan(StepBuilder(self.num_steps, 0, PrefillBudget(0)))
+        return plan
+
     def _add_drafts(self, step: StepBuilder, drafter: DraftProposer) -> None:
         """Add drafts, from what is left of budget and pool."""
         plan = step.plan

@@ -112,8 +112,8 @@ def cache_config(config: EngineConfig, core: EngineCore) -> dict[str, str]:
         "num_gpu_blocks_override": config.num_gpu_blocks_override,
         "prefix_caching_hash_algo": "sha256",
         "sliding_window": max((window for window in windows if window), default=None),
-        "swap_space": 0,
-        "swap_space_bytes": 0,
+        "swap_space": config.swap_space,
+        "swap_space_bytes": int(config.swap_space * 2**30),
     }
     return {name: str(value) for name, value in values.items()}
 

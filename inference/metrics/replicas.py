@@ -83,7 +83,6 @@ def _names(adapters: Iterator[AdapterStatus]) -> str:
 Value = Callable[[EngineStats], float]
 ENGINE_LABELS = ("model_name", "engine")
 
-# There is no swapping here: preempted requests are recomputed. The names stay for dashboards.
 GAUGES: dict[str, tuple[str, Value]] = {
     "num_requests_running": (
         "Number of requests currently running.",
@@ -93,7 +92,10 @@ GAUGES: dict[str, tuple[str, Value]] = {
         "Number of requests waiting to be processed.",
         lambda s: s.num_requests_waiting,
     ),
-    "num_requests_swapped": ("Number of requests swapped to CPU.", lambda s: 0),
+    "num_requests_swapped": (
+        "Number of requests swapped to CPU.",
+        lambda s: s.num_requests_swapped,
+    ),
     "gpu_cache_usage_perc": (
         "KV-cache usage. 1 means 100 percent usage.",
         lambda s: s.kv_cache_usage_perc,
@@ -110,7 +112,10 @@ GAUGES: dict[str, tuple[str, Value]] = {
         "Generated tokens a second, over ten seconds.",
         lambda s: s.avg_generation_throughput_toks_per_s,
     ),
-    "cpu_cache_usage_perc": ("CPU swap space usage. 1 means 100 percent usage.", lambda s: 0),
+    "cpu_cache_usage_perc": (
+        "Usage of the host memory for KV blocks. 1 means 100 percent usage.",
+        lambda s: s.cpu_cache_usage_perc,
+    ),
     "spec_decode_draft_acceptance_rate": (
         "Accepted draft tokens to draft tokens.",
         lambda s: (
@@ -145,6 +150,14 @@ TOTALS: dict[str, tuple[str, Value]] = {
         lambda s: s.prefix_cache_queries_total,
     ),
     "prefix_cache_hits": ("Prefix cache hits, in tokens.", lambda s: s.prefix_cache_hits_total),
+    "external_prefix_cache_queries": (
+        "Prompt tokens looked up in KV tiers.",
+        lambda s: s.external_prefix_cache_queries_total,
+    ),
+    "external_prefix_cache_hits": (
+        "Prompt tokens loaded from KV tiers.",
+        lambda s: s.external_prefix_cache_hits_total,
+    ),
     "gpu_prefix_cache_queries": (
         "The older name of vllm:prefix_cache_queries.",
         lambda s: s.prefix_cache_queries_total,
@@ -179,6 +192,7 @@ def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
     """All families of the replicas' engines."""
     yield from _numbers(beats)
     yield from _by_reason(beats)
+    yield from _tiers(beats)
     yield from _histograms(beats)
     yield _sleep_state(beats)
     yield from adapter_metrics(beats)
@@ -239,12 +253,43 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         waiting.add_metric([*labels, "deferred"], 0)
         sources.add_metric([*labels, "local_compute"], stats.prompt_tokens_total)
         sources.add_metric([*labels, "local_cache_hit"], stats.prefix_cache_hits_total)
-        sources.add_metric([*labels, "external_kv_transfer"], 0)
+        hits = stats.external_prefix_cache_hits_total
+        sources.add_metric([*labels, "external_kv_transfer"], hits)
         for reason, count in stats.prefix_cold_total.items():
             cold.add_metric([*labels, reason], count)
         for position, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos_total):
             accepted.add_metric([*labels, str(position)], count)
     yield from (waiting, sources, cold, accepted)
+
+
+def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
+    """KV blocks outside the KV cache; replicas without tiers have no samples."""
+    used = GaugeMetricFamily(
+        "quire:kv_tier_bytes", "Bytes of KV blocks in a tier.", labels=(*ENGINE_LABELS, "tier")
+    )
+    capacity = GaugeMetricFamily(
+        "quire:kv_tier_capacity_bytes",
+        "Bytes that a tier may have.",
+        labels=(*ENGINE_LABELS, "tier"),
+    )
+    saved = CounterMetricFamily(
+        "quire:kv_tier_saved_blocks", "KV blocks saved in tiers.", labels=ENGINE_LABELS
+    )
+    failures = CounterMetricFamily(
+        "quire:kv_tier_failures",
+        "KV blocks of tiers that couldn't be used or saved, by reason.",
+        labels=(*ENGINE_LABELS, "reason"),
+    )
+    for beat in beats:
+        labels, stats = _labels(beat), beat.stats
+        for tier, size in stats.kv_tier_bytes.items():
+            used.add_metric([*labels, tier], size)
+            capacity.add_metric([*labels, tier], stats.kv_tier_capacity_bytes.get(tier, 0))
+        if stats.kv_tier_bytes:
+            saved.add_metric(labels, stats.kv_tier_saved_blocks_total)
+        for reason, count in stats.kv_tier_failures_total.items():
+            failures.add_metric([*labels, reason], count)
+    yield from (used, capacity, saved, failures)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

@@ -319,6 +319,32 @@ def test_cold_prefixes_are_counted_by_reason() -> None:
     assert values(text, "quire:prefix_cold_total", engine="r1", reason="evicted") == [3]
 
 
+def test_tiers_are_shown_by_tier_and_reason() -> None:
+    stats = protocol.EngineStats(
+        num_requests_swapped=2,
+        cpu_cache_usage_perc=0.5,
+        external_prefix_cache_queries_total=80,
+        external_prefix_cache_hits_total=64,
+        kv_tier_saved_blocks_total=7,
+        kv_tier_failures_total={"authentication": 3},
+        kv_tier_bytes={"host": 50, "disk": 60},
+        kv_tier_capacity_bytes={"host": 100, "disk": 600},
+    )
+    text = exposition({}, [beat(stats=stats)]).decode()
+    for name, value in (
+        ("vllm:num_requests_swapped", 2),
+        ("vllm:cpu_cache_usage_perc", 0.5),
+        ("vllm:external_prefix_cache_queries_total", 80),
+        ("vllm:external_prefix_cache_hits_total", 64),
+        ("quire:kv_tier_saved_blocks_total", 7),
+    ):
+        assert values(text, name, engine="r1") == [value], name
+    assert values(text, "quire:kv_tier_failures_total", reason="authentication") == [3]
+    assert values(text, "quire:kv_tier_bytes", tier="disk") == [60]
+    assert values(text, "quire:kv_tier_capacity_bytes", tier="disk") == [600]
+    assert values(text, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == [64]
+
+
 async def test_tenants_have_series_of_their_own_up_to_a_bound(
     served: Gateway, insider: AsgiClient, settings: Any
 ) -> None:

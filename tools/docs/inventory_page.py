@@ -18,7 +18,6 @@ from inference.schemas.completions import CompletionRequest
 from inference.serving.respond import parse
 from inference.web.views import path_not_found
 from tools.docs.vllm_inventory import (
-    ALWAYS_0,
     BOTH,
     CHAT,
     COMPLETIONS,
@@ -117,7 +116,6 @@ def _metrics() -> list[str]:
     for kind, names in METRICS.items():
         for name in sorted(names.split()):
             outcome = "the same" if live.get(name) == kind else "not here"
-            text = "always 0: nothing is swapped" if name in ALWAYS_0 else OTHER_METRICS.get(name)
-            rows.append(f"| `{name}` | {kind} | {outcome} | {text or ''} |")
+            rows.append(f"| `{name}` | {kind} | {outcome} | {OTHER_METRICS.get(name, '')} |")
     head = ["## Metrics", "", "[Observability](observability.md) has more, and what they count."]
     return [*head, "", "| metric | kind | here | |", "|---|---|---|---|", *rows, ""]

@@ -149,5 +149,3 @@ OTHER_METRICS = {
     "vllm:model_forward_time_milliseconds": "`vllm:request_inference_time_seconds`",
     "vllm:model_execute_time_milliseconds": "`vllm:request_inference_time_seconds`",
 }
-#: Of metrics that are here and tell nothing.
-ALWAYS_0 = ("vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc")

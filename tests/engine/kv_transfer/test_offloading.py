@@ -36,27 +36,29 @@ def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB), k=length)
 
 
+def message(
+    request_id: str, token_ids: list[int], max_tokens: int = 8, **fields: Any
+) -> EngineRequest:
+    """A request for greedy tokens."""
+    return EngineRequest(
+        request_id=request_id,
+        gateway_id="g",
+        prompt_token_ids=token_ids,
+        sampling=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        **fields,
+    )
+
+
 def run(
     core: EngineCore, prompts: dict[str, list[int]], until: str = "", **fields: Any
 ) -> dict[str, list[int]]:
     """Greedy tokens by request id; a request without a prompt is there already. `until`: the
     request whose end is waited for, not all of them.
     """
-    sampling = SamplingParams(
-        temperature=0, max_tokens=fields.pop("max_tokens", 8), ignore_eos=True
-    )
     for request_id, token_ids in prompts.items():
         if not token_ids:
             continue
-        core.add_request(
-            EngineRequest(
-                request_id=request_id,
-                gateway_id="g",
-                prompt_token_ids=token_ids,
-                sampling=sampling,
-                **fields,
-            )
-        )
+        core.add_request(message(request_id, token_ids, **fields))
     tokens: dict[str, list[int]] = {request_id: [] for request_id in prompts}
     for _ in range(5000):
         if not core.has_work:
@@ -127,6 +129,35 @@ def test_swapped_sequences_come_back_with_no_token_computed_twice(
     # Each output token but the last is computed, too.
     assert computed == sum(len(tokens) for tokens in prompts.values()) + 5 * 59
     assert connector_of(core).num_swapped == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_sequences_that_sleep_put_out_of_the_kv_cache_come_back(
+    model_folder: Folder, async_scheduling: bool
+) -> None:
+    prompts = {f"r{seed}": prompt(seed, 40) for seed in range(3)}
+    expected = run(make(model_folder("llama")), prompts, max_tokens=40)
+    core = make(
+        model_folder("llama"),
+        swap_space=0.01,
+        enable_sleep_mode=True,
+        async_scheduling=async_scheduling,
+    )
+    tokens: dict[str, list[int]] = {request_id: [] for request_id in prompts}
+    for request_id, token_ids in prompts.items():
+        core.add_request(message(request_id, token_ids, max_tokens=40))
+    deltas = [delta for _ in range(15) for delta in core.step()]
+    deltas += core.sleep(1)
+    assert connector_of(core).num_swapped == 3
+    core.wake_up()
+    steps = core.scheduler.num_steps
+    while core.has_work:
+        deltas += core.step()
+    for delta in deltas:
+        tokens[delta.request_id] += delta.token_ids
+    assert tokens == expected
+    assert core.scheduler.num_steps - steps < 35, "nothing is computed again"
+    core.check_integrity()
 
 
 def test_a_block_that_has_changed_in_host_memory_is_computed_and_counted(
