@@ -33,6 +33,10 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox, Runner
 from kernels import KernelSet
 
+#: Counts changes of `Device` and `Runner` that a package must follow. A device names the version it
+#: was written for; another one is refused by name before anything is loaded.
+CONTRACT_VERSION = 1
+
 
 def adapter_bytes(part: int, most_gib: int) -> int:
     """A `part`-th of the free memory for adapters, at most so many GiB."""
@@ -103,6 +107,8 @@ class Device(ABC):
 
     #: As `--device` names it.
     name: ClassVar[str]
+    #: The `CONTRACT_VERSION` that it was written for.
+    contract_version: ClassVar[int] = 1
     #: Steps are planned while the one before runs, unless `async_scheduling` says otherwise.
     overlaps: ClassVar[bool] = False
     #: Prompts are timed at the start, so that they leave room for others' decodes: worth it where

@@ -12,7 +12,7 @@ import torch
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.plugins import DEVICES, check_device, selected_entry_points
-from engine.devices.device import Device
+from engine.devices.device import CONTRACT_VERSION, Device
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,12 @@ def make_device(config: EngineConfig) -> Device:
             f"kv_cache_dtype {cache!r} isn't done on device {name}, which keeps "
             f"{', '.join(kind.kv_cache_dtypes)}.",
             param="kv_cache_dtype",
+        )
+    if missing := sorted(kind.__abstractmethods__):
+        raise ConfigError(
+            f"The device plug-in {name} ({kind.__module__}.{kind.__qualname__}) lacks "
+            f"{', '.join(missing)}.",
+            param="device",
         )
     return kind(config)
 
@@ -59,6 +65,12 @@ def device_class(name: str) -> type[Device]:
         raise ConfigError(
             f"The device plug-in {name} names {found!r}, which is no subclass of "
             "engine.devices.Device.",
+            param="device",
+        )
+    if found.contract_version != CONTRACT_VERSION:
+        raise ConfigError(
+            f"The device plug-in {name} was written for version {found.contract_version} of the "
+            f"device contract; this engine has version {CONTRACT_VERSION}.",
             param="device",
         )
     return found

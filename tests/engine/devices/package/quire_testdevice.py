@@ -27,7 +27,7 @@ class TestDevice(Device):
         return kernels.get("cpu", use_compiled=False)
 
     def num_blocks(self, need: CacheRequirements) -> int:
-        return 128
+        return self.config.num_gpu_blocks_override or 128
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
         sampler = Sampler(parts.loaded.eos_token_ids, None)

@@ -1,0 +1,1 @@
+"""A device's conformance: `python -m engine.devices.conformance DEVICE` runs the checks."""

@@ -1,0 +1,161 @@
+"""The conformance kit: the CPU device passes, an example package too, and broken ones are named."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices import Device, registry
+from engine.devices.conformance.checks import all_checks
+from engine.devices.device import CONTRACT_VERSION
+from engine.worker.interface import Runner
+from tests.packages import DEVICE, install
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = Path(__file__).with_name("contract.txt")
+#: What the example of docs/extending.md doesn't do.
+REFUSED = {"adapters", "sleep"}
+#: Variations of it that do something wrong, and the check that finds it.
+WRONG = """
+from quire_testdevice import TestDevice
+from kernels.reference import ReferenceKernels
+
+class Inexact(ReferenceKernels):
+    def paged_attention(self, args):
+        return super().paged_attention(args) * 1.01
+
+class InexactDevice(TestDevice):
+    name = "inexact"
+    def make_kernels(self):
+        return Inexact()
+
+class RaisingDevice(TestDevice):
+    name = "raising"
+    def make_runner(self, parts):
+        raise RuntimeError("the card is on fire")
+
+class OldDevice(TestDevice):
+    name = "old"
+    contract_version = 0
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the example is installed, with its wrong variations."""
+    names = {"inexact": "InexactDevice", "raising": "RaisingDevice", "old": "OldDevice"}
+    points = {name: f"quire_wrong:{device}" for name, device in names.items()}
+    points["testdevice"] = "quire_testdevice:TestDevice"
+    folder = install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": points})
+    (folder / "quire_wrong.py").write_text(WRONG)
+    return folder
+
+
+def conformance(device: str, package: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(package), str(ROOT)])
+    return subprocess.run(
+        [sys.executable, "-m", "engine.devices.conformance", device, "--json", *more],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.stdout, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.system
+def test_the_cpu_device_passes_every_check(package: Path) -> None:
+    done = conformance("cpu", package)
+    outcomes = rows(done)
+    assert len(outcomes) >= 60
+    assert [row for row in outcomes if row["status"] != "passed"] == []
+    assert done.returncode == 0
+
+
+@pytest.mark.system
+def test_the_example_package_passes_or_refuses(package: Path) -> None:
+    done = conformance("testdevice", package)
+    outcomes = rows(done)
+    assert [row for row in outcomes if row["status"] == "failed"] == []
+    assert {row["check"] for row in outcomes if row["status"] == "refused"} <= REFUSED
+    assert done.returncode == 0
+
+
+@pytest.mark.system
+def test_a_device_whose_attention_is_a_little_wrong_fails(package: Path) -> None:
+    done = conformance("inexact", package, "--only", "llama: log probabilities")
+    (row,) = rows(done)
+    assert (row["status"], done.returncode) == ("failed", 1)
+    assert "away from transformers'" in row["detail"]
+
+
+@pytest.mark.system
+def test_a_device_that_raises_fails_by_its_methods_name(package: Path) -> None:
+    done = conformance("raising", package, "--only", "stop tokens")
+    (row,) = rows(done)
+    assert (row["status"], done.returncode) == ("failed", 1)
+    assert "the card is on fire (in RaisingDevice.make_runner, quire_wrong.py)" in row["detail"]
+
+
+@pytest.mark.system
+def test_a_device_of_another_contract_is_refused_by_name(package: Path) -> None:
+    done = conformance("old", package)
+    assert done.returncode == 2
+    assert "old was written for version 0 of the device contract" in done.stderr
+
+
+def test_a_device_without_a_method_is_refused_by_the_methods_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unfinished(Device):
+        name = "unfinished"
+
+        @classmethod
+        def unavailable_reason(cls) -> str:
+            return ""
+
+    monkeypatch.setattr(registry, "device_class", lambda name: Unfinished)
+    with pytest.raises(ConfigError, match="lacks make_kernels, make_runner, num_blocks") as raised:
+        registry.make_device(EngineConfig(model="m", device="cpu"))
+    assert raised.value.param == "device"
+
+
+@cache
+def contract() -> str:
+    """The signatures that packages are written against."""
+    lines = [f"version {CONTRACT_VERSION}"]
+    for kind in (Device, Runner):
+        for name, value in sorted(vars(kind).items()):
+            function = value.__func__ if isinstance(value, classmethod) else value
+            if isinstance(value, property):
+                lines.append(f"{kind.__name__}.{name}: property")
+            elif inspect.isfunction(function) and not name.startswith("_"):
+                lines.append(f"{kind.__name__}.{name}{inspect.signature(function)}")
+    facts = sorted(name for name in Device.__annotations__ if not name.startswith("_"))
+    return "\n".join([*lines, f"facts: {', '.join(facts)}"]) + "\n"
+
+
+def test_the_contract_changes_with_its_version_alone() -> None:
+    assert contract() == GOLDEN.read_text(), (
+        "Packages were written against tests/engine/devices/contract.txt. For an addition with a "
+        "default write that file again; for a change of what is there, raise CONTRACT_VERSION too."
+    )
+
+
+def test_there_are_sixty_checks_and_names_are_unique() -> None:
+    names = [check.name for check in all_checks("cpu")]
+    assert len(names) == len(set(names)) >= 60
