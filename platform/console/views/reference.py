@@ -188,12 +188,13 @@ class Row:
 
 
 def rows_of(schema: dict[str, Any]) -> list[Row]:
-    """The fields of an object."""
+    """The fields of an object, required ones first."""
     required = set(schema.get("required", ()))
-    return [
+    rows = [
         Row(name, kind_of(spec), name in required, spec.get("description", ""), bounds_of(spec))
         for name, spec in schema.get("properties", {}).items()
     ]
+    return sorted(rows, key=lambda row: not row.required)
 
 
 def kind_of(schema: dict[str, Any]) -> list[Word]:

@@ -16,6 +16,24 @@ def test_an_address_opens_its_operation_and_shows_no_secret(open_page: Open) -> 
     expect(operation.locator("figure code")).to_contain_text('"model": "acme-private"')
 
 
+def test_examples_are_in_python_and_javascript_too(open_page: Open) -> None:
+    page = open_page("/reference/#post-v1-chat-completions")
+    operation = page.locator("#post-v1-chat-completions")
+    code = operation.locator("figure code")
+    expect(code).to_contain_text("curl ")
+    operation.get_by_role("button", name="Python").click()
+    source = code.inner_text()
+    compile(source, "example", "exec")
+    assert "/v1/chat/completions" in source
+    assert '"model": "acme-private"' in source
+    operation.get_by_role("button", name="JavaScript").click()
+    expect(code).to_contain_text("await fetch(")
+    operation.get_by_role("button", name="curl").click()
+    expect(code).to_contain_text("curl ")
+    first = page.locator("#post-v1-chat-completions .operation-text dl.fields").last
+    expect(first.locator("dt").first).to_contain_text("required")
+
+
 def test_operations_are_found_and_sent(open_page: Open) -> None:
     page = open_page("/reference/", None)
     page.get_by_label("Find an operation").fill("list models")

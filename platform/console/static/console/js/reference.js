@@ -1,6 +1,8 @@
 /** The reference: operations found by a word, opened by an address, and sent with the reader's key. */
 
 import { copyFrom } from "./lib/clipboard.js";
+import { el } from "./lib/dom.js";
+import { HTTP_SNIPPETS } from "./lib/http_snippets.js";
 import { ROOT } from "./lib/root.js";
 
 const MOST_CHARS = 200_000; // of an answer that's shown
@@ -34,6 +36,32 @@ find.addEventListener("input", () => {
   }
 });
 
+/* -- other languages than curl, made of the form that sends the operation -- */
+
+function addressOf(form) {
+  const { path } = form.closest("details").dataset;
+  return ROOT + path.slice(1).replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(form.elements[name].value));
+}
+
+function addLanguages(operation) {
+  const [figure, form] = [operation.querySelector("[data-example]"), operation.querySelector("form.try")];
+  const head = figure?.querySelector("figcaption > span");
+  if (!form || !head) return;
+  const code = figure.querySelector("code");
+  const curl = code.textContent;
+  const choices = ["curl", ...Object.keys(HTTP_SNIPPETS)].map((language) => {
+    const click = () => {
+      const body = form.querySelector("[data-body]")?.value;
+      const request = { method: operation.dataset.method.toUpperCase(), url: location.origin + addressOf(form), body };
+      code.textContent = HTTP_SNIPPETS[language]?.(request) ?? curl;
+      for (const each of choices) each.setAttribute("aria-pressed", String(each === choice));
+    };
+    const choice = el("button", { type: "button", "aria-pressed": String(language === "curl"), on: { click } }, language);
+    return choice;
+  });
+  head.replaceWith(el("span", { class: "choices", role: "group", "aria-label": "Language" }, ...choices));
+}
+
 /* -- copying and sending -- */
 
 document.addEventListener("click", (event) => {
@@ -48,6 +76,7 @@ document.addEventListener(
   (event) => {
     const form = event.target.querySelector?.("form.try");
     if (!form || !event.target.open) return;
+    if (form.hidden) addLanguages(event.target);
     form.hidden = false;
     keyField.hidden = false;
     form.prepend(keyField); // one field for all: it goes to the operation that was opened last
@@ -63,11 +92,11 @@ document.addEventListener("submit", async (event) => {
   event.preventDefault();
   running?.abort();
   running = new AbortController();
-  const { method, path } = form.closest("details").dataset;
+  const { method } = form.closest("details").dataset;
   const state = form.querySelector(".try-state");
   const log = form.querySelector(".log");
   const body = form.querySelector("[data-body]")?.value;
-  const address = ROOT + path.slice(1).replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(form.elements[name].value));
+  const address = addressOf(form);
   const headers = { Authorization: `Bearer ${keyField.querySelector("input").value.trim()}` };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   log.hidden = true;
