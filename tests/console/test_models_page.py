@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,18 @@ def test_the_log_goes_on_from_a_line(
         root.get(f"/console/api/replica-log?model={other.pk}&replica=quill-log").status_code == 404
     )
     client.close()
+
+
+def test_known_models_are_suggested_with_whether_they_fit(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catalog.suggestions.available_memory", lambda: 5 << 30)
+    page = login("root").get("/console/models/add/")
+    fits = {each.source: each.fits for each in page.context["suggestions"]}
+    assert fits["Qwen/Qwen3-0.6B"]
+    assert not fits["Qwen/Qwen3-8B"]
+    link = "?source=Qwen%2FQwen3-0.6B&amp;name=qwen3-0.6b"
+    assert link in page.content.decode()
+    filled = login("root").get(f"/console/models/add/{html.unescape(link)}").content.decode()
+    assert 'value="Qwen/Qwen3-0.6B"' in filled
+    assert 'value="qwen3-0.6b"' in filled

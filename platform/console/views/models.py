@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
@@ -22,6 +23,7 @@ from catalog import actions, model_details
 from catalog.checkpoint import read_checkpoint
 from catalog.hub import get_download_info
 from catalog.models import DesiredState, Replica, ServedModel
+from catalog.suggestions import SUGGESTIONS
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
@@ -315,7 +317,10 @@ def _form(request: UserRequest, model: ServedModel | None) -> HttpResponse:
     except QuireError as error:
         return show_list(request, error)
     if request.method != "POST":
-        return _show_form(request, model, ServedModelForm.of(model))
+        form = ServedModelForm.of(model)
+        if model is None:  # a suggestion's link
+            form.values |= {name: request.GET.get(name, "") for name in ("source", "name")}
+        return _show_form(request, model, form)
     form = ServedModelForm.from_post(request.POST, model)
     if "look" in request.POST or form.has_errors:
         return _show_form(request, model, form, status=400 if form.has_errors else 200)
@@ -338,7 +343,13 @@ def _show_form(
     form: ServedModelForm,
     status: int = 200,
 ) -> HttpResponse:
-    context: dict[str, Any] = {"model": model, "form": form, **_source_context(request, form)}
+    context: dict[str, Any] = {
+        "model": model,
+        "form": form,
+        "suggestions": SUGGESTIONS if model is None else (),
+        "host": socket.gethostname(),
+        **_source_context(request, form),
+    }
     return render(request, "console/model_form.html", context, status=status)
 
 
