@@ -153,6 +153,7 @@ def _schedule(sender: Celery, **_: object) -> None:
         "webhooks": {"task": "metering.deliveries", "schedule": 60.0, "options": {"expires": 60.0}},
         "sums": {"task": "metering.check_sums", "schedule": crontab(hour="1", minute="10")},
         "history": {"task": "history.write", "schedule": 10.0, "options": {"expires": 10.0}},
+        "rules": {"task": "history.alerts", "schedule": 60.0, "options": {"expires": 60.0}},
         "forget": {"task": "history.forget", "schedule": 300.0, "options": {"expires": 300.0}},
         "sign-on": {"task": "console.sign_on", "schedule": 60.0, "options": {"expires": 60.0}},
         "retention": {

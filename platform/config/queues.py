@@ -16,6 +16,7 @@ ROUTES = {
     "inference.run": {"queue": "jobs"},
     "adapters.check": {"queue": "jobs"},
     "history.write": {"queue": "periodic"},
+    "history.alerts": {"queue": "maintenance"},
     "inference.sweep": {"queue": "periodic"},
     "adapters.sweep": {"queue": "periodic"},
     "adapters.pins": {"queue": "periodic"},

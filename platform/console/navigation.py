@@ -121,6 +121,22 @@ NAVIGATION: dict[str, tuple[NavPage, ...]] = {
     ),
     "Manage": (
         _page("members", "console/members/", "Members", "people", "members.members"),
+        _page(
+            "alerts",
+            "console/alerts/",
+            "Alerts",
+            "warning",
+            "alerts.alerts",
+            who=Audience.OPERATORS,
+        ),
+        _page(
+            "people",
+            "console/people/",
+            "People",
+            "user",
+            "people.people",
+            who=Audience.OPERATORS,
+        ),
         _page("tenants", "console/tenants/", "Tenants", "house", "tenants.tenants"),
         _page("prices", "console/prices/", "Prices", "tag", "billing.prices", who=Audience.ADMINS),
         _page(

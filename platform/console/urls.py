@@ -7,6 +7,7 @@ from console.navigation import routes
 from console.static_bundles import joined_sheet
 from console.views import (
     adapters,
+    alerts,
     batches,
     billing,
     find,
@@ -45,6 +46,7 @@ urlpatterns = [
         name="adapter-version",
     ),
     path("console/api/adapters", adapters.adapter_status_json, name="console-adapters"),
+    path("console/alerts/<int:pk>/silence/", alerts.silence, name="silence-alert"),
     path("console/budgets/set/", billing.set_budget, name="set-budget"),
     path("console/budgets/<int:pk>/delete/", billing.delete_budget, name="delete-budget"),
     path("console/prices/set/", billing.set_price, name="set-price"),

@@ -1,6 +1,7 @@
 """Time series of traffic and of KV pools, for the charts of the overview."""
 
 from django.db import models
+from django.utils import timezone
 
 from tenants.models import Tenant
 
@@ -65,3 +66,31 @@ class TrafficSample(models.Model):
             )
         ]
         indexes = [models.Index(fields=["width", "tenant", "start"], name="traffic_of_tenant")]
+
+
+class Alert(models.Model):
+    """Something that operators should know of, from when it began until it was over.
+
+    At most one of a rule and subject is open. While `silenced_until` lies ahead no mail is sent.
+    """
+
+    rule = models.CharField(max_length=40)
+    subject = models.CharField(max_length=255, help_text="What it is about, such as a replica.")
+    text = models.TextField()
+    started_at = models.DateTimeField(default=timezone.now)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    mailed_at = models.DateTimeField(null=True, blank=True)
+    silenced_until = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-started_at", "-pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["rule", "subject"],
+                condition=models.Q(finished_at=None),
+                name="one_open_alert",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.subject}"

@@ -7,6 +7,7 @@ import logging
 from celery import shared_task
 
 from common.messaging import broadcast_sync
+from history.alerts import check_rules, forget_old_alerts
 from history.buckets import MIN_WIDTH_S
 from history.write import delete_expired, write_history
 from metering.redis_scripts import sync_client
@@ -28,5 +29,12 @@ def write() -> None:
 @shared_task(name="history.forget")
 def forget() -> None:
     """Remove what is kept no longer."""
-    if removed := delete_expired():
-        logger.debug("removed %d old samples", removed)
+    if removed := delete_expired() + forget_old_alerts():
+        logger.debug("removed %d old samples and alerts", removed)
+
+
+@shared_task(name="history.alerts")
+def alerts() -> None:
+    """Look at the rules of alerts, and mail operators what is new."""
+    if num_open := check_rules():
+        logger.info("%d alerts are open", num_open)

@@ -13,6 +13,7 @@ from django.utils import timezone
 from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from catalog.models import Replica, ServedModel
 from common.files import new_id
+from history.models import Alert
 from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
 from storage.models import Batch, SavedConversation, StoredFile
 from tenants import actions
@@ -32,12 +33,14 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/": LOOK,
         "console/adapters/": LOOK,
         "console/adapters/<pk>/": LOOK,
+        "console/alerts/": OPERATE,
         "console/api/adapters": LOOK,
         "console/api/batches": LOOK,
         "console/api/conversations": LOOK,
         "console/api/conversations/<public_id>": HIS,
         "console/api/fairness": LOOK,
         "console/api/find": EVERYBODY,
+        "console/people/": OPERATE,
         "console/api/history": LOOK,
         "console/api/model": MEMBERS,
         "console/api/model-states": EVERYBODY,
@@ -69,6 +72,7 @@ ROUTES: dict[str, dict[str, str]] = {
     },
     "POST": {
         "console/adapters/<pk>/alias/delete/": RUN,
+        "console/alerts/<pk>/silence/": OPERATE,
         "console/adapters/<pk>/delete/": RUN,
         "console/adapters/<pk>/offline/": RUN,
         "console/adapters/<pk>/pin/": OPERATE,
@@ -209,6 +213,7 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         "console/api/conversations/": conversation.public_id,
         "console/requests/": entry.request_id,
         "console/keys/": key.pk,
+        "console/alerts/": Alert.objects.create(rule="disk", subject="/", text="Full.").pk,
         "console/webhook/": delivery.pk,
         "console/models/": quill.pk,
         "console/tenants/": "acme",

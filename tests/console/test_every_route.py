@@ -31,6 +31,8 @@ REVIEWED = {
     "openapi.json": "the same for machines",
     "styles/<name>-<digest>.css": "how pages look",
     "health": "well or not, and no more to strangers",
+    "live": "whether the process answers",
+    "ready": "whether it may be sent requests",
     "ping": "whether the process answers",
     "version": "which Quire",
     "admin/login/": "leads to the login",

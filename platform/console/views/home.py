@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,10 +12,13 @@ from heapq import nlargest
 from typing import Any
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.urls import reverse
 
-from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.models import DesiredState, ServedModel
 from console.views.base import end_of, start_of
+from engine.system.host import available_memory, num_usable_cpus
+from history.alerts import ERROR_SHARE, MIN_REQUESTS, access_alerts
 from metering.access import UsageQuery, UsageTotals, report
 from metering.budgets import access_budgets, states_of
 from metering.models import RequestEntry
@@ -25,8 +31,6 @@ from tenants.models import Tenant, User
 MAX_REQUESTS = 1000
 RECENT = timedelta(hours=1)
 MAX_SLOWEST = 5
-#: Share of recent requests with status 5xx that is a problem, of at least so many requests.
-ERROR_SHARE, MIN_REQUESTS = 0.05, 20
 MAX_BUDGETS = 200
 #: Spent percentage of a budget that Home warns of.
 BUDGET_WARNING_PERCENT = 90.0
@@ -50,6 +54,19 @@ class Step:
     is_done: bool
 
 
+@dataclass(frozen=True)
+class Host:
+    """A machine. Sizes are bytes; `load`: processes that want a core, over the last minute."""
+
+    name: str
+    cores: int
+    load: float
+    free_memory: int
+    total_memory: int
+    free_disk: int
+    total_disk: int
+
+
 def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     """Template context of what Home says about a tenant; None: the installation."""
     recent = list(
@@ -61,25 +78,21 @@ def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     steps = list(_first_steps(user, tenant))
     return {
         "problems": [
-            *(_replica_problems() if to_actor(user).is_operator else ()),
-            *_error_problems(recent),
+            *(_open_alerts(user) if to_actor(user).is_operator else _error_problems(recent)),
             *(_budget_problems(user, tenant) if tenant else ()),
         ],
         "steps": steps if not all(step.is_done for step in steps) else [],
         "today": _usage_today(tenant),
+        "host": _host() if tenant is None else None,
         "slowest": nlargest(MAX_SLOWEST, served, key=lambda entry: entry.duration_ms),
         "requests_query": urlencode({"tenant": tenant.slug} if tenant else {"all": "yes"}),
     }
 
 
-def _replica_problems() -> Iterator[Problem]:
-    """Replicas of loaded models that failed."""
-    failed = Replica.objects.filter(
-        state=ReplicaState.FAILED, served_model__desired_state=DesiredState.LOADED
-    )
-    for row in failed.select_related("served_model"):
-        text = f"{row.served_model.name}: the replica {row.replica_id} failed"
-        yield Problem(text, reverse("model", args=[row.served_model_id]), row.changed_at)
+def _open_alerts(user: User) -> Iterator[Problem]:
+    """What is wrong with the installation."""
+    for alert in access_alerts(user).filter(finished_at=None):
+        yield Problem(alert.text, reverse("alerts"), alert.started_at)
 
 
 def _error_problems(recent: list[RequestEntry]) -> Iterator[Problem]:
@@ -113,6 +126,20 @@ def _first_steps(user: User, tenant: Tenant | None) -> Iterator[Step]:
         yield Step("Create an API key", reverse("keys"), has_key)
         has_members = len(access_members(user, tenant)[:2]) > 1
         yield Step("Invite the first member", reverse("members"), has_members)
+
+
+def _host() -> Host:
+    """The machine of this gateway."""
+    disk = shutil.disk_usage(settings.DATA_DIR)
+    return Host(
+        name=socket.gethostname(),
+        cores=num_usable_cpus(len(os.sched_getaffinity(0))),
+        load=os.getloadavg()[0],
+        free_memory=available_memory(),
+        total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        free_disk=disk.free,
+        total_disk=disk.total,
+    )
 
 
 def _usage_today(tenant: Tenant | None) -> UsageTotals:

@@ -49,6 +49,7 @@ def test_a_model_a_person_and_a_page_are_found_by_the_keyboard_alone(open_page: 
         ("lea", "lea", r"/console/members/\?tenant=acme$"),
         ("Audit", "Audit log", r"/console/audit/$"),
     ):
+        page.wait_for_load_state()
         page.keyboard.press("Control+k")
         search = page.get_by_role("combobox", name="Search")
         expect(search).to_be_focused()

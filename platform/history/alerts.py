@@ -1,0 +1,224 @@
+"""Alerts for operators: rules that are looked at each minute, mail when something begins.
+
+Budgets have alerts of their own, for their tenants: `metering.alerts`.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from smtplib import SMTPException
+from statistics import quantiles
+
+from django.conf import settings
+from django.core.mail import send_mail
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from catalog.models import DesiredState, Replica, ReplicaState
+from history.models import Alert, PoolSample
+from metering.models import RequestEntry
+from metering.retention import remove_rows
+from tenants.actors import Actor, require_operator, to_actor
+from tenants.audit import log_action
+from tenants.models import ApiKey, User
+
+logger = logging.getLogger(__name__)
+
+#: Age of the requests and samples that rules look at.
+RECENT = timedelta(minutes=10)
+MAX_REQUESTS = 1000
+#: Requests from which a share or a percentile says something.
+MIN_REQUESTS = 20
+#: Share of requests that failed.
+ERROR_SHARE = 0.05
+#: The 95th percentile of the time to first token: both this much, and this many times yesterday's.
+SLOW_TTFT_MS, SLOW_FACTOR = 2000.0, 3.0
+#: Mean number of waiting requests, and how many times as many as run.
+MIN_WAITING, WAITING_FACTOR = 10.0, 2.0
+#: Free share of the data dir's disk.
+MIN_FREE_SHARE = 0.05
+#: Keys that were used lately and expire this soon.
+KEY_EXPIRES_WITHIN = timedelta(days=7)
+RETENTION = timedelta(days=90)
+
+#: Subject and text of a problem.
+Finding = tuple[str, str]
+
+
+def failed_replicas() -> Iterator[Finding]:
+    """Replicas of loaded models that failed, such as one that ends again and again."""
+    failed = Replica.objects.filter(
+        state=ReplicaState.FAILED, served_model__desired_state=DesiredState.LOADED
+    )
+    for row in failed.select_related("served_model"):
+        reason = " ".join((row.detail or row.last_exit).split())[:300]
+        yield row.replica_id, f"{row.served_model.name} has a failed replica: {reason}"
+
+
+def error_rate() -> Iterator[Finding]:
+    """Models of which many requests fail."""
+    for model, entries in _recent_requests().items():
+        failed = sum(entry.status >= 500 for entry in entries)
+        if len(entries) >= MIN_REQUESTS and failed >= ERROR_SHARE * len(entries):
+            share = 100 * failed / len(entries)
+            yield model, f"{share:.0f} % of the last {len(entries)} requests to {model} failed."
+
+
+def slow_first_tokens() -> Iterator[Finding]:
+    """Models whose first tokens come much later than a day ago."""
+    now = timezone.now()
+    previous_day_requests = RequestEntry.objects.filter(
+        started_at__gte=now - timedelta(days=1), started_at__lt=now - RECENT
+    )
+    for model, entries in _recent_requests().items():
+        current = _p95_ttft([entry.ttft_ms for entry in entries])
+        if current is None or current < SLOW_TTFT_MS:
+            continue
+        earlier = previous_day_requests.filter(model=model).order_by("-started_at")
+        usual = _p95_ttft(list(earlier.values_list("ttft_ms", flat=True)[:MAX_REQUESTS]))
+        if usual is not None and current >= SLOW_FACTOR * usual:
+            yield (
+                model,
+                f"{model}: 95 % of first tokens come within {current / 1000:.1f} s, "
+                f"{usual / 1000:.1f} s the day before.",
+            )
+
+
+def long_queues() -> Iterator[Finding]:
+    """Models at which many more requests wait than run."""
+    since = (timezone.now() - RECENT).timestamp()
+    rows = PoolSample.objects.filter(width=60, start__gte=since)
+    pools: dict[str, list[PoolSample]] = {}
+    for row in rows:
+        pools.setdefault(row.model, []).append(row)
+    for model, samples in pools.items():
+        waiting = sum(sample.waiting for sample in samples) / len(samples)
+        running = sum(sample.running for sample in samples) / len(samples)
+        if waiting >= MIN_WAITING and waiting >= WAITING_FACTOR * running:
+            text = f"{waiting:.0f} requests wait at {model} while {running:.0f} run."
+            yield model, f"{text} More replicas would shorten the queue."
+
+
+def full_disk() -> Iterator[Finding]:
+    """The data dir's disk, when little of it is free."""
+    usage = shutil.disk_usage(settings.DATA_DIR)
+    if usage.free < MIN_FREE_SHARE * usage.total:
+        free = f"{usage.free >> 20} MB ({100 * usage.free / usage.total:.1f} %)"
+        yield str(settings.DATA_DIR), f"The disk of {settings.DATA_DIR} has {free} free."
+
+
+def expiring_keys() -> Iterator[Finding]:
+    """API keys in use that expire soon."""
+    now = timezone.now()
+    keys = ApiKey.objects.filter(
+        revoked_at=None,
+        expires_at__gt=now,
+        expires_at__lt=now + KEY_EXPIRES_WITHIN,
+        last_used_at__gt=now - KEY_EXPIRES_WITHIN,
+    )
+    for key in keys.select_related("tenant"):
+        text = f"The API key {key} of {key.tenant.name} expires at {key.expires_at:%Y-%m-%d %H:%M}"
+        yield key.public_id, f"{text} UTC and is in use."
+
+
+RULES: dict[str, Callable[[], Iterator[Finding]]] = {
+    "replica failed": failed_replicas,
+    "errors": error_rate,
+    "slow": slow_first_tokens,
+    "queue": long_queues,
+    "disk": full_disk,
+    "key expires": expiring_keys,
+}
+
+
+def check_rules() -> int:
+    """Open alerts for new problems, end those that are over, mail operators; how many are open."""
+    problems = {
+        (rule, subject[:255]): text for rule, find in RULES.items() for subject, text in find()
+    }
+    with transaction.atomic():
+        alerts = {(alert.rule, alert.subject): alert for alert in open_alerts()}
+        for key, alert in alerts.items():
+            if key not in problems:
+                alert.finished_at = timezone.now()
+                alert.save(update_fields=["finished_at"])
+        for (rule, subject), text in problems.items():
+            if (rule, subject) not in alerts:
+                Alert.objects.create(rule=rule, subject=subject, text=text)
+    _mail_operators()
+    return len(problems)
+
+
+def open_alerts() -> QuerySet[Alert]:
+    """Alerts whose problem lasts."""
+    return Alert.objects.filter(finished_at=None)
+
+
+def access_alerts(user: Actor | User) -> QuerySet[Alert]:
+    """All alerts, newest first. Raises `PermissionDenied` for all but operators."""
+    require_operator(to_actor(user))
+    return Alert.objects.all()
+
+
+@transaction.atomic
+def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
+    """Send no mail about the alert's rule and subject for some hours. Raises `PermissionDenied`."""
+    require_operator(to_actor(actor))
+    alert.silenced_until = timezone.now() + timedelta(hours=hours)
+    alert.save(update_fields=["silenced_until"])
+    log_action(actor=to_actor(actor), action="alert.silence", target=alert, hours=hours)
+
+
+def forget_old_alerts() -> int:
+    """Remove alerts that ended long ago; returns how many."""
+    return remove_rows(Alert.objects.filter(finished_at__lt=timezone.now() - RETENTION))
+
+
+def _mail_operators() -> None:
+    """Mail each open alert once, in one message; one that can't be sent is tried again."""
+    now = timezone.now()
+    silenced = set(
+        Alert.objects.filter(silenced_until__gt=now).values_list("rule", "subject").distinct()
+    )
+    pending = [
+        alert
+        for alert in open_alerts().filter(mailed_at=None)
+        if (alert.rule, alert.subject) not in silenced
+    ]
+    operators = User.objects.filter(is_superuser=True, is_active=True).exclude(email="")
+    addresses = list(operators.values_list("email", flat=True))
+    if not pending or not addresses or not settings.QUIRE.smtp_url:
+        return
+    subject = pending[0].text.splitlines()[0][:120]
+    if len(pending) > 1:
+        subject = f"{len(pending)} alerts, the first: {subject}"
+    text = "\n".join(f"{alert.started_at:%H:%M} UTC  {alert.text}" for alert in pending)
+    try:
+        for address in addresses:  # nobody learns the others' addresses
+            send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
+    except (SMTPException, OSError) as error:
+        logger.warning("alerts were not mailed: %s", error)
+        return
+    Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=now)
+
+
+def _recent_requests() -> dict[str, list[RequestEntry]]:
+    """The newest requests by model."""
+    rows = RequestEntry.objects.filter(started_at__gte=timezone.now() - RECENT).exclude(model="")
+    newest = rows.order_by("-started_at").defer("detail")[:MAX_REQUESTS]
+    by_model: dict[str, list[RequestEntry]] = {}
+    for entry in newest:
+        by_model.setdefault(entry.model, []).append(entry)
+    return by_model
+
+
+def _p95_ttft(values: list[float | None]) -> float | None:
+    """95th percentile in milliseconds; None of too few."""
+    measured = [value for value in values if value is not None]
+    if len(measured) < MIN_REQUESTS:
+        return None
+    return quantiles(measured, n=20, method="inclusive")[-1]

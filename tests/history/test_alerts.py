@@ -1,0 +1,127 @@
+"""Alerts: when they open and end, who is told, and silence."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core import mail
+from django.utils import timezone
+
+from catalog.models import Replica, ServedModel
+from history import alerts
+from history.models import Alert, PoolSample
+from metering.models import RequestEntry
+from tenants import actions
+from tenants.actors import SYSTEM_ACTOR
+from tenants.models import ApiKey, AuditEntry, Tenant, User
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    return actions.create_tenant(actor=SYSTEM_ACTOR, name="Acme")
+
+
+@pytest.fixture
+def operator(settings: Any) -> User:
+    settings.QUIRE = settings.QUIRE.model_copy(update={"smtp_url": "smtp://mail"})
+    return User.objects.create_superuser("root", "root@example.org")
+
+
+def requests(tenant: Tenant, count: int, **fields: Any) -> None:
+    values = {"endpoint": "chat", "model": "quill", "status": 200, "duration_ms": 5.0}
+    values["started_at"] = timezone.now() - timedelta(minutes=1)
+    number = RequestEntry.objects.count()
+    RequestEntry.objects.bulk_create(
+        RequestEntry(request_id=f"r{number + n}", tenant=tenant, **{**values, **fields})
+        for n in range(count)
+    )
+
+
+def open_rules() -> set[tuple[str, str]]:
+    alerts.check_rules()
+    return set(alerts.open_alerts().values_list("rule", "subject"))
+
+
+def test_a_failed_replica_opens_an_alert_that_ends_with_it(operator: User) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(
+        served_model=model, replica_id="r1", state="failed", detail="out of memory"
+    )
+    assert open_rules() == {("replica failed", "r1")}
+    assert open_rules() == {("replica failed", "r1")}
+    (message,) = mail.outbox  # once, not each minute
+    assert message.to == ["root@example.org"]
+    assert "quill has a failed replica: out of memory" in message.body
+    replica.state = "ready"
+    replica.save()
+    assert open_rules() == set()
+    assert Alert.objects.get().finished_at is not None
+
+
+def test_many_failed_requests_open_an_alert_and_few_do_not(acme: Tenant) -> None:
+    requests(acme, 19, status=500)
+    assert open_rules() == set()
+    requests(acme, 1)
+    assert open_rules() == {("errors", "quill")}
+    requests(acme, 400)
+    assert open_rules() == set()
+
+
+def test_slow_first_tokens_are_measured_by_the_day_before(acme: Tenant) -> None:
+    earlier = timezone.now() - timedelta(hours=3)
+    requests(acme, 30, ttft_ms=500.0, started_at=earlier)
+    requests(acme, 30, ttft_ms=1900.0)
+    assert open_rules() == set()
+    requests(acme, 30, ttft_ms=4000.0)
+    assert open_rules() == {("slow", "quill")}
+    RequestEntry.objects.filter(started_at=earlier).update(ttft_ms=3000.0)
+    assert open_rules() == set()
+
+
+def test_a_queue_that_is_longer_than_what_runs_opens_an_alert() -> None:
+    start = int(timezone.now().timestamp()) // 60 * 60
+    sample = PoolSample.objects.create(width=60, start=start, model="quill", running=8, waiting=15)
+    assert open_rules() == set()
+    sample.waiting = 16
+    sample.save()
+    assert open_rules() == {("queue", "quill")}
+
+
+def test_a_key_in_use_that_expires_soon_opens_an_alert(acme: Tenant) -> None:
+    key = actions.create_key(actor=SYSTEM_ACTOR, tenant=acme, name="website").key
+    soon, now = timezone.now() + timedelta(days=3), timezone.now()
+    ApiKey.objects.filter(pk=key.pk).update(expires_at=soon)
+    assert open_rules() == set()  # nobody uses it
+    ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
+    assert open_rules() == {("key expires", key.public_id)}
+
+
+def test_a_full_disk_opens_an_alert(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    usage = type("Usage", (), {"total": 1000, "free": 49, "used": 951})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert open_rules() == {("disk", str(settings.DATA_DIR))}
+
+
+def test_a_silenced_alert_is_not_mailed_when_it_comes_again(operator: User) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(served_model=model, replica_id="r1", state="failed")
+    alerts.check_rules()
+    alerts.silence_alert(actor=operator, alert=Alert.objects.get(), hours=1)
+    assert AuditEntry.objects.filter(action="alert.silence").exists()
+    for state in ("ready", "failed"):
+        Replica.objects.filter(pk=replica.pk).update(state=state)
+        alerts.check_rules()
+    assert Alert.objects.count() == 2
+    assert len(mail.outbox) == 1
+
+
+def test_old_alerts_are_forgotten() -> None:
+    long_ago = timezone.now() - timedelta(days=91)
+    Alert.objects.create(rule="disk", subject="x", text="Full.", finished_at=long_ago)
+    Alert.objects.create(rule="disk", subject="x", text="Full.", started_at=long_ago)
+    assert alerts.forget_old_alerts() == 1
+    assert Alert.objects.get().finished_at is None
