@@ -420,3 +420,25 @@ class WebhookDelivery(models.Model):
         if self.delivered_at is not None:
             return "delivered"
         return "failed" if self.next_try_at is None else "waiting"
+
+
+class RequestFeedback(models.Model):
+    """What a reader says of a request's answer. At most one of a reader and request."""
+
+    tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="+")
+    request_id = models.CharField(max_length=200)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    is_good = models.BooleanField()
+    comment = models.CharField(max_length=2000, blank=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["-changed_at", "-pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "request_id", "user"], name="one_feedback_a_reader"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.request_id}: {'good' if self.is_good else 'bad'}"

@@ -13,6 +13,7 @@ from metering.models import (
     Budget,
     RequestContent,
     RequestEntry,
+    RequestFeedback,
     UsageDay,
     UsageEntry,
     UsageHour,
@@ -45,6 +46,7 @@ def remove_old_requests() -> int:
     cutoff = timezone.now() - timedelta(days=REQUEST_RETENTION_DAYS)
     removed = remove_rows(RequestEntry.objects.filter(started_at__lt=cutoff))
     removed += remove_rows(RequestContent.objects.filter(at__lt=cutoff))
+    removed += remove_rows(RequestFeedback.objects.filter(changed_at__lt=cutoff))
     for tenant in Tenant.objects.filter(keep_content_days__lt=REQUEST_RETENTION_DAYS):
         sooner = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
         removed += remove_rows(RequestContent.objects.filter(tenant=tenant, at__lt=sooner))
@@ -72,6 +74,7 @@ def register_all() -> None:
     register_data_kind(_bulk_kind("usage-days", UsageDay))
     register_data_kind(_bulk_kind("requests", RequestEntry))
     register_data_kind(_bulk_kind("request-contents", RequestContent))
+    register_data_kind(simple_kind("feedback", RequestFeedback))
     register_data_kind(simple_kind("budgets", Budget))
     register_data_kind(simple_kind("webhook-deliveries", WebhookDelivery))
     register_data_kind(simple_kind("webhook", Webhook, secret=("secret",)))

@@ -34,6 +34,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/adapters/": LOOK,
         "console/adapters/<pk>/": LOOK,
         "console/alerts/": OPERATE,
+        "console/feedback/export/": RUN,
         "console/api/adapters": LOOK,
         "console/api/batches": LOOK,
         "console/api/conversations": LOOK,
@@ -73,6 +74,7 @@ ROUTES: dict[str, dict[str, str]] = {
     "POST": {
         "console/adapters/<pk>/alias/delete/": RUN,
         "console/alerts/<pk>/silence/": OPERATE,
+        "console/api/feedback/<name>": LOOK,
         "console/adapters/<pk>/delete/": RUN,
         "console/adapters/<pk>/offline/": RUN,
         "console/adapters/<pk>/pin/": OPERATE,
@@ -212,6 +214,7 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         "console/files/": file.public_id,
         "console/api/conversations/": conversation.public_id,
         "console/requests/": entry.request_id,
+        "console/api/feedback/": entry.request_id,
         "console/keys/": key.pk,
         "console/alerts/": Alert.objects.create(rule="disk", subject="/", text="Full.").pk,
         "console/webhook/": delivery.pk,

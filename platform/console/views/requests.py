@@ -23,6 +23,7 @@ from console.views.base import current_tenant, end_of, post_action, start_of, te
 from console.views.request_summary import summarize
 from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
+from metering.feedback import feedback_of
 from metering.models import RequestEntry
 from metering.request_log import (
     access_request_entry,
@@ -168,7 +169,8 @@ def show(
             tenant = tenant or current_tenant(request)
             if tenant is not None:
                 rows = access_requests(user, tenant)
-                context["owns"] = access_role(user, tenant) == Role.OWNER
+                role = access_role(user, tenant)
+                context |= {"owns": role == Role.OWNER, "manages": role.rank >= Role.ADMIN.rank}
                 outcome = pop_one_time(request) if request.method == "GET" else {}
                 context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
     except QuireError as refusal:
@@ -293,6 +295,7 @@ def request_detail(request: UserRequest, name: str) -> HttpResponse:
     context = {
         "entry": entry,
         "story": story,
+        "feedback": feedback_of(user, entry),
         "currency": settings.QUIRE.currency.upper(),
         "events": timeline_events(entry, story),
         "picture": timeline_chart(entry, story),

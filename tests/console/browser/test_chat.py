@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
@@ -229,11 +229,37 @@ def test_the_next_user_of_the_tab_does_not_find_the_conversation(
     expect(PlaygroundPage(page).ready().answers).to_have_count(0)
 
 
-def test_a_starter_fills_the_field_and_waits(playground: PlaygroundPage) -> None:
+def test_an_answer_leads_to_its_request_and_takes_feedback(playground: PlaygroundPage) -> None:
+    page, sent = playground.page, []
+
+    def keep(route: Route) -> None:
+        sent.append((route.request.url, route.request.post_data_json))
+        route.fulfill(json={"good": True, "comment": ""})
+
+    page.route("**/console/api/feedback/*", keep)
+    answer = playground.answer_to("Hello")
+    link = answer.get_by_role("link", name="request")
+    request_id = str(link.get_attribute("href")).rstrip("/").rpartition("/")[2]
+    answer.get_by_role("button", name="Bad answer").click()
+    answer.get_by_label("What was wrong").fill("Too short.")
+    answer.get_by_label("What was wrong").press("Enter")
+    expect(answer.get_by_label("What was wrong")).to_be_hidden()
+    expect(answer.get_by_role("button", name="Bad answer")).to_have_attribute(
+        "aria-pressed", "true"
+    )
+    assert [body for _, body in sent] == [
+        {"good": False, "comment": ""},
+        {"good": False, "comment": "Too short."},
+    ]
+    assert all(url.endswith(f"/{request_id}") for url, _ in sent)
+    page.unroute("**/console/api/feedback/*")
+
+
+def test_a_starter_is_sent(playground: PlaygroundPage) -> None:
     playground.page.get_by_role("button", name="What is 17 + 25?").click()
-    expect(playground.prompt).to_have_value("What is 17 + 25?")
-    expect(playground.prompt).to_be_focused()
-    expect(playground.answers).to_have_count(0)
+    playground.finished(playground.answers.first)
+    expect(playground.questions.first.locator(".question-text")).to_have_text("What is 17 + 25?")
+    expect(playground.prompt).to_have_value("")
 
 
 #: Whether a text is JSON.

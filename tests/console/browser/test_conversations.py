@@ -48,6 +48,11 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
     history.get_by_label("Title").press("Enter")
     expect(history.get_by_role("button", name="A heron's question", exact=True)).to_be_visible()
     assert page.title() == "A heron's question · Quire"
+    with page.expect_download() as download:
+        history.get_by_role("button", name="Export A heron's question as Markdown").click()
+    assert download.value.suggested_filename == "A-heron-s-question.md"
+    text = download.value.path().read_text(encoding="utf-8")
+    assert text.startswith("# A heron's question\n\n## You\n\nWhere is Lisbon, my heron?")
     history.get_by_role("button", name="Delete A heron's question").click()
     history.get_by_role("button", name="Delete it for good").click()
     expect(page.locator("#thread")).to_be_empty()

@@ -112,6 +112,23 @@ def test_reset_all_empties_the_system_prompt_tools_and_schema_too(
     expect(page.get_by_label("Show token probabilities")).not_to_be_checked()
 
 
+def test_settings_in_force_stand_above_the_message_and_go_by_a_click(
+    playground: PlaygroundPage,
+) -> None:
+    page = playground.page
+    chips = page.get_by_role("group", name="Settings in force").get_by_role("button")
+    expect(chips).to_have_count(0)
+    fill(playground, "temperature", "0.4")
+    page.locator("#system").fill("Answer in verse.")
+    expect(chips).to_have_count(2)
+    page.get_by_role("button", name="temperature 0.4 ×").click()
+    expect(page.locator("#s-temperature")).to_have_value("")
+    page.get_by_role("button", name="System prompt ×").click()
+    expect(page.locator("#system")).to_have_value("")
+    expect(chips).to_have_count(0)
+    assert set(playground.requested()["sampling"]) == {"seed"}
+
+
 def test_an_error_about_a_setting_leads_to_it(playground: PlaygroundPage) -> None:
     error = {
         "message": "The context is 4096 tokens.",

@@ -3,10 +3,12 @@
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
 import { count, duration, plural, rate } from "../lib/format.js";
+import { ROOT } from "../lib/root.js";
 import { MarkdownStream, renderMarkdown } from "../markdown/stream.js";
 import { branches } from "./branches.js";
 import { CallsView } from "./calls.js";
 import { errorNotice } from "./errors.js";
+import { FeedbackView } from "./feedback.js";
 import { TokensView } from "./tokens.js";
 import { ThinkingView } from "./thinking.js";
 
@@ -40,7 +42,8 @@ export class AnswerView {
     this.tokens = new TokensView(turn, this.prose);
     const again = tool("again", "Answer again", () => actions.again());
     again.classList.add("only-last", "asks");
-    this.tools = el("div", { class: "turn-tools" }, this.tokens.button, this.copy, again);
+    this.feedback = new FeedbackView(turn);
+    this.tools = el("div", { class: "turn-tools" }, this.feedback.element, this.tokens.button, this.copy, again);
     this.who = el("h2", { class: "turn-who" }, turn.model ?? "Answer");
     this.element = el(
       "article",
@@ -126,6 +129,7 @@ export class AnswerView {
     this.element.dataset.state = waiting ? "waiting" : (turn.state ?? "done");
     this.element.setAttribute("aria-busy", String(streaming));
     this.copy.hidden = turn.text === ""; // an error alone is nothing to take along
+    this.feedback.show();
     this.tokens.button.hidden = streaming || !turn.logprobs?.length;
     this.figures.replaceChildren(...figures(turn));
     this.branches.replaceChildren(...branches(turn, this.actions));
@@ -157,7 +161,7 @@ function figures(turn) {
   return parts;
 }
 
-function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed, seed }) {
+function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed, seed, request }) {
   const part = (name, text, title) => el("span", { class: name, title }, text);
   const parts = [];
   if (usage) parts.push(part("tokens", plural(usage.completion_tokens, "token"), "Output tokens"));
@@ -166,6 +170,10 @@ function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed, seed }) {
     parts.push(part("ttft", `first after ${duration(ttft)}`, "Time to first token"));
   }
   if (usage) parts.push(part("prompt", promptText(usage), "Prompt tokens, and those found in the cache"));
+  if (request) {
+    const title = "How this answer came about: queue, prompt, output, cost";
+    parts.push(el("a", { class: "request", href: `${ROOT}console/requests/${encodeURIComponent(request)}/`, title }, "request"));
+  }
   if (seed !== undefined) parts.push(part("seed", `seed ${seed}`, "With this seed the same question gets the same answer"));
   return parts;
 }

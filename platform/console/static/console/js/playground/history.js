@@ -4,6 +4,7 @@ import { copy } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
 import { moment } from "../lib/format.js";
 import { ROOT } from "../lib/root.js";
+import { saveFile, toMarkdown } from "./export.js";
 import { send } from "./server.js";
 
 const SEARCH_AFTER = 250;
@@ -92,12 +93,22 @@ export class History {
     const shared = el("span", { class: "badge", hidden: !row.shared }, "shared");
     const item = el("li", { dataset: { id: row.id } });
     const tools = [
+      tool("file", `Export ${row.title} as Markdown`, () => this.#export(row)),
       tool("edit", `Rename ${row.title}`, () => this.#rename(row, item)),
       tool("people", `Share ${row.title}`, () => (row.shared ? this.#share(row, item) : this.#askToShare(row, item))),
       tool("close", `Delete ${row.title}`, () => this.#delete(row, item)),
     ];
     item.append(open, el("div", { class: "history-line" }, when, shared, el("div", { class: "history-tools" }, ...tools)));
     return item;
+  }
+
+  async #export(row) {
+    try {
+      const { document: kept } = await send("GET", `${this.#url}/${row.id}`);
+      saveFile(`${row.title.replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation"}.md`, toMarkdown(row.title, kept));
+    } catch (error) {
+      this.#say(error.message);
+    }
   }
 
   #rename(row, item) {

@@ -2,6 +2,7 @@
 
 import { byId } from "../lib/dom.js";
 import { Poll } from "../lib/poll.js";
+import { ActiveSettings } from "./active.js";
 import { CodeDialog } from "./code_dialog.js";
 import { Composer } from "./composer.js";
 import { ConnectionLine } from "./connection.js";
@@ -140,6 +141,8 @@ function showSettings() {
   extras.show();
 }
 
+new ActiveSettings(byId("active-settings"), conversation, showSettings);
+
 /** The fields follow a conversation that was opened. */
 function showConversation() {
   showSettings();
@@ -158,7 +161,9 @@ byId("new-conversation").addEventListener("click", () => {
 });
 byId("to-end").addEventListener("click", () => thread.follower.toEnd());
 for (const button of root.querySelectorAll("[data-starter]")) {
-  button.addEventListener("click", () => composer.put(button.dataset.starter));
+  button.addEventListener("click", () => {
+    if (!playground.send(button.dataset.starter)) composer.put(button.dataset.starter);
+  });
 }
 addEventListener("keydown", keys);
 

@@ -198,7 +198,7 @@ export class Playground {
       this.#parts.conversation.changed();
     };
     column.generation = generations.start(request, {
-      start: () => {},
+      start: ({ request_id: id }) => (column.turn.request = id),
       at: (id, after) => {
         const { messages, ...rest } = request; // those are in the conversation
         column.turn.going = { id, after, request: rest };
@@ -229,7 +229,7 @@ export class Playground {
     }
     if (frame) {
       const { finish_reason, usage, ttft_ms, tokens_per_s } = frame;
-      turn.stats = { finish_reason, usage, ttft_ms, tokens_per_s, seed: request.sampling.seed };
+      turn.stats = { finish_reason, usage, ttft_ms, tokens_per_s, seed: request.sampling.seed, request: turn.request };
     }
     this.#parts.thread.finish(view);
     running.left -= 1;

@@ -1,0 +1,29 @@
+/** A saved conversation as a Markdown file. */
+
+import { el } from "../lib/dom.js";
+
+const NAMES = { user: "You", assistant: "Answer" };
+
+/** `document`: as the server keeps it. The turns on the way to its leaf, as they were shown. */
+export function toMarkdown(title, document) {
+  const nodes = new Map(document.turns.map((turn) => [turn.id, turn]));
+  const turns = [];
+  for (let turn = nodes.get(document.leaf); turn; turn = nodes.get(turn.parent)) turns.unshift(turn);
+  const parts = [`# ${title}`];
+  if (document.system?.trim()) parts.push("## System prompt", document.system.trim());
+  for (const turn of turns) {
+    for (const said of [turn, turn.beside].filter(Boolean)) {
+      const model = said.model ? ` (${said.model})` : "";
+      parts.push(`## ${NAMES[turn.role]}${model}`, said.text ?? "");
+      for (const { name, arguments: json } of said.calls ?? []) parts.push(`Calls \`${name}\` with \`${json}\``);
+    }
+  }
+  return `${parts.join("\n\n")}\n`;
+}
+
+/** Have the browser save `text` as a file. */
+export function saveFile(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/markdown" }));
+  el("a", { href: url, download: name }).click();
+  URL.revokeObjectURL(url);
+}
