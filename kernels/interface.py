@@ -127,7 +127,6 @@ class KernelSet(LinearFactory):
         """In which dtype hidden states are best kept, for weights of this dtype."""
         return torch.float32
 
-    @abstractmethod
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
     ) -> None:
@@ -138,9 +137,13 @@ class KernelSet(LinearFactory):
         model. The compiled kernels have a pool of their own and leave torch one thread: the idle
         threads of torch's pool spin, and would take the cores that the kernels need. Without
         `cpus` they keep their threads apart where there is a CPU for each; not with `spread=False`.
-        Raises
-        ValueError unless count is at least 1 and this process may run on all of `cpus`.
+        Kernels without a pool of their own set torch's number of threads, and bind none.
+
+        Raises ValueError unless count is at least 1 and this process may run on all of `cpus`.
         """
+        if count < 1:
+            raise ValueError(f"the number of threads must be at least 1, got {count}")
+        torch.set_num_threads(count)
 
     def num_threads(self) -> int:
         """How many threads the operations run on."""

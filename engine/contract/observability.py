@@ -163,7 +163,8 @@ class Tracing:
         endpoint = check_endpoint(endpoint)
         scheme = urlsplit(endpoint).scheme
         exporter = _exporter_class(scheme)(
-            endpoint=endpoint.replace("grpc://", "http://", 1), **_insecure(scheme)
+            endpoint=endpoint.replace("grpc://", "http://", 1),
+            **({"insecure": True} if scheme == "grpc" else {}),
         )
         self._provider = _provider(service, instance, exporter)
         self.tracer: Tracer = self._provider.get_tracer("quire")
@@ -172,10 +173,6 @@ class Tracing:
         """Send what is left, for a few seconds at most, and end."""
         self._provider.force_flush(5000)
         self._provider.shutdown()
-
-
-def _insecure(scheme: str) -> dict[str, bool]:
-    return {"insecure": True} if scheme == "grpc" else {}
 
 
 def _provider(service: str, instance: str, exporter: Any) -> TracerProvider:

@@ -224,7 +224,7 @@ class ModelRegistry:
             raise ConfigError(
                 f'A model is a class or "package.module:Class", not {model!r}.', param="model"
             )
-        if cls._classes.get(architecture, model) != model or _is_native(architecture):
+        if cls._classes.get(architecture, model) != model or architecture in known_architectures():
             log.warning("%s is known already; from now on it is %s", architecture, model)
         cls._classes[architecture] = model
 
@@ -271,11 +271,6 @@ def is_transformers(model: type) -> bool:
     from transformers import PreTrainedModel
 
     return issubclass(model, PreTrainedModel)
-
-
-def _is_native(architecture: str) -> bool:
-
-    return architecture in known_architectures()
 
 
 def _imported(architecture: str, path: str) -> type:

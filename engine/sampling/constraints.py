@@ -90,17 +90,6 @@ def suppressed_stop_ids(state: RequestSamplingState, eos_token_ids: Sequence[int
     return sorted(ends)
 
 
-def is_constrained(state: RequestSamplingState, eos_token_ids: Sequence[int]) -> bool:
-    """Whether any token of a sequence's next one is forbidden or favoured."""
-    params = state.params
-    return bool(
-        params.allowed_token_ids is not None
-        or params.bad_words_token_ids
-        or params.logit_bias
-        or suppressed_stop_ids(state, eos_token_ids)
-    )
-
-
 class Constraints:
     """The constraints of a batch: stacked once, applied each step.
 

@@ -199,10 +199,6 @@ class Scheduler:
             blocks, self.limits.max_tokens_per_sequence, self._max_model_len
         )
 
-    def tenant_quota(self, sequence: Sequence) -> TenantQuota:
-        """Who pays for the sequence's blocks."""
-        return self._runs.quota_of(sequence)
-
     # -- one step -----------------------------------------------------------------------------
 
     def schedule(self) -> tuple[StepPlan, list[Sequence]]:

@@ -27,7 +27,7 @@ from inference.rendering.prompts import checked_token_ids, text_token_ids
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from inference.schemas import objects
-from inference.schemas.base import GenerateRequest, ModelName, RejectedRequest, StrictRequest
+from inference.schemas.base import GenerateRequest, ModelName, StrictRequest
 from inference.schemas.chat import ChatRequest, Messages
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.tools import Tools
@@ -230,7 +230,7 @@ class TokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
-        parsed = await request.ctx.offload(_parse, TokenizeRequest, body)
+        parsed = await parse_offloaded(request.ctx, TokenizeRequest, body)
         ignored = parsed.ignored_fields()
         served = await resolve_model(request.ctx, parsed.model, task=None)
         tokens = await _tokens(parsed, body, served, request.ctx)
@@ -259,7 +259,7 @@ class DetokenizeView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
-        parsed = await request.ctx.offload(_parse, DetokenizeRequest, self.read_json(request))
+        parsed = await parse_offloaded(request.ctx, DetokenizeRequest, self.read_json(request))
         ignored = parsed.ignored_fields()
         served = await resolve_model(request.ctx, parsed.model, task=None)
         tokens: list[int] = []
@@ -272,13 +272,6 @@ class DetokenizeView(GatewayView):
         response = json_response(_encode({"prompt": text}))
         set_ignored_fields_header(response, ignored)
         return response
-
-
-def _parse(schema: Any, body: dict[str, Any]) -> Any:
-    try:
-        return schema.model_validate(body)
-    except RejectedRequest as refusal:
-        raise refusal.error from None
 
 
 async def _tokens(

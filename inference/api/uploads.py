@@ -165,14 +165,14 @@ class UploadCompleteView(GatewayView):
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
         """Make it."""
         parsed = CompleteRequest.model_validate(self.read_json(request))
-        row = await run_in_file_thread(_complete, request, upload_id, parsed)
+        row = await run_in_file_thread(
+            complete_upload,
+            caller=request.caller,
+            public_id=upload_id,
+            part_ids=parsed.part_ids,
+            md5=parsed.md5,
+        )
         return json_response(_encode(upload_object(row)))
-
-
-def _complete(request: GatewayRequest, upload_id: str, parsed: CompleteRequest) -> StoredUpload:
-    return complete_upload(
-        caller=request.caller, public_id=upload_id, part_ids=parsed.part_ids, md5=parsed.md5
-    )
 
 
 class UploadCancelView(GatewayView):

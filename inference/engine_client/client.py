@@ -106,13 +106,11 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start reading. Idempotent; waits for the first look at the replicas."""
-        failed = (
-            self._started is not None and self._started.done() and not _succeeded(self._started)
-        )
-        if self._started is None or failed:
+        task = self._started
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             with detached():
-                self._started = asyncio.create_task(self._start())
-        await asyncio.shield(self._started)
+                task = self._started = asyncio.create_task(self._start())
+        await asyncio.shield(task)
 
     async def _start(self) -> None:
         await self.watchman.tick()
@@ -464,10 +462,6 @@ class EngineClient:
 
 def _goes_on(delta: TokenDelta) -> bool:
     return delta.start > 0
-
-
-def _succeeded(task: asyncio.Task[None]) -> bool:
-    return not task.cancelled() and task.exception() is None
 
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, EngineClient] = WeakKeyDictionary()

@@ -166,11 +166,6 @@ tool_parsers: ParserRegistry[ToolCallParser] = ParserRegistry(
 )
 
 
-def parser_for_template(template: str) -> type[ToolCallParser] | None:
-    """The parser for models with this chat template, or None."""
-    return tool_parsers.for_template(template)
-
-
 # -- Names of parsers in a model's settings: refused when the model is loaded, not at a request.
 
 

@@ -20,7 +20,7 @@ from inference.errors import as_quire_error, report
 from inference.loop.fair_dispatch import run_in_thread_if_many
 from inference.request.context import RequestContext
 from inference.request.job import Job
-from inference.schemas.base import GenerateRequest, RejectedRequest
+from inference.schemas.base import FailFastModel, RejectedRequest
 from inference.serving.stream import EventWriter, with_event_ids
 from inference.web.authentication import has_monitoring_access
 from inference.web.responses import EventStreamResponse, LastChunk
@@ -77,7 +77,7 @@ def usage_object(counts: dict[str, int]) -> dict[str, Any]:
 
 MAX_IGNORED_CHARS = 1024
 
-R = TypeVar("R", bound=GenerateRequest)
+R = TypeVar("R", bound=FailFastModel)
 N = TypeVar("N")
 N_co = TypeVar("N_co", covariant=True)
 N_contra = TypeVar("N_contra", contravariant=True)

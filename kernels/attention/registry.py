@@ -120,7 +120,10 @@ class AttentionBackend:
                 (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
                 (f"block size {need.block_size}", self._takes_block(need.block_size)),
                 (_head(need), self._takes_head(need)),
-                (f"attention type {need.attention_type}", self._takes_type(need)),
+                (
+                    f"attention type {need.attention_type}",
+                    need.attention_type in self.attention_types,
+                ),
                 ("sliding window", self.window or not need.window),
                 ("soft cap of the scores", self.soft_cap or not need.soft_cap),
                 ("ALiBi", self.alibi or not need.alibi),
@@ -143,9 +146,6 @@ class AttentionBackend:
         return need.kv_dtype in self.kv_dtypes or (
             "auto" in self.kv_dtypes and need.kv_dtype == need.dtype
         )
-
-    def _takes_type(self, need: AttentionRequirements) -> bool:
-        return need.attention_type in self.attention_types
 
     def _takes_block(self, size: int) -> bool:
         if self.block_sizes:

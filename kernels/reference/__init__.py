@@ -6,7 +6,7 @@ any device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -36,14 +36,6 @@ class ReferenceKernels(KernelSet):
         self.why = why
         self.device = torch.device(device)
         self.has_own_attention = self.device.type == "cpu"
-
-    def use_threads(
-        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
-    ) -> None:
-        """Set torch's number of threads; they aren't bound to CPUs."""
-        if count < 1:
-            raise ValueError(f"the number of threads must be at least 1, got {count}")
-        torch.set_num_threads(count)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         if self.device.type == "cpu":

@@ -77,14 +77,6 @@ class TritonKernels(KernelSet):
         """The weights' dtype."""
         return weights
 
-    def use_threads(
-        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
-    ) -> None:
-        """Set torch's number of threads; nothing else runs on the CPU."""
-        if count < 1:
-            raise ValueError(f"the number of threads must be at least 1, got {count}")
-        torch.set_num_threads(count)
-
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 

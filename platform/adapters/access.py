@@ -93,12 +93,6 @@ def access_adapter(user: AccessSubject, tenant: Tenant | None, pk: int) -> Adapt
     return adapter
 
 
-def access_all_adapters(user: AccessSubject) -> QuerySet[Adapter]:
-    """Everybody's. `PermissionDenied` for all but operators."""
-    require_operator(to_actor(user))
-    return Adapter.objects.select_related("tenant", "served_model")
-
-
 def access_version(user: AccessSubject, adapter: Adapter, number: int) -> AdapterVersion:
     """A version of an adapter that the user may see. Raises `NotFound`."""
     version = adapter.versions.filter(number=number).first()

@@ -141,11 +141,6 @@ async def access_models(caller: Caller) -> list[ModelCard]:
     return [*cards, *(card for rest in visible.values() for card in rest)]
 
 
-async def access_adapter_cards(caller: Caller) -> list[AdapterCard]:
-    """The adapters that the caller may use, own ones first. Raises as `access_target`."""
-    return await _allowed_cards(caller, await tenant_cards(caller.tenant_id))
-
-
 def card_of(adapter: AdapterCard, base: ModelCard, name: str) -> ModelCard:
     """An adapter as `/v1/models` has it, under the name that the client uses."""
     return replace(

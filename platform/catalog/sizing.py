@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,8 +151,3 @@ def _free_kv_bytes(config: EngineConfig, per_token: int | None, free: int) -> in
     return _configured_kv_bytes(config, per_token) or min(
         free // KV_FRACTION_DIVISOR, MAX_DEFAULT_KV_BYTES
     )
-
-
-def total_memory() -> int:
-    """Memory of this machine, in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -645,26 +645,6 @@ def is_secret(field: FieldInfo) -> bool:
 
 # -- Reading them.
 
-#: Variables that are no more, and what to do instead.
-REPLACED = {
-    "QUIRE_FILES_DIR": "was replaced by QUIRE_STORAGE_DIR, whose `files/` it is now",
-    "QUIRE_ADAPTER_STORE": "was replaced by QUIRE_STORAGE_DIR, whose `adapters/` it is now",
-    **{
-        f"QUIRE_TENANT_{name.upper()}": f"was replaced by {name} of QUIRE_TENANT_QUOTAS"
-        for name in TenantQuotas.model_fields
-    },
-    "QUIRE_CORS_METHODS": "was replaced by the flag --allowed-methods",
-    "QUIRE_CORS_HEADERS": "was replaced by the flag --allowed-headers",
-    "QUIRE_CORS_CREDENTIALS": "was replaced by the flag --allow-credentials",
-    "QUIRE_HSTS_SUBDOMAINS": "was removed: have the proxy send a header for all subdomains",
-    "QUIRE_SESSION_COOKIE": "was removed: instances have different names of cookies by themselves",
-    "QUIRE_CSRF_COOKIE": "was removed: instances have different names of cookies by themselves",
-    **{
-        f"QUIRE_{name.upper()}": f"was replaced by the field {name} of QUIRE in a settings module"
-        for name in ("engine_command", "lease_seconds", "sweep_seconds", "usage_spool_max")
-    },
-    "QUIRE_STATIC_ROOT": "was replaced by STATIC_ROOT in a settings module",
-}
 #: Names of variables that flags of a command line have set, for the processes that it starts.
 FROM_FLAGS = "QUIRE_FROM_FLAGS"
 #: Fields without a variable, as JSON: how a command hands them to the processes that it starts.
@@ -683,9 +663,7 @@ OF_TESTS = ("TEST", "SUITE")
 
 def load_settings() -> QuireSettings:
     """The settings of this process. Raises ImproperlyConfigured with one line for each mistake."""
-    problems = [
-        f"{name} {replacement}." for name, replacement in REPLACED.items() if name in os.environ
-    ]
+    problems = []
     try:
         loaded = QuireSettings()
         if internal := internal_fields():
@@ -693,7 +671,7 @@ def load_settings() -> QuireSettings:
     except ValidationError as error:
         # A default that follows another setting is missing where that one is wrong.
         details = error.errors(include_url=False)
-        problems += [_describe(d) for d in details if d["type"] != "default_factory_not_called"]
+        problems = [_describe(d) for d in details if d["type"] != "default_factory_not_called"]
     if problems:
         raise ImproperlyConfigured("\n".join(problems))
     return loaded

@@ -145,14 +145,6 @@ def access_users(user: AccessSubject) -> QuerySet[User]:
     return User.objects.order_by("username")
 
 
-def access_user(user: AccessSubject, pk: int) -> User:
-    """Raises `NotFound`, and what `access_users` raises."""
-    row = access_users(user).filter(pk=pk).first()
-    if row is None:
-        raise NotFound("User not found.")
-    return row
-
-
 def access_invitations(user: AccessSubject, tenant: Tenant) -> QuerySet[Invitation]:
     """The tenant's invitations, newest first, for admins and owners."""
     require_role(to_actor(user), tenant, Role.ADMIN)

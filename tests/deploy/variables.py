@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from common.settings import REPLACED, variables
+from common.settings import variables
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
@@ -30,7 +30,7 @@ def _read_by_the_code() -> frozenset[str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".h"):
                 found.update(quoted.findall(path.read_text(encoding="utf-8")))
-    return frozenset(found - BETWEEN_PROCESSES - REPLACED.keys())
+    return frozenset(found - BETWEEN_PROCESSES)
 
 
 #: Every variable whose name stands as a string in the product's code, or is made there.

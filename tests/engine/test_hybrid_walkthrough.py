@@ -116,7 +116,7 @@ def test_a_prompt_of_112_tokens_holds_eleven_blocks_once_it_is_computed() -> Non
         driver.step()
     kv = driver.scheduler.kv
     kv.free_skipped_blocks(
-        sequence.seq_id, driver.scheduler.tenant_quota(sequence), sequence.num_computed_tokens
+        sequence.seq_id, driver.scheduler._runs.quota_of(sequence), sequence.num_computed_tokens
     )
     assert [
         sum(block is not NULL_BLOCK for block in table) for table in kv.get_block_tables(0)

@@ -31,7 +31,7 @@ from metering import request_log_writer as writer
 from metering import rules
 from metering.redis_scripts import close_redis_link
 from metering.usage_record import UsageRecord, decode_record
-from tenants import actions, authentication
+from tenants import actions, api_keys, authentication
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, Tenant
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
@@ -233,3 +233,15 @@ def written() -> Iterator[Callable[[], list[dict[str, Any]]]]:
     root.addHandler(handler)
     yield lambda: [json.loads(text) for text in stream.getvalue().splitlines()]
     root.removeHandler(handler)
+
+
+@pytest.fixture
+async def operator(gateway: Gateway) -> Gateway:
+    """The gateway, asked with an operator's key."""
+    key = await asyncio.to_thread(
+        lambda: actions.create_key(
+            actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, name="op", scopes=api_keys.ALL
+        )
+    )
+    gateway.client.key = key.secret
+    return gateway

@@ -7,24 +7,9 @@ import asyncio
 import pytest
 
 from inference.engine_client.client import get_engine_client
-from tenants import actions
-from tenants import api_keys as scopes
-from tenants.actors import SYSTEM_ACTOR
 from tests.inference.conftest import Gateway
 
 PATHS = (("POST", "/reset_prefix_cache"), ("GET", "/load"), ("GET", "/server_info"))
-
-
-@pytest.fixture
-async def operator(gateway: Gateway) -> Gateway:
-    """The gateway, asked with an operator's key."""
-    made = await asyncio.to_thread(
-        lambda: actions.create_key(
-            actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
-        )
-    )
-    gateway.client.key = made.secret
-    return gateway
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from engine.contract.messages import ControlRequest
-from tenants import actions
-from tenants import api_keys as scopes
-from tenants.actors import SYSTEM_ACTOR
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway
-
-
-@pytest.fixture
-async def operator(gateway: Gateway) -> Gateway:
-    """The gateway, asked with an operator's key."""
-    made = await asyncio.to_thread(
-        lambda: actions.create_key(
-            actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
-        )
-    )
-    gateway.client.key = made.secret
-    return gateway
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inference.apps import check_gateway
 from inference.chat.turn import build_message
 from inference.parsers.json_tools import HermesParser
-from inference.parsers.registry import parser_for_template, tool_parsers
+from inference.parsers.registry import tool_parsers
 from inference.parsers.state_machine import Part
 
 CALL = (
@@ -159,13 +159,13 @@ def test_any_cutting_of_any_text_gives_the_same(pieces: list[str], cuts: list[in
     ],
 )
 def test_the_parser_is_told_by_the_template(template: str, name: str) -> None:
-    parser = parser_for_template(template)
+    parser = tool_parsers.for_template(template)
     assert parser is not None
     assert parser.name == name
 
 
 def test_a_template_without_marks_has_no_parser() -> None:
-    assert parser_for_template("{{ tools }}") is None
+    assert tool_parsers.for_template("{{ tools }}") is None
 
 
 class OurParser(HermesParser):
@@ -179,7 +179,7 @@ def test_an_operator_adds_a_parser_by_a_setting(settings: Any) -> None:
     path = f"{__name__}.OurParser"
     settings.QUIRE = settings.QUIRE.replace(tool_parsers={"ours": path})
     assert tool_parsers.get("ours") is OurParser
-    assert parser_for_template("<ours> <tool_call>") is OurParser
+    assert tool_parsers.for_template("<ours> <tool_call>") is OurParser
     settings.QUIRE = settings.QUIRE.replace(tool_parsers={"ours": "json.dumps"})
     with pytest.raises(TypeError, match="ToolCallParser"):
         tool_parsers.get("ours")

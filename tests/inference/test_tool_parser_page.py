@@ -17,7 +17,7 @@ from engine.text import load_tokenizer
 from inference.apps import check_gateway
 from inference.chat.parsers import OutputParserConfig, grammar_token_ids
 from inference.chat.turn import build_message
-from inference.parsers.registry import parser_for_template, tool_parsers
+from inference.parsers.registry import tool_parsers
 from inference.parsers.tool_grammar import ToolFunction
 from tests.engine.pages import section
 from tests.inference.parsers import read, shape
@@ -43,7 +43,7 @@ def test_the_parser_is_found_by_its_name_and_by_a_template() -> None:
     assert check_gateway() == []
     parser = tool_parsers.get("shouting")
     assert parser is not None
-    assert parser_for_template("Call with <<NAME {...}>>") is parser
+    assert tool_parsers.for_template("Call with <<NAME {...}>>") is parser
 
 
 @pytest.mark.usefixtures("page")

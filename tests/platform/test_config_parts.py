@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from common.files import make_private, secret_key, write_private
 from common.log_context import bind_request, bound_request, detached, request_fields
-from common.settings import INTERNAL, REPLACED, TenantQuotas, load_settings, variables
+from common.settings import INTERNAL, TenantQuotas, load_settings, variables
 from config.connections import MAX_SOCKET_PATH, celery_url, database, socket_path, socket_url
 from config.logging import (
     MAX_CHARS,
@@ -34,7 +34,7 @@ def mode(path: Path) -> int:
 @pytest.fixture
 def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """An environment without settings."""
-    for name in [*variables(), INTERNAL, *REPLACED]:
+    for name in [*variables(), INTERNAL]:
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -82,21 +82,11 @@ def test_a_wrong_value_is_told_with_its_variable_and_what_is_allowed(
 def test_all_mistakes_are_told_at_once_in_a_line_each(env: pytest.MonkeyPatch) -> None:
     for name, (value, _) in WRONG.items():
         env.setenv(name, value)
-    env.setenv("QUIRE_FILES_DIR", "/files")
     with pytest.raises(ImproperlyConfigured) as refused:
         load_settings()
     told = str(refused.value).splitlines()
-    assert {line.split()[0] for line in told} == {*WRONG, "QUIRE_FILES_DIR"}
-    assert len(told) == len(WRONG) + 1
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_a_variable_that_is_no_more_is_refused_with_what_to_do(
-    env: pytest.MonkeyPatch, name: str
-) -> None:
-    env.setenv(name, "")
-    with pytest.raises(ImproperlyConfigured, match=rf"^{name} was (replaced by|removed: ).+\.$"):
-        load_settings()
+    assert {line.split()[0] for line in told} == {*WRONG}
+    assert len(told) == len(WRONG)
 
 
 @pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL", "QUIRE_SMTP_URL"])

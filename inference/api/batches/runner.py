@@ -216,12 +216,9 @@ class BatchRun:
                 status = None
             if status == BatchStatus.CANCELLING:
                 raise BatchStopped(BatchStatus.CANCELLED)
-            if self._expired():
+            if self._row.expires_at is not None and timezone.now() >= self._row.expires_at:
                 raise BatchStopped(BatchStatus.EXPIRED)
             await asyncio.sleep(PROGRESS_EVERY_S)
-
-    def _expired(self) -> bool:
-        return self._row.expires_at is not None and timezone.now() >= self._row.expires_at
 
     async def _work(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:
