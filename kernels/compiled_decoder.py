@@ -119,7 +119,7 @@ class CompiledDecoder(ABC):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor | None = None,
-        others: Sequence[tuple[Tensor, Tensor]] = (),
+        other_groups: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
@@ -127,7 +127,7 @@ class CompiledDecoder(ABC):
 
         hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
         last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
-        `others` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
+        `other_groups` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
         tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
         begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
 

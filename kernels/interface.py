@@ -307,8 +307,8 @@ class KernelSet(LinearFactory):
         """Causal attention of ragged queries over paged latents; gives [T, Hq, latent], which may
         be strided.
         """
-        found = self.paged_attention(args.of_whole_values())[..., -args.latent :]
-        return found if args.out is None else args.out.copy_(found)
+        result = self.paged_attention(args.of_whole_values())[..., -args.latent :]
+        return result if args.out is None else args.out.copy_(result)
 
     def causal_conv(
         self,

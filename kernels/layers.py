@@ -255,7 +255,7 @@ class GatedKernels(Protocol):
 
 def activation(name: str) -> Activation:
     """An activation by itself. Raises KeyError for one that isn't known."""
-    return _PLAIN[name]
+    return _ACTIVATIONS[name]
 
 
 def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
@@ -271,11 +271,11 @@ def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
         return lambda x: ops.gelu_and_mul(x, approximate="tanh")
     if spec.name == "swiglu_clamped":
         return lambda x: _swiglu_clamped(x, spec.limit, spec.alpha)
-    plain = activation(spec.name)
+    activate = activation(spec.name)
 
     def gated(x: Tensor) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
-        return plain(gate) * up
+        return activate(gate) * up
 
     return gated
 
@@ -295,14 +295,14 @@ def _relu2(x: Tensor) -> Tensor:
     return torch.relu(x).square_()
 
 
-_PLAIN: dict[str, Activation] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": torch.relu,
     "relu2": _relu2,
 }
-ACTIVATIONS = (*_PLAIN, "swiglu_clamped")
+ACTIVATIONS = (*_ACTIVATIONS, "swiglu_clamped")
 """All that there are."""
 
 

@@ -21,8 +21,8 @@ MAX_VALUE = 256
 def group_size_for(quantization: str, group_size: int | None) -> int:
     """The group size to use. Raises ValueError for what no kernel has."""
     if quantization not in GROUP_SIZES:
-        known = ", ".join(GROUP_SIZES)
-        raise ValueError(f"quantization must be one of {known}; got {quantization!r}")
+        supported = ", ".join(GROUP_SIZES)
+        raise ValueError(f"quantization must be one of {supported}; got {quantization!r}")
     group = GROUP_SIZES[quantization] if group_size is None else group_size
     if group < 16 or group > MAX_VALUE or group % 16:
         raise ValueError(f"group_size must be a multiple of 16 in [16, {MAX_VALUE}], got {group}")
@@ -95,22 +95,22 @@ class IntegerFormat:
         return order
 
 
-def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
+def check_row_slice(row_slice: Tensor, shape: tuple[int, int]) -> None:
     """Raise ValueError unless a piece could belong to the weight of `shape`."""
-    if piece.dim() != 2 or piece.shape[1] != shape[1]:
-        raise ValueError(f"a piece {list(piece.shape)} doesn't fit the weight {list(shape)}")
+    if row_slice.dim() != 2 or row_slice.shape[1] != shape[1]:
+        raise ValueError(f"a piece {list(row_slice.shape)} doesn't fit the weight {list(shape)}")
 
 
-def concatenate_rows(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
+def concatenate_rows(shape: tuple[int, int], slices: Iterable[Tensor]) -> Tensor:
     """The weight that pieces make up; raises ValueError unless it has `shape`."""
     weight, rows = torch.empty((0, shape[1])), 0
-    for piece in pieces:
-        check_piece(piece, shape)
+    for row_slice in slices:
+        check_row_slice(row_slice, shape)
         if not rows:
-            weight = torch.empty(shape, dtype=piece.dtype, device=piece.device)
-        if rows + len(piece) <= shape[0]:
-            weight[rows : rows + len(piece)] = piece
-        rows += len(piece)
+            weight = torch.empty(shape, dtype=row_slice.dtype, device=row_slice.device)
+        if rows + len(row_slice) <= shape[0]:
+            weight[rows : rows + len(row_slice)] = row_slice
+        rows += len(row_slice)
     if rows != shape[0]:
         raise ValueError(f"the pieces have {rows} rows, the weight {shape[0]}")
     return weight
@@ -163,9 +163,9 @@ def check_coding(coding: CodeFormat) -> None:
         raise ValueError("a coding by table has 16 floats, others have none")
 
 
-def check_codes(piece: CodeRows, width: int, coding: CodeFormat) -> None:
+def check_codes(rows: CodeRows, width: int, coding: CodeFormat) -> None:
     """Raise ValueError unless a piece's tensors fit each other and their layer."""
-    codes, scales = piece.codes, piece.scales
+    codes, scales = rows.codes, rows.scales
     if codes.dtype != torch.uint8 or codes.dim() != 2 or codes.shape[1] != width:
         raise ValueError(f"codes must be uint8 [N, {width}]")
     if scales.shape != (len(codes), -(-width // coding.group_size)):
@@ -174,14 +174,14 @@ def check_codes(piece: CodeRows, width: int, coding: CodeFormat) -> None:
         raise ValueError("codes of 4 bits must lie in [0, 15]")
 
 
-def dequantize_codes(piece: CodeRows, coding: CodeFormat) -> Tensor:
+def dequantize_codes(rows: CodeRows, coding: CodeFormat) -> Tensor:
     """The float32 weights [N, K] that codes stand for."""
-    codes, width = piece.codes, piece.codes.shape[1]
+    codes, width = rows.codes, rows.codes.shape[1]
     if coding.kind == "e4m3":
         values = codes.view(torch.float8_e4m3fn).float()
     else:
         values = torch.tensor(coding.table or E2M1)[codes.long()]
-    scales = piece.scales.float().repeat_interleave(coding.group_size, 1)[:, :width]
+    scales = rows.scales.float().repeat_interleave(coding.group_size, 1)[:, :width]
     return values * scales
 
 

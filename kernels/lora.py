@@ -76,8 +76,8 @@ def check_lora(lora: LoraWeights) -> None:
     if lora.a.dim() != 2 or lora.a.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError("a must be [rank, K] of float32, bfloat16 or float16")
     for part in lora.parts:
-        columns, own = part.b.shape
-        if part.b.dtype != lora.a.dtype or not 0 <= part.start <= part.start + own <= rank:
+        columns, slice_rank = part.b.shape
+        if part.b.dtype != lora.a.dtype or not 0 <= part.start <= part.start + slice_rank <= rank:
             raise ValueError(f"a part's b {list(part.b.shape)} must be of a's dtype and ranks")
         if not 0 <= part.first <= part.first + columns <= n:
             raise ValueError(f"a part's columns must be among the layer's {n}")
@@ -88,13 +88,13 @@ def check_lora(lora: LoraWeights) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoraSliceLayout:
-    """A `LoraSlice` whose b begins at number `at` of a file.
+    """A `LoraSlice` whose b begins at number `offset` of a file.
 
     Attributes:
         first, columns, start, rank, scale: as in `LoraSlice`; b is [columns, rank].
     """
 
-    at: int
+    offset: int
     first: int
     columns: int
     start: int
@@ -170,14 +170,14 @@ class TorchLora(PackedLora):
         h = x[rows].float() @ self.a.float().T
         for part in self.parts:
             columns, rank = part.b.shape
-            at = slice(part.first, part.first + columns)
+            columns_slice = slice(part.first, part.first + columns)
             scaled = h[:, part.start : part.start + rank] * part.scale
-            sums = y[rows, at].float() + scaled @ part.b.float().T
+            sums = y[rows, columns_slice].float() + scaled @ part.b.float().T
             if self.gain is not None:
-                sums *= self.gain[at].to(y.device)
+                sums *= self.gain[columns_slice].to(y.device)
             if self.shift is not None:
-                sums += self.shift[at].to(y.device)
-            y[rows, at] = sums.to(y.dtype)
+                sums += self.shift[columns_slice].to(y.device)
+            y[rows, columns_slice] = sums.to(y.dtype)
 
 
 def add_lora_torch(y: Tensor, x: Tensor, uses: Sequence[LoraSegment]) -> None:
@@ -218,8 +218,8 @@ class LoraMapping:
 
     def moved(self, positions: Tensor) -> LoraMapping:
         """With row i at positions[i], int64."""
-        there = self.order.clamp(min=0).long()
-        moved = torch.where(self.order < 0, -1, positions[there].to(torch.int32))
+        rows = self.order.clamp(min=0).long()
+        moved = torch.where(self.order < 0, -1, positions[rows].to(torch.int32))
         return replace(self, order=moved)
 
 
@@ -250,9 +250,9 @@ class ExpertRowGroups(Protocol):
 class SlotTable(LoraTable):
     """An adapter's slot; it is free again once nobody holds this."""
 
-    def __init__(self, slot: int, held: object) -> None:
-        """`held`: what the slot points to."""
-        self.slot, self.held = slot, held
+    def __init__(self, slot: int, references: object) -> None:
+        """`references`: what the slot points to."""
+        self.slot, self.references = slot, references
 
 
 class LoraSlots(ABC):
@@ -276,7 +276,7 @@ class LoraSlots(ABC):
         """
 
     @abstractmethod
-    def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
+    def pack_embedding(self, weights: EmbeddingWeights) -> dict[str, PackedLora]:
         """What an adapter does to the embedding, by the places of the model's ends.
 
         Raises ValueError for what doesn't fit together.
@@ -347,13 +347,13 @@ class LoraSlots(ABC):
         `padded`: as long as any mixture could need, for a graph.
         """
         tile = self.tile(rows)
-        counts = [-(-len(own) // tile) for _, own in groups]
+        counts = [-(-len(slot_rows) // tile) for _, slot_rows in groups]
         tiles = self.max_tiles(rows) if padded else sum(counts)
         order = np.full(tiles * tile, -1, dtype=np.int32)
         owners = np.full(tiles, -1, dtype=np.int32)
         first = 0
-        for (slot, own), count in zip(groups, counts, strict=True):
-            order[first * tile : first * tile + len(own)] = own
+        for (slot, slot_rows), count in zip(groups, counts, strict=True):
+            order[first * tile : first * tile + len(slot_rows)] = slot_rows
             owners[first : first + count] = slot
             first += count
         return [order, owners, np.array([first], dtype=np.int32)]

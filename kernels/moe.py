@@ -44,13 +44,13 @@ class AdaptedLinears:
 
     def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
         y = self._layers[slot](x)
-        own = [
+        matching = [
             (loras[slot], torch.isin(tokens, rows).nonzero().flatten())
             for loras, rows in self._uses
             if slot in loras
         ]
-        if found := [use for use in own if len(use[1])]:
-            self._ops.add_lora(y, x, found)
+        if non_empty := [use for use in matching if len(use[1])]:
+            self._ops.add_lora(y, x, non_empty)
         return y
 
 
@@ -89,8 +89,8 @@ def check_experts(experts: ExpertLayers) -> None:
     if bias is not None and (bias.shape != (count,) or bias.dtype != torch.float32):
         raise ValueError(f"choice_bias must be float32 [{count}]")
     if experts.activation.name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"activation must be one of {known}; got {experts.activation.name!r}")
+        supported = ", ".join(ACTIVATIONS)
+        raise ValueError(f"activation must be one of {supported}; got {experts.activation.name!r}")
 
 
 def _check_groups(experts: ExpertLayers) -> None:
@@ -153,8 +153,8 @@ class SequentialMoe(MixtureOfExperts):
             if count:
                 part = slice(start, start + count)
                 up = self._act(layers(f"up.{expert}", rows[part], tokens[part]))
-                given = layers(f"down.{expert}", up, tokens[part])
-                out.index_add_(0, tokens[part], (given * scales[part]).to(out.dtype))
+                expert_output = layers(f"down.{expert}", up, tokens[part])
+                out.index_add_(0, tokens[part], (expert_output * scales[part]).to(out.dtype))
                 start += count
         return out
 
@@ -166,16 +166,16 @@ class SequentialMoe(MixtureOfExperts):
             "shared.down": experts.shared_down,
             "shared.gate": experts.shared_gate,
         }
-        for part, each in (("gate_up", experts.gate_up), ("down", experts.down)):
-            layers |= {f"{index}.{part}": layer for index, layer in enumerate(each)}
-        found = {
+        for part, expert_layers in (("gate_up", experts.gate_up), ("down", experts.down)):
+            layers |= {f"{index}.{part}": layer for index, layer in enumerate(expert_layers)}
+        tensors = {
             f"{name}.{part}": tensor
             for name, layer in layers.items()
             if layer is not None
             for part, tensor in layer.tensors().items()
         }
         bias = experts.choice_bias
-        return found if bias is None else {**found, "choice_bias": bias}
+        return tensors if bias is None else {**tensors, "choice_bias": bias}
 
     def _shared(self, x: Tensor, every: Tensor, layers: ExpertLinears) -> Tensor:
         """What the expert of all tokens says, or zeros."""

@@ -85,9 +85,9 @@ def check_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor) -> None
     """Raise ValueError for shapes that don't go together."""
     heads, key_heads = inputs.v.shape[1], inputs.k.shape[1]
     shape = (inputs.v.shape[0], heads)
-    wanted = (states.shape[0], heads, inputs.v.shape[2], inputs.k.shape[2])
+    expected = (states.shape[0], heads, inputs.v.shape[2], inputs.k.shape[2])
     same = inputs.q.shape == inputs.k.shape and inputs.k.shape[0] == shape[0]
-    if not same or not key_heads or heads % key_heads or states.shape != wanted:
+    if not same or not key_heads or heads % key_heads or states.shape != expected:
         raise ValueError(
             f"q {describe(inputs.q)}, k {describe(inputs.k)}, v {describe(inputs.v)} and states "
             f"{describe(states)} don't go together"
@@ -128,18 +128,18 @@ def causal_conv(
 ) -> Tensor:
     """See `KernelSet.causal_conv`."""
     check_conv(x, states, weight, bias, of)
-    out, before = torch.empty_like(x), weight.shape[0] - 1
+    out, history = torch.empty_like(x), weight.shape[0] - 1
     for start, end, row in _sequence_spans(of):
         if start == end:
             continue
         past = torch.cat((states[row].to(x.dtype), x[start:end]))
-        windows = past.unfold(0, before + 1, 1)  # [count, C, W]
+        windows = past.unfold(0, history + 1, 1)  # [count, C, W]
         sums = (windows * weight.T.to(x.dtype)).sum(-1)
         sums = sums if bias is None else sums + bias
         out[start:end] = torch.nn.functional.silu(sums) if silu else sums
         for last, target in of.saves_between(start, end):
-            states[target] = past[last - start : last - start + before].to(states.dtype)
-        states[row] = past[len(past) - before :].to(states.dtype)
+            states[target] = past[last - start : last - start + history].to(states.dtype)
+        states[row] = past[len(past) - history :].to(states.dtype)
     return out
 
 
@@ -162,10 +162,10 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
         targets = dict(of.saves_between(start, end))
         for t in range(start, end):
             state = state * decay[t]
-            taken = v[t]
+            update = v[t]
             if weights.delta:
-                taken = taken - (state @ k[t].unsqueeze(-1)).squeeze(-1)
-            state = state + (taken * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
+                update = update - (state @ k[t].unsqueeze(-1)).squeeze(-1)
+            state = state + (update * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
             out[t] = (state @ q[t].unsqueeze(-1)).squeeze(-1)
             if t + 1 in targets:
                 states[targets[t + 1]] = state

@@ -75,9 +75,9 @@ def check_rotary(cos_sin: Tensor | None, size: int) -> tuple[int, int]:
     """Number of positions and of rotated values."""
     if cos_sin is None:
         return 0, 0
-    most, rotary = cos_sin.shape
+    max_position, rotary = cos_sin.shape
     if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous() or rotary % 2 or rotary > size:
         raise ValueError(
             f"cos_sin {describe(cos_sin)} must be float32, even and at most {size} wide"
         )
-    return most, rotary
+    return max_position, rotary

@@ -29,15 +29,15 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
     q, window, cap, slopes = args.q, args.sliding_window, args.soft_cap, args.alibi_slopes
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
-    found = gather_kv(args)
+    gathered = gather_kv(args)
     if not len(q):
         return out
-    made = {"device": q.device, "dtype": torch.int32}
-    owner, place = _places(found.queries, found.lengths, **made)
-    key_owner, key_place = _places(found.lengths, found.lengths, **made)
+    options = {"device": q.device, "dtype": torch.int32}
+    owner, position = _positions(gathered.queries, gathered.lengths, **options)
+    key_owner, key_position = _positions(gathered.lengths, gathered.lengths, **options)
 
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        distance = key_place[key] - place[query]
+        distance = key_position[key] - position[query]
         seen = (owner[query] == key_owner[key]) & (distance <= 0)
         return seen & (distance > -window) if window > 0 else seen
 
@@ -45,17 +45,17 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         if cap > 0:
             score = cap * torch.tanh(score / cap)
         if slopes is not None:
-            score = score + slopes[h] * (key_place[key] - place[query])
+            score = score + slopes[h] * (key_position[key] - position[query])
         return score
 
     changed = cap > 0 or slopes is not None
     mask = create_block_mask(
-        visible, None, None, len(q), len(found.keys), device=str(q.device)
+        visible, None, None, len(q), len(gathered.keys), device=str(q.device)
     )  # fmt: skip
     result = _flex(q.device.type)(
         q.transpose(0, 1)[None],
-        found.keys.transpose(0, 1)[None],
-        found.values.transpose(0, 1)[None],
+        gathered.keys.transpose(0, 1)[None],
+        gathered.values.transpose(0, 1)[None],
         score_mod=adjust if changed else None,
         block_mask=mask,
         scale=args.scale,
@@ -64,11 +64,11 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     return out.copy_(result[0].transpose(0, 1))
 
 
-def _places(counts: list[int], lengths: list[int], **made: Any) -> tuple[Tensor, Tensor]:
+def _positions(counts: list[int], lengths: list[int], **options: Any) -> tuple[Tensor, Tensor]:
     """Of the last counts[s] tokens of each sequence: which sequence, and where in it."""
     owner = torch.repeat_interleave(
-        torch.arange(len(counts), device=made["device"]),
-        torch.tensor(counts, device=made["device"]),
+        torch.arange(len(counts), device=options["device"]),
+        torch.tensor(counts, device=options["device"]),
     )
-    parts = [torch.arange(n - c, n, **made) for c, n in zip(counts, lengths, strict=True)]
+    parts = [torch.arange(n - c, n, **options) for c, n in zip(counts, lengths, strict=True)]
     return owner, torch.cat(parts)

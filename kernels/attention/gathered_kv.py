@@ -33,23 +33,23 @@ def gather_kv(args: AttentionArgs) -> GatheredKV:
     lengths, starts = args.seq_lens.tolist(), args.query_start_loc.tolist()
     blocks, offsets = [], []
     for table, length in zip(args.block_tables, lengths, strict=True):
-        at = torch.arange(length, device=table.device)
-        blocks.append(table[at // page].long())
-        offsets.append(at % page)
+        token_index = torch.arange(length, device=table.device)
+        blocks.append(table[token_index // page].long())
+        offsets.append(token_index % page)
     if not blocks:
         empty = key_cache.new_empty((0, key_cache.shape[1], key_cache.shape[3]), dtype=dtype)
         return GatheredKV(empty, empty, [], [])
-    place = torch.cat(blocks), torch.cat(offsets)
+    indexes = torch.cat(blocks), torch.cat(offsets)
     return GatheredKV(
-        key_cache[place[0], :, place[1]].to(dtype),
-        value_cache[place[0], :, place[1]].to(dtype),
+        key_cache[indexes[0], :, indexes[1]].to(dtype),
+        value_cache[indexes[0], :, indexes[1]].to(dtype),
         lengths,
         [end - begin for begin, end in itertools.pairwise(starts)],
     )
 
 
-def raise_unsupported(name: str, **given: object) -> None:
+def raise_unsupported(name: str, **arguments: object) -> None:
     """Raise ValueError where one of the named things is asked for."""
-    for what, value in given.items():
+    for what, value in arguments.items():
         if value is not None and value != 0:
             raise ValueError(f"{name} doesn't do {what}")

@@ -73,7 +73,7 @@ class AttentionBackend:
         capability: lowest and highest compute capability times ten; (0, 999): any.
         kv_dtypes: as of `AttentionRequirements`; "auto" is the activations' own.
         block_sizes: allowed ones; () with `block_multiple` otherwise.
-        head_sizes: allowed ones; (): any up to `most_head_size`.
+        head_sizes: allowed ones; (): any up to `max_head_size`.
         latents: the most values of a latent (half as many in float32, with little shared memory),
             and of what is rotated beside it; (): it attends over latents as over heads of so many
             keys and values.
@@ -91,7 +91,7 @@ class AttentionBackend:
     block_sizes: tuple[int, ...] = ()
     block_multiple: int = 1
     head_sizes: tuple[int, ...] = ()
-    most_head_size: int = 1 << 16
+    max_head_size: int = 1 << 16
     latents: tuple[int, ...] = ()
     window: bool = True
     soft_cap: bool = True
@@ -108,7 +108,7 @@ class AttentionBackend:
 
     def refusals(self, need: AttentionRequirements) -> list[str]:
         """Why this backend can't do it; empty when it can."""
-        found = [
+        reasons = [
             f"{what} not supported"
             for what, good in (
                 (f"device {need.device}", need.device in self.devices),
@@ -135,12 +135,12 @@ class AttentionBackend:
         if need.capability is not None:
             low, high = self.capability
             if not low <= need.capability <= high:
-                found.append(f"compute capability {need.capability / 10} not supported")
+                reasons.append(f"compute capability {need.capability / 10} not supported")
         on_gpu = self.gpu_package if need.device == "cuda" else ""
         for package in filter(None, (self.package, on_gpu)):
             if importlib.util.find_spec(package) is None:
-                found.append(f"{package} is not installed")
-        return found
+                reasons.append(f"{package} is not installed")
+        return reasons
 
     def _takes_cache(self, need: AttentionRequirements) -> bool:
         return need.kv_dtype in self.kv_dtypes or (
@@ -155,11 +155,11 @@ class AttentionBackend:
     def _takes_head(self, need: AttentionRequirements) -> bool:
         size, latent = need.head_size, need.latent
         if latent and self.latents:
-            most, beside = self.latents
+            max_latent, max_rotated = self.latents
             if need.dtype == "fp32" and need.capability in SMALL_SHARED_MEMORY:
-                most //= 2
-            return latent <= most and size - latent <= beside
-        return size in self.head_sizes if self.head_sizes else size <= self.most_head_size
+                max_latent //= 2
+            return latent <= max_latent and size - latent <= max_rotated
+        return size in self.head_sizes if self.head_sizes else size <= self.max_head_size
 
 
 def _head(need: AttentionRequirements) -> str:
@@ -205,7 +205,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             load=lambda: _from("kernels.triton.attention"),
             kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
             block_multiple=4,
-            most_head_size=256,
+            max_head_size=256,
             latents=(512, 128),
             load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
             capability=(80, 999),
@@ -219,7 +219,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             load=lambda: _from("kernels.triton.attention"),
             kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
             block_multiple=4,
-            most_head_size=256,
+            max_head_size=256,
             latents=(512, 128),
             load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
             vendors=("amd",),
@@ -320,17 +320,17 @@ def get_backend(name: str) -> AttentionBackend:
     return BACKENDS[name]
 
 
-def select_backend(need: AttentionRequirements, wanted: str | None = None) -> AttentionBackend:
+def select_backend(need: AttentionRequirements, requested: str | None = None) -> AttentionBackend:
     """The backend that is wanted, or the first by priority that does what is asked.
 
     Raises `NoAttentionBackend`, with all reasons, where there is none.
     """
-    if wanted is not None:
-        backend = get_backend(wanted)
+    if requested is not None:
+        backend = get_backend(requested)
         if reasons := backend.refusals(need):
             raise NoAttentionBackend(
-                f"Attention backend {wanted} can't be used here: {'; '.join(reasons)}.",
-                {wanted: reasons},
+                f"Attention backend {requested} can't be used here: {'; '.join(reasons)}.",
+                {requested: reasons},
             )
         return backend
     refused: dict[str, list[str]] = {}

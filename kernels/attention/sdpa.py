@@ -15,12 +15,12 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     args.refuse_sparse("TORCH_SDPA")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
         raise ValueError("TORCH_SDPA does neither sinks nor quantised caches")
-    q, found = args.q, gather_kv(args)
+    q, gathered = args.q, gather_kv(args)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
     token = key = 0
-    for length, count in zip(found.lengths, found.queries, strict=True):
+    for length, count in zip(gathered.lengths, gathered.queries, strict=True):
         if count:
-            keys, values = found.keys[key : key + length], found.values[key : key + length]
+            keys, values = gathered.keys[key : key + length], gathered.values[key : key + length]
             part = q[token : token + count].transpose(0, 1)
             out[token : token + count] = torch.nn.functional.scaled_dot_product_attention(
                 part[None],

@@ -26,7 +26,7 @@ from kernels.errors import CpuKernelsUnavailable, KernelsUnavailable, VariantUna
 PREFIX = "build-"
 STALE_S = 3600.0
 """A folder that nobody holds and nothing was written to for so long is left over."""
-_HELD = "held"
+_LOCK_FILE = "held"
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def workplace(parent: Path) -> Iterator[Path]:
     remove_stale(parent)
     with tempfile.TemporaryDirectory(dir=parent, prefix=PREFIX) as name:
         folder = Path(name)
-        with (folder / _HELD).open("w") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with (folder / _LOCK_FILE).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             yield folder
 
 
@@ -51,7 +51,7 @@ def remove_stale(parent: Path) -> None:
         try:
             if folder.is_symlink() or not folder.is_dir() or _age(folder) < STALE_S:
                 continue
-            if not _is_held(folder):
+            if not _is_locked(folder):
                 logger.info("removing %s, left by a build that was ended", folder)
                 shutil.rmtree(folder)
         except OSError as error:  # somebody else's, or another process was faster
@@ -64,14 +64,14 @@ def _age(folder: Path) -> float:
     return time.time() - max(written)
 
 
-def _is_held(folder: Path) -> bool:
+def _is_locked(folder: Path) -> bool:
     """Whether its build runs. The system lets go of what a process held when it ends."""
-    path = folder / _HELD
+    path = folder / _LOCK_FILE
     if not path.exists():
         return False
-    with path.open("r+") as held:
+    with path.open("r+") as file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
     return False
@@ -165,8 +165,8 @@ def _build_for_now(compiler: str, variant: Variant) -> Path:
 def find_compiler() -> str | None:
     """$CXX if set, else the first of g++, c++ and clang++ on the PATH."""
     named = os.environ.get("CXX")
-    found = (shutil.which(name) for name in ([named] if named else ["g++", "c++", "clang++"]))
-    return next(filter(None, found), None)
+    paths = (shutil.which(name) for name in ([named] if named else ["g++", "c++", "clang++"]))
+    return next(filter(None, paths), None)
 
 
 def _hash(text: str) -> str:
@@ -179,8 +179,8 @@ def flags_for(variant: Variant) -> list[str]:
     if not named:
         return [*FLAGS, *variant.flags]
     if named not in SANITIZERS:
-        known = ", ".join(SANITIZERS)
-        raise KernelsUnavailable(f"{SANITIZE} must be one of {known}; got {named!r}.", SANITIZE)
+        supported = ", ".join(SANITIZERS)
+        raise KernelsUnavailable(f"{SANITIZE} must be one of {supported}; got {named!r}.", SANITIZE)
     watched = ("-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS[named])
     return [*FLAGS, *variant.flags, *watched]
 
@@ -196,10 +196,10 @@ def _digest(variant: Variant) -> str:
 
 def _prebuilt(stem: str) -> Path:
     """A library that some compiler built from these very sources."""
-    found = [path for path in cache_dir().glob(f"{stem}-*.so") if _usable(path)]
-    if not found:
+    libraries = [path for path in cache_dir().glob(f"{stem}-*.so") if _usable(path)]
+    if not libraries:
         raise VariantUnavailable("there is no C++ compiler (g++, or what CXX names)")
-    return found[0]
+    return libraries[0]
 
 
 def _usable(path: Path) -> bool:
@@ -248,9 +248,9 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
         begin = _read_ahead(compiler, flags, Path(folder))
 
         def one(source: Path) -> str:
-            made = f"{folder}/{source.stem}.o"
-            _run([compiler, *flags, *begin, "-c", str(source), "-o", made])
-            return made
+            target_file = f"{folder}/{source.stem}.o"
+            _run([compiler, *flags, *begin, "-c", str(source), "-o", target_file])
+            return target_file
 
         with ThreadPoolExecutor(_num_cpus()) as pool:
             objects = list(pool.map(one, sorted(SOURCES.glob("*.cpp"))))
@@ -283,12 +283,12 @@ def timeout_s() -> float:
     """How long a compiler may take. Raises `KernelsUnavailable` for what is no positive number."""
     named = os.environ.get(TIMEOUT)
     try:
-        wanted = float(named) if named else DEFAULT_TIMEOUT_S
+        seconds = float(named) if named else DEFAULT_TIMEOUT_S
     except ValueError:
-        wanted = 0.0
-    if not 0 < wanted < threading.TIMEOUT_MAX:
+        seconds = 0.0
+    if not 0 < seconds < threading.TIMEOUT_MAX:
         raise KernelsUnavailable(f"{TIMEOUT} must be a number of seconds; got {named!r}.", TIMEOUT)
-    return wanted
+    return seconds
 
 
 def _num_cpus() -> int:
@@ -307,8 +307,8 @@ def _run(command: list[str]) -> str:
             f"start tries again, and {TIMEOUT} sets how long it may take"
         ) from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise CpuKernelsUnavailable(f"{command[0]} failed ({done.returncode}): {said[0]}")
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise CpuKernelsUnavailable(f"{command[0]} failed ({done.returncode}): {lines[0]}")
     return done.stdout
 
 

@@ -54,7 +54,7 @@ class CpuDecoder(CompiledDecoder):
         attentions = [_attention(layer) for layer in layers]
         _check(shape, attentions, caches, groups)
         self.hidden_size = shape.hidden_size
-        self._kept = (layers, caches, final_norm)
+        self._references = (layers, caches, final_norm)
         table = (c.DecoderLayer * len(layers))(
             *(
                 _layer(shape, layer, attention, cache, group)
@@ -81,15 +81,15 @@ class CpuDecoder(CompiledDecoder):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor | None = None,
-        others: Sequence[tuple[Tensor, Tensor]] = (),
+        other_groups: Sequence[tuple[Tensor, Tensor]] = (),
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
-        groups = (c.DecoderGroup * (1 + len(others)))()
-        for group, (slots, tables) in zip(groups, ((slot_mapping, block_tables), *others)):
+        groups = (c.DecoderGroup * (1 + len(other_groups)))()
+        for group, (slots, tables) in zip(groups, ((slot_mapping, block_tables), *other_groups)):
             check_dense("slot_mapping", slots, (tokens,), torch.int64)
             check_dense("block_tables", tables, (sequences, tables.shape[-1]), torch.int32)
             group.slots, group.block_tables = slots.data_ptr(), tables.data_ptr()
@@ -292,7 +292,9 @@ def _check(
 
 def _rotary_table(attentions: list[AttentionWeights]) -> Tensor | None:
     """The table of the first layer that rotates; all tables have the same shape."""
-    return next((each.cos_sin for each in attentions if each.cos_sin is not None), None)
+    return next(
+        (attention.cos_sin for attention in attentions if attention.cos_sin is not None), None
+    )
 
 
 def _check_cache(shape: DecoderShape, cache: KVCache, first: Tensor) -> None:

@@ -61,21 +61,21 @@ def choose(isa: str | None = None) -> Variant:
 
     Raises `KernelsUnavailable` for an unknown name and for one that this CPU can't run.
     """
-    wanted = isa or os.environ.get(ISA)
+    requested = isa or os.environ.get(ISA)
     has = cpu_flags()
     able = [name for name, needs in NEEDS.items() if has.issuperset(needs)]
-    if not wanted:
-        wanted = able[0]
-    if wanted not in NEEDS:
-        known = ", ".join(NEEDS)
-        raise KernelsUnavailable(f"{ISA} must be one of {known}; got {wanted!r}.", ISA)
-    if wanted not in able:
-        missing = ", ".join(sorted(set(NEEDS[wanted]) - has))
+    if not requested:
+        requested = able[0]
+    if requested not in NEEDS:
+        supported = ", ".join(NEEDS)
+        raise KernelsUnavailable(f"{ISA} must be one of {supported}; got {requested!r}.", ISA)
+    if requested not in able:
+        missing = ", ".join(sorted(set(NEEDS[requested]) - has))
         raise KernelsUnavailable(
-            f"{ISA} is {wanted}, but this {platform.machine()} lacks {missing}.", ISA
+            f"{ISA} is {requested}, but this {platform.machine()} lacks {missing}.", ISA
         )
-    extras = tuple(feature for feature in EXTRAS.get(wanted, ()) if feature in has)
-    return Variant(wanted, NEEDS[wanted] + extras)
+    extras = tuple(feature for feature in EXTRAS.get(requested, ()) if feature in has)
+    return Variant(requested, NEEDS[requested] + extras)
 
 
 def candidates(isa: str | None = None) -> list[Variant]:
@@ -86,7 +86,7 @@ def candidates(isa: str | None = None) -> list[Variant]:
     best = choose(isa)
     if isa or os.environ.get("QUIRE_CPU_ISA"):
         return [best]
-    plain = Variant(best.isa, NEEDS[best.isa])
+    minimal = Variant(best.isa, NEEDS[best.isa])
     has, lesser = cpu_flags(), list(NEEDS)[list(NEEDS).index(best.isa) + 1 :]
     rest = [choose(name) for name in lesser if has.issuperset(NEEDS[name])]
-    return [best, *([plain] if plain != best else []), *rest]
+    return [best, *([minimal] if minimal != best else []), *rest]

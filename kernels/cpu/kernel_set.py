@@ -244,7 +244,7 @@ class CpuKernels(KernelSet):
             raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}")
         check_vector("positions", positions, tokens, torch.int64)
         check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
-        most, rotary = check_rotary(cos_sin, size)
+        max_position, rotary = check_rotary(cos_sin, size)
         norm_dtype = check_norms(q_norm_weight, k_norm_weight, size)
         args = c.RopeArgs(
             q=q.data_ptr(),
@@ -259,7 +259,7 @@ class CpuKernels(KernelSet):
             head_size=size,
             positions=positions.data_ptr(),
             cos_sin=address(cos_sin),
-            max_position=most,
+            max_position=max_position,
             rotary=rotary,
             key_cache=key_cache.data_ptr(),
             value_cache=value_cache.data_ptr(),
@@ -295,7 +295,7 @@ class CpuKernels(KernelSet):
             out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
             raise ValueError(f"out {describe(out)} must be contiguous and like q {describe(q)}")
-        given = c.AttentionArgs(
+        arguments = c.AttentionArgs(
             q=q.data_ptr(),
             out=out.data_ptr(),
             q_stride=token_stride(q),
@@ -325,7 +325,7 @@ class CpuKernels(KernelSet):
             num_rows=-1,
             round_inputs=args.round_inputs,
         )
-        if status := self._paged_attention(ctypes.byref(given), num_threads()):
+        if status := self._paged_attention(ctypes.byref(arguments), num_threads()):
             check(status)
         return out
 

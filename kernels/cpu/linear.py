@@ -22,7 +22,7 @@ from kernels.linear_factory import (
     WeightFormat,
     check_codes,
     check_coding,
-    check_piece,
+    check_row_slice,
     group_size_for,
 )
 
@@ -132,7 +132,7 @@ def _float_layer(
     def pack(first: int, part: Tensor) -> int:
         if form.quantization is None:
             part = part.to(form.dtype)
-        check_piece(part, shape)
+        check_row_slice(part, shape)
         if part.stride(1) != 1 and part.shape[1] > 1:
             part = part.contiguous()
         return pack_rows(
@@ -197,10 +197,10 @@ def _new_layer(
     order: Tensor | None = None,
 ) -> CpuLinear:
     """A layer whose weights are still to come."""
-    kept = _bias(bias, shape[0])
+    float_bias = _bias(bias, shape[0])
     numbers = None if order is None else order.to(torch.int32).contiguous()
     handle = library.pack_new(
-        kind, *shape, group, address(kept), round_inputs, address(table), address(numbers)
+        kind, *shape, group, address(float_bias), round_inputs, address(table), address(numbers)
     )
     return CpuLinear(library, handle, *shape)
 

@@ -51,8 +51,8 @@ class CpuLora(NativeLora):
         check_lora(lora)
         self._a = _pack_inputs(library, lora.a)
         # The caller's memory may be a mapped file, or change.
-        self._vectors = [each.clone() if each is not None else None
-                         for each in (lora.gain, lora.shift)]  # fmt: skip
+        self._vectors = [vector.clone() if vector is not None else None
+                         for vector in (lora.gain, lora.shift)]  # fmt: skip
         pairs = in_pairs(library, lora.a.dtype, round_inputs=lora.round_inputs)
         self._packed = [_pack_outputs(library, part.b, pairs=pairs) for part in lora.parts]
         self._parts = (c.LoraPart * len(lora.parts))(
@@ -60,8 +60,8 @@ class CpuLora(NativeLora):
         )
         self.rank, self.in_features = lora.a.shape
         self.out_features = lora.out_features
-        held = [self._a, *self._packed, *self._vectors]
-        self.nbytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+        tensors = [self._a, *self._packed, *self._vectors]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         self._table = c.LoraLinear(
             a=self._a.data_ptr(),
             n=lora.out_features,
@@ -130,13 +130,13 @@ def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraSegment]
     if x.dtype != torch.float32 or x.dim() != 2 or len(x) != rows or x.stride(1) != 1:
         raise ValueError(f"x {list(x.shape)} {x.dtype} must be {rows} dense rows of float32")
     table = (c.LoraUse * len(uses))()
-    for each, (lora, own) in zip(table, uses, strict=True):
+    for entry, (lora, lora_rows) in zip(table, uses, strict=True):
         if not isinstance(lora, NativeLora):
             raise ValueError("an adapter must be packed by these kernels")
         if (lora.in_features, lora.out_features) != (x.shape[1], n):
             raise ValueError(f"an adapter maps {lora.in_features} to {lora.out_features} values")
-        check_dense("rows", own, (len(own),), torch.int64)
-        each.linear, each.rows, each.count = lora.address, own.data_ptr(), len(own)
+        check_dense("rows", lora_rows, (len(lora_rows),), torch.int64)
+        entry.linear, entry.rows, entry.count = lora.address, lora_rows.data_ptr(), len(lora_rows)
     status = library.add_lora(
         y.data_ptr(), n, x.data_ptr(), x.stride(0), rows, table, len(uses), num_threads()
     )
@@ -149,14 +149,14 @@ class CpuLoraTable(LoraTable):
 
     def __init__(self, layers: LayerLoras, sizes: Sequence[dict[str, tuple[int, int]]]) -> None:
         """`sizes`: inputs and outputs of each layer's linear layers, by their slots."""
-        self._kept = [dict(layer) for layer in layers]
+        self._references = [dict(layer) for layer in layers]
         self._lists: dict[tuple[int, str], ctypes.Array[ctypes.c_void_p]] = {}
         self._table = (c.LoraLayer * len(sizes))()
         for row, layer, fits in zip(self._table, layers, sizes, strict=True):
             for slot, lora in layer.items():
                 kind, _, expert = slot.partition(".")
-                known = kind in _LISTS if expert else slot in _SLOTS
-                if not known or not isinstance(lora, NativeLora):
+                is_supported = kind in _LISTS if expert else slot in _SLOTS
+                if not is_supported or not isinstance(lora, NativeLora):
                     raise ValueError(f"{slot} isn't adapted in one call")
                 if (lora.in_features, lora.out_features) != fits.get(slot):
                     raise ValueError(f"an adapter of {slot} must map {fits.get(slot)}")
@@ -182,14 +182,14 @@ class LoraSegments:
     """The groups of a step as C++ reads them."""
 
     def __init__(self, uses: Sequence[TableSegment]) -> None:
-        self._kept = uses
+        self._references = uses
         self.count = len(uses)
         self.table = (c.LoraGroup * self.count)() if uses else None
-        for each, (table, rows) in zip(self.table or (), uses, strict=True):
+        for entry, (table, rows) in zip(self.table or (), uses, strict=True):
             if not isinstance(table, CpuLoraTable):
                 raise ValueError("an adapter's table must be of these kernels")
             check_dense("rows", rows, (len(rows),), torch.int64)
-            each.layers, each.rows, each.count = table.address, rows.data_ptr(), len(rows)
+            entry.layers, entry.rows, entry.count = table.address, rows.data_ptr(), len(rows)
 
 
 #: Numbers to which what is packed is aligned: 64 bytes at least.
@@ -199,10 +199,10 @@ _ALIGNED = 32
 class TemplateLora(NativeLora):
     """One linear layer's share of an adapter that was packed as a whole."""
 
-    def __init__(self, plan: LoraLayout, rank: int, nbytes: int, address: int, held: object):
-        """`held`: all memory that is pointed to."""
+    def __init__(self, plan: LoraLayout, rank: int, nbytes: int, address: int, references: object):
+        """`references`: all memory that is pointed to."""
         self.in_features, self.out_features = plan.in_features, plan.out_features
-        self.rank, self.nbytes, self.address, self._held = rank, nbytes, address, held
+        self.rank, self.nbytes, self.address, self._references = rank, nbytes, address, references
 
 
 class _Memory:
@@ -229,39 +229,39 @@ class CpuLoraTemplate(LoraTemplate):
         outputs: list[c.LoraOutputs] = []
         self._size = 0
         #: By plan: rank and bytes.
-        self._told: list[tuple[int, int]] = []
+        self._sizes: list[tuple[int, int]] = []
         linears = (c.LoraLinear * len(plans))()
         parts = (c.LoraPart * sum(len(plan.parts) for plan in plans))()
         first = 0
         for plan, linear in zip(plans, linears, strict=True):
-            begun = self._size
+            start = self._size
             linear.parts, linear.num_parts = first * ctypes.sizeof(c.LoraPart), len(plan.parts)
             linear.pairs = in_pairs(library, dtype, round_inputs=plan.round_inputs)
-            self._place_inputs(plan, linear, inputs)
-            own = parts[first : first + len(plan.parts)]
-            self._place_outputs(plan, own, outputs, pairs=bool(linear.pairs))
+            self._add_inputs(plan, linear, inputs)
+            entries = parts[first : first + len(plan.parts)]
+            self._add_outputs(plan, entries, outputs, pairs=bool(linear.pairs))
             first += len(plan.parts)
-            self._told.append((linear.rank, (self._size - begun) * dtype.itemsize))
-        ends = [part.at + part.columns * part.rank for plan in plans for part in plan.parts]
-        ends += [at + ranks * plan.in_features for plan in plans for at, ranks in plan.a]
-        self._least = max(ends, default=0)
+            self._sizes.append((linear.rank, (self._size - start) * dtype.itemsize))
+        ends = [part.offset + part.columns * part.rank for plan in plans for part in plan.parts]
+        ends += [offset + ranks * plan.in_features for plan in plans for offset, ranks in plan.a]
+        self._min_values = max(ends, default=0)
         self._inputs = (c.LoraInputs * len(inputs))(*inputs)
         self._outputs = (c.LoraOutputs * len(outputs))(*outputs)
         self._linears, self._parts = _numbers(linears).copy(), _numbers(parts).copy()
 
-    def _place_inputs(
+    def _add_inputs(
         self, plan: LoraLayout, linear: c.LoraLinear, inputs: list[c.LoraInputs]
     ) -> None:
         """Give the numbers of one layer's a their places."""
         rank, done, k = sum(ranks for _, ranks in plan.a), 0, plan.in_features
-        for at, ranks in plan.a:
-            inputs.append(c.LoraInputs(at, self._size, rank, done, ranks, k))
+        for offset, ranks in plan.a:
+            inputs.append(c.LoraInputs(offset, self._size, rank, done, ranks, k))
             done += ranks
         linear.a, linear.dtype = self._size * self._dtype.itemsize, DTYPES[self._dtype]
         linear.n, linear.rank, linear.k = plan.out_features, rank, k
-        self._take(rank * depth(k))
+        self._reserve(rank * depth(k))
 
-    def _place_outputs(
+    def _add_outputs(
         self,
         plan: LoraLayout,
         entries: Sequence[c.LoraPart],
@@ -271,39 +271,41 @@ class CpuLoraTemplate(LoraTemplate):
     ) -> None:
         """Give the numbers of one layer's parts their places."""
         for part, entry in zip(plan.parts, entries, strict=True):
-            outputs.append(c.LoraOutputs(part.at, self._size, part.columns, part.rank, pairs))
+            outputs.append(c.LoraOutputs(part.offset, self._size, part.columns, part.rank, pairs))
             entry.b = self._size * self._dtype.itemsize
             entry.first, entry.columns, entry.start = part.first, part.columns, part.start
             entry.rank, entry.scale = part.rank, part.scale
             width = packed_width(part.rank, pairs=pairs)
-            self._take(-(-part.columns // COLUMNS) * COLUMNS * width)
+            self._reserve(-(-part.columns // COLUMNS) * COLUMNS * width)
 
-    def _take(self, count: int) -> None:
+    def _reserve(self, count: int) -> None:
         self._size += -(-count // _ALIGNED) * _ALIGNED
 
     def fill(self, values: Tensor) -> list[PackedLora] | None:
         if values.dtype != self._dtype or not values.is_contiguous():
             raise ValueError(f"values {values.dtype} must be dense numbers of {self._dtype}")
-        if values.numel() < self._least:
-            raise ValueError(f"there are {values.numel()} numbers, but {self._least} are named")
-        library, given = self._library, values.data_ptr()
-        if not library.all_numbers(given, values.numel(), DTYPES[self._dtype]):
+        if values.numel() < self._min_values:
+            raise ValueError(
+                f"there are {values.numel()} numbers, but {self._min_values} are named"
+            )
+        library, source = self._library, values.data_ptr()
+        if not library.all_numbers(source, values.numel(), DTYPES[self._dtype]):
             return None
-        kept = _Memory(library, self._size * self._dtype.itemsize)
+        memory = _Memory(library, self._size * self._dtype.itemsize)
         tables = (self._inputs, len(self._inputs), self._outputs, len(self._outputs))
-        status = library.fill_lora(kept.address, given, *tables, self._dtype.itemsize)
+        status = library.fill_lora(memory.address, source, *tables, self._dtype.itemsize)
         if status:
             check(status)
         linears, parts = self._linears.copy(), self._parts.copy()
-        parts[:, _field(c.LoraPart, "b")] += kept.address
-        linears[:, _field(c.LoraLinear, "a")] += kept.address
+        parts[:, _field(c.LoraPart, "b")] += memory.address
+        linears[:, _field(c.LoraLinear, "a")] += memory.address
         linears[:, _field(c.LoraLinear, "parts")] += parts.ctypes.data
         address, step = linears.ctypes.data, ctypes.sizeof(c.LoraLinear)
-        held = (kept, linears, parts)
+        references = (memory, linears, parts)
         return [
-            TemplateLora(plan, rank, nbytes, address + index * step, held)
+            TemplateLora(plan, rank, nbytes, address + index * step, references)
             for index, (plan, (rank, nbytes)) in enumerate(
-                zip(self._plans, self._told, strict=True)
+                zip(self._plans, self._sizes, strict=True)
             )
         ]
 

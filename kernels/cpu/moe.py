@@ -61,8 +61,8 @@ KINDS = {
 def activation_of(spec: ActivationSpec) -> Activation:
     """The C++ struct. Raises ValueError for an unknown name."""
     if spec.name not in KINDS:
-        known = ", ".join(KINDS)
-        raise ValueError(f"activation must be one of {known}; got {spec.name!r}")
+        supported = ", ".join(KINDS)
+        raise ValueError(f"activation must be one of {supported}; got {spec.name!r}")
     return Activation(KINDS[spec.name], spec.limit, spec.alpha)
 
 
@@ -126,7 +126,7 @@ class CpuExperts(MixtureOfExperts):
             act=activation_of(experts.activation),
         )
         self.address = ctypes.addressof(self._table)
-        self._kept = (experts, ups, downs)
+        self._references = (experts, ups, downs)
         self.layers, self._sizes = experts, sizes_of(experts)
         self._run = library.run_experts
         self.nbytes = bytes_read(experts)

@@ -58,9 +58,9 @@ def linear_scan(
     key_heads, key_size = inputs.k.shape[1:]
     check_dense("states", states, tuple(states.shape), torch.float32)
     for name in ("decay", "rate_bias", "skip"):
-        given: Tensor | None = getattr(weights, name)
-        if given is not None:
-            check_dense(name, given, (heads,), torch.float32)
+        vector: Tensor | None = getattr(weights, name)
+        if vector is not None:
+            check_dense(name, vector, (heads,), torch.float32)
     beta = inputs.beta
     out = torch.empty((tokens, heads, value_size))
     args = c.LinearScan(

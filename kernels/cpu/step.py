@@ -33,17 +33,17 @@ class LogitEditArrays:
 
     Attributes:
         address: of the table.
-        most: top tokens that a row is told of at most; -1: none is told of any.
+        max_logprobs: top tokens that a row is told of at most; -1: none is told of any.
     """
 
     def __init__(self, edits: Sequence[LogitEditParams], count: int, vocab_size: int) -> None:
         if len(edits) != count:
             raise ValueError(f"there must be edits for each of {count} rows")
         self._vocab_size = vocab_size
-        self._kept: list[object] = [edits]
-        self._table = (c.RowEdits * count)(*(self._row(each) for each in edits))
+        self._references: list[object] = [edits]
+        self._table = (c.RowEdits * count)(*(self._row(row) for row in edits))
         self.address = ctypes.addressof(self._table)
-        self.most = min(vocab_size, max((each.num_logprobs for each in edits), default=-1))
+        self.max_logprobs = min(vocab_size, max((row.num_logprobs for row in edits), default=-1))
 
     def _row(self, edits: LogitEditParams) -> c.RowEdits:
         if edits.allowed is not None:
@@ -54,7 +54,7 @@ class LogitEditArrays:
         for word in edits.words:
             starts.append(starts[-1] + len(word))
         biases = (ctypes.c_float * len(edits.bias))(*edits.bias.values())
-        self._kept.append(biases)
+        self._references.append(biases)
         return c.RowEdits(
             allowed=None if edits.allowed is None else edits.allowed.data_ptr(),
             forbidden=self._ids(edits.forbidden),
@@ -76,14 +76,14 @@ class LogitEditArrays:
         )
 
     def _ids(self, tokens: Iterable[int]) -> int:
-        known = list(tokens)
-        if any(not 0 <= token < self._vocab_size for token in known):
+        token_ids = list(tokens)
+        if any(not 0 <= token < self._vocab_size for token in token_ids):
             raise ValueError(f"tokens must be in [0, {self._vocab_size})")
-        return self._array(ctypes.c_int32, known)
+        return self._array(ctypes.c_int32, token_ids)
 
     def _array(self, of: type[ctypes.c_int32] | type[ctypes.c_int64], values: list[int]) -> int:
         array = (of * len(values))(*values)
-        self._kept.append(array)
+        self._references.append(array)
         return ctypes.addressof(array)
 
 
@@ -103,7 +103,7 @@ class CpuStep(CompiledStep):
         taps: ctypes.Array[ctypes.c_int64],
     ) -> None:
         """`decoder`: its address and its owner; `taps`: layers whose inputs the step returns."""
-        self._kept = (decoder[1], ends, tables, taps)
+        self._references = (decoder[1], ends, tables, taps)
         described = _embedding_and_head(decoder[0], hidden_size, ends)
         described.taps, described.num_taps = ctypes.addressof(taps), len(taps)
         block_tables = (c.BlockTable * len(tables.block_tables))(
@@ -154,12 +154,12 @@ class CpuBoundStep(BoundStep):
                 LogitEditArrays(choice.edits, chosen, self._vocab_size) if choice.edits else None
             )
             described = ctypes.byref(_sampling_params(choice, chosen, edits))
-        self._kept = (step, rows, choice, logits, adapters, edits)
-        self._most = -1 if edits is None else edits.most
+        self._references = (step, rows, choice, logits, adapters, edits)
+        self._max_logprobs = -1 if edits is None else edits.max_logprobs
         self._run, self._count, self._chosen = step.run, count, chosen
         self._out = (ctypes.c_int64 * chosen)()
-        self._own_scores = self._new_scores(chosen)
-        self._result = _result(self._out, None, logits, self._own_scores)
+        self._step_scores = self._new_scores(chosen)
+        self._result = _result(self._out, None, logits, self._step_scores)
         self._rows = (step.handle, rows.data_ptr())
         self._rest = (count, chosen, described)
         self._adapters = (adapters.table, adapters.count)
@@ -174,7 +174,7 @@ class CpuBoundStep(BoundStep):
         if drafts is not None:
             return self._verify(drafts, logits, hidden)
         # The usual step, whose arguments are made once.
-        self.scores = self._own_scores
+        self.scores = self._step_scores
         self._result.hidden = self._hidden_address(hidden, self._count)
         if status := self._run(*self._args, num_threads()):
             check(status)
@@ -213,9 +213,9 @@ class CpuBoundStep(BoundStep):
         return hidden.data_ptr()
 
     def _new_scores(self, tokens: int) -> StepLogprobs | None:
-        if self._most < 0:
+        if self._max_logprobs < 0:
             return None
-        shape = (tokens, 1 + self._most)
+        shape = (tokens, 1 + self._max_logprobs)
         ids, ranks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
         return StepLogprobs(ids, torch.zeros(shape), ranks)
 

@@ -16,10 +16,10 @@ def gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, low: int, high:
     """The tokens [low, high) of a sequence's `blocks` as [high - low, Hk, D]."""
     block_size = cache.shape[2]
     skipped = low // block_size
-    taken = blocks[skipped : -(-high // block_size)].long()
-    tokens = wide(cache[taken])
+    read_blocks = blocks[skipped : -(-high // block_size)].long()
+    tokens = wide(cache[read_blocks])
     if scales is not None:
-        tokens = tokens * scales[taken][..., None]
+        tokens = tokens * scales[read_blocks][..., None]
     tokens = tokens.transpose(1, 2).flatten(0, 1)
     return tokens[low - skipped * block_size : high - skipped * block_size]
 
@@ -56,8 +56,8 @@ def attend(
     scores = torch.einsum("qhgd,khd->hgqk", grouped, keys) * args.scale
     if args.soft_cap > 0:
         scores = args.soft_cap * torch.tanh(scores / args.soft_cap)
-    at = torch.arange(first, first + count, device=q.device)[:, None]
-    distance = torch.arange(keys.shape[0], device=q.device)[None, :] - at
+    positions = torch.arange(first, first + count, device=q.device)[:, None]
+    distance = torch.arange(keys.shape[0], device=q.device)[None, :] - positions
     if args.alibi_slopes is not None:
         slopes = args.alibi_slopes.to(scores.dtype).view(kv_heads, -1, 1, 1)
         scores = scores + slopes * distance
@@ -66,7 +66,7 @@ def attend(
         hidden = hidden | (distance <= -args.sliding_window)
     if args.sparse is not None:
         tokens = begin + torch.arange(keys.shape[0], device=q.device)
-        unseen = args.sparse.is_masked(tokens[at[:, 0]], tokens, heads)
+        unseen = args.sparse.is_masked(tokens[positions[:, 0]], tokens, heads)
         hidden = hidden | unseen.view(kv_heads, -1, *unseen.shape[1:])
     scores = scores.masked_fill(hidden, float("-inf"))
     if args.sinks is not None:
@@ -89,9 +89,9 @@ def latent_attention(args: MlaArgs) -> Tensor:
             first, last = length - (end - low), length - (end - high)
             keys = gather(args.cache, args.scales, blocks, 0, last)[:, 0]
             scores = torch.einsum("qhd,kd->hqk", wide(q[low:high]), keys) * args.scale
-            at = torch.arange(first, last, device=q.device)[:, None]
-            later = torch.arange(last, device=q.device)[None, :] > at
+            positions = torch.arange(first, last, device=q.device)[:, None]
+            later = torch.arange(last, device=q.device)[None, :] > positions
             weights = torch.softmax(scores.masked_fill(later, float("-inf")), -1)
-            found = torch.einsum("hqk,kd->qhd", weights, keys[:, -latent:])
-            out[low:high] = found.to(q.dtype)
+            result = torch.einsum("hqk,kd->qhd", weights, keys[:, -latent:])
+            out[low:high] = result.to(q.dtype)
     return out

@@ -82,8 +82,8 @@ def rope_and_cache(
 
 def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping: Tensor) -> None:
     """Write k or v [T, Hk, D] to their slots; a slot of -1 writes nothing."""
-    kept = slot_mapping >= 0
-    slots, x = slot_mapping[kept], x[kept]
+    stored = slot_mapping >= 0
+    slots, x = slot_mapping[stored], x[stored]
     block, offset = slots // cache.shape[2], slots % cache.shape[2]
     if scales is not None:
         scale = wide(x).abs().amax(-1) / 127
@@ -91,6 +91,6 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
         # No integer stands for what isn't finite: the scale says so.
         scales[block, :, offset] = torch.where(finite, scale, torch.nan).to(scales.dtype)
         inverse = 1 / scale
-        kept = (finite & inverse.isfinite())[..., None]
-        x = torch.where(kept, wide(x) * inverse[..., None], 0.0).round()
+        stored = (finite & inverse.isfinite())[..., None]
+        x = torch.where(stored, wide(x) * inverse[..., None], 0.0).round()
     cache[block, :, offset] = x.to(cache.dtype)

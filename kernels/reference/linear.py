@@ -22,8 +22,8 @@ def quantize(weight: Tensor, quantization: str, group: int) -> tuple[Tensor, Ten
     if quantization == "int8":
         scales = as_stored(grouped.abs().amax(-1) / 127)
         return levels(grouped, scales, -127, 127).flatten(1), scales
-    at = grouped.abs().argmax(-1, keepdim=True)
-    top = grouped.gather(-1, at).squeeze(-1)
+    index = grouped.abs().argmax(-1, keepdim=True)
+    top = grouped.gather(-1, index).squeeze(-1)
     tried = torch.stack([as_stored(top / (-8 + 0.1 * step)) for step in range(-4, 11)])
     errors = torch.stack([_error(grouped, scales) for scales in tried])
     scales = tried.gather(0, errors.argmin(0, keepdim=True)).squeeze(0)
@@ -56,12 +56,12 @@ def dequantize(
     """The float32 weights [N, K] that integers stand for; see `IntegerRows`."""
     rows, groups = scales.shape
     grouped = values.view(rows, groups, -1).float()
-    kept = as_stored(scales.float())[..., None]
+    float_scales = as_stored(scales.float())[..., None]
     if minima is not None:
-        return (grouped * kept - as_stored(minima.float())[..., None]).flatten(1)
+        return (grouped * float_scales - as_stored(minima.float())[..., None]).flatten(1)
     if zeros is not None:
-        return ((grouped - zeros.float()[..., None]) * kept).flatten(1)
-    return ((grouped - (0 if bits == 8 else 8)) * kept).flatten(1)
+        return ((grouped - zeros.float()[..., None]) * float_scales).flatten(1)
+    return ((grouped - (0 if bits == 8 else 8)) * float_scales).flatten(1)
 
 
 class ReferenceLinear(LinearLayer):
@@ -98,8 +98,8 @@ class ReferenceLinear(LinearLayer):
         return result.to(x.dtype) if out is None else out.copy_(result)
 
     def tensors(self) -> dict[str, Tensor]:
-        held = {"weight": self.weight, "bias": self.bias}
-        return {name: tensor for name, tensor in held.items() if tensor is not None}
+        tensors = {"weight": self.weight, "bias": self.bias}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
     def rows(self, ids: Tensor) -> Tensor:
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:

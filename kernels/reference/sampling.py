@@ -33,8 +33,8 @@ def sample(
     weights = ((values - values[:, :1]) / scale).exp()
     order = torch.arange(logits.shape[1], device=logits.device)
     weights *= (order < top_k.clamp(min=1)[:, None]) & (weights >= min_p[:, None])
-    before = weights.cumsum(-1) - weights
-    inside = (before < (top_p * weights.sum(-1))[:, None]) | (top_p >= 1)[:, None]
+    preceding = weights.cumsum(-1) - weights
+    inside = (preceding < (top_p * weights.sum(-1))[:, None]) | (top_p >= 1)[:, None]
     inside[:, 0] = True
     by_id = torch.zeros_like(weights).scatter_(1, ids, weights * inside)
     cumulative = by_id.cumsum(-1)

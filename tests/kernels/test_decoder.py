@@ -289,7 +289,7 @@ def test_nothing_is_written_when_a_batch_is_refused(compiled):
     for own, other in ((wrong, good), (good, wrong)):
         arguments = [batch[0], *own, *batch[3:]]
         with pytest.raises(ValueError, match="block outside"):
-            decoder(torch.randn(tokens, 96), *arguments, others=[other])
+            decoder(torch.randn(tokens, 96), *arguments, other_groups=[other])
     with pytest.raises(ValueError, match="contradict"):
         decoder(torch.randn(tokens, 96), *batch)
     assert torch.equal(layers[0].key_cache, keys)

@@ -45,7 +45,7 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
     multiple = f"%{backend.block_multiple}" if backend.block_multiple > 1 else "any"
     sizes = ", ".join(str(size) for size in backend.head_sizes)
     if not sizes:
-        sizes = "any" if backend.most_head_size > 1024 else f"up to {backend.most_head_size}"
+        sizes = "any" if backend.max_head_size > 1024 else f"up to {backend.max_head_size}"
     if backend.latents:
         sizes += "; latents up to " + " + ".join(
             str(latent_size) for latent_size in backend.latents
