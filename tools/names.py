@@ -20,6 +20,7 @@ PACKAGES = ("platform", "inference", "engine", "kernels", "quire", "tools", "ben
 
 #: Without any of the words.
 CLEAN = (
+    "engine/contract",
     "engine/core",
     "engine/kv_cache",
     "engine/model_loader",
@@ -134,6 +135,13 @@ ALLOWED = {
     "inference/api/tokens.py:reasoning_ended": "a JSON field of the API",
     "inference/schemas/objects.py:ended_at": "a JSON field of the API",
     "put": "method of an HTTP view, and of a queue",
+    "engine/contract/engine_config.py:kept_seats_fraction": "a setting",
+    "engine/contract/messages.py:behind": "a field of a message",
+    "engine/contract/messages.py:held": "a field of a message",
+    "engine/contract/messages.py:num_ahead_own": "a field of a message",
+    "engine/contract/replica_state.py:at": "a field of a message",
+    "engine/contract/replica_state.py:held": "a field of a message",
+    "engine/contract/replica_state.py:whole": "a field of a message",
     "engine/scheduler/scheduler.py:behind": "a field of a message",
     "engine/scheduler/scheduler.py:num_ahead_own": "a field of a message",
     "engine/text/jinja_sandbox.py:left": "jinja2's parameter",

@@ -545,8 +545,8 @@ def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
     if config.load_format in ("pt", "npcache"):
         patterns += ["*.bin", "*.pt", "*.pth"]
-    has_others = any(name.endswith((".safetensors", ".gguf")) for name in names)
-    patterns += [TORCH_WEIGHTS] if config.load_format == "auto" and not has_others else []
+    has_safe_weights = any(name.endswith((".safetensors", ".gguf")) for name in names)
+    patterns += [TORCH_WEIGHTS] if config.load_format == "auto" and not has_safe_weights else []
     patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
     patterns += ["*.py"] if config.trust_remote_code else []
     return patterns

@@ -29,7 +29,7 @@ _SCHEMAS = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
     *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
 )
-_OTHERS = {"additionalProperties", "unevaluatedProperties"}
+_ADDITIONAL = {"additionalProperties", "unevaluatedProperties"}
 _UNIONS = ("anyOf", "oneOf")
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
 
@@ -156,9 +156,9 @@ def _close_objects(root: Any, nodes: list[dict[str, Any]]) -> None:
 
 def _joins(node: dict[str, Any]) -> bool:
     """Whether several schemas hold together: of these keywords more than one, or `allOf`."""
-    own = bool({"properties", "patternProperties"} & node.keys())
-    others = sum(key in node for key in ("$ref", *_UNIONS))
-    return isinstance(node.get("allOf"), list) or own + others > 1
+    has_properties = bool({"properties", "patternProperties"} & node.keys())
+    num_references = sum(key in node for key in ("$ref", *_UNIONS))
+    return isinstance(node.get("allOf"), list) or has_properties + num_references > 1
 
 
 def _parts(root: Any, node: dict[str, Any]) -> list[Any]:
@@ -189,17 +189,17 @@ def _close(node: dict[str, Any], parts_of: dict[int, list[Any]]) -> None:
         if id(part) in seen:
             continue
         seen.add(id(part))
-        if id(part) not in parts_of or _OTHERS & part.keys():
+        if id(part) not in parts_of or _ADDITIONAL & part.keys():
             return
         waiting += [*parts_of[id(part)], *(_options(part) if part is not node else ())]
-        for key, known in (
+        for key, target in (
             ("properties", names),
             ("required", names),
             ("patternProperties", patterns),
         ):
             value = part.get(key)
             listed = value if isinstance(value, dict | list) else ()
-            known |= {name: True for name in listed if isinstance(name, str)}
+            target |= {name: True for name in listed if isinstance(name, str)}
     if not patterns and _min_properties(node) > len(names):
         return  # it needs more than it names
     properties, by_pattern = node.get("properties", {}), node.get("patternProperties", {})
@@ -207,8 +207,8 @@ def _close(node: dict[str, Any], parts_of: dict[int, list[Any]]) -> None:
         return  # the grammar's compiler says what is wrong
     if not (names or patterns or "properties" in node):
         return
-    others = {name: True for name in names if name not in properties}
-    node["properties"] = properties | others
+    unlisted = {name: True for name in names if name not in properties}
+    node["properties"] = properties | unlisted
     if patterns:
         node["patternProperties"] = {**patterns, **by_pattern}
     node["additionalProperties"] = False

@@ -57,7 +57,7 @@ class PromptEmbeds(msgspec.Struct, array_like=True):
     data: bytes
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether `data` has the length that the other fields say."""
         return len(self.data) == self.rows * self.size * ITEM_BYTES.get(self.dtype, 0)
 

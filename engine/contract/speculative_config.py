@@ -11,11 +11,11 @@ from engine.contract.checkpoint_options import QUANTIZATIONS
 from engine.contract.errors import ConfigError
 
 #: The checkpoint's own multi-token prediction layers.
-OWN_LAYERS = "mtp"
+MTP = "mtp"
 #: Small networks on the model's hidden states.
-HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3", OWN_LAYERS)
+HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3", MTP)
 METHODS = ("ngram", "suffix", "draft_model", *HEADS)
-#: vLLM's older names of `OWN_LAYERS`, by family.
+#: vLLM's older names of `MTP`, by family.
 _MTP_ALIASES = frozenset(
     f"{family}_mtp"
     for family in (
@@ -86,9 +86,7 @@ class SpeculativeConfig:
     def _check_model(self) -> None:
         """Check the fields of a draft model or of heads."""
         computes, has_model = self.computes, isinstance(self.model, str) and bool(self.model)
-        if (computes and not (has_model or self.method == OWN_LAYERS)) or not isinstance(
-            self.model, str
-        ):
+        if (computes and not (has_model or self.method == MTP)) or not isinstance(self.model, str):
             raise _config_error(
                 f"model must be the folder or hub id of the {self.method.replace('_', ' ')}."
             )
@@ -138,7 +136,7 @@ class SpeculativeConfig:
         if method in ("ngram", "suffix") and str(model).strip("[]") == method:
             del values["model"]
         if isinstance(method, str) and method in _MTP_ALIASES:
-            values["method"] = OWN_LAYERS
+            values["method"] = MTP
         names = {spec.name for spec in dataclasses.fields(cls)}
         for key in values:
             if key not in names:

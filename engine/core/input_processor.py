@@ -41,7 +41,7 @@ _DTYPES = {
 
 def to_tensor(embeds: PromptEmbeds) -> Tensor:
     """[rows, size], with memory of its own. Raises `InvalidRequest` unless all of it is there."""
-    if not embeds.whole or not embeds.rows or not embeds.size:
+    if not embeds.is_complete or not embeds.rows or not embeds.size:
         raise InvalidRequest("prompt_embeds aren't whole.", param="prompt_embeds")
     numbers = torch.frombuffer(bytearray(embeds.data), dtype=_DTYPES[embeds.dtype])
     return numbers.view(embeds.rows, embeds.size)

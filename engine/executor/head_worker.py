@@ -15,7 +15,7 @@ from engine.checkpoints.model_files import apply_overrides
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.speculative_config import OWN_LAYERS, SpeculativeConfig
+from engine.contract.speculative_config import MTP, SpeculativeConfig
 from engine.devices.device import Device
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.model_loader.loader import LoadedModel, resolve_folder
@@ -105,7 +105,7 @@ class HeadWorker:
         try:
             folder = resolve_folder(self._config)
             model = TargetModel(cast(NativeDecoder, target.model), target.max_model_len)
-            if method == OWN_LAYERS:
+            if method == MTP:
                 return self._load_mtp(folder, model)
             if method in LAYER_METHODS:
                 return load_layer_heads(method, folder, model, *form)
@@ -128,7 +128,7 @@ class HeadWorker:
             heads = Mtp(source, target)
         finally:
             weights.close()
-        log.info("%s: a layer of %d MB", OWN_LAYERS, heads.nbytes >> 20)
+        log.info("%s: a layer of %d MB", MTP, heads.nbytes >> 20)
         return heads
 
     @property

@@ -87,7 +87,7 @@ def read_embeds(text: str, size: int) -> PromptEmbeds:
     item = ITEM_BYTES[dtype]
     data = numbers[start * item : (start + rows * width) * item]
     embeds = PromptEmbeds(dtype, rows, width, data)
-    if not embeds.whole:
+    if not embeds.is_complete:
         raise _refusal("has fewer numbers than its shape says")
     return embeds
 

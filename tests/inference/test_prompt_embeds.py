@@ -120,7 +120,7 @@ def test_damage_is_refused_or_harmless() -> None:
         for bit in (1, 128):
             file[place] ^= bit
             with contextlib.suppress(InvalidRequest):
-                assert read_embeds(base64.b64encode(file).decode(), SIZE).whole
+                assert read_embeds(base64.b64encode(file).decode(), SIZE).is_complete
             file[place] ^= bit
 
 
