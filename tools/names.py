@@ -25,6 +25,7 @@ CLEAN = (
     "engine/kv_cache",
     "engine/model_loader",
     "engine/pooling",
+    "engine/quantization",
     "engine/sampling",
     "engine/scheduler",
     "engine/serving",

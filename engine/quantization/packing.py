@@ -19,16 +19,16 @@ Rows = slice | Tensor
 """Which rows: a slice, or their numbers int64 [n]."""
 
 
-Own = IntegerFormat | CodeFormat
+NativeFormat = IntegerFormat | CodeFormat
 """A form that only some sets of kernels keep: sorted inputs, bytes with zero points, codes."""
 
 
-def keeps(ops: KernelSet, own: Own) -> bool:
+def keeps(ops: KernelSet, form: NativeFormat) -> bool:
     """Whether these kernels keep weights of such a form."""
-    if isinstance(own, CodeFormat):
-        return ops.keeps_code_format(own)
-    bytes_with_zeros = own.bits == 8 and own.with_zeros
-    return (ops.supports_act_order or not own.order) and (
+    if isinstance(form, CodeFormat):
+        return ops.keeps_code_format(form)
+    bytes_with_zeros = form.bits == 8 and form.with_zeros
+    return (ops.supports_act_order or not form.order) and (
         ops.supports_int8_zero_points or not bytes_with_zeros
     )
 
@@ -53,7 +53,7 @@ class WeightSource(Protocol):
     bits: int
     quantized: bool
     integers: IntegerFormat | None
-    native_format: Own | None
+    native_format: NativeFormat | None
 
     def floats(self, rows: Rows) -> Tensor:
         """Those rows, [n, K] in a float dtype; maybe backed by the mapped file."""
@@ -67,12 +67,12 @@ class WeightSource(Protocol):
 
 def stays_small(ops: KernelSet, matrix: WeightSource) -> bool:
     """Whether these kernels keep it in few bits as it is, and meet x in its own order."""
-    own = (
+    native = (
         matrix.native_format
         if matrix.native_format is not None and keeps(ops, matrix.native_format)
         else None
     )
-    kind = own or matrix.integers
+    kind = native or matrix.integers
     return kind is not None and not (isinstance(kind, IntegerFormat) and kind.order)
 
 
@@ -80,7 +80,7 @@ class DequantizedSource:
     """Of a `WeightSource` that no kernel takes as it is."""
 
     integers: IntegerFormat | None = None
-    native_format: Own | None = None
+    native_format: NativeFormat | None = None
 
     def as_integers(self, rows: Rows) -> IntegerRows:
         """See `WeightSource`."""
@@ -181,29 +181,29 @@ class LoadBuffer:
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def concatenate(self, pieces: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        """`pieces` [n, K] over each other, until the next call.
+    def concatenate(self, slices: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+        """`slices` [n, K] over each other, until the next call.
 
         In `dtype`, by default one that holds all of them, but for 64 bits, which no kernel takes.
 
         What is one piece of that dtype already, or isn't in the CPU's memory, isn't copied here.
         """
-        only = len(pieces) == 1
-        dtype = dtype or reduce(torch.promote_types, (piece.dtype for piece in pieces))
+        only = len(slices) == 1
+        dtype = dtype or reduce(torch.promote_types, (row_slice.dtype for row_slice in slices))
         dtype = torch.float32 if dtype == torch.float64 else dtype
-        if any(piece.device != self._bytes.device for piece in pieces):
-            return pieces[0] if only else torch.cat(list(pieces))
-        if only and pieces[0].dtype == dtype:
-            return pieces[0]
-        rows = sum(len(piece) for piece in pieces)
-        joined = self._room((rows, pieces[0].shape[1]), dtype)
+        if any(row_slice.device != self._bytes.device for row_slice in slices):
+            return slices[0] if only else torch.cat(list(slices))
+        if only and slices[0].dtype == dtype:
+            return slices[0]
+        rows = sum(len(row_slice) for row_slice in slices)
+        joined = self._reserve((rows, slices[0].shape[1]), dtype)
         above = 0
-        for piece in pieces:
-            joined[above : above + len(piece)].copy_(piece)
-            above += len(piece)
+        for row_slice in slices:
+            joined[above : above + len(row_slice)].copy_(row_slice)
+            above += len(row_slice)
         return joined
 
-    def _room(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    def _reserve(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
         if len(self._bytes) < size:
             self._bytes = torch.empty(size, dtype=torch.uint8)
@@ -211,7 +211,7 @@ class LoadBuffer:
 
 
 #: Floats that are read at once: what a load needs beside the packed weights.
-_PIECE_BYTES = 4 << 20
+_SLICE_BYTES = 4 << 20
 #: For matrices of several formats in one layer: 8 bits hold what any format of fewer says.
 _MIXED_GROUP = 32
 
@@ -254,20 +254,20 @@ class LinearPacker:
         """
         form = self._pack_native(ops, quantization) or self._integers(quantization)
         if isinstance(form, CodeFormat):
-            return ops.make_linear(self.shape, self._code_pieces(), form, bias)
+            return ops.make_linear(self.shape, self._code_slices(), form, bias)
         if form is not None:
-            return ops.make_linear(self.shape, self._integer_pieces(form), form, bias)
+            return ops.make_linear(self.shape, self._integer_slices(form), form, bias)
         floats = FloatFormat(dtype, quantization, round_inputs=round_inputs)
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
             floats = FloatFormat(dtype, "int8", _MIXED_GROUP)
-        pieces = self._float_pieces(None if floats.quantization else dtype)
-        return ops.make_linear(self.shape, pieces, floats, bias)
+        slices = self._float_slices(None if floats.quantization else dtype)
+        return ops.make_linear(self.shape, slices, floats, bias)
 
-    def _pack_native(self, ops: KernelSet, quantization: str | None) -> Own | None:
+    def _pack_native(self, ops: KernelSet, quantization: str | None) -> NativeFormat | None:
         """The form of their own that all matrices have and these kernels keep."""
         forms = {matrix.native_format for matrix in self._matrices}
-        own = forms.pop() if quantization is None and len(forms) == 1 else None
-        return own if own is not None and keeps(ops, own) else None
+        native = forms.pop() if quantization is None and len(forms) == 1 else None
+        return native if native is not None and keeps(ops, native) else None
 
     def _integers(self, quantization: str | None) -> IntegerFormat | None:
         """The kernels' format in which all matrices stay as they are; None: there is none."""
@@ -279,41 +279,45 @@ class LinearPacker:
         kind = self._pack_native(ops, quantization) or self._integers(quantization)
         if kind is not None:
             return all(matrix.bits == kind.bits for matrix in self._matrices)
-        plain = str(dtype).removeprefix("torch.")
-        return quantization is None and all(each.source == plain for each in self._matrices)
+        dtype_name = str(dtype).removeprefix("torch.")
+        return quantization is None and all(
+            matrix.source == dtype_name for matrix in self._matrices
+        )
 
-    def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
+    def _float_slices(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
         """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
-        for parts in self._pieces():
-            pieces = [matrix.floats(rows) for matrix, rows in parts]
-            yield self._scratch.concatenate(pieces, dtype)
-            del pieces
+        for parts in self._slices():
+            slices = [matrix.floats(rows) for matrix, rows in parts]
+            yield self._scratch.concatenate(slices, dtype)
+            del slices
             self._release()
 
-    def _code_pieces(self) -> Iterator[CodeRows]:
-        for parts in self._pieces():
-            pieces = [cast(CodeRows, matrix.as_native(rows)) for matrix, rows in parts]
-            codes, scales = zip(*((piece.codes, piece.scales) for piece in pieces), strict=True)
-            yield CodeRows(torch.cat(codes), torch.cat(scales)) if len(pieces) > 1 else pieces[0]
-            del pieces, codes, scales
+    def _code_slices(self) -> Iterator[CodeRows]:
+        for parts in self._slices():
+            slices = [cast(CodeRows, matrix.as_native(rows)) for matrix, rows in parts]
+            codes, scales = zip(
+                *((row_slice.codes, row_slice.scales) for row_slice in slices), strict=True
+            )
+            yield CodeRows(torch.cat(codes), torch.cat(scales)) if len(slices) > 1 else slices[0]
+            del slices, codes, scales
             self._release()
 
-    def _integer_pieces(self, kind: IntegerFormat) -> Iterator[IntegerRows]:
-        for parts in self._pieces():
-            pieces = [
+    def _integer_slices(self, kind: IntegerFormat) -> Iterator[IntegerRows]:
+        for parts in self._slices():
+            slices = [
                 cast(IntegerRows, matrix.as_native(rows))
                 if kind == matrix.native_format
                 else matrix.as_integers(rows)
                 for matrix, rows in parts
             ]
-            yield pieces[0] if len(pieces) == 1 else _joined(pieces)
-            del pieces
+            yield slices[0] if len(slices) == 1 else _joined(slices)
+            del slices
             self._release()
 
-    def _pieces(self) -> Iterator[list[tuple[WeightSource, Rows]]]:
+    def _slices(self) -> Iterator[list[tuple[WeightSource, Rows]]]:
         """What makes up each piece: rows of one matrix, or of two and more where they meet."""
         total, widest = self.shape[0], max(matrix.row_bytes for matrix in self._matrices)
-        step = max(1, _PIECE_BYTES // max(1, widest * SLICE_ROWS)) * SLICE_ROWS
+        step = max(1, _SLICE_BYTES // max(1, widest * SLICE_ROWS)) * SLICE_ROWS
         for start in range(0, total, step):
             stop = min(total, start + step)
             if self._order is not None:
@@ -330,12 +334,12 @@ class LinearPacker:
             above += matrix.shape[0]
 
 
-def _joined(pieces: list[IntegerRows]) -> IntegerRows:
-    minima = [piece.minima for piece in pieces if piece.minima is not None]
-    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
+def _joined(slices: list[IntegerRows]) -> IntegerRows:
+    minima = [row_slice.minima for row_slice in slices if row_slice.minima is not None]
+    zeros = [row_slice.zeros for row_slice in slices if row_slice.zeros is not None]
     return IntegerRows(
-        torch.cat([piece.values for piece in pieces]),
-        torch.cat([piece.scales for piece in pieces]),
+        torch.cat([row_slice.values for row_slice in slices]),
+        torch.cat([row_slice.scales for row_slice in slices]),
         torch.cat(minima) if minima else None,
         torch.cat(zeros) if zeros else None,
     )

@@ -44,7 +44,7 @@ def layer_report(
     names: Sequence[str],
     matrices: Sequence[WeightSource],
     layer: LinearLayer,
-    kept: bool,
+    is_native: bool,
     device: torch.device,
     order: Tensor | None = None,
 ) -> LayerReport:
@@ -52,21 +52,23 @@ def layer_report(
 
     `order`: the layer's rows as numbers of the only matrix's; None: as they are.
     """
-    plain = kept and all(matrix.integers is matrix.native_format is None for matrix in matrices)
+    is_unquantized = is_native and all(
+        matrix.integers is matrix.native_format is None for matrix in matrices
+    )
     formats = dict.fromkeys(matrix.source for matrix in matrices)
     return LayerReport(
         layer=_common_name(names),
         format=", ".join(formats),
-        level="kept" if kept else "read",
+        level="kept" if is_native else "read",
         nbytes=layer.nbytes,
-        error=0.0 if plain else _error(matrices, layer, device, order),
+        error=0.0 if is_unquantized else _error(matrices, layer, device, order),
     )
 
 
 def _common_name(names: Sequence[str]) -> str:
     """a.b.q_proj and a.b.k_proj: a.b.q_proj+k_proj."""
-    first, *others = names
-    return "+".join([first, *(name.rpartition(".")[2] for name in others)])
+    first, *rest = names
+    return "+".join([first, *(name.rpartition(".")[2] for name in rest)])
 
 
 @torch.no_grad()
@@ -77,22 +79,22 @@ def _error(
     for matrix in matrices:
         count = matrix.shape[0]
         rows = torch.linspace(0, count - 1, min(_ROWS, count)).long()
-        plain = matrix.floats(rows if order is None else order[rows]).float().cpu()
+        weights = matrix.floats(rows if order is None else order[rows]).float().cpu()
         packed = layer.rows((rows + above).to(device))
         if packed.is_meta:  # nothing is computed there
             return 0.0
         packed = packed.cpu()
-        lost = max(lost, float((packed - plain).abs().max()))
-        largest = max(largest, float(plain.abs().max()))
+        lost = max(lost, float((packed - weights).abs().max()))
+        largest = max(largest, float(weights.abs().max()))
         above += count
     return lost / largest if largest else lost
 
 
 def summary(reports: Iterable[LayerReport]) -> list[WeightsInfo]:
     """By format and level, in the order of the first of each."""
-    found: dict[tuple[str, str], list[LayerReport]] = {}
+    groups: dict[tuple[str, str], list[LayerReport]] = {}
     for report in reports:
-        found.setdefault((report.format, report.level), []).append(report)
+        groups.setdefault((report.format, report.level), []).append(report)
     return [
         WeightsInfo(
             format=form,
@@ -101,17 +103,17 @@ def summary(reports: Iterable[LayerReport]) -> list[WeightsInfo]:
             nbytes=sum(report.nbytes for report in same),
             error=max(report.error for report in same),
         )
-        for (form, level), same in found.items()
+        for (form, level), same in groups.items()
     ]
 
 
 def log_lines(reports: Iterable[LayerReport]) -> Iterator[str]:
     """For the log: layers whose names differ by numbers alone, and that fared alike, in one."""
-    found: dict[tuple[str, str, str], list[LayerReport]] = {}
+    groups: dict[tuple[str, str, str], list[LayerReport]] = {}
     for report in reports:
         name = re.sub(r"\d+", "*", report.layer)
-        found.setdefault((name, report.format, report.level), []).append(report)
-    for (name, form, level), same in found.items():
-        nbytes, error = sum(each.nbytes for each in same), max(each.error for each in same)
+        groups.setdefault((name, report.format, report.level), []).append(report)
+    for (name, form, level), same in groups.items():
+        nbytes, error = sum(report.nbytes for report in same), max(report.error for report in same)
         count = f" ({len(same)})" if len(same) > 1 else ""
         yield f"{name}{count}: {form}, {level}, {nbytes / 1e6:.1f} MB, error at most {error:.1e}"

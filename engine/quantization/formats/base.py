@@ -14,7 +14,7 @@ from engine.contract.safe_pattern import SafePattern
 from engine.quantization.packing import WeightSource
 
 #: Of a pattern, in a message.
-_MOST_SHOWN = 64
+_MAX_MESSAGE_CHARS = 64
 
 
 class ConfigFields:
@@ -38,14 +38,14 @@ class ConfigFields:
         """Of all fields."""
         return self._values.keys()
 
-    def integer(self, name: str, default: int | None, known: Iterable[int] = ()) -> int:
-        """A whole number; of `known` ones where they're given."""
+    def integer(self, name: str, default: int | None, choices: Iterable[int] = ()) -> int:
+        """A whole number; of `choices` ones where they're given."""
         value = self._values.get(name)
         value = default if value is None else value
         if type(value) is not int:
             raise self.error(name, f"must be a whole number, not {value!r}")
-        if known and value not in known:
-            raise self.error(name, f"is {value}; known are {', '.join(map(str, known))}")
+        if choices and value not in choices:
+            raise self.error(name, f"is {value}; known are {', '.join(map(str, choices))}")
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -95,7 +95,7 @@ def pattern(fields: ConfigFields, name: str, text: str) -> SafePattern:
         return SafePattern(text)
     except ValueError as error:
         raise fields.error(
-            name, f"has the pattern {text[:_MOST_SHOWN]!r}, which {error}"
+            name, f"has the pattern {text[:_MAX_MESSAGE_CHARS]!r}, which {error}"
         ) from error
 
 
@@ -167,34 +167,34 @@ class LayerTensors:
             raise self.error(suffix, f"has shape {shape}, not {dims} dimensions")
         return shape
 
-    def take(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
+    def read(self, suffix: str, dtypes: Dtypes, shape: tuple[int, ...] | None = None) -> Tensor:
         """A tensor of one of these dtypes and, where it's given, this shape."""
         if suffix not in self:
             raise self.error(suffix, "isn't there, and the layer's other tensors need it")
-        found = self.tensors.stored(self.name(suffix))
-        if found.dtype not in dtypes:
-            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self.error(suffix, f"is kept as {str(found.dtype)[6:]}, not as {wanted}")
-        if shape is not None and tuple(found.shape) != shape:
-            raise self.error(suffix, f"has shape {tuple(found.shape)}, not {shape}")
-        return found
+        tensor = self.tensors.stored(self.name(suffix))
+        if tensor.dtype not in dtypes:
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.error(suffix, f"is kept as {str(tensor.dtype)[6:]}, not as {expected}")
+        if shape is not None and tuple(tensor.shape) != shape:
+            raise self.error(suffix, f"has shape {tuple(tensor.shape)}, not {shape}")
+        return tensor
 
     def number(self, suffix: str, dtypes: Dtypes) -> int:
         """A tensor of one whole number."""
-        found = self.take(suffix, dtypes)
-        if found.numel() != 1:
-            raise self.error(suffix, f"has shape {tuple(found.shape)}, not one number")
-        return int(found)
+        tensor = self.read(suffix, dtypes)
+        if tensor.numel() != 1:
+            raise self.error(suffix, f"has shape {tuple(tensor.shape)}, not one number")
+        return int(tensor)
 
     def scales(self, suffix: str, *shapes: tuple[int, ...], dtypes: Dtypes = FLOATS) -> Tensor:
         """A tensor of scales of one of these shapes, all finite."""
-        found = self.take(suffix, dtypes)
-        if tuple(found.shape) not in shapes:
-            wanted = " or ".join(str(shape) for shape in shapes)
-            raise self.error(suffix, f"has shape {tuple(found.shape)}, not {wanted}")
-        if not bool(torch.isfinite(found.float()).all()):
+        tensor = self.read(suffix, dtypes)
+        if tuple(tensor.shape) not in shapes:
+            expected = " or ".join(str(shape) for shape in shapes)
+            raise self.error(suffix, f"has shape {tuple(tensor.shape)}, not {expected}")
+        if not bool(torch.isfinite(tensor.float()).all()):
             raise self.error(suffix, "has values that aren't finite")
-        return found
+        return tensor
 
     def scalar(self, suffix: str) -> float:
         """A single scale: finite and not zero."""

@@ -40,7 +40,7 @@ _SMALL = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 #: Any of them marks a layer that is packed.
 _MARKS = ("weight.absmax", *_STATES.values(), "SCB")
 #: Bytes of the JSON beside a weight: a few names and numbers.
-_MOST_STATE = 4096
+_MAX_STATE_BYTES = 4096
 
 
 class BitsAndBytes(CheckpointFormat):
@@ -58,8 +58,8 @@ class BitsAndBytes(CheckpointFormat):
         scaled = [name for suffix in _MARKS for name in modules_with(tensors, suffix)]
         packed = (torch.uint8, torch.int8)
         weights = modules_with(tensors, "weight")
-        found = [n for n in weights if tensors.stored_dtype(f"{n}.weight") in packed]
-        return sorted({*scaled, *found})
+        weight_modules = [n for n in weights if tensors.stored_dtype(f"{n}.weight") in packed]
+        return sorted({*scaled, *weight_modules})
 
     def suffixes(self) -> Iterable[str]:
         """See `CheckpointFormat`."""
@@ -74,13 +74,13 @@ class BitsAndBytes(CheckpointFormat):
 
 def _eight_bits(parts: LayerTensors) -> WeightSource:
     rows, columns = parts.shape("weight", 2)
-    values = parts.take("weight", (torch.int8,))
+    values = parts.read("weight", (torch.int8,))
     kind = (torch.uint8, torch.int8)
     if "weight_format" in parts and parts.number("weight_format", kind) != 0:
         raise parts.error("weight_format", "says another order than rows, which isn't read")
     scales = parts.scales("SCB", (rows,), (rows, 1))
     return GroupedMatrix(
-        "bitsandbytes int8", (rows, columns), columns, 8, lambda at: values[at],
+        "bitsandbytes int8", (rows, columns), columns, 8, lambda selected: values[selected],
         scales.view(rows, 1), factor=1.0 / 127.0,
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def _four_bits(parts: LayerTensors) -> WeightSource:
     if columns % 2:
         raise parts.error("weight", f"has rows of {columns} values, which don't end with a byte")
     count, block = rows * columns, state.number("blocksize")
-    packed = parts.take("weight", (torch.uint8, *FLOATS)).reshape(-1).view(torch.uint8)
+    packed = parts.read("weight", (torch.uint8, *FLOATS)).reshape(-1).view(torch.uint8)
     if packed.numel() * 2 != count:
         raise parts.error("weight", f"holds {packed.numel() * 2} values, not {rows} x {columns}")
     table = parts.scales("weight.quant_map", (16,), dtypes=_FLOAT)
@@ -102,8 +102,8 @@ def _four_bits(parts: LayerTensors) -> WeightSource:
     flat = packed.reshape(rows, columns // 2)
     within = torch.arange(columns)
 
-    def factors(at: Rows) -> Tensor:
-        first = row_numbers(at, rows)[:, None] * columns
+    def factors(selected: Rows) -> Tensor:
+        first = row_numbers(selected, rows)[:, None] * columns
         if columns % block == 0:
             blocks = first // block + torch.arange(columns // block)
             return scales(blocks).repeat_interleave(block, 1)
@@ -112,7 +112,7 @@ def _four_bits(parts: LayerTensors) -> WeightSource:
     return CodebookMatrix(
         f"bitsandbytes {kind}",
         (rows, columns),
-        lambda at: nibbles(flat[at], high_first=True),
+        lambda selected: nibbles(flat[selected], high_first=True),
         lambda _: table[None],
         factors,
         # Blocks go on from row to row: a row may begin within one.
@@ -123,14 +123,14 @@ def _four_bits(parts: LayerTensors) -> WeightSource:
 def _scales(parts: LayerTensors, state: _State, blocks: int) -> Callable[[Tensor], Tensor]:
     """The scales of numbered blocks."""
     if "weight.nested_absmax" not in parts:
-        plain = parts.scales("weight.absmax", (blocks,), dtypes=_FLOAT)
-        return lambda at: plain[at]
+        scales = parts.scales("weight.absmax", (blocks,), dtypes=_FLOAT)
+        return lambda selected: scales[selected]
     size = state.number("nested_blocksize")
-    values = parts.take("weight.absmax", (torch.uint8,), (blocks,))
+    values = parts.read("weight.absmax", (torch.uint8,), (blocks,))
     table = parts.scales("weight.nested_quant_map", (256,), dtypes=_FLOAT)
     outer = parts.scales("weight.nested_absmax", (-(-blocks // size),), dtypes=_FLOAT)
     offset = state.real("nested_offset")
-    return lambda at: table[values[at].long()] * outer[at // size] + offset
+    return lambda selected: table[values[selected].long()] * outer[selected // size] + offset
 
 
 class _State:
@@ -138,16 +138,16 @@ class _State:
 
     def __init__(self, parts: LayerTensors, suffix: str) -> None:
         self._parts, self._suffix = parts, suffix
-        raw = parts.take(suffix, (torch.uint8,))
-        if raw.numel() > _MOST_STATE:
+        raw = parts.read(suffix, (torch.uint8,))
+        if raw.numel() > _MAX_STATE_BYTES:
             raise parts.error(suffix, f"has {raw.numel()} bytes, which is too much for its JSON")
         try:
-            found: Any = json.loads(bytes(raw.flatten().tolist()))
+            state: Any = json.loads(bytes(raw.flatten().tolist()))
         except (ValueError, RecursionError) as error:
             raise parts.error(suffix, f"holds no JSON: {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(state, dict):
             raise parts.error(suffix, "holds no object")
-        self._values = found
+        self._values = state
 
     def number(self, name: str) -> int:
         """A positive whole number."""

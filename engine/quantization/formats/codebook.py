@@ -52,13 +52,15 @@ class SqueezeLLM(CheckpointFormat):
             if suffix in parts:
                 raise parts.error(suffix, "belongs to sparse outliers: take the dense-only file")
         words, rows = parts.shape("qweight", 2)
-        packed = parts.take("qweight", (torch.int32,))
+        packed = parts.read("qweight", (torch.int32,))
         table = parts.scales("lookup_table", (rows, 16))
         return CodebookMatrix(
             "squeezellm int4",
             (rows, words * 8),
-            lambda at: unpack_stream(packed[:, row_numbers(at, rows)].T.contiguous(), 4),
-            lambda at: table[at],
+            lambda selected: unpack_stream(
+                packed[:, row_numbers(selected, rows)].T.contiguous(), 4
+            ),
+            lambda selected: table[selected],
         )
 
 
@@ -84,14 +86,14 @@ class AQLM(CheckpointFormat):
     def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         books, entries, high, wide = parts.shape("codebooks", 4)
-        above, beside, _ = parts.shape("codes", 3)
-        codes = parts.take("codes", tuple(_WIDTHS), (above, beside, books))
+        num_rows, num_groups, _ = parts.shape("codes", 3)
+        codes = parts.read("codes", tuple(_WIDTHS), (num_rows, num_groups, books))
         if entries > _WIDTHS[codes.dtype]:
             raise parts.error("codes", f"of {codes.dtype} can't number {entries} entries")
         codebooks = parts.scales("codebooks", (books, entries, high, wide))
-        scales = parts.scales("scales", (above, 1, 1, 1))
+        scales = parts.scales("scales", (num_rows, 1, 1, 1))
         _check_codes(parts, codes, entries)
-        return _Sums(codes, codebooks, scales.view(above))
+        return _Sums(codes, codebooks, scales.view(num_rows))
 
 
 def _check_codes(parts: LayerTensors, codes: Tensor, entries: int) -> None:

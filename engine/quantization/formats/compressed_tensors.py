@@ -46,9 +46,9 @@ _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 _CLASSES = ("Linear", "Embedding", "ParallelLMHead", "FusedMoE")
 
 #: Of `config_groups`, and of patterns in them: each layer is held against each.
-_MOST_GROUPS, _MOST_PATTERNS = 1024, 64
+_MAX_GROUPS, _MAX_PATTERNS = 1024, 64
 #: Of a target, in a message.
-_MOST_SHOWN = 64
+_MAX_MESSAGE_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +103,16 @@ def weight_schemes(fields: ConfigFields) -> list[WeightScheme]:
     if groups is None:
         raise fields.error("config_groups", "isn't there")
     names = list(groups.names())
-    if len(names) > _MOST_GROUPS:
-        raise fields.error("config_groups", f"has {len(names)} entries, more than {_MOST_GROUPS}")
-    found = []
+    if len(names) > _MAX_GROUPS:
+        raise fields.error("config_groups", f"has {len(names)} entries, more than {_MAX_GROUPS}")
+    schemes = []
     for name in names:
         entry = groups.object(name)
         weights = entry.object("weights") if entry is not None else None
         if entry is not None and weights is not None:
-            found.append(_scheme(entry, weights))
-    _check_targets(fields, found)
-    return found
+            schemes.append(_scheme(entry, weights))
+    _check_targets(fields, schemes)
+    return schemes
 
 
 def _check_targets(fields: ConfigFields, schemes: Iterable[WeightScheme]) -> None:
@@ -123,10 +123,10 @@ def _check_targets(fields: ConfigFields, schemes: Iterable[WeightScheme]) -> Non
             patterns += target.startswith("re:")
             other = owners.setdefault(target, scheme)
             if other.kind != scheme.kind:
-                why = f"has {target[:_MOST_SHOWN]!r}, as {other.fields.path} has"
+                why = f"has {target[:_MAX_MESSAGE_CHARS]!r}, as {other.fields.path} has"
                 raise scheme.fields.error("targets", why)
-    if patterns > _MOST_PATTERNS:
-        raise fields.error("config_groups", f"has {patterns} patterns, more than {_MOST_PATTERNS}")
+    if patterns > _MAX_PATTERNS:
+        raise fields.error("config_groups", f"has {patterns} patterns, more than {_MAX_PATTERNS}")
 
 
 def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | None:
@@ -141,8 +141,8 @@ def scheme_for(module: str, schemes: Sequence[WeightScheme]) -> WeightScheme | N
     if len({scheme.kind for scheme in matching}) > 1:
         first, second, *_ = matching
         raise second.fields.error("targets", f"matches {module!r}, as {first.fields.path} does")
-    found = matching or [scheme for scheme in schemes if scheme.of_class]
-    return found[0] if found else None
+    candidates = matching or [scheme for scheme in schemes if scheme.of_class]
+    return candidates[0] if candidates else None
 
 
 def _scheme(entry: ConfigFields, weights: ConfigFields) -> WeightScheme:
@@ -184,10 +184,10 @@ def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     """`weight_packed`: counted from 0, so that 2^(bits - 1) stands for nothing."""
     bits = scheme.bits
     rows, columns = _packed_shape(parts, bits)
-    words = parts.take("weight_packed", (torch.int32,))
+    words = parts.read("weight_packed", (torch.int32,))
 
-    def values(at: Rows) -> Tensor:
-        picked = words[at]
+    def values(selected: Rows) -> Tensor:
+        picked = words[selected]
         if picked.shape[1] == -(-columns * bits // WORD) and WORD % bits:
             return unpack_stream(_padded(picked, bits), bits)[:, :columns]
         return unpack_columns(picked, bits, columns)
@@ -197,7 +197,7 @@ def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     if not scheme.symmetric:
         zeros = _packed_zeros(parts, bits, rows, groups)
     elif "weight_zero_point" in parts:
-        _refuse_others(parts, _packed_zeros(parts, bits, rows, groups), 1 << (bits - 1))
+        _refuse_zero_points(parts, _packed_zeros(parts, bits, rows, groups), 1 << (bits - 1))
     return GroupedMatrix(
         f"compressed-tensors int{bits} g{group}",
         (rows, columns),
@@ -210,41 +210,41 @@ def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     )
 
 
-def plain_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
+def unpacked_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     """`weight` int8."""
     rows, columns = parts.shape("weight", 2)
-    stored = parts.take("weight", (torch.int8,))
+    stored = parts.read("weight", (torch.int8,))
     group, groups, scales = _scales(parts, scheme, rows, columns)
     name = f"compressed-tensors int8 g{group}"
     if scheme.symmetric:
         if "weight_zero_point" in parts:
-            points = parts.take("weight_zero_point", (torch.int8,))
-            _refuse_others(parts, _plain_zeros(parts, rows, groups, points, 0), 0)
+            points = parts.read("weight_zero_point", (torch.int8,))
+            _refuse_zero_points(parts, _unpacked_zeros(parts, rows, groups, points, 0), 0)
         return GroupedMatrix(
-            name, (rows, columns), group, 8, lambda at: stored[at], scales,
+            name, (rows, columns), group, 8, lambda selected: stored[selected], scales,
             group_of=_order(parts, columns, groups, group),
         )  # fmt: skip
-    points = parts.take("weight_zero_point", (torch.int8,))
+    points = parts.read("weight_zero_point", (torch.int8,))
     return GroupedMatrix(
         name, (rows, columns), group, 8,
-        lambda at: stored[at].to(torch.int32) + 128,
+        lambda selected: stored[selected].to(torch.int32) + 128,
         scales,
-        _plain_zeros(parts, rows, groups, points, 128),
+        _unpacked_zeros(parts, rows, groups, points, 128),
         _order(parts, columns, groups, group),
     )  # fmt: skip
 
 
-def _plain_zeros(
+def _unpacked_zeros(
     parts: LayerTensors, rows: int, groups: int, points: Tensor, middle: int
 ) -> Callable[[Rows], Tensor]:
     """Zero points int8, a byte each, counted from -`middle` on."""
     if points.numel() not in (1, rows * groups):
         raise parts.error("weight_zero_point", f"has shape {tuple(points.shape)}")
     shaped = points.reshape(-1, 1 if points.numel() == 1 else groups).expand(rows, groups)
-    return lambda at: shaped[at].to(torch.int32) + middle
+    return lambda selected: shaped[selected].to(torch.int32) + middle
 
 
-def _refuse_others(parts: LayerTensors, zeros: Callable[[Rows], Tensor], middle: int) -> None:
+def _refuse_zero_points(parts: LayerTensors, zeros: Callable[[Rows], Tensor], middle: int) -> None:
     """Of a weight that config.json says has no zero points: those that are there stand for none."""
     if bool((zeros(slice(None)) != middle).any()):
         raise parts.error("weight_zero_point", "is there, but config.json says symmetric")
@@ -257,13 +257,14 @@ def _padded(words: Tensor, bits: int) -> Tensor:
 
 def _packed_shape(parts: LayerTensors, bits: int) -> tuple[int, int]:
     """What `weight_shape` says, held against the words that are there."""
-    said = parts.take("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
+    stored_shape = parts.read("weight_shape", (torch.int64, torch.int32), (2,)).tolist()
     rows, words = parts.shape("weight_packed", 2)
-    columns = said[1]
+    columns = stored_shape[1]
     fitting = -(-columns * bits // WORD), -(-columns // pack_factor(bits))
-    if said[0] != rows or columns < 1 or words not in fitting:
+    if stored_shape[0] != rows or columns < 1 or words not in fitting:
         raise parts.error(
-            "weight_shape", f"says {tuple(said)}, but weight_packed is {(rows, words)} words"
+            "weight_shape",
+            f"says {tuple(stored_shape)}, but weight_packed is {(rows, words)} words",
         )
     return rows, columns
 
@@ -276,20 +277,20 @@ def _scales(
     groups = -(-columns // group)
     if scheme.block is not None:
         high, wide = scheme.block
-        found = parts.scales("weight_scale", (-(-rows // high), -(-columns // wide)))
-        return wide, found.shape[1], found.repeat_interleave(high, 0)[:rows]
+        scales = parts.scales("weight_scale", (-(-rows // high), -(-columns // wide)))
+        return wide, scales.shape[1], scales.repeat_interleave(high, 0)[:rows]
     if scheme.group:
         return group, groups, parts.scales("weight_scale", (rows, groups))
-    found = parts.scales("weight_scale", (rows, 1), (rows,), (1,), (1, 1), ())
-    return group, 1, found.reshape(-1, 1).expand(rows, 1)
+    scales = parts.scales("weight_scale", (rows, 1), (rows,), (1,), (1, 1), ())
+    return group, 1, scales.reshape(-1, 1).expand(rows, 1)
 
 
 def _packed_zeros(
     parts: LayerTensors, bits: int, rows: int, groups: int
 ) -> Callable[[Rows], Tensor]:
-    words = parts.take("weight_zero_point", (torch.int32, torch.int8))
+    words = parts.read("weight_zero_point", (torch.int32, torch.int8))
     if words.dtype == torch.int8:  # one for the whole weight isn't packed
-        return _plain_zeros(parts, rows, groups, words, 1 << (bits - 1))
+        return _unpacked_zeros(parts, rows, groups, words, 1 << (bits - 1))
     dense, loose = -(-rows * bits // WORD), -(-rows // pack_factor(bits))
     if words.dim() != 2 or words.shape[1] != groups or words.shape[0] not in (dense, loose):
         raise parts.error(
@@ -297,16 +298,16 @@ def _packed_zeros(
             f"has shape {tuple(words.shape)}, not {(dense, groups)}",
         )
     if words.shape[0] == loose:
-        return lambda at: pick(words.T, at, bits, rows).T
+        return lambda selected: pick(words.T, selected, bits, rows).T
     stream = _padded(words.T, bits)
-    return lambda at: pick_stream(stream, at, bits, rows).T
+    return lambda selected: pick_stream(stream, selected, bits, rows).T
 
 
 def _order(parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor | None:
     if "weight_g_idx" not in parts:
         return None
-    found = parts.take("weight_g_idx", (torch.int32, torch.int64), (columns,))
-    if bool((found == -1).all()):  # what was begun without being sorted
+    group_ids = parts.read("weight_g_idx", (torch.int32, torch.int64), (columns,))
+    if bool((group_ids == -1).all()):  # what was begun without being sorted
         return None
     return group_order(parts, "weight_g_idx", columns, groups, group)
 
@@ -358,7 +359,7 @@ class CompressedTensors(CheckpointFormat):
             kind = parts.tensors.stored_dtype(parts.name("weight"))
             if kind in FLOAT8:
                 return self._float8(parts, scheme)
-            return plain_matrix(parts, scheme)
+            return unpacked_matrix(parts, scheme)
         if "weight" in parts:
             raise parts.error("weight", "is there beside weight_packed")
         if scheme.floats:
@@ -372,11 +373,11 @@ class CompressedTensors(CheckpointFormat):
         return float8_matrix(parts, "weight_scale", block, "compressed-tensors", dtypes)
 
     def _scheme_of(self, parts: LayerTensors) -> WeightScheme:
-        found = scheme_for(parts.module, self._schemes)
-        if found is None:
+        scheme = scheme_for(parts.module, self._schemes)
+        if scheme is None:
             suffix = "weight_packed" if "weight_packed" in parts else "weight"
             raise parts.error(suffix, "is quantised, but no config_groups entry is for its layer")
-        return found
+        return scheme
 
 
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx", "global_scale")
@@ -395,9 +396,9 @@ def _float4(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
             raise parts.error("weight_global_scale", "is too small: what it divides isn't finite")
         return nvfp4_matrix(parts, "weight_packed", factor, "compressed-tensors nvfp4")
     rows, half = parts.shape("weight_packed", 2)
-    packed = parts.take("weight_packed", (torch.uint8,))
+    packed = parts.read("weight_packed", (torch.uint8,))
     shape = (rows, 2 * half // MXFP4_GROUP)
-    stored = parts.take("weight_scale", (torch.uint8,), shape)
+    stored = parts.read("weight_scale", (torch.uint8,), shape)
     if bool((stored == NAN_EXPONENT).any()):
         raise parts.error("weight_scale", "has values that aren't finite")
     powers = stored.view(torch.float8_e8m0fnu)

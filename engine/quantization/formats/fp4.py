@@ -32,13 +32,13 @@ def e2m1_matrix(
 ) -> WeightSource:
     """weight = e2m1 * scale * factor, of packed uint8 [N, K / 2] and scales [N, K / group]."""
 
-    def values(at: Rows) -> Tensor:
-        return _DOUBLED[nibbles(packed[at]).long()]
+    def values(selected: Rows) -> Tensor:
+        return _DOUBLED[nibbles(packed[selected]).long()]
 
     rows, half = packed.shape
     return GroupedMatrix(
         source, (rows, 2 * half), group, 8, values, scales, factor=factor / 2.0, stored_bits=4,
-        codes=lambda at: nibbles(packed[at]),
+        codes=lambda selected: nibbles(packed[selected]),
     )  # fmt: skip
 
 
@@ -73,20 +73,20 @@ class MXFP4(CheckpointFormat):
 
     def tensors_of(self, module: str) -> Iterable[str]:
         """See `CheckpointFormat`."""
-        whole = module.rpartition("#")[0]
-        return whole + _BLOCKS, whole + _SCALES
+        module_name = module.rpartition("#")[0]
+        return module_name + _BLOCKS, module_name + _SCALES
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
-        whole, _, number = parts.module.rpartition("#")
-        own = LayerTensors(parts.tensors, whole, joint="")
-        experts, rows, groups, half = own.shape(_BLOCKS, 4)
+        module_name, _, number = parts.module.rpartition("#")
+        tensors = LayerTensors(parts.tensors, module_name, joint="")
+        experts, rows, groups, half = tensors.shape(_BLOCKS, 4)
         if half != MXFP4_GROUP // 2:
-            raise own.error(_BLOCKS, f"has blocks of {half} bytes, not {MXFP4_GROUP // 2}")
-        blocks = own.take(_BLOCKS, (torch.uint8,))[int(number)]
-        scales = own.take(_SCALES, (torch.uint8,), (experts, rows, groups))[int(number)]
+            raise tensors.error(_BLOCKS, f"has blocks of {half} bytes, not {MXFP4_GROUP // 2}")
+        blocks = tensors.read(_BLOCKS, (torch.uint8,))[int(number)]
+        scales = tensors.read(_SCALES, (torch.uint8,), (experts, rows, groups))[int(number)]
         if bool((scales == NAN_EXPONENT).any()):
-            raise own.error(_SCALES, "has values that aren't finite")
+            raise tensors.error(_SCALES, "has values that aren't finite")
         powers = scales.view(torch.float8_e8m0fnu)
         return e2m1_matrix("mxfp4", blocks.view(rows, groups * half), powers, MXFP4_GROUP)
 
@@ -111,8 +111,8 @@ class ModelOpt(CheckpointFormat):
         inner = fields.object("quantization") or fields
         algorithm = inner.string("quant_algo", "fp8")
         if algorithm not in _ALGORITHMS:
-            known = ", ".join(_ALGORITHMS)
-            raise inner.error("quant_algo", f"is {algorithm!r}; known are {known}")
+            supported = ", ".join(_ALGORITHMS)
+            raise inner.error("quant_algo", f"is {algorithm!r}; known are {supported}")
         inner.integer("group_size", NVFP4_GROUP)
 
     def modules(self, tensors: TensorSource) -> Iterable[str]:
@@ -150,7 +150,7 @@ def nvfp4_matrix(parts: LayerTensors, suffix: str, factor: float, source: str) -
     rows, half = parts.shape(suffix, 2)
     if 2 * half % NVFP4_GROUP:
         raise parts.error(suffix, f"has {2 * half} columns, not whole groups of {NVFP4_GROUP}")
-    packed = parts.take(suffix, (torch.uint8,))
+    packed = parts.read(suffix, (torch.uint8,))
     shape = (rows, 2 * half // NVFP4_GROUP)
     scales = parts.scales("weight_scale", shape, dtypes=(torch.float8_e4m3fn,))
     return e2m1_matrix(source, packed, scales, NVFP4_GROUP, factor)

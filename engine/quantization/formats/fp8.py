@@ -58,8 +58,8 @@ class FP8(CheckpointFormat):
 
 def float8_modules(tensors: TensorSource) -> list[str]:
     """The layers whose `weight` is kept in 8-bit floats."""
-    found = modules_with(tensors, "weight")
-    return [name for name in found if tensors.stored_dtype(f"{name}.weight") in FLOAT8]
+    modules = modules_with(tensors, "weight")
+    return [name for name in modules if tensors.stored_dtype(f"{name}.weight") in FLOAT8]
 
 
 def float8_matrix(
@@ -71,7 +71,7 @@ def float8_matrix(
 ) -> WeightSource:
     """A weight of 8-bit floats; how its scales, of these dtypes, lie is seen by their shape."""
     rows, columns = parts.shape("weight", 2)
-    values = parts.take("weight", FLOAT8)
+    values = parts.read("weight", FLOAT8)
     shapes = [(), (1,), (1, 1), (rows,), (rows, 1)]
     if block is not None:
         high, wide = -(-rows // block[0]), -(-columns // block[1])

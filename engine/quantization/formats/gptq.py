@@ -32,7 +32,7 @@ from engine.quantization.packing import Rows, WeightSource
 
 #: By bits: place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
 #: where each output lies.
-_PLACES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
+_POSITIONS = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 
 
 class AWQ(CheckpointFormat):
@@ -47,7 +47,7 @@ class AWQ(CheckpointFormat):
 
     def __init__(self, fields: ConfigFields) -> None:
         name = "bits" if fields.get("bits") is not None else "w_bit"
-        self._bits = fields.integer(name, 4, _PLACES)
+        self._bits = fields.integer(name, 4, _POSITIONS)
         size = "group_size" if fields.get("group_size") is not None else "q_group_size"
         self._group = fields.integer(size, 128)
         if self._group < 1 and self._group != -1:
@@ -69,21 +69,21 @@ class AWQ(CheckpointFormat):
     def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         columns, words = parts.shape("qweight", 2)
-        bits, places = self._bits, _PLACES[self._bits]
+        bits, positions = self._bits, _POSITIONS[self._bits]
         rows = words * WORD // bits
         group = columns if self._group == -1 else min(self._group, columns)
         groups = -(-columns // group)
-        qweight = parts.take("qweight", (torch.int32,))
-        qzeros = parts.take("qzeros", (torch.int32,), (groups, words))
+        qweight = parts.read("qweight", (torch.int32,))
+        qzeros = parts.read("qzeros", (torch.int32,), (groups, words))
         scales = parts.scales("scales", (groups, rows))
         return GroupedMatrix(
             f"awq int{bits} g{group}",
             (rows, columns),
             group,
             bits,
-            lambda at: pick(qweight, at, bits, rows, places).T,
+            lambda selected: pick(qweight, selected, bits, rows, positions).T,
             scales.T,
-            lambda at: pick(qzeros, at, bits, rows, places).T,
+            lambda selected: pick(qzeros, selected, bits, rows, positions).T,
         )
 
 
@@ -128,20 +128,20 @@ class GPTQ(CheckpointFormat):
             raise parts.error("qweight", f"has {words} words a column, which isn't whole")
         columns = words * WORD // bits
         group = self._group_of(parts, columns, groups)
-        qweight = parts.take("qweight", (torch.int32,))
-        qzeros = parts.take("qzeros", (torch.int32,), (groups, rows * bits // WORD))
+        qweight = parts.read("qweight", (torch.int32,))
+        qzeros = parts.read("qzeros", (torch.int32,), (groups, rows * bits // WORD))
         scales = parts.scales("scales", (groups, rows), dtypes=FLOATS)
 
-        def zeros(at: Rows) -> Tensor:
-            found = pick_stream(qzeros, at, bits, rows).T
-            return (found + 1) & ((1 << bits) - 1) if self._less_one else found
+        def zeros(selected: Rows) -> Tensor:
+            points = pick_stream(qzeros, selected, bits, rows).T
+            return (points + 1) & ((1 << bits) - 1) if self._less_one else points
 
         return GroupedMatrix(
             f"gptq int{bits} g{group}",
             (rows, columns),
             group,
             bits,
-            lambda at: _columns(qweight, at, bits, rows),
+            lambda selected: _columns(qweight, selected, bits, rows),
             scales.T,
             zeros,
             self._order(parts, columns, groups, group),
@@ -180,12 +180,12 @@ def group_order(
     parts: LayerTensors, suffix: str, columns: int, groups: int, group: int
 ) -> Tensor | None:
     """int64 [K], the group of each input; None where each is in the place that it would have."""
-    found = parts.take(suffix, (torch.int32, torch.int64), (columns,)).long()
-    if bool((found == torch.arange(columns) // group).all()):
+    group_ids = parts.read(suffix, (torch.int32, torch.int64), (columns,)).long()
+    if bool((group_ids == torch.arange(columns) // group).all()):
         return None
-    if int(found.min()) < 0 or int(found.max()) >= groups:
+    if int(group_ids.min()) < 0 or int(group_ids.max()) >= groups:
         raise parts.error(suffix, f"names a group that isn't among the {groups}")
-    return found
+    return group_ids
 
 
 def _columns(qweight: Tensor, rows: Rows, bits: int, count: int) -> Tensor:

@@ -65,40 +65,43 @@ class HQQ(CheckpointFormat):
             raise parts.error("nbits", f"is {bits} with groups of {group}")
         if self._number(parts, "axis", 1) != 1:
             raise parts.error("axis", _AXIS)
-        kept = torch.int32 if bits == 3 else torch.uint8
-        packed = parts.take("W_q", (kept,))
+        packed_dtype = torch.int32 if bits == 3 else torch.uint8
+        packed = parts.read("W_q", (packed_dtype,))
         rows, columns = self._shape(parts)
         total = rows * columns // group
         below = -(-total // _PARTS[bits])
         if rows * columns % group or columns % group or packed.numel() != below * group:
             raise parts.error("W_q", f"doesn't hold {rows} x {columns} in groups of {group}")
-        flat, each = packed.reshape(below, group), columns // group
+        flat, groups_per_row = packed.reshape(below, group), columns // group
         # [1, groups] would be of axis 0.
         scales = parts.scales("scale", (total, 1), (total,))
-        zeros = parts.scales("zero", (total, 1), (total,)).reshape(rows, each)
+        zeros = parts.scales("zero", (total, 1), (total,)).reshape(rows, groups_per_row)
 
-        def values(at: Rows) -> Tensor:
-            numbers = row_numbers(at, rows)[:, None] * each + torch.arange(each)
+        def values(selected: Rows) -> Tensor:
+            numbers = row_numbers(selected, rows)[:, None] * groups_per_row + torch.arange(
+                groups_per_row
+            )
             shift = (_PARTS[bits] - 1 - numbers // below) * bits
-            found = flat[numbers % below].to(torch.int32) >> shift[..., None].to(torch.int32)
-            return (found & ((1 << bits) - 1)).flatten(1)
+            numerals = flat[numbers % below].to(torch.int32) >> shift[..., None].to(torch.int32)
+            return (numerals & ((1 << bits) - 1)).flatten(1)
 
         return GroupedMatrix(
             f"hqq int{bits} g{group}", (rows, columns), group, bits, values,
-            scales.reshape(rows, each), lambda at: zeros[at], whole_zeros=False,
+            scales.reshape(rows, groups_per_row), lambda selected: zeros[selected],
+            integer_zeros=False,
         )  # fmt: skip
 
     def _number(self, parts: LayerTensors, suffix: str, default: int) -> int:
         """What stands beside the weight, else what the config says."""
         if suffix not in parts:
             return default
-        return parts.number(suffix, _WHOLE)
+        return parts.number(suffix, _INTEGERS)
 
     def _shape(self, parts: LayerTensors) -> tuple[int, int]:
-        found = parts.take("shape", _WHOLE, (2,)).tolist()
-        if min(found) < 1:
-            raise parts.error("shape", f"is {found}")
-        return found[0], found[1]
+        shape = parts.read("shape", _INTEGERS, (2,)).tolist()
+        if min(shape) < 1:
+            raise parts.error("shape", f"is {shape}")
+        return shape[0], shape[1]
 
 
-_WHOLE = (torch.int64, torch.int32, torch.uint8, torch.int16)
+_INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.int16)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.quantization.packing import DequantizedSource, Own, Rows
+from engine.quantization.packing import DequantizedSource, NativeFormat, Rows
 from kernels.interface import IntegerRows
 from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows, IntegerFormat
 
@@ -53,15 +53,17 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
     return ((both >> shift) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
 
 
-def pick(words: Tensor, rows: Rows, bits: int, count: int, places: tuple[int, ...] = ()) -> Tensor:
+def pick(
+    words: Tensor, rows: Rows, bits: int, count: int, positions: tuple[int, ...] = ()
+) -> Tensor:
     """int32 [n, rows]: those of `count` integers that lie along the words' last dimension.
 
-    `places`: in which place of its word each of a word's integers is; default: in order.
+    `positions`: in which place of its word each of a word's integers is; default: in order.
     """
     numbers = row_numbers(rows, count)
     factor = pack_factor(bits)
-    place = torch.tensor(places or tuple(range(factor)), dtype=torch.int32)
-    shifts = place[numbers % factor] * bits
+    shift_positions = torch.tensor(positions or tuple(range(factor)), dtype=torch.int32)
+    shifts = shift_positions[numbers % factor] * bits
     return (words[:, numbers // factor] >> shifts) & ((1 << bits) - 1)
 
 
@@ -105,7 +107,7 @@ class ScaledMatrix(DequantizedSource):
         scales = self._scales_of(rows)
         if scales.shape[1] > 1:
             scales = scales.repeat_interleave(self._block[1], 1)[:, : self.shape[1]]
-        return _taken(self._values, rows).to(torch.float32).mul_(scales)
+        return _select_rows(self._values, rows).to(torch.float32).mul_(scales)
 
     def _scales_of(self, rows: Rows) -> Tensor:
         return self._scales.float()[row_numbers(rows, self.shape[0]) // self._block[0]]
@@ -114,7 +116,7 @@ class ScaledMatrix(DequantizedSource):
         """See `WeightSource`."""
         if not isinstance(self.native_format, CodeFormat):
             raise ValueError(f"{self.source} has no form of the kernels")
-        codes = _taken(self._values, rows).view(torch.uint8)
+        codes = _select_rows(self._values, rows).view(torch.uint8)
         return CodeRows(
             codes,
             by_group(self._scales_of(rows), self._block[1], self.native_format, self.shape[1]),
@@ -139,7 +141,7 @@ def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tens
     return scales.repeat_interleave(block // coding.group_size, 1)[:, :groups]
 
 
-def _taken(values: Tensor, rows: Rows) -> Tensor:
+def _select_rows(values: Tensor, rows: Rows) -> Tensor:
     """Those rows; of 8-bit floats torch takes slices alone."""
     if isinstance(rows, slice):
         return values[rows]
@@ -181,10 +183,10 @@ class CodebookMatrix(DequantizedSource):
         """See `WeightSource`: float32, not rounded."""
         numbers, tables = self._numbers(rows).long(), self._tables(rows).float()
         if len(tables) == 1:
-            found = tables[0][numbers]
+            weights = tables[0][numbers]
         else:
-            found = tables.gather(1, numbers)
-        return found if self._factors is None else found.mul_(self._factors(rows))
+            weights = tables.gather(1, numbers)
+        return weights if self._factors is None else weights.mul_(self._factors(rows))
 
     def as_native(self, rows: Rows) -> CodeRows:
         """See `WeightSource`."""
@@ -195,7 +197,7 @@ class CodebookMatrix(DequantizedSource):
 
 
 #: Of a scale that is kept in float16: less than half of what a weight loses in bfloat16.
-_MOST_SCALE_ERROR = 2.0**-10
+_MAX_SCALE_ERROR = 2.0**-10
 #: Of unsigned bytes: what the kernels' signed ones count from.
 _MIDDLE = 128
 #: What reading a value takes for a while: integers, floats, copies of both.
@@ -232,7 +234,7 @@ class GroupedMatrix(DequantizedSource):
         scales: Tensor,
         zeros: Callable[[Rows], Tensor] | int = 0,
         group_of: Tensor | None = None,
-        whole_zeros: bool = True,
+        integer_zeros: bool = True,
         factor: float = 1.0,
         stored_bits: int | None = None,
         codes: Callable[[Rows], Tensor] | None = None,
@@ -242,11 +244,11 @@ class GroupedMatrix(DequantizedSource):
         self._values, self._scales, self._factor = values, scales, factor
         self._zeros = zeros if isinstance(zeros, int) else _constant(zeros)
         self._group_of = group_of
-        self._whole_zeros, self._codes = whole_zeros, codes
+        self._integer_zeros, self._codes = integer_zeros, codes
         form = self._format()
         usual = group_of is None and form is not None and not _has_byte_zeros(form)
         self.integers = form if usual else None
-        self.native_format = self._own(form)
+        self.native_format = self._find_native_format(form)
 
     def floats(self, rows: Rows) -> Tensor:
         """See `WeightSource`: float32, not rounded."""
@@ -277,15 +279,17 @@ class GroupedMatrix(DequantizedSource):
             return None
         shared = isinstance(self._zeros, int)
         if self._bits <= 4:
-            plain = shared and self._shift_zero_points(8) is not None
-            whole = self._whole_zeros
-            return IntegerFormat(4, group, not plain and not whole, not plain and whole)
+            shiftable = shared and self._shift_zero_points(8) is not None
+            integer_zeros = self._integer_zeros
+            return IntegerFormat(
+                4, group, not shiftable and not integer_zeros, not shiftable and integer_zeros
+            )
         around = self._bits == 8 and self._zeros not in (0, _MIDDLE)
-        if not around and not self._whole_zeros:
+        if not around and not self._integer_zeros:
             return None
         return IntegerFormat(8, group, with_zeros=around)
 
-    def _own(self, form: IntegerFormat | None) -> Own | None:
+    def _find_native_format(self, form: IntegerFormat | None) -> NativeFormat | None:
         """e2m1, bytes with zero points, or integers whose columns are sorted so that groups are
         whole; None: nothing of it.
         """
@@ -313,7 +317,7 @@ class GroupedMatrix(DequantizedSource):
             return True
         exact = self._scales_of(slice(None))
         lost = (exact.half().float() - exact).abs()
-        return bool((lost <= exact.abs() * _MOST_SCALE_ERROR).all())
+        return bool((lost <= exact.abs() * _MAX_SCALE_ERROR).all())
 
     def as_integers(self, rows: Rows) -> IntegerRows:
         """See `WeightSource`."""
@@ -347,8 +351,8 @@ class GroupedMatrix(DequantizedSource):
             values = values + (self._shift_zero_points(8) or 0)
         elif self._zeros != 0:
             values = values - self._by_column(self._zeros_of(rows)).to(values.dtype)
-        made = IntegerRows(values.to(torch.int8), scales, minima, zeros)
-        return _repeated(made, -(-self.shape[1] // kind.group_size) // scales.shape[1])
+        integers = IntegerRows(values.to(torch.int8), scales, minima, zeros)
+        return _repeated(integers, -(-self.shape[1] // kind.group_size) // scales.shape[1])
 
 
 def _has_byte_zeros(form: IntegerFormat) -> bool:
@@ -386,10 +390,10 @@ def sorted_columns(group_of: Tensor, group: int) -> Tensor | None:
 
 def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int:
     """The number that all zero points are, if they are one, and it isn't 0."""
-    found = zeros(slice(None))
-    first = found.flatten()[0]
-    whole = float(first) == int(first) and int(first) != 0
-    return int(first) if whole and bool((found == first).all()) else zeros
+    points = zeros(slice(None))
+    first = points.flatten()[0]
+    is_integer = float(first) == int(first) and int(first) != 0
+    return int(first) if is_integer and bool((points == first).all()) else zeros
 
 
 def _select_scales(scales: Tensor, rows: Rows) -> Tensor:

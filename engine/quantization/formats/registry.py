@@ -24,7 +24,7 @@ FORMATS: dict[str, type[CheckpointFormat]] = {
     )
 }  # fmt: skip
 #: Of what a message repeats of a field.
-_MOST_SHOWN = 80
+_MAX_MESSAGE_CHARS = 80
 #: Other names of the same layouts.
 _ALIASES = {
     "fbgemm_fp8": "fp8",
@@ -33,7 +33,7 @@ _ALIASES = {
     "gptqmodel": "gptq",
     "sparseml": "compressed-tensors",
 }
-_PLAIN = (
+_LOADING_ONLY = (
     "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
     "round them with --quantization int8 or int4"
 )
@@ -45,10 +45,10 @@ _REFUSED = {
     "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
     "bitblas": "take the GPTQ checkpoint that it is made of",
     "qqq": "take the GPTQ or the compressed-tensors W4A16 checkpoint of the model",
-    "deepspeedfp": _PLAIN,
-    "tpu_int8": _PLAIN,
-    "experts_int8": _PLAIN,
-    "neuron_quant": _PLAIN,
+    "deepspeedfp": _LOADING_ONLY,
+    "tpu_int8": _LOADING_ONLY,
+    "experts_int8": _LOADING_ONLY,
+    "neuron_quant": _LOADING_ONLY,
     "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
     "bitnet": "take the GGUF file of the model",
     "gguf": "name the .gguf file as the model",
@@ -72,19 +72,19 @@ def quantization_config_of(config: Mapping[str, Any]) -> Any:
 
     Older compressed-tensors have it as `compression_config`, also within that.
     """
-    for place in (config, config.get("text_config")):
-        told = _told_in(place) if isinstance(place, Mapping) else None
-        if told:
-            return told
+    for section in (config, config.get("text_config")):
+        fields = _config_within(section) if isinstance(section, Mapping) else None
+        if fields:
+            return fields
     return None
 
 
-def _told_in(place: Mapping[str, Any]) -> Any:
-    told = place.get(_PATH) or place.get("compression_config")
-    inner = told.get(_PATH) if isinstance(told, Mapping) else None
-    if not isinstance(told, Mapping) or not isinstance(inner, Mapping):
-        return told
-    return {"quant_method": CompressedTensors.name, **told, **inner}
+def _config_within(section: Mapping[str, Any]) -> Any:
+    fields = section.get(_PATH) or section.get("compression_config")
+    inner = fields.get(_PATH) if isinstance(fields, Mapping) else None
+    if not isinstance(fields, Mapping) or not isinstance(inner, Mapping):
+        return fields
+    return {"quant_method": CompressedTensors.name, **fields, **inner}
 
 
 def find_format(quantization_config: Any) -> CheckpointFormat | None:
@@ -96,32 +96,36 @@ def find_format(quantization_config: Any) -> CheckpointFormat | None:
         return None
     fields = ConfigFields(quantization_config, _PATH)
     method = method_of(quantization_config)
-    if method in ("compressed-tensors", "modelopt") and _keeps_kv_alone(quantization_config):
+    if method in ("compressed-tensors", "modelopt") and _quantizes_only_kv(quantization_config):
         return None
     form = FORMATS.get(method)
     if form is not None:
         return form(fields)
     if method in _REFUSED:
         raise fields.error("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
-    known = ", ".join(sorted(FORMATS))
-    told = quantization_config.get("quant_method")
-    shown = "missing" if told is None else repr(told)[:_MOST_SHOWN]
-    raise fields.error("quant_method", f"is {shown}; read are {known}")
+    supported = ", ".join(sorted(FORMATS))
+    method_name = quantization_config.get("quant_method")
+    reported_name = "missing" if method_name is None else repr(method_name)[:_MAX_MESSAGE_CHARS]
+    raise fields.error("quant_method", f"is {reported_name}; read are {supported}")
 
 
 def method_of(quantization_config: Mapping[str, Any]) -> str:
     """The method's name among `FORMATS`, where it has one there; "": it isn't told."""
-    told = quantization_config.get("quant_method")
-    if not isinstance(told, str):
+    method_name = quantization_config.get("quant_method")
+    if not isinstance(method_name, str):
         return ""
-    method = told.lower().replace("_", "-") if told.startswith("compressed") else told.lower()
+    method = (
+        method_name.lower().replace("_", "-")
+        if method_name.startswith("compressed")
+        else method_name.lower()
+    )
     if method in ("auto-round", "auto_round", "intel/auto-round"):
         packing = str(quantization_config.get("packing_format") or "")
         return "awq" if "awq" in packing else "gptq"
     return _ALIASES.get(method, method)
 
 
-def _keeps_kv_alone(config: Mapping[str, Any]) -> bool:
+def _quantizes_only_kv(config: Mapping[str, Any]) -> bool:
     """Whether no weight is quantised: its scales of the KV cache are tensors like any other."""
     if method_of(config) == "compressed-tensors":
         return not has_weights(config)

@@ -26,8 +26,12 @@ from engine.quantization.formats.matrices import GroupedMatrix
 from engine.quantization.packing import WeightSource
 
 _DATA, _SCALE, _ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
-_OTHERS = ("_weight_act_quant_scale", "_weight_act_quant_zero_point", "_weight_act_pre_scale")
-_KNOWN = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
+_ACTIVATION_TENSORS = (
+    "_weight_act_quant_scale",
+    "_weight_act_quant_zero_point",
+    "_weight_act_pre_scale",
+)
+_CLASSES = ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 
 
 class TorchAO(CheckpointFormat):
@@ -44,12 +48,12 @@ class TorchAO(CheckpointFormat):
 
     def suffixes(self) -> Iterable[str]:
         """See `CheckpointFormat`."""
-        return _DATA, _SCALE, _ZERO, *_OTHERS
+        return _DATA, _SCALE, _ZERO, *_ACTIVATION_TENSORS
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
         kind = _class_of(parts)
-        if kind not in _KNOWN:
+        if kind not in _CLASSES:
             raise parts.error(
                 _DATA,
                 f"is of {kind}, whose layout is a GPU's: take an int8 or a float8 one of "
@@ -59,13 +63,13 @@ class TorchAO(CheckpointFormat):
             raise parts.error("_weight_act_pre_scale", "scales inputs, which isn't done here")
         rows, columns = parts.shape(_DATA, 2)
         if kind == "Float8Tensor":
-            values = parts.take(_DATA, FLOAT8)
+            values = parts.read(_DATA, FLOAT8)
             return float8_scaled(parts, values, _block_scales(parts, rows, columns), "torchao")
         return _integers(parts, rows, columns)
 
 
 def _integers(parts: LayerTensors, rows: int, columns: int) -> WeightSource:
-    values = parts.take(_DATA, (torch.int8,))
+    values = parts.read(_DATA, (torch.int8,))
     scales = _block_scales(parts, rows, columns)
     groups = scales.shape[1]
     if columns % groups or scales.shape[0] not in (1, rows):
@@ -74,53 +78,58 @@ def _integers(parts: LayerTensors, rows: int, columns: int) -> WeightSource:
     name, shape, group = f"torchao int8 g{columns // groups}", (rows, columns), columns // groups
     zeros = _zeros(parts, scales)
     if zeros is None:
-        return GroupedMatrix(name, shape, group, 8, lambda at: values[at], scales)
+        return GroupedMatrix(name, shape, group, 8, lambda selected: values[selected], scales)
     points = zeros + 128.0
-    whole = (points == points.round()) & (points >= 0) & (points <= 255)
+    integral = (points == points.round()) & (points >= 0) & (points <= 255)
     return GroupedMatrix(
-        name, shape, group, 8, lambda at: values[at].to(torch.int32) + 128, scales,
-        lambda at: points[at], whole_zeros=bool(whole.all()),
+        name, shape, group, 8, lambda selected: values[selected].to(torch.int32) + 128, scales,
+        lambda selected: points[selected], integer_zeros=bool(integral.all()),
     )  # fmt: skip
 
 
 def _block_scales(parts: LayerTensors, rows: int, columns: int) -> Tensor:
     """[N or 1 or fewer, groups]."""
-    found = parts.take(_SCALE, FLOATS)
-    if not bool(torch.isfinite(found).all()):
+    scales = parts.read(_SCALE, FLOATS)
+    if not bool(torch.isfinite(scales).all()):
         raise parts.error(_SCALE, "has values that aren't finite")
-    if found.numel() == 1:
-        return found.reshape(1, 1)
-    if found.dim() == 1 and found.numel() == rows:
-        return found.reshape(rows, 1)
-    if found.dim() != 2 or 0 in found.shape or found.shape[0] > rows or found.shape[1] > columns:
-        raise parts.error(_SCALE, f"has shape {tuple(found.shape)} for {rows} x {columns}")
-    return found
+    if scales.numel() == 1:
+        return scales.reshape(1, 1)
+    if scales.dim() == 1 and scales.numel() == rows:
+        return scales.reshape(rows, 1)
+    if (
+        scales.dim() != 2
+        or 0 in scales.shape
+        or scales.shape[0] > rows
+        or scales.shape[1] > columns
+    ):
+        raise parts.error(_SCALE, f"has shape {tuple(scales.shape)} for {rows} x {columns}")
+    return scales
 
 
 def _zeros(parts: LayerTensors, scales: Tensor) -> Tensor | None:
     """Zero points float32 [N, groups]; None where all are 0."""
     if _ZERO not in parts:
         return None
-    found = parts.take(_ZERO, (*FLOATS, torch.int8, torch.int32, torch.int64))
-    if found.numel() not in (1, scales.numel()):
-        raise parts.error(_ZERO, f"has shape {tuple(found.shape)}, not {tuple(scales.shape)}")
-    if not bool(found.any()):
+    points = parts.read(_ZERO, (*FLOATS, torch.int8, torch.int32, torch.int64))
+    if points.numel() not in (1, scales.numel()):
+        raise parts.error(_ZERO, f"has shape {tuple(points.shape)}, not {tuple(scales.shape)}")
+    if not bool(points.any()):
         return None
-    return found.float().reshape(scales.shape if found.numel() > 1 else (1, 1)).expand_as(scales)
+    return points.float().reshape(scales.shape if points.numel() > 1 else (1, 1)).expand_as(scales)
 
 
 def _class_of(parts: LayerTensors) -> str:
     """What the header says of a weight, all of whose tensors must be there."""
-    said = parts.tensors.metadata.get(parts.name("weight"))
-    if said is None:
+    header = parts.tensors.metadata.get(parts.name("weight"))
+    if header is None:
         raise parts.error(_DATA, "has no entry in the file's header that tells its class")
     try:
-        found: Any = json.loads(said)
-        kind, names = str(found["_type"]), found.get("_tensor_data_names") or []
-        wanted = [f"_weight_{name}" for name in names]
+        entry: Any = json.loads(header)
+        kind, names = str(entry["_type"]), entry.get("_tensor_data_names") or []
+        suffixes = [f"_weight_{name}" for name in names]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise parts.error(_DATA, f"has an unsound entry in the file's header: {error}") from error
-    for suffix in wanted:
+    for suffix in suffixes:
         if suffix not in parts:
             raise parts.error(suffix, "isn't there, and the file's header names it")
     return kind
