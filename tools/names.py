@@ -22,8 +22,10 @@ PACKAGES = ("platform", "inference", "engine", "kernels", "quire", "tools", "ben
 CLEAN = (
     "engine/contract",
     "engine/core",
+    "engine/devices",
     "engine/kv_cache",
     "engine/model_loader",
+    "engine/offline",
     "engine/pooling",
     "engine/quantization",
     "engine/sampling",
@@ -152,6 +154,7 @@ ALLOWED = {
     "engine/text/tokenizer.py:piece": "SentencePiece's word",
     "engine/text/vocabulary.py:piece": "SentencePiece's word",
     "connection_made": "asyncio's protocol",
+    "note_step": "method of devices, which plug-ins override",
     "kernels/cpu/step.py:most": "a field of a C struct",
     "platform/catalog/replica_log.py:at": "a JSON field of the API",
     "platform/management_api/adapters.py:piece": "an operation's name in the API",

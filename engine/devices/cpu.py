@@ -64,8 +64,10 @@ class CpuDevice(Device):
 
     def num_blocks(self, need: CacheRequirements) -> int:
         """See `Device`."""
-        least = len(need.layout.groups)
-        return num_cpu_blocks(self.config, need.bytes_per_token, need.blocks_per_sequence, least)
+        min_blocks = len(need.layout.groups)
+        return num_cpu_blocks(
+            self.config, need.bytes_per_token, need.blocks_per_sequence, min_blocks
+        )
 
     def max_states(self, state_bytes: int) -> int:
         """See `Device`."""
@@ -80,8 +82,8 @@ class CpuDevice(Device):
         """Map pages of the KV cache before they are needed."""
         model = loaded.model
         if isinstance(model, NativeDecoder):
-            caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
-            tensors = [kept for kept in caches.values() if kept is not None]
+            caches = {id(tensor): tensor for cache in model.kv_caches for tensor in cache}
+            tensors = [tensor for tensor in caches.values() if tensor is not None]
             self._pages = PagePrefaulter(self.kernels, tensors, MAPPED_AHEAD_BYTES)
             weakref.finalize(self, self._pages.close, wait_s=0.0)
 

@@ -41,9 +41,9 @@ from engine.worker.pooling_runner import PoolingRunner
 from kernels import KernelSet
 from kernels.lora import LoraSlots
 
-_MOST_ADAPTERS, _MOST_RANK = 256, 256
+_MAX_ADAPTERS, _MAX_RANK = 256, 256
 """By default: adapters at once, and their ranks."""
-_PART, _MOST_BYTES = 32, 4 * GIB
+_PART, _MAX_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
 
 
@@ -53,15 +53,15 @@ class LoraSlotAllocator:
     Attributes:
         slots: from `prepare` on, where the model has adapters.
         num_bytes: of memory that is theirs.
-        most, most_rank: how many there may be at once, and of which rank.
+        max_adapters, max_rank: how many there may be at once, and of which rank.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self.slots: LoraSlots | None = None
         self.num_bytes = 0
-        self.most = config.max_loras or _MOST_ADAPTERS
-        self.most_rank = config.max_lora_rank or _MOST_RANK
+        self.max_adapters = config.max_loras or _MAX_ADAPTERS
+        self.max_rank = config.max_lora_rank or _MAX_RANK
 
     def prepare(self, model: object, kernels: str, total: Callable[[], int]) -> str:
         """See `Device.prepare_adapters`: graphs are recorded with the slots, so they are made
@@ -73,12 +73,12 @@ class LoraSlotAllocator:
             return ""
         if self.slots is None:
             # One that was driven out has its slot until the steps that it was in are over.
-            most = self.most + self._config.max_num_seqs
-            self.slots = model.make_lora_slots(most, self.most_rank)
+            num_slots = self.max_adapters + self._config.max_num_seqs
+            self.slots = model.make_lora_slots(num_slots, self.max_rank)
         if self.slots is None:
             return f"Adapters aren't supported by the kernels {kernels} on a GPU."
         model.use_lora_slots(self.slots)
-        self.num_bytes = min(total() // _PART, _MOST_BYTES)
+        self.num_bytes = min(total() // _PART, _MAX_BYTES)
         return ""
 
 
@@ -101,7 +101,7 @@ class CudaDevice(Device):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         #: Bytes, by whether they are of the draft model.
-        self._kept_for_graphs: dict[bool, int] = {}
+        self._graph_bytes: dict[bool, int] = {}
         self._adapters = LoraSlotAllocator(config)
 
     @classmethod
@@ -116,8 +116,8 @@ class CudaDevice(Device):
 
     def make_kernels(self) -> KernelSet:
         """See `Device`. Without Triton only plain torch is left, which somebody must ask for."""
-        plain = not self.config.cpu_kernels or os.environ.get(kernels.FORCED) == "reference"
-        if not plain and not has_triton():
+        use_reference = not self.config.cpu_kernels or os.environ.get(kernels.FORCED) == "reference"
+        if not use_reference and not has_triton():
             raise ConfigError(
                 "device is cuda, but Triton, which the GPU kernels are written in, is not "
                 "installed: pip install triton. (--no-cpu-kernels runs the model on plain torch, "
@@ -139,12 +139,12 @@ class CudaDevice(Device):
     @property
     def max_adapters(self) -> int:
         """See `Device`."""
-        return self._adapters.most
+        return self._adapters.max_adapters
 
     @property
     def max_adapter_rank(self) -> int:
         """See `Device`: recorded steps have room for what the highest rank needs."""
-        return self._adapters.most_rank
+        return self._adapters.max_rank
 
     def num_blocks(self, need: CacheRequirements) -> int:
         """See `Device`: a step of full size is run to see what it takes."""
@@ -152,23 +152,23 @@ class CudaDevice(Device):
         if config.num_gpu_blocks_override is not None:
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
         memory, size = self._profile(need), config.block_size
-        block, kept = need.bytes_per_token * size, self._adapters.num_bytes
-        self._kept_for_graphs = {False: memory.graphs}
+        block, reserved_bytes = need.bytes_per_token * size, self._adapters.num_bytes
+        self._graph_bytes = {False: memory.graphs}
         if (draft := need.draft) is not None:
-            beside = self._profile(draft, is_draft=True)
-            self._kept_for_graphs[True] = beside.graphs
-            peak, graphs = max(memory.peak, beside.peak), memory.graphs + beside.graphs
+            draft_memory = self._profile(draft, is_draft=True)
+            self._graph_bytes[True] = draft_memory.graphs
+            peak, graphs = max(memory.peak, draft_memory.peak), memory.graphs + draft_memory.graphs
             memory = replace(memory, peak=peak, graphs=graphs)
-            own = draft.bytes_per_token * size
-            block += min(block // DRAFT_CACHE_DIVISOR, own)
-            kept += draft.blocks_per_sequence * own
+            draft_block_bytes = draft.bytes_per_token * size
+            block += min(block // DRAFT_CACHE_DIVISOR, draft_block_bytes)
+            reserved_bytes += draft.blocks_per_sequence * draft_block_bytes
         return num_gpu_blocks(
             memory,
             config.gpu_memory_utilization,
             block,
             config.max_num_seqs * need.blocks_per_sequence,
             groups,
-            kept,
+            reserved_bytes,
         )
 
     def _profile(self, need: CacheRequirements, *, is_draft: bool = False) -> MemoryProfile:
@@ -231,7 +231,7 @@ class CudaDevice(Device):
             taps = parts.hidden.aux_layers
             warm_up_draft_heads(parts.hidden, parts.token_budget)
         forward = device_forward(model, config, parts.token_budget, lengths, taps=taps)
-        capture(forward, CudaMeter(device), self._kept_for_graphs.get(parts.is_draft))
+        capture(forward, CudaMeter(device), self._graph_bytes.get(parts.is_draft))
         batch.decodes_first = True
         return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
 

@@ -38,9 +38,9 @@ from kernels import KernelSet
 CONTRACT_VERSION = 1
 
 
-def adapter_bytes(part: int, most_gib: int) -> int:
+def adapter_bytes(part: int, max_gib: int) -> int:
     """A `part`-th of the free memory for adapters, at most so many GiB."""
-    return min(available_memory() // part, most_gib * GIB)
+    return min(available_memory() // part, max_gib * GIB)
 
 
 #: A draft model's KV cache takes at most such a part of what its model's takes.

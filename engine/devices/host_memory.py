@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 #: Bytes of each tensor that are mapped at a time: a huge page.
-_PIECE = 2 * _MIB
+_CHUNK_BYTES = 2 * _MIB
 #: A step may follow another one so soon.
 _PAUSE_S = 0.2
 #: A third of what others get.
@@ -47,8 +47,8 @@ class PagePrefaulter:
         self._num_blocks = min((len(cache) for cache in self._caches), default=0)
         block_bytes = [cache.nbytes // len(cache) for cache in self._caches if len(cache)]
         self._ahead = ahead // max(1, sum(block_bytes))
-        self._piece = max(1, _PIECE // max(block_bytes, default=_PIECE))
-        self._mapped = self._wanted = 0
+        self._chunk_blocks = max(1, _CHUNK_BYTES // max(block_bytes, default=_CHUNK_BYTES))
+        self._mapped = self._requested = 0
         self._noted_at = 0.0
         self._wake = threading.Event()
         self._closed = False
@@ -62,7 +62,7 @@ class PagePrefaulter:
         tables = [new.block_ids for new in plan.new]
         tables += [table for _, table in plan.new_blocks]
         highest = max((block for groups in tables for ids in groups for block in ids), default=-1)
-        if highest + self._ahead >= self._wanted:
+        if highest + self._ahead >= self._requested:
             self._want(highest + 1 + self._ahead)
 
     def close(self, *, wait_s: float = 1.0) -> None:
@@ -77,8 +77,8 @@ class PagePrefaulter:
 
     def _want(self, blocks: int) -> None:
         blocks = min(blocks, self._num_blocks)
-        if blocks > self._wanted:
-            self._wanted = blocks
+        if blocks > self._requested:
+            self._requested = blocks
             self._wake.set()
 
     def _run(self) -> None:
@@ -86,13 +86,13 @@ class PagePrefaulter:
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
-            while self._mapped < self._wanted and not self._closed:
-                self._map_piece()
+            while self._mapped < self._requested and not self._closed:
+                self._map_chunk()
             if self._mapped == self._num_blocks:
                 return
 
-    def _map_piece(self) -> None:
-        last = min(self._mapped + self._piece, self._wanted)
+    def _map_chunk(self) -> None:
+        last = min(self._mapped + self._chunk_blocks, self._requested)
         for cache in self._caches:
             while time.monotonic() - self._noted_at < _PAUSE_S and not self._closed:
                 time.sleep(_PAUSE_S)
@@ -110,16 +110,16 @@ def _lower_priority() -> None:
     And it would hold Python's lock for as long.
     """
     try:
-        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         # Of a process with precedence over others only so much less.
-        nice = min(own + _NICE, max(own, _NICE))
+        nice = min(priority + _NICE, max(priority, _NICE))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
     except OSError as error:
         log.debug("KV pages are mapped at a normal priority (%s)", error)
 
 
 GIB = 1 << 30
-_MOST_BY_DEFAULT = 4 * GIB
+_DEFAULT_MAX_BYTES = 4 * GIB
 
 
 def num_cpu_blocks(
@@ -161,7 +161,7 @@ def kv_cache_space(config: EngineConfig) -> int:
     """Bytes for keys and values, and as many for checkpoints of states."""
     if config.cpu_kvcache_space is not None:
         return int(config.cpu_kvcache_space * GIB)
-    return min(available_memory() // 4, _MOST_BY_DEFAULT)
+    return min(available_memory() // 4, _DEFAULT_MAX_BYTES)
 
 
 def max_states(state_bytes: int) -> int:

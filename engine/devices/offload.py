@@ -26,41 +26,41 @@ def iter_tensors(root: object) -> Iterator[Tensor]:
     own objects; not through sets of kernels, which models share. No closure of ours holds a tensor.
     """
     seen: set[int] = set()
-    left = [root]
-    while left:
-        found = left.pop()
-        if id(found) in seen:
+    pending = [root]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen:
             continue
-        seen.add(id(found))
-        if isinstance(found, Tensor):
-            yield found
+        seen.add(id(item))
+        if isinstance(item, Tensor):
+            yield item
             continue
-        left += _reachable(found)
+        pending += _reachable(item)
 
 
-def _reachable(found: Any) -> list[Any]:
+def _reachable(item: Any) -> list[Any]:
     """What an object holds that may lead to tensors."""
-    if isinstance(found, Mapping):
-        return list(found.values())
-    if isinstance(found, list | tuple | set | frozenset):
-        return list(found)
-    if isinstance(found, types.MethodType):
-        return [found.__self__]
-    if isinstance(found, functools.partial):
-        return [found.func, *found.args, *found.keywords.values()]
-    if isinstance(found, KernelSet | type | types.FunctionType | types.ModuleType):
+    if isinstance(item, Mapping):
+        return list(item.values())
+    if isinstance(item, list | tuple | set | frozenset):
+        return list(item)
+    if isinstance(item, types.MethodType):
+        return [item.__self__]
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if isinstance(item, KernelSet | type | types.FunctionType | types.ModuleType):
         return []
-    ours = type(found).__module__.partition(".")[0] in _OURS
-    return _fields(found) if ours or isinstance(found, nn.Module) else []
+    ours = type(item).__module__.partition(".")[0] in _OURS
+    return _fields(item) if ours or isinstance(item, nn.Module) else []
 
 
-def _fields(found: Any) -> list[Any]:
+def _fields(item: Any) -> list[Any]:
     """The values of an object's attributes, in its dictionary and in slots."""
-    values = list(getattr(found, "__dict__", {}).values())
-    for kind in type(found).__mro__:
+    values = list(getattr(item, "__dict__", {}).values())
+    for kind in type(item).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            values.append(getattr(found, name, None))
+            values.append(getattr(item, name, None))
     return values
 
 
@@ -85,15 +85,15 @@ class HostCopy:
     def __init__(
         self, tensors: Iterator[Tensor], device: torch.device, pin: Pin | None = None
     ) -> None:
-        self._kept: list[tuple[torch.UntypedStorage, Tensor, Callable[[], None]]] = []
+        self._copies: list[tuple[torch.UntypedStorage, Tensor, Callable[[], None]]] = []
         self._pin = pin
         try:
-            self._take(tensors, device)
+            self._copy_out(tensors, device)
         except BaseException:
             self.restore()
             raise
 
-    def _take(self, tensors: Iterator[Tensor], device: torch.device) -> None:
+    def _copy_out(self, tensors: Iterator[Tensor], device: torch.device) -> None:
         seen: set[int] = set()
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -109,7 +109,7 @@ class HostCopy:
                 unpin()
                 raise
             storage.resize_(0)
-            self._kept.append((storage, copy, unpin))
+            self._copies.append((storage, copy, unpin))
 
     def _locked(self, copy: Tensor) -> Callable[[], None]:
         """Lock a copy's pages, if that can be; what lets go of them."""
@@ -125,23 +125,23 @@ class HostCopy:
     @property
     def nbytes(self) -> int:
         """Bytes that are kept."""
-        return sum(copy.nbytes for _, copy, _ in self._kept)
+        return sum(copy.nbytes for _, copy, _ in self._copies)
 
     def restore(self) -> None:
         """Bring everything back. Where memory is short (torch.OutOfMemoryError) it can be called
         again once there is more.
         """
-        while self._kept:
-            storage, copy, unpin = self._kept[-1]
+        while self._copies:
+            storage, copy, unpin = self._copies[-1]
             storage.resize_(copy.nbytes)
             storage.copy_(copy.untyped_storage(), non_blocking=False)
-            self._kept.pop()
+            self._copies.pop()
             unpin()
 
     def discard(self) -> None:
         """Give the host memory back, and never the device's: the tensors aren't used any more."""
-        while self._kept:
-            self._kept.pop()[2]()
+        while self._copies:
+            self._copies.pop()[2]()
 
 
 def _nothing() -> None:

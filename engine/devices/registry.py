@@ -49,31 +49,31 @@ def device_class(name: str) -> type[Device]:
     """The `Device` of a name. Raises `ConfigError` for a name or a plug-in that is no device."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
+        device = getattr(importlib.import_module(module), attribute)
     else:
         check_device(name)
         point = next(point for point in selected_entry_points(DEVICES) if point.name == name)
         try:
-            found = point.load()
+            device = point.load()
         except Exception as error:  # whatever a stranger's module runs into
             raise ConfigError(
                 f"The device plug-in {name} ({point.value}) failed: "
                 f"{type(error).__name__}: {error}",
                 param="device",
             ) from error
-    if not (isinstance(found, type) and issubclass(found, Device)):
+    if not (isinstance(device, type) and issubclass(device, Device)):
         raise ConfigError(
-            f"The device plug-in {name} names {found!r}, which is no subclass of "
+            f"The device plug-in {name} names {device!r}, which is no subclass of "
             "engine.devices.Device.",
             param="device",
         )
-    if found.contract_version != CONTRACT_VERSION:
+    if device.contract_version != CONTRACT_VERSION:
         raise ConfigError(
-            f"The device plug-in {name} was written for version {found.contract_version} of the "
+            f"The device plug-in {name} was written for version {device.contract_version} of the "
             f"device contract; this engine has version {CONTRACT_VERSION}.",
             param="device",
         )
-    return found
+    return device
 
 
 def _auto() -> str:

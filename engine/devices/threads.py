@@ -57,7 +57,7 @@ def _join_all() -> None:
         thread.join(_WAIT_S)
 
 
-_own_count: int | None = None
+_initial_count: int | None = None
 """torch's threads before the first engine of this process set them."""
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
@@ -80,14 +80,14 @@ class Threads:
     @classmethod
     def from_config(cls, config: EngineConfig, ops: KernelSet) -> Threads:
         """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
-        wanted = config.cpu_threads_bind
-        if wanted in ("auto", "nobind"):
-            return cls(config.num_threads or default_num_threads(ops), (), wanted == "auto")
-        cpus = parse_cpus(wanted)
+        binding = config.cpu_threads_bind
+        if binding in ("auto", "nobind"):
+            return cls(config.num_threads or default_num_threads(ops), (), binding == "auto")
+        cpus = parse_cpus(binding)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
         if not allowed.issuperset(cpus):
             raise ConfigError(
-                f"cpu_threads_bind: this process may not run on all of {wanted!r}, "
+                f"cpu_threads_bind: this process may not run on all of {binding!r}, "
                 f"only on {sorted(allowed)}.",
                 param="cpu_threads_bind",
             )
@@ -105,9 +105,9 @@ class Threads:
         Args:
             torch_too: a part of the work is torch's, which gets as many threads.
         """
-        global _own_count
-        if _own_count is None:
-            _own_count = torch.get_num_threads()
+        global _initial_count
+        if _initial_count is None:
+            _initial_count = torch.get_num_threads()
         ops.use_threads(self.count, self.cpus or None, spread=self.bind_across)
         if torch_too:
             torch.set_num_threads(self.count)
@@ -115,7 +115,7 @@ class Threads:
 
 def default_num_threads(ops: KernelSet) -> int:
     """As many as torch took before an engine set them, within a container's CPU quota."""
-    return num_usable_cpus(_own_count or ops.num_threads())
+    return num_usable_cpus(_initial_count or ops.num_threads())
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -83,12 +83,12 @@ class AsyncLLM:
         self._dead: BaseException | None = None
         self._stopped = False
         self._pause = EnginePause()
-        made: Future[LLMEngine] = Future()
+        engine: Future[LLMEngine] = Future()
         self._thread = JoinedThread(
-            self._run, config, made, name="quire-engine", tell_end=partial(self._calls.put, None)
+            self._run, config, engine, name="quire-engine", tell_end=partial(self._calls.put, None)
         )
         self._thread.start()
-        self.engine = made.result()
+        self.engine = engine.result()
 
     @classmethod
     def from_engine_args(
@@ -97,13 +97,13 @@ class AsyncLLM:
         """Create an engine with these settings; other arguments of vLLM's are ignored."""
         return cls(engine_args.create_engine_config())
 
-    def _run(self, config: EngineConfig, made: Future[LLMEngine]) -> None:
+    def _run(self, config: EngineConfig, future: Future[LLMEngine]) -> None:
         try:
             engine = LLMEngine(config)
         except BaseException as error:
-            made.set_exception(error)
+            future.set_exception(error)
             return
-        made.set_result(engine)
+        future.set_result(engine)
         try:
             while self._run_pending_calls(wait=self._pause.is_frozen or not engine.has_work):
                 if engine.has_work and not self._pause.is_frozen:
@@ -132,9 +132,9 @@ class AsyncLLM:
         touched, pooled = engine.run_step()
         for collector in touched:
             stream = self._streams.get(collector.request_id)
-            told = collector.error or collector.pop_delta()
-            if stream is not None and told is not None:
-                stream.put(told)
+            delta = collector.error or collector.pop_delta()
+            if stream is not None and delta is not None:
+                stream.put(delta)
         for result in pooled:
             stream = self._streams.get(result.request_id)
             if stream is not None:
@@ -199,10 +199,15 @@ class AsyncLLM:
                 yield result
 
     async def _results(
-        self, prompt: Prompt, params: Any, given_id: str | None, lora_request: Any, priority: int
+        self,
+        prompt: Prompt,
+        params: Any,
+        requested_id: str | None,
+        lora_request: Any,
+        priority: int,
     ) -> AsyncGenerator[Any]:
         stream = _Stream(asyncio.get_running_loop())
-        request_id = uuid.uuid4().hex if given_id is None else given_id
+        request_id = uuid.uuid4().hex if requested_id is None else requested_id
 
         def add() -> None:
             self._pause.check_accepts_requests()
@@ -226,12 +231,12 @@ class AsyncLLM:
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; unknown and finished ones are ignored."""
-        wanted = [request_id] if isinstance(request_id, str) else list(request_id)
-        await self._call_in_engine_thread(lambda: self.engine.abort_request(wanted))
-        for each in wanted:
-            stream = self._streams.get(each)
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        await self._call_in_engine_thread(lambda: self.engine.abort_request(request_ids))
+        for one_id in request_ids:
+            stream = self._streams.get(one_id)
             if stream is not None:
-                stream.put(EngineFault(f"The request {each} was aborted.", code="aborted"))
+                stream.put(EngineFault(f"The request {one_id} was aborted.", code="aborted"))
 
     def get_tokenizer(self) -> OfflineTokenizer:
         """Return the tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
@@ -351,9 +356,9 @@ class AsyncLLM:
         """Stop the profile and return its file."""
         return await self._call_in_engine_thread(self.engine.stop_profile)
 
-    async def collective_rpc(self, method: str | Callable[..., Any], **given: Any) -> list[Any]:
+    async def collective_rpc(self, method: str | Callable[..., Any], **arguments: Any) -> list[Any]:
         return await self._call_in_engine_thread(
-            lambda: self.engine.collective_rpc(method, **given)
+            lambda: self.engine.collective_rpc(method, **arguments)
         )
 
     def shutdown(self) -> None:

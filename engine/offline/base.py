@@ -16,10 +16,10 @@ from engine.offline.llm_engine import LLMEngine, TorchThreads
 UseTqdm = bool | Callable[..., Any]
 
 
-def progress(wanted: UseTqdm, total: int) -> Any:
+def progress(use_tqdm: UseTqdm, total: int) -> Any:
     """A bar of so many requests, which is a context manager."""
-    make = wanted if callable(wanted) else tqdm
-    return make(total=total, desc="Processed prompts", disable=not wanted)
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    return make(total=total, desc="Processed prompts", disable=not use_tqdm)
 
 
 class LLMBase:

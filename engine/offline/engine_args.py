@@ -51,14 +51,14 @@ class _Methods:
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Build from parsed flags; unset ones keep their defaults."""
         names = {spec.name for spec in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        given = {name: value for name, value in vars(args).items() if value is not None}
-        return cls(**{name: value for name, value in given.items() if name in names})
+        values = {name: value for name, value in vars(args).items() if value is not None}
+        return cls(**{name: value for name, value in values.items() if name in names})
 
     def create_engine_config(self) -> EngineConfig:
         """Return the validated settings. Raises `ConfigError`."""
         names = [spec.name for spec in dataclasses.fields(self)]  # type: ignore[arg-type]
-        given = {name: getattr(self, name) for name in names}
-        return offline_config({name: each for name, each in given.items() if each is not None})
+        values = {name: getattr(self, name) for name in names}
+        return offline_config({name: value for name, value in values.items() if value is not None})
 
 
 def offline_config(settings: dict[str, Any]) -> EngineConfig:
@@ -70,7 +70,7 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
     if hasattr(extra, "settings"):  # a `TensorizerConfig`
         settings = {**settings, "model_loader_extra_config": extra.settings()}
     elif isinstance(extra, dict):  # perhaps one that `dataclasses.asdict` took apart
-        extra = {name: each for name, each in extra.items() if each is not None}
+        extra = {name: value for name, value in extra.items() if value is not None}
         settings = {**settings, "model_loader_extra_config": extra}
     _warn_of_variables()
     return EngineConfig.from_mapping({"max_waiting": sys.maxsize, **settings})

@@ -139,10 +139,10 @@ def resolve_prompt(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
     """
     if prompt is not None and inputs is not None:
         raise TypeError("prompt and inputs are the same: give one of them.")
-    found = inputs if prompt is None else prompt
-    if found is None:
+    resolved = inputs if prompt is None else prompt
+    if resolved is None:
         raise TypeError("missing 1 required argument: 'prompt'")
-    return found
+    return resolved
 
 
 def tokenize_prompt(
@@ -177,8 +177,8 @@ def _of_dict(
     processor: ProcessorFactory | None,
 ) -> TokenPrompt:
     has_media = "encoder_prompt" in prompt or prompt.get("multi_modal_data")
-    made = processor() if processor is not None and has_media else None
-    if isinstance(made, SoundProcessor):
+    media_processor = processor() if processor is not None and has_media else None
+    if isinstance(media_processor, SoundProcessor):
         prompt = _merge_encoder_prompt(prompt)
     for key, value in prompt.items():
         if key not in _KEYS and value not in (None, {}):
@@ -193,19 +193,19 @@ def _of_dict(
             param="mm_processor_kwargs",
         )
     if prompt.get("multi_modal_data"):
-        found = _with_media(prompt, tokenizer, made)
+        tokens = _with_media(prompt, tokenizer, media_processor)
     elif "prompt_embeds" in prompt:
-        found = _of_embeds(prompt["prompt_embeds"])
+        tokens = _of_embeds(prompt["prompt_embeds"])
     elif "prompt_token_ids" in prompt:
-        found = TokenPrompt(prompt.get("prompt"), _checked(prompt["prompt_token_ids"]))
+        tokens = TokenPrompt(prompt.get("prompt"), _checked(prompt["prompt_token_ids"]))
     elif isinstance(prompt.get("prompt"), str | list):
-        found = tokenize_prompt(prompt["prompt"], tokenizer)
+        tokens = tokenize_prompt(prompt["prompt"], tokenizer)
     else:
         raise InvalidRequest(
             "A prompt dict needs 'prompt', 'prompt_token_ids' or 'prompt_embeds'.",
             param="prompt",
         )
-    return found._replace(cache_salt=salt or "")
+    return tokens._replace(cache_salt=salt or "")
 
 
 def _with_media(

@@ -59,15 +59,15 @@ class LLM(PoolingMethods, BeamSearchMethods):
             if name in settings:
                 raise TypeError(f"LLM got two values for {name}.")
             settings[name] = value
-        given = {name: value for name, value in settings.items() if value is not None}
-        self._use(LLMEngine(offline_config({**given, "model": model})))
+        values = {name: value for name, value in settings.items() if value is not None}
+        self._use(LLMEngine(offline_config({**values, "model": model})))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
         """Create an LLM with these settings."""
-        made = cls.__new__(cls)
-        made._use(LLMEngine.from_engine_args(engine_args))
-        return made
+        llm = cls.__new__(cls)
+        llm._use(LLMEngine.from_engine_args(engine_args))
+        return llm
 
     def _use(self, engine: LLMEngine) -> None:
         super()._use(engine)
@@ -150,7 +150,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """
         waiting, self._enqueued = self._enqueued, []
         results = self._finish(waiting, use_tqdm)
-        if output_type is not None and any(not isinstance(each, output_type) for each in results):
+        if output_type is not None and any(
+            not isinstance(result, output_type) for result in results
+        ):
             raise TypeError(f"A result is no {output_type}.")
         return results
 
@@ -160,10 +162,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         listed = as_list(prompts)
         requests = spread_lora_requests(lora_request, len(listed))
-        refs, known = to_adapter_refs(requests, len(listed)), self.llm_engine.tokenizer_of
+        refs, tokenizer_of = to_adapter_refs(requests, len(listed)), self.llm_engine.tokenizer_of
         processor = self.llm_engine.media_processor
         return [
-            tokenize_prompt(prompt, known(ref), processor)._replace(
+            tokenize_prompt(prompt, tokenizer_of(ref), processor)._replace(
                 adapter=ref, lora_request=request
             )
             for prompt, ref, request in zip(listed, refs, requests, strict=True)
@@ -236,9 +238,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         conversations: Any = messages if several else [messages]
         base, prompts = self.get_tokenizer(), list[Prompt]()
         refs = to_adapter_refs(lora_request, len(conversations))
-        for each, ref in zip(conversations, refs, strict=True):
+        for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
-            ids = render_chat(tokenizer, each, **options)
+            ids = render_chat(tokenizer, conversation, **options)
             text = tokenizer.decode(ids, skip_special_tokens=False)
             prompts.append({"prompt_token_ids": ids, "prompt": text})
         return prompts
@@ -317,27 +319,27 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return 1
 
     def _params_for(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
         """Return one `SamplingParams` per prompt."""
-        if given is None:
-            given = self.get_default_sampling_params()
-        if isinstance(given, SamplingParams):
-            return [given] * count
-        if len(given) != count:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
             raise InvalidRequest(
-                f"{count} prompts need as many sampling_params, got {len(given)}.",
+                f"{count} prompts need as many sampling_params, got {len(params)}.",
                 param="sampling_params",
             )
-        return list(given)
+        return list(params)
 
-    def _priorities(self, given: Sequence[int] | int | None, count: int) -> list[int]:
+    def _priorities(self, priorities: Sequence[int] | int | None, count: int) -> list[int]:
         """Return one priority per prompt."""
-        if isinstance(given, int):
-            return [given] * count
-        if given is not None and len(given) != count:
+        if isinstance(priorities, int):
+            return [priorities] * count
+        if priorities is not None and len(priorities) != count:
             raise InvalidRequest("priority needs one entry a prompt.", param="priority")
-        return list(given or [0] * count)
+        return list(priorities or [0] * count)
 
     def _submit_all(
         self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
@@ -349,7 +351,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
                 request_id = str(next(self._ids))
                 collectors.append(self.llm_engine.submit(request_id, entry, param, priority))
         except BaseException:
-            self.llm_engine.abort_request(each.request_id for each in collectors)
+            self.llm_engine.abort_request(collector.request_id for collector in collectors)
             raise
         return collectors
 
@@ -357,7 +359,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         self, collectors: list[RequestOutputCollector], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Run requests until they finish. On any error none of them remains in the engine."""
-        waiting = {each.request_id: each for each in collectors if not each.finished}
+        waiting = {
+            collector.request_id: collector for collector in collectors if not collector.finished
+        }
         try:
             with self._threads.engine_threads(), progress(use_tqdm, len(collectors)) as bar:
                 bar.update(len(collectors) - len(waiting))

@@ -47,7 +47,7 @@ from engine.offline.metrics import (
     request_metrics,
 )
 from engine.offline.output_collector import RequestOutputCollector
-from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, take_end
+from engine.offline.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput, record_end
 from engine.offline.tokenizer import OfflineTokenizer
 from engine.text.adapter_tokenizers import AdapterTokenizers
 from engine.text.chat_template import read_template
@@ -147,8 +147,8 @@ class LLMEngine:
             )
         (lora_request,) = spread_lora_requests(lora_request, 1)
         adapter = None if lora_request is None else lora_request.ref()
-        given, tokenizer = resolve_prompt(prompt, inputs), self.tokenizer_of(adapter)
-        entry = tokenize_prompt(given, tokenizer, self.media_processor)
+        resolved, tokenizer = resolve_prompt(prompt, inputs), self.tokenizer_of(adapter)
+        entry = tokenize_prompt(resolved, tokenizer, self.media_processor)
         entry = entry._replace(adapter=adapter, lora_request=lora_request)
         if params is None:
             params = SamplingParams(**self.core.facts.default_sampling)
@@ -169,10 +169,12 @@ class LLMEngine:
         """Queue a tokenised prompt. Output that wouldn't fit the context ends there ("length")."""
         longest = self.core.facts.max_model_len
         entry = entry.last(params.prompt_limit(longest))
-        room = longest - len(entry.token_ids)
-        if params.max_tokens is not None and 0 < room < params.max_tokens:
-            least = min(params.min_tokens, room)
-            params = msgspec.structs.replace(params, max_tokens=room, min_tokens=least)
+        remaining_tokens = longest - len(entry.token_ids)
+        if params.max_tokens is not None and 0 < remaining_tokens < params.max_tokens:
+            min_tokens = min(params.min_tokens, remaining_tokens)
+            params = msgspec.structs.replace(
+                params, max_tokens=remaining_tokens, min_tokens=min_tokens
+            )
         tokenizer = self.tokenizer_of(entry.adapter)
         if params.bad_words:
             forbidden = bad_word_ids(tokenizer or self.get_tokenizer(), params.bad_words)
@@ -196,11 +198,11 @@ class LLMEngine:
             prompt_embeds=entry.embeds,
             media={item.digest: item.tensors for item in entry.media},
         )
-        known = entry.token_ids if entry.embeds is None else []
+        token_ids = entry.token_ids if entry.embeds is None else []
         collector = RequestOutputCollector(
             request_id,
             entry.text,
-            known,
+            token_ids,
             params,
             tokenizer,
             arrival_time,
@@ -230,10 +232,10 @@ class LLMEngine:
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""
-        own = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
-        if tokenizer is self._tokenizer or own in (None, *self.core.facts.eos_token_ids):
+        eos_id = None if tokenizer is None or params.ignore_eos else tokenizer.eos_token_id
+        if tokenizer is self._tokenizer or eos_id in (None, *self.core.facts.eos_token_ids):
             return params
-        stops = [*(params.stop_token_ids or ()), own]
+        stops = [*(params.stop_token_ids or ()), eos_id]
         return msgspec.structs.replace(params, stop_token_ids=stops)
 
     def _add_pooling(
@@ -259,10 +261,10 @@ class LLMEngine:
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
         """Abort one or several requests; unknown and finished ones are ignored."""
-        for each in [request_id] if isinstance(request_id, str) else list(request_id):
-            self.core.abort(each)
-            self.collectors.pop(each, None)
-            self._pooling.pop(each, None)
+        for one_id in [request_id] if isinstance(request_id, str) else list(request_id):
+            self.core.abort(one_id)
+            self.collectors.pop(one_id, None)
+            self._pooling.pop(one_id, None)
 
     def get_num_unfinished_requests(self) -> int:
         """Return the number of waiting and running requests."""
@@ -285,8 +287,8 @@ class LLMEngine:
         results: list[Result] = []
         touched, pooled = self.run_step()
         for collector in touched:
-            if (told := collector.pop_delta()) is not None:
-                results.append(told)
+            if (delta := collector.pop_delta()) is not None:
+                results.append(delta)
         return results + list(pooled)
 
     def _has_pending_output(self) -> None:
@@ -324,7 +326,7 @@ class LLMEngine:
 
     def _collect_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
         result = self._pooling.pop(delta.request_id)
-        values = take_end(result, delta)
+        values = record_end(result, delta)
         if values is not None:
             result.outputs = PoolingOutput(values)
         return result
@@ -373,11 +375,11 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Return load and totals, under vLLM's names."""
-        states, most = self.core.adapters.states(), self.config.max_loras
+        states, max_adapters = self.core.adapters.states(), self.config.max_loras
         return [
             *metrics_of(self.core.snapshot(), self.config.name),
             *request_metrics(self._figures, self.config.name),
-            *adapter_metrics(states, most, self.config.name),
+            *adapter_metrics(states, max_adapters, self.config.name),
         ]
 
     def get_supported_tasks(self) -> tuple[str, ...]:

@@ -50,12 +50,12 @@ class LoadedLoRAs:
 
     def numbers(self) -> set[int]:
         """Of those that were added and are on the device."""
-        there = {state.digest for state in self._pool.states() if state.tier == "device"}
-        return {number for number, ref in self._refs.items() if ref.digest in there}
+        on_device = {state.digest for state in self._pool.states() if state.tier == "device"}
+        return {number for number, ref in self._refs.items() if ref.digest in on_device}
 
     def _load(self, ref: AdapterRef, *, pin: bool) -> None:
-        known = {self._refs[number].digest for number in self._pinned}
-        done = self._pool.preload(ref, pin=pin or ref.digest in known)
+        pinned = {self._refs[number].digest for number in self._pinned}
+        done = self._pool.preload(ref, pin=pin or ref.digest in pinned)
         while not done.done():
             self._step()
         done.result()

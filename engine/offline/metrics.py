@@ -33,7 +33,7 @@ class RequestMetricsCollector:
     """Counts what requests come to; times are seconds since the epoch."""
 
     def __init__(self) -> None:
-        self.by_name: dict[str, Counts] = {name: empty(each) for name, each in BUCKETS.items()}
+        self.by_name: dict[str, Counts] = {name: empty(bounds) for name, bounds in BUCKETS.items()}
 
     def token(self, arrival: float, last: float | None, now: float) -> None:
         """A request's first output got something. `last`: when it did before; None: never."""
@@ -50,8 +50,8 @@ class RequestMetricsCollector:
         self._observe("request_prompt_tokens", num_prompt)
         self._observe("request_generation_tokens", num_new)
         if num_new > 1:
-            each = (now - tokens_from) / (num_new - 1)
-            self._observe("request_time_per_output_token_seconds", each)
+            seconds_per_token = (now - tokens_from) / (num_new - 1)
+            self._observe("request_time_per_output_token_seconds", seconds_per_token)
 
     def _observe(self, name: str, value: float) -> None:
         self.by_name[name].observe(BUCKETS[name], max(0.0, value))
@@ -126,8 +126,10 @@ def adapter_metrics(
 
 
 def _names(adapters: Sequence[AdapterStatus], *, running: bool) -> str:
-    used = [each for each in adapters if (each.num_running if running else each.num_waiting)]
-    return ",".join(sorted({each.name or each.digest[:12] for each in used}))
+    used = [
+        adapter for adapter in adapters if (adapter.num_running if running else adapter.num_waiting)
+    ]
+    return ",".join(sorted({adapter.name or adapter.digest[:12] for adapter in used}))
 
 
 def histogram(

@@ -60,11 +60,11 @@ class OutputAssembler:
         )
         if delta.cumulative_logprob is not None:
             output.cumulative_logprob = delta.cumulative_logprob
-        for at, token_id in enumerate(delta.token_ids):
+        for index, token_id in enumerate(delta.token_ids):
             output.token_ids.append(token_id)
             if delta.logprobs is not None:
-                self._add_logprobs(delta.logprobs[at])
-            hidden = by_eos and at == len(delta.token_ids) - 1
+                self._add_logprobs(delta.logprobs[index])
+            hidden = by_eos and index == len(delta.token_ids) - 1
             if self._text is not None and not hidden and self._add_text(self._text, token_id):
                 return True
         if delta.finish_reason is not None:
@@ -154,16 +154,16 @@ class DeltaTracker:
 
     def _new(self, output: CompletionOutput) -> CompletionOutput | None:
         mark = self.marks.setdefault(output.index, _Position())
-        before = replace(mark)
+        previous = replace(mark)
         mark.tokens, mark.chars = len(output.token_ids), len(output.text)
         mark.finished = output.finished
-        if mark == before:
+        if mark == previous:
             return None
         return replace(
             output,
-            text=output.text[before.chars :],
-            token_ids=output.token_ids[before.tokens :],
-            logprobs=None if output.logprobs is None else output.logprobs[before.tokens :],
+            text=output.text[previous.chars :],
+            token_ids=output.token_ids[previous.tokens :],
+            logprobs=None if output.logprobs is None else output.logprobs[previous.tokens :],
         )
 
 
@@ -196,7 +196,7 @@ class RequestOutputCollector:
             for index in range(params.num_sequences)
         ]
         self._params = params
-        self._told = DeltaTracker()
+        self._deltas = DeltaTracker()
         self._prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
         self._cached = 0
         self._flights: dict[int, FlightRecord] = {}
@@ -211,15 +211,15 @@ class RequestOutputCollector:
             return False
         if delta.error is not None:
             self.error = delta.error.to_error()
-            for each in self._assemblers:
-                if not each.output.finished:
-                    each.finish("error")
+            for assembler in self._assemblers:
+                if not assembler.output.finished:
+                    assembler.finish("error")
             return False
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = self._entries(delta.prompt_logprobs)
         if delta.num_prompt_tokens and delta.index == 0:
             self._cached = delta.num_cached_tokens
-        self._note(delta)
+        self._record_times(delta)
         stopped = self._assemblers[delta.index].append(delta)
         if self.finished and self._last is not None and self._began is not None:
             arrival, tokens = self._metrics.arrival_time, self._metrics.num_generation_tokens
@@ -227,7 +227,7 @@ class RequestOutputCollector:
             self._last = None
         return stopped
 
-    def _note(self, delta: TokenDelta) -> None:
+    def _record_times(self, delta: TokenDelta) -> None:
         """When it happened. The engine's own times come with the end."""
         metrics, now = self._metrics, time.time()
         metrics.num_generation_tokens += len(delta.token_ids)
@@ -250,7 +250,7 @@ class RequestOutputCollector:
     ) -> list[dict[int, Logprob] | None] | FlatLogprobs:
         if not self._params.flat_logprobs:
             entry, tokenizer = logprob_entry, self._tokenizer
-            return [None if each is None else entry(each, tokenizer) for each in positions]
+            return [None if scores is None else entry(scores, tokenizer) for scores in positions]
         flat = FlatLogprobs()
         for scores in positions:
             flat_entry(flat, scores, self._tokenizer)
@@ -259,7 +259,9 @@ class RequestOutputCollector:
     @property
     def finished(self) -> bool:
         """Whether all outputs have ended."""
-        return self.error is not None or all(each.output.finished for each in self._assemblers)
+        return self.error is not None or all(
+            assembler.output.finished for assembler in self._assemblers
+        )
 
     def result(self) -> RequestOutput:
         """The request's result so far; with best_of, at the end the n likeliest outputs.
@@ -290,7 +292,7 @@ class RequestOutputCollector:
         if kind is RequestOutputKind.FINAL_ONLY and not self.finished:
             return None
         result = self.result()
-        return self._told.diff(result) if kind is RequestOutputKind.DELTA else result
+        return self._deltas.diff(result) if kind is RequestOutputKind.DELTA else result
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The n best of best_of, best first."""

@@ -85,7 +85,7 @@ ClassificationRequestOutput = PoolingRequestOutput[ClassificationOutput]
 ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
 
 
-def take_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Tensor | None:
+def record_end(result: PoolingRequestOutput[Any], delta: TokenDelta) -> torch.Tensor | None:
     """Note how a request ended; its values, float32 [num_values], or None if it failed."""
     result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
     if delta.error is not None:

@@ -32,11 +32,11 @@ from engine.offline.outputs import (
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    take_end,
+    record_end,
 )
 from engine.text.tokenizer import Tokenizer
 
-Made = TypeVar("Made")
+Output = TypeVar("Output")
 Raw = PoolingRequestOutput[torch.Tensor]
 #: Token ids, what to do with them, and whom they share cached prefixes with.
 Entry = tuple[list[int], PoolingParams, str]
@@ -62,7 +62,7 @@ class PoolingMethods(LLMBase):
             InvalidRequest, EngineFault: all requests failed; the first one's error.
         """
         results = self._pool(prompts, pooling_params, "embed", use_tqdm, lora_request)
-        return [_made(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
+        return [_converted(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
 
     def classify(
         self,
@@ -76,7 +76,7 @@ class PoolingMethods(LLMBase):
         info = self._pooling_info
         labels = info.labels if info is not None else []
         return [
-            _made(raw, lambda data: ClassificationOutput(data[0].tolist(), labels))
+            _converted(raw, lambda data: ClassificationOutput(data[0].tolist(), labels))
             for raw in results
         ]
 
@@ -106,35 +106,36 @@ class PoolingMethods(LLMBase):
         by_token = task in TOKEN_TASKS
         results = self._pool(prompts, pooling_params, task, use_tqdm, lora_request)
         return [
-            _made(raw, lambda row: PoolingOutput(row if by_token else row[0])) for raw in results
+            _converted(raw, lambda row: PoolingOutput(row if by_token else row[0]))
+            for raw in results
         ]
 
     def _process(
-        self, data: Any, given: Params, use_tqdm: UseTqdm, lora_request: Any
+        self, data: Any, requested_params: Params, use_tqdm: UseTqdm, lora_request: Any
     ) -> PoolingRequestOutput[Any]:
         """The answer of the model's IO processor to `data`, as `outputs`."""
         facts = self.core.facts
         if not facts.io_processor:
             raise InvalidRequest("This model has no IO processor.", param="data")
-        if not (given is None or isinstance(given, PoolingParams)):
+        if not (requested_params is None or isinstance(requested_params, PoolingParams)):
             raise InvalidRequest("data takes one PoolingParams.", param="pooling_params")
         processor = io_processor(facts.io_processor, self.core.config.name)
         try:
-            made = processor.pre_process(processor.parse_data(data))
+            processed = processor.pre_process(processor.parse_data(data))
         except ValueError as error:
             raise InvalidRequest(f"data: {error}", param="data") from error
-        prompts: Any = [made] if isinstance(made, (str, dict)) else list(made)
+        prompts: Any = [processed] if isinstance(processed, (str, dict)) else list(processed)
         task = default_task(facts.tasks)
-        params = processor.merge_pooling_params(given)
+        params = processor.merge_pooling_params(requested_params)
         raw = self._pool(prompts, params, task, use_tqdm, lora_request)
         by_token, pooled = task in TOKEN_TASKS, list[PooledPrompt]()
-        for each in raw:
-            if each.outputs is None:  # the answer is made of all of them
-                raise each.error or EngineFault("The engine gave no result.")
-            values = each.outputs if by_token else each.outputs[0]
-            pooled.append(PooledPrompt(each.prompt_token_ids, PooledData(values.numpy())))
+        for raw_result in raw:
+            if raw_result.outputs is None:  # the answer is made of all of them
+                raise raw_result.error or EngineFault("The engine gave no result.")
+            values = raw_result.outputs if by_token else raw_result.outputs[0]
+            pooled.append(PooledPrompt(raw_result.prompt_token_ids, PooledData(values.numpy())))
         answer = processor.post_process(pooled)
-        return _made(raw[0], lambda _: answer)
+        return _converted(raw[0], lambda _: answer)
 
     def reward(
         self,
@@ -147,7 +148,9 @@ class PoolingMethods(LLMBase):
         [size] of the whole prompt. Raises as `embed` does.
         """
         tasks = self.core.facts.tasks
-        task = next((each for each in ("token_classify", "classify") if each in tasks), "")
+        task = next(
+            (task_name for task_name in ("token_classify", "classify") if task_name in tasks), ""
+        )
         return self.encode(
             prompts,
             pooling_params,
@@ -183,7 +186,7 @@ class PoolingMethods(LLMBase):
             for (a, b), ref in zip(pairs, refs, strict=True)
         ]
         results = self._run_pooling(entries, use_tqdm, lora_request)
-        return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
+        return [_converted(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
 
     def _pair(
         self, first: str, second: str, params: PoolingParams, adapter: AdapterRef | None
@@ -207,19 +210,19 @@ class PoolingMethods(LLMBase):
         params = msgspec.structs.replace(params, task=task)
         limit = params.prompt_limit(self.core.facts.max_model_len)
         tokenizer = self.llm_engine.tokenizer_of(adapter)
-        found = tokenize_prompt(prompt, tokenizer)
-        given = isinstance(prompt, dict) and "prompt_token_ids" in prompt
-        text = None if given else found.text
+        tokens = tokenize_prompt(prompt, tokenizer)
+        has_token_ids = isinstance(prompt, dict) and "prompt_token_ids" in prompt
+        text = None if has_token_ids else tokens.text
         if text is not None and tokenizer is not None:
             info = self._pooling_info
             prefix = info.prompt if info is not None else ""
             return (
                 tokenizer.encode_parts(prefix + text, limit=limit).token_ids,
                 params,
-                found.cache_salt,
+                tokens.cache_salt,
             )
-        token_ids = found.token_ids
-        return (token_ids if limit is None else token_ids[:limit]), params, found.cache_salt
+        token_ids = tokens.token_ids
+        return (token_ids if limit is None else token_ids[:limit]), params, tokens.cache_salt
 
     @property
     def _pooling_info(self) -> PoolingInfo | None:
@@ -236,14 +239,14 @@ class PoolingMethods(LLMBase):
     def _pool(
         self,
         prompts: Prompt | Sequence[Prompt],
-        given: Params,
+        requested_params: Params,
         task: str,
         use_tqdm: UseTqdm,
         lora_request: Any,
     ) -> list[Raw]:
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
-        params = _params_for(given, len(listed))
+        params = _params_for(requested_params, len(listed))
         refs = to_adapter_refs(lora_request, len(listed))
         entries = [
             self._entry(prompt, param, task, ref)
@@ -288,7 +291,7 @@ class PoolingMethods(LLMBase):
             with self._threads.engine_threads(), progress(use_tqdm, len(entries)) as bar:
                 while self.core.has_work:
                     for delta in self.core.step():
-                        _take(results[delta.request_id], delta, by_token)
+                        _fill_result(results[delta.request_id], delta, by_token)
                         bar.update()
         except BaseException:
             for request_id in results:
@@ -298,15 +301,15 @@ class PoolingMethods(LLMBase):
         return list(results.values())
 
 
-def _take(result: Raw, delta: TokenDelta, by_token: bool) -> None:
+def _fill_result(result: Raw, delta: TokenDelta, by_token: bool) -> None:
     """Fill in a request's result: float32 [1, size], or [num_tokens, size]."""
-    values = take_end(result, delta)
+    values = record_end(result, delta)
     if values is not None:
         rows = len(result.prompt_token_ids) if by_token else 1
         result.outputs = values.view(rows, -1)
 
 
-def _made(raw: Raw, make: Callable[[torch.Tensor], Made]) -> PoolingRequestOutput[Made]:
+def _converted(raw: Raw, make: Callable[[torch.Tensor], Output]) -> PoolingRequestOutput[Output]:
     """Return the result with its numbers converted."""
     outputs = None if raw.outputs is None else make(raw.outputs)
     return PoolingRequestOutput(
@@ -327,13 +330,13 @@ def _score(kind: str, query: Raw, text: Raw) -> ScoringRequestOutput:
     )
 
 
-def _params_for(given: Params, count: int) -> list[PoolingParams]:
+def _params_for(params: Params, count: int) -> list[PoolingParams]:
     """Return one `PoolingParams` per prompt."""
-    if given is None or isinstance(given, PoolingParams):
-        return [given or PoolingParams()] * count
-    if len(given) != count:
+    if params is None or isinstance(params, PoolingParams):
+        return [params or PoolingParams()] * count
+    if len(params) != count:
         raise InvalidRequest(
-            f"{count} prompts need as many pooling_params, got {len(given)}.",
+            f"{count} prompts need as many pooling_params, got {len(params)}.",
             param="pooling_params",
         )
-    return list(given)
+    return list(params)

@@ -61,12 +61,12 @@ class TensorizerConfig(TensorizerArgs):
                 f"tensorizer_uri must be a file, got {uri!r}: mount the bucket.",
                 param="tensorizer_uri",
             )
-        found = {"num_readers": self.num_readers, "encryption_keyfile": self.encryption_keyfile}
+        settings = {"num_readers": self.num_readers, "encryption_keyfile": self.encryption_keyfile}
         if uri:
-            found["tensorizer_uri"] = str(Path(uri).absolute())
+            settings["tensorizer_uri"] = str(Path(uri).absolute())
         if self.encryption_keyfile:
-            found["encryption_keyfile"] = str(Path(self.encryption_keyfile).absolute())
-        return {name: value for name, value in found.items() if value is not None}
+            settings["encryption_keyfile"] = str(Path(self.encryption_keyfile).absolute())
+        return {name: value for name, value in settings.items() if value is not None}
 
     def _construct_tensorizer_args(self) -> TensorizerArgs:
         """What vLLM's own example asks for."""
@@ -85,13 +85,13 @@ def tensorize_vllm_model(
         InvalidRequest: the file can't be written. ModelLoadError: the checkpoint can't be read, or
             the package is missing.
     """
-    wanted = tensorizer_config.settings()
-    if "tensorizer_uri" not in wanted:
+    settings = tensorizer_config.settings()
+    if "tensorizer_uri" not in settings:
         raise InvalidRequest(
             "tensorizer_uri is missing: the file to write.", param="tensorizer_uri"
         )
     config: EngineConfig = engine_args.create_engine_config()
-    path, keyfile = Path(wanted["tensorizer_uri"]), wanted.get("encryption_keyfile")
+    path, keyfile = Path(settings["tensorizer_uri"]), settings.get("encryption_keyfile")
     tensors = open_checkpoint(resolve_folder(config), config).tensors()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,16 +64,16 @@ class OfflineTokenizer(Tokenizer):
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> OfflineTokenizer:
         """The same tokenizer."""
-        made = cls.__new__(cls)
-        made.__dict__.update(tokenizer.__dict__)
-        return made
+        tokenizer_copy = cls.__new__(cls)
+        tokenizer_copy.__dict__.update(tokenizer.__dict__)
+        return tokenizer_copy
 
     def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
         """Token ids of a text, or of several."""
         if isinstance(text, str):
             ids: Any = self.encode(text, add_special_tokens)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
-        several = [self.encode(each, add_special_tokens) for each in text]
+        several = [self.encode(item, add_special_tokens) for item in text]
         return Encoded(input_ids=several, attention_mask=[[1] * len(ids) for ids in several])
 
     def apply_chat_template(
@@ -110,7 +110,7 @@ class OfflineTokenizer(Tokenizer):
             )
 
         several = bool(conversation) and not isinstance(conversation[0], dict)
-        return [one(each) for each in conversation] if several else one(conversation)
+        return [one(item) for item in conversation] if several else one(conversation)
 
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True

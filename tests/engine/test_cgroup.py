@@ -95,15 +95,15 @@ def test_threads_stay_within_the_quota_unless_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(root, cpu__max="200000 100000")
-    monkeypatch.setattr(engine_threads, "_own_count", 16)
+    monkeypatch.setattr(engine_threads, "_initial_count", 16)
     assert Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count == 2
     assert (
         Threads.from_config(EngineConfig(model="m", num_threads=5), ReferenceKernels()).count == 5
     )
 
 
-def test_a_second_engine_starts_from_torchs_own_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_threads, "_own_count", None)
+def test_a_second_engine_starts_from_torchs_initial_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_threads, "_initial_count", None)
     monkeypatch.setattr(engine_threads, "num_usable_cpus", lambda count: count)
     before = torch.get_num_threads()
     try:

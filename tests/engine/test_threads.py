@@ -27,7 +27,7 @@ def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # whatever ran in this process before
     monkeypatch.setattr(settings, "_num_threads", None)
-    monkeypatch.setattr(engine_threads, "_own_count", None)
+    monkeypatch.setattr(engine_threads, "_initial_count", None)
     yield
     torch.set_num_threads(before)
 
