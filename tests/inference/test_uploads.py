@@ -157,7 +157,7 @@ async def test_nobody_else_reaches_it(gateway: Gateway) -> None:
     ("fields", "param"),
     [
         ({"bytes": 0}, "bytes"),
-        ({"purpose": "vision"}, "purpose"),
+        ({"purpose": "evals"}, "purpose"),
         ({"filename": ""}, "filename"),
         ({"mime_type": "a\0b"}, "mime_type"),
         ({"expires_after": {"anchor": "created_at", "seconds": 1}}, "expires_after.seconds"),
