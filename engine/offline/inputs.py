@@ -84,8 +84,8 @@ _KEYS = frozenset(
 #: What vLLM takes beside these, and why it can't be taken here.
 _REFUSED = {
     "multi_modal_uuids": "images are told apart by their content; leave multi_modal_uuids out",
-    "encoder_prompt": "the model has no encoder",
-    "decoder_prompt": "the model has no encoder",
+    "encoder_prompt": "the model has no encoder; leave encoder_prompt out",
+    "decoder_prompt": "the model has no encoder; leave decoder_prompt out",
     "negative_prompt": "there is no negative_prompt",
     "token_type_ids": "token types come from the model; leave token_type_ids out",
 }

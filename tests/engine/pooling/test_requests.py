@@ -309,7 +309,7 @@ def test_adapters_of_a_model_from_outside_are_told_why() -> None:
     config = EngineConfig(model="", device="cpu")
     adapters = LoraWorker(config, make_device(config), {})
     spec = SimpleNamespace(architecture="LlamaForCausalLM")
-    adapters.prepare(cast(Any, SimpleNamespace(model=object(), spec=spec)))
+    adapters.prepare(cast(Any, SimpleNamespace(model=object(), spec=spec, ranks=None)))
     assert adapters.refusal == (
         "Adapters are for models that run on Quire's own decoders and encoders or on the "
         "Transformers bridge; this LlamaForCausalLM doesn't."

@@ -105,7 +105,7 @@ def test_a_pooling_model_says_that_it_does_not_round(model_folder: Folder) -> No
 
 
 def test_a_stack_is_packed_in_pieces_and_releases_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.quantization.packing._PIECE_BYTES", 64 * 16 * 4)
+    monkeypatch.setattr("engine.quantization.packing._SLICE_BYTES", 64 * 16 * 4)
     torch.manual_seed(0)
     parts = [torch.randn(rows, 16) for rows in (70, 1, 129)]
     released = []
