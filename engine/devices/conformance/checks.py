@@ -94,9 +94,9 @@ def tokens(llm: LLM, asked: list[list[int]], params: Any = GREEDY, **more: Any) 
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def compare(said: list[list[int]], expected: list[list[int]], what: str) -> None:
+def compare(answers: list[list[int]], expected: list[list[int]], what: str) -> None:
     """Raise `ConformanceError`, with the first difference, unless they are equal."""
-    for number, (ours, theirs) in enumerate(zip(said, expected, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(answers, expected, strict=True)):
         expect(ours == theirs, f"prompt {number}: {ours} instead of {theirs}, {what}")
 
 
@@ -108,10 +108,10 @@ def _together(bench: Bench, family: str) -> None:
         compare(tokens(llm, prompts()), bench.expected(family), "which is transformers'")
 
 
-def _alone(bench: Bench, family: str) -> None:
+def _one_at_a_time(bench: Bench, family: str) -> None:
     with bench.llm(family, enable_prefix_caching=False) as llm:
-        said = [tokens(llm, [prompt])[0] for prompt in prompts()]
-        compare(said, bench.expected(family), "one request at a time")
+        answers = [tokens(llm, [prompt])[0] for prompt in prompts()]
+        compare(answers, bench.expected(family), "one request at a time")
 
 
 def _chunked(bench: Bench, family: str) -> None:
@@ -123,8 +123,8 @@ def _cached(bench: Bench, family: str) -> None:
     with bench.llm(family) as llm:
         tokens(llm, prompts())
         outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
-        said = [list(output.outputs[0].token_ids) for output in outputs]
-        compare(said, bench.expected(family), "with a cached prefix")
+        answers = [list(output.outputs[0].token_ids) for output in outputs]
+        compare(answers, bench.expected(family), "with a cached prefix")
         cached = sum(output.num_cached_tokens or 0 for output in outputs)
         expect(cached > 0, "no token came from the prefix cache")
 
@@ -158,7 +158,7 @@ def _logprobs(bench: Bench, family: str) -> None:
 
 OF_FAMILIES: dict[str, Callable[[Bench, str], None]] = {
     "tokens equal transformers'": _together,
-    "alone as in a batch": _alone,
+    "alone as in a batch": _one_at_a_time,
     "in chunks of 16 tokens": _chunked,
     "with a cached prefix": _cached,
     "preempted": _preempted,
@@ -187,8 +187,8 @@ def _seeded(bench: Bench) -> None:
     params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=OUTPUT, ignore_eos=True)
     with bench.llm("llama") as llm:
         first = tokens(llm, prompts(), params)
-        alone = [tokens(llm, [prompt], params)[0] for prompt in prompts()]
-    compare(alone, first, "with the same seed in a batch")
+        isolated_answers = [tokens(llm, [prompt], params)[0] for prompt in prompts()]
+    compare(isolated_answers, first, "with the same seed in a batch")
 
 
 def _several_outputs(bench: Bench) -> None:
@@ -205,8 +205,8 @@ def _stops(bench: Bench) -> None:
     stop = expected[3]
     params = SamplingParams(temperature=0, max_tokens=OUTPUT, stop_token_ids=[stop])
     with bench.llm("llama") as llm:
-        (said,) = tokens(llm, [prompts()[3]], params)
-    compare([said], [expected[: expected.index(stop) + 1]], "up to a stop token")
+        (answer,) = tokens(llm, [prompts()[3]], params)
+    compare([answer], [expected[: expected.index(stop) + 1]], "up to a stop token")
 
 
 def _bans(bench: Bench) -> None:
@@ -215,8 +215,8 @@ def _bans(bench: Bench) -> None:
         temperature=0, max_tokens=OUTPUT, ignore_eos=True, logit_bias={banned: -100}
     )
     with bench.llm("llama") as llm:
-        (said,) = tokens(llm, [prompts()[3]], params)
-    expect(banned not in said, "a token with a bias of -100 was chosen")
+        (answer,) = tokens(llm, [prompts()[3]], params)
+    expect(banned not in answer, "a token with a bias of -100 was chosen")
 
 
 def _penalties(bench: Bench) -> None:
@@ -230,8 +230,8 @@ def _penalties(bench: Bench) -> None:
     )
     with bench.llm("llama") as llm:
         together = tokens(llm, prompts(), params)
-        alone = [tokens(llm, [prompt], params)[0] for prompt in prompts()]
-    compare(alone, together, "with penalties in a batch")
+        isolated_answers = [tokens(llm, [prompt], params)[0] for prompt in prompts()]
+    compare(isolated_answers, together, "with penalties in a batch")
 
 
 def _grammar(bench: Bench) -> None:
@@ -254,8 +254,12 @@ def _resumed(bench: Bench) -> None:
             prompt + answer[:half]
             for prompt, answer in zip(prompts(), bench.expected("llama"), strict=True)
         ]
-        said = tokens(llm, asked, SamplingParams(temperature=0, max_tokens=half, ignore_eos=True))
-    compare(said, [answer[half:] for answer in bench.expected("llama")], "from half of the answer")
+        answers = tokens(
+            llm, asked, SamplingParams(temperature=0, max_tokens=half, ignore_eos=True)
+        )
+    compare(
+        answers, [answer[half:] for answer in bench.expected("llama")], "from half of the answer"
+    )
 
 
 def _sleep(bench: Bench) -> None:
@@ -273,8 +277,8 @@ def _adapter(bench: Bench) -> None:
         write_adapter(folder, merged)
         merge_adapter(merged, folder)
         request = LoRARequest("adapter", 1, str(folder))
-        said = tokens(llm, prompts(), lora_request=request)
-        compare(said, [merged.greedy(prompt, OUTPUT) for prompt in prompts()], "merged weights'")
+        answers = tokens(llm, prompts(), lora_request=request)
+        compare(answers, [merged.greedy(prompt, OUTPUT) for prompt in prompts()], "merged weights'")
         compare(tokens(llm, prompts()), bench.expected("llama"), "without the adapter")
 
 
@@ -294,8 +298,8 @@ def _abort(bench: Bench) -> None:
 def _long(bench: Bench) -> None:
     prompt = [4 + index % (VOCAB - 4) for index in range(255)]
     with bench.llm("llama", max_num_batched_tokens=64) as llm:
-        (said,) = tokens(llm, [prompt])
-    compare([said], [bench.model("llama").greedy(prompt, 1)], "at the full context")
+        (answer,) = tokens(llm, [prompt])
+    compare([answer], [bench.model("llama").greedy(prompt, 1)], "at the full context")
 
 
 def _too_long(bench: Bench) -> None:
@@ -310,16 +314,16 @@ def _too_long(bench: Bench) -> None:
 
 def _cache_dtype(bench: Bench, dtype: str) -> None:
     with bench.llm("llama", kv_cache_dtype=dtype) as llm:
-        said = tokens(llm, prompts())
-        alone = [tokens(llm, [prompt])[0] for prompt in prompts()[:4]]
-    compare(alone, said[:4], "in a batch")
+        answers = tokens(llm, prompts())
+        isolated_answers = [tokens(llm, [prompt])[0] for prompt in prompts()[:4]]
+    compare(isolated_answers, answers[:4], "in a batch")
     if dtype == "float32":
-        compare(said, bench.expected("llama"), "which is transformers'")
+        compare(answers, bench.expected("llama"), "which is transformers'")
 
 
 def _unknown_cache_dtype(bench: Bench) -> None:
-    known = device_class(bench.device).kv_cache_dtypes
-    other = next(name for name in ("int8", "fp8_e5m2", "fp8", "bfloat16") if name not in known)
+    supported = device_class(bench.device).kv_cache_dtypes
+    other = next(name for name in ("int8", "fp8_e5m2", "fp8", "bfloat16") if name not in supported)
     try:
         with bench.llm("llama", kv_cache_dtype=other):
             pass
@@ -330,13 +334,13 @@ def _unknown_cache_dtype(bench: Bench) -> None:
 
 
 def _threads_end(bench: Bench) -> None:
-    before = set(threading.enumerate())
+    previous = set(threading.enumerate())
     with bench.llm("llama") as llm:
         tokens(llm, prompts()[:1])
     deadline = time.monotonic() + 10
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+    while (remaining := set(threading.enumerate()) - previous) and time.monotonic() < deadline:
         time.sleep(0.05)
-    expect(not left, f"threads are left: {sorted(thread.name for thread in left)}")
+    expect(not remaining, f"threads are left: {sorted(thread.name for thread in remaining)}")
 
 
 def _two_engines(bench: Bench) -> None:
