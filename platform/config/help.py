@@ -20,7 +20,7 @@ ALIASES = {
 }
 #: Title: commands; the first ones of a group are described, `--help=all` describes all.
 GROUPS = {
-    "Start": ("up", "serve", "run", "chat"),
+    "Start": ("up", "serve", "run", "chat", "transcribe"),
     "Models": (
         *("list_models", "pull", "load_model", "unload_model", "delete_model", "restart_model"),
         *("sleep_model", "wake_model", "load_report", "save_quantized"),

@@ -9,6 +9,7 @@ import time
 import wave
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -169,6 +170,17 @@ def _ledger(product: Product) -> list[tuple[str, int, int]]:
             return rows
         found = rows
         time.sleep(1)
+
+
+def test_the_command_writes_text_and_subtitles(product: Product, tmp_path: Path) -> None:
+    printed = product.manage("transcribe", str(JFK))
+    assert words(printed) == words(JFK_TEXT)
+    product.manage("transcribe", str(JFK), "--format", "srt", "-o", str(tmp_path))
+    assert (tmp_path / "jfk.srt").read_text().startswith("1\n00:00:00")
+    (tmp_path / "text.wav").write_text("no sound")
+    with pytest.raises(RuntimeError, match=r"1 of 2 files") as failed:
+        product.manage("transcribe", str(tmp_path / "text.wav"), str(JFK))
+    assert words(JFK_TEXT)[5] in str(failed.value)
 
 
 def _post(product: Product, data: bytes, fields: dict[str, str]) -> httpx.Response:

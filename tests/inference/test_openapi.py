@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +20,7 @@ from django.test import AsyncClient
 from inference import urls
 from inference.openapi import OpenApiView, document, generate
 from inference.web.views import NotFoundView
+from tests.engine.speech.models import JFK
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, Gateway
 from tests.inference.forms import upload
@@ -141,6 +143,7 @@ NOT_HERE = {
     **dict.fromkeys(["/pooling", "/classify", "/v1/classify", "/score", "/v1/score"], 400),
     **dict.fromkeys(["/rerank", "/v1/rerank", "/v2/rerank", "/v1/embeddings"], 400),
     "/v1/moderations": 400,
+    **dict.fromkeys(["/v1/audio/transcriptions", "/v1/audio/translations"], 400),
 }
 #: curl as it is shown, but for telling its status.
 SHELL = """curl() { command curl -sS -m 60 -o answer -w '%{http_code} ' "$@"; }
@@ -159,6 +162,7 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
     asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
     with urllib.request.urlopen(asked, timeout=60) as listed:
         model = json.load(listed)["data"][0]["id"]
+    shutil.copy(JFK, tmp_path / "speech.wav")
     operators = {"/sleep", "/pause", "/wake_up", "/resume", "/collective_rpc", "/server_info"}
     wrong = []
     for method, path, command in found:

@@ -138,6 +138,8 @@ def curl(method: str, path: str, base: str, *, multipart: bool = False) -> str:
     if method not in ("get", "post"):
         lines[0] += f" -X {method.upper()}"
     lines.append('-H "Authorization: Bearer $QUIRE_API_KEY"')
+    if path.startswith("/v1/audio/"):
+        return _joined([*lines, "-F model=MODEL", "-F file=@speech.wav"])
     if multipart and path != "/v1/files":
         return _FILE + _joined([*lines, "-F data=@batch.jsonl"])
     if multipart:
