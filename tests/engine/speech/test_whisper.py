@@ -236,3 +236,62 @@ def test_real_speech_becomes_its_text_without_an_error() -> None:
     [result] = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=100))
     assert result.outputs[0].text.strip() == JFK_TEXT
     assert result.outputs[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"async_scheduling": True},
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+        {"enable_chunked_prefill": False},
+        {"cpu_kernels": False},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_what_only_changes_how_steps_run_changes_no_token(
+    whisper: tuple[Path, list[list[int]]], settings: dict[str, Any]
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, **settings)
+    assert _run(llm, _prompts()) == wanted
+    llm.llm_engine.core.check_integrity()
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
+def test_few_bits_give_the_same_tokens_alone_and_together(
+    whisper: tuple[Path, list[list[int]]], settings: dict[str, Any]
+) -> None:
+    llm = _llm(whisper[0], **settings)
+    together = _run(llm, _prompts())
+    llm.reset_prefix_cache()
+    assert [_run(llm, [prompt])[0] for prompt in _prompts()] == together
+
+
+def test_outputs_and_beams_share_their_sound(
+    whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder)
+    encoded = _count_encodings(llm, monkeypatch)
+    params = SamplingParams(n=3, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    [result] = llm.generate(_prompts()[2], params)
+    assert [list(output.token_ids) for output in result.outputs] == [wanted[2]] * 3
+    beams = SamplingParams(
+        n=2, use_beam_search=True, temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
+    )
+    [first] = llm.generate(_prompts()[2], beams)
+    llm.reset_prefix_cache()
+    [again] = llm.generate(_prompts()[2], beams)
+    assert [o.token_ids for o in first.outputs] == [o.token_ids for o in again.outputs]
+    assert len(encoded) == 2
+    llm.llm_engine.core.check_integrity()
+
+
+def test_a_model_that_slept_hears_as_before(whisper: tuple[Path, list[list[int]]]) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, enable_sleep_mode=True)
+    assert _run(llm, _prompts()) == wanted
+    for level in (1, 2):
+        llm.sleep(level)
+        llm.wake_up()
+        assert _run(llm, _prompts()) == wanted
