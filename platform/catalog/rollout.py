@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from catalog.actions import drain_replica
+from catalog.live_status import live_replicas
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.errors import Conflict, ServiceUnavailable
 from tenants.actors import Actor
@@ -68,9 +69,16 @@ SEEN_S = 1.5
 
 
 def wait_until_ready(
-    model: ServedModel, timeout: float, say: Callable[[str], None] = lambda text: None
+    model: ServedModel,
+    timeout: float,
+    say: Callable[[str], None] = lambda text: None,
+    on_fraction: Callable[[float], None] | None = None,
 ) -> None:
     """Block until a replica serves the model.
+
+    Args:
+        say: is called with what changed.
+        on_fraction: is called with the loaded fraction of the replica that is furthest.
 
     Raises: `Conflict` when its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` when
     no supervisor takes it up or the time is over.
@@ -97,6 +105,9 @@ def wait_until_ready(
         if now and now != last:
             say(now)
             last = now
+        if on_fraction is not None:
+            beats = [beat for beat in live_replicas() if beat.model.name == model.name]
+            on_fraction(max((beat.load_progress for beat in beats), default=0.0))
         time.sleep(POLL_S)
 
 

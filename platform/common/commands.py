@@ -8,7 +8,7 @@ from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import redis
 from django.conf import settings
@@ -147,6 +147,39 @@ class QuireCommand(BaseCommand):
         """Print to standard error, so that scripts can read standard output."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+class ProgressBar:
+    """A bar on standard error that is drawn over itself. Use it in `with`, which clears it."""
+
+    WIDTH = 30
+
+    def __enter__(self) -> Self:
+        """Begin; nothing is drawn yet."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Clear the line."""
+        self.clear()
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether standard error is a terminal; elsewhere nothing is drawn."""
+        return sys.stderr.isatty()
+
+    def show(self, fraction: float) -> None:
+        """Draw it at a fraction in [0, 1]."""
+        filled = round(self.WIDTH * min(1.0, max(0.0, fraction)))
+        self._draw(f"[{'#' * filled}{'.' * (self.WIDTH - filled)}] {fraction:4.0%}")
+
+    def clear(self) -> None:
+        """Clear the line, for other text to begin there."""
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
+        if self.is_visible:
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
 
 
 def check_database() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.core.management import (
     CommandError,
     call_command,
@@ -27,12 +28,14 @@ from catalog import rollout as wait
 from catalog.models import Replica, ServedModel
 from common.commands import parse_expiry, parse_span
 from config.help import DJANGO_COMMANDS, GROUPS
+from engine.contract import messages, redis_keys
 from engine.version import __version__
 from metering.access import UsageRecord, settle
 from metering.models import UsageEntry
 from quire import command_line
 from tenants.authentication import AuthenticationFailed, authenticate
 from tenants.models import ApiKey, AuditEntry, Role, Tenant
+from tests.console.beats import heartbeat
 from tests.platform.conftest import World
 from tests.platform.instance import ROOT, manage
 
@@ -365,6 +368,32 @@ def test_waiting_ends_with_readiness(
     monkeypatch.setattr(wait.time, "sleep", turn)
     assert "m is ready" in run("load_model", folder, "--name", "m", "--wait")
     assert capsys.readouterr().err.count("r is loading") == 1
+
+
+def test_a_terminal_shows_how_much_of_a_model_is_loaded(
+    live_redis: str,
+    key_prefix: str,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with redis.Redis.from_url(live_redis) as client:
+        beat = heartbeat("r", "m", "loading", load_progress=0.4)
+        client.sadd(redis_keys.replicas_key(key_prefix), "r")
+        client.set(redis_keys.replica_key("r", key_prefix), messages.encode(beat), px=60_000)
+
+    def turn(seconds: float) -> None:
+        Replica.objects.update_or_create(
+            replica_id="r",
+            defaults={"served_model": ServedModel.objects.get(), "state": "ready"},
+        )
+
+    monkeypatch.setattr(wait.time, "sleep", turn)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert "m is ready" in run("load_model", folder, "--name", "m", "--wait")
+    drawn = capsys.readouterr().err
+    assert f"[{'#' * 12}{'.' * 18}]  40%" in drawn
+    assert drawn.endswith("\r\x1b[K")
 
 
 def test_waiting_ends_with_a_failure_and_its_reason(

@@ -10,7 +10,7 @@ from catalog import actions
 from catalog.cli import NAMED, parse_engine_settings
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
-from common.commands import QuireCommand
+from common.commands import ProgressBar, QuireCommand
 from engine.contract.engine_config import add_cli_args
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
@@ -109,7 +109,14 @@ class Command(QuireCommand):
         if (num_ranks := model.settings.get("tensor_parallel_size", 1)) > 1:
             self.print_hint(f"Each replica has {num_ranks} processes that share {model.name}.")
         if options["wait"]:
-            wait_until_ready(model, options["timeout"], self.print_hint)
+            with ProgressBar() as bar:
+
+                def say(text: str) -> None:
+                    bar.clear()
+                    self.print_hint(text)
+
+                on_fraction = bar.show if bar.is_visible else None
+                wait_until_ready(model, options["timeout"], say, on_fraction)
             self.stdout.write(f"{model.name} is ready.")
         else:
             self.stdout.write(f"{model.name} is being loaded. See manage.py list_models.")
