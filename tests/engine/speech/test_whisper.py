@@ -239,29 +239,29 @@ def test_real_speech_becomes_its_text_without_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "options",
     [
         {"async_scheduling": True},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
         {"enable_chunked_prefill": False},
         {"cpu_kernels": False},
     ],
-    ids=lambda settings: next(iter(settings)),
+    ids=lambda options: next(iter(options)),
 )
 def test_what_only_changes_how_steps_run_changes_no_token(
-    whisper: tuple[Path, list[list[int]]], settings: dict[str, Any]
+    whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
 ) -> None:
     folder, wanted = whisper
-    llm = _llm(folder, **settings)
+    llm = _llm(folder, **options)
     assert _run(llm, _prompts()) == wanted
     llm.llm_engine.core.check_integrity()
 
 
-@pytest.mark.parametrize("settings", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"quantization": "int8"}])
 def test_few_bits_give_the_same_tokens_alone_and_together(
-    whisper: tuple[Path, list[list[int]]], settings: dict[str, Any]
+    whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
 ) -> None:
-    llm = _llm(whisper[0], **settings)
+    llm = _llm(whisper[0], **options)
     together = _run(llm, _prompts())
     llm.reset_prefix_cache()
     assert [_run(llm, [prompt])[0] for prompt in _prompts()] == together
