@@ -208,18 +208,18 @@ class Without:
 class Compared:
     """One turn of all engines."""
 
-    before: Turn
+    first_undrafted: Turn
     drafted: Turn
     control: Turn
-    behind: Turn
+    last_undrafted: Turn
 
     def ratio(self, drafted: Turn, by: str) -> float:
         """How many times the tokens per second without drafts, `by` the clock or processor time."""
-        return drafted.tokens / max(getattr(drafted, by), 1e-9) / self.plain(by)
+        return drafted.tokens / max(getattr(drafted, by), 1e-9) / self.undrafted_rate(by)
 
-    def plain(self, by: str) -> float:
+    def undrafted_rate(self, by: str) -> float:
         """Tokens per second without drafts."""
-        around = (self.before, self.behind)
+        around = (self.first_undrafted, self.last_undrafted)
         return sum(turn.tokens for turn in around) / sum(getattr(turn, by) for turn in around)
 
 
@@ -238,14 +238,14 @@ def compare(
         questions = undrafted.call("questions", kind, streams, number)
         # The two take turns in which is first.
         order = [drafting, control] if number % 2 == 0 else [control, drafting]
-        before, first, second, behind = (
+        first_undrafted, first, second, last_undrafted = (
             engine.call("ask", questions, max_tokens, kind)
             for engine in (undrafted, *order, undrafted)
         )
         on, off = (first, second) if order[0] is drafting else (second, first)
-        results.append(Compared(before, on, off, behind))
+        results.append(Compared(first_undrafted, on, off, last_undrafted))
     counted = drafting.call("counted")
-    sides = [result.before for result in results], [result.drafted for result in results]
+    sides = [result.first_undrafted for result in results], [result.drafted for result in results]
     return {
         "benchmark": "speculation",
         "text": kind,
@@ -260,7 +260,7 @@ def compare(
         "same_texts": sum(
             a == b
             for turn in results
-            for a, b in zip(turn.before.texts, turn.drafted.texts, strict=True)
+            for a, b in zip(turn.first_undrafted.texts, turn.drafted.texts, strict=True)
         )
         / (turns * streams),
     }
@@ -278,7 +278,7 @@ def _ratios(results: list[Compared], how: str, by: str) -> dict[str, Any]:
     """Of the engine with drafts and the other one without, over the one that ran around them."""
     drafted = [turn.ratio(turn.drafted, by) for turn in results]
     control = [turn.ratio(turn.control, by) for turn in results]
-    around = [side for turn in results for side in (turn.before, turn.behind)]
+    around = [side for turn in results for side in (turn.first_undrafted, turn.last_undrafted)]
     on = [turn.drafted for turn in results]
     of_all = _tokens(on) / _sum(on, by) / (_tokens(around) / _sum(around, by))
     return {
@@ -313,13 +313,13 @@ def main(argv: list[str] | None = None) -> None:
     settings: dict[str, Any] = {"dtype": args.dtype, "max_model_len": 1024}
     settings["quantization"] = args.quantization
     settings["enable_prefix_caching"] = False
-    wanted: dict[str, Any] = {"method": args.method}
+    speculative_config: dict[str, Any] = {"method": args.method}
     if args.method == "off":
-        wanted = {"method": "ngram", "disable_by_batch_size": 1}
+        speculative_config = {"method": "ngram", "disable_by_batch_size": 1}
     elif args.draft:
-        wanted["model"] = args.draft
+        speculative_config["model"] = args.draft
     with contextlib.ExitStack() as stack:
-        engines = _engines(stack, args.model, settings, wanted, one=args.one_engine)
+        engines = _engines(stack, args.model, settings, speculative_config, one=args.one_engine)
         for kind in args.texts:
             for streams in args.streams:
                 row = compare(engines, kind, streams, args.turns, args.max_tokens)
@@ -331,7 +331,7 @@ def _engines(
     stack: contextlib.ExitStack,
     model: str,
     settings: dict[str, Any],
-    wanted: dict[str, Any],
+    speculative_config: dict[str, Any],
     *,
     one: bool,
 ) -> tuple[Engine, Engine, Engine]:
@@ -339,11 +339,13 @@ def _engines(
     same."""
     enter = stack.enter_context
     if one:
-        drafting = enter(Apart.started(Answers, model, **settings, speculative_config=wanted))
+        drafting = enter(
+            Apart.started(Answers, model, **settings, speculative_config=speculative_config)
+        )
         return Without(drafting), drafting, Without(drafting)
     return (
         enter(Apart.started(Answers, model, **settings)),
-        enter(Apart.started(Answers, model, **settings, speculative_config=wanted)),
+        enter(Apart.started(Answers, model, **settings, speculative_config=speculative_config)),
         enter(Apart.started(Answers, model, **settings)),
     )
 

@@ -46,12 +46,12 @@ class Answer:
     numerics_changed: bool = False
     doubled: int = 0
     lost: str = ""
-    ended: bool = False
+    is_finished: bool = False
     breaks: int = 0
     refusals: int = 0
     longest: float = 0.0
 
-    def take_usage(self, usage: dict[str, Any] | None) -> None:
+    def record_usage(self, usage: dict[str, Any] | None) -> None:
         """What a stream's last event, a whole answer or a line of a batch says."""
         if usage:
             self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
@@ -64,19 +64,19 @@ class Answer:
                 self.cached.add(details.get("cached_tokens") or 0)
             self.numerics_changed = usage.get("numerics_changed", False)
 
-    def take_chunk(self, chunk: dict[str, Any]) -> None:
+    def record_chunk(self, chunk: dict[str, Any]) -> None:
         """One event of a chat's stream."""
         self.ids.add(chunk["id"])
-        self.take_usage(chunk.get("usage"))
+        self.record_usage(chunk.get("usage"))
         for part in chunk["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
             _add(choice, part["delta"], part.get("logprobs"))
             _end(choice, part)
 
-    def take_chat(self, body: dict[str, Any]) -> None:
+    def record_chat(self, body: dict[str, Any]) -> None:
         """A chat's whole answer."""
         self.ids.add(body["id"])
-        self.take_usage(body["usage"])
+        self.record_usage(body["usage"])
         for part in body["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
             _add(choice, part["message"], part.get("logprobs"))
@@ -89,7 +89,7 @@ class Answer:
             self.content,
             sorted(self.choices.items()),
             *(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens),
-            *(len(self.cached) > 1, self.numerics_changed, self.ended, sorted(self.digests)),
+            *(len(self.cached) > 1, self.numerics_changed, self.is_finished, sorted(self.digests)),
         )
 
     def differs(self, other: Answer) -> str:
@@ -109,7 +109,7 @@ class Answer:
 
 AMONG_CHOICES = (
     *("content", "prompt_tokens", "completion_tokens", "reasoning_tokens"),
-    *("digests", "numerics_changed", "ended"),
+    *("digests", "numerics_changed", "is_finished"),
 )
 
 

@@ -59,8 +59,8 @@ class Client:
         ask = {STREAM: self._stream, BATCH: self._batch, BACKGROUND: self._background}
         try:
             async with asyncio.timeout(None if how == STREAM else PATIENCE_S):
-                await ask.get(how, self._whole)(asked, answer)
-            answer.ended = True
+                await ask.get(how, self._ask_unstreamed)(asked, answer)
+            answer.is_finished = True
         except TimeoutError:
             answer.lost = f"nothing for {PATIENCE_S:.0f} s"
         except Lost as loss:
@@ -103,15 +103,15 @@ class Client:
 
     # -- answers in one piece -----------------------------------------------------------------
 
-    async def _whole(self, asked: Asked, answer: Answer) -> None:
+    async def _ask_unstreamed(self, asked: Asked, answer: Answer) -> None:
         with _pause(answer):
             body = await self._post(asked.about.path, asked.body, answer)
         if asked.about.path == EMBEDDINGS:
             answer.ids.add(body["id"])
             answer.content = [row["embedding"] for row in body["data"]]
-            answer.take_usage(body["usage"])
+            answer.record_usage(body["usage"])
         else:
-            answer.take_chat(body)
+            answer.record_chat(body)
 
     async def _post(self, path: str, body: dict[str, Any], answer: Answer) -> dict[str, Any]:
         key = {"idempotency-key": uuid.uuid4().hex}
@@ -152,7 +152,7 @@ class Client:
         for item in answer.content:
             for part in item or ():
                 part.pop("id", None)
-        answer.take_usage(created["usage"])
+        answer.record_usage(created["usage"])
 
     async def _final(self, path: str, answer: Answer) -> Any:
         while True:
@@ -184,21 +184,21 @@ class Client:
                 raise Lost(f"batch: {created['status']}: {created.get('errors')}")
             path = f"/v1/files/{created['output_file_id']}/content"
             output = await self._response("GET", path, answer)
-        self._take_lines(output.text, answer)
+        self._record_lines(output.text, answer)
 
-    def _take_lines(self, text: str, answer: Answer) -> None:
-        found: dict[str, Any] = {}
+    def _record_lines(self, text: str, answer: Answer) -> None:
+        bodies: dict[str, Any] = {}
         for line in text.splitlines():
             result = json.loads(line)
             name, body = result["custom_id"], result["response"]["body"]
-            answer.doubled += name in found
-            found[name] = [choice["message"]["content"] for choice in body["choices"]]
+            answer.doubled += name in bodies
+            bodies[name] = [choice["message"]["content"] for choice in body["choices"]]
             answer.ids.add(body["id"])
             answer.prompt_tokens += body["usage"]["prompt_tokens"]
             answer.completion_tokens += body["usage"]["completion_tokens"]
-        if len(found) < LINES:
-            raise Lost(f"batch: {len(found)} of {LINES} lines were answered")
-        answer.content = sorted(found.items())
+        if len(bodies) < LINES:
+            raise Lost(f"batch: {len(bodies)} of {LINES} lines were answered")
+        answer.content = sorted(bodies.items())
 
 
 class Reader:
@@ -206,7 +206,7 @@ class Reader:
 
     def __init__(self, answer: Answer) -> None:
         self.last_id, self.done = "", False
-        self._answer, self._known = answer, set[str]()
+        self._answer, self._seen_ids = answer, set[str]()
         self._id = self._data = ""
         self._came = time.monotonic()
 
@@ -231,8 +231,8 @@ class Reader:
     def _event(self) -> None:
         if self._id:
             self.last_id = self._id
-            self._answer.doubled += self._id in self._known
-            self._known.add(self._id)
+            self._answer.doubled += self._id in self._seen_ids
+            self._seen_ids.add(self._id)
         if self._data == "[DONE]":
             self.done = True
             return
@@ -242,7 +242,7 @@ class Reader:
         event = json.loads(self._data)
         if "error" in event:
             raise Lost(f"the stream ended with {event['error']}")
-        self._answer.take_chunk(event)
+        self._answer.record_chunk(event)
 
 
 @asynccontextmanager

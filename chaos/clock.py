@@ -65,10 +65,10 @@ class Clock:
         wanted: else the processes have the machine's clock.
     """
 
-    def __init__(self, folder: Path, *, wanted: bool = True) -> None:
+    def __init__(self, folder: Path, *, enabled: bool = True) -> None:
         self._file, self._library = folder / "clock", folder / "clock.so"
         self._file.write_bytes(bytes(_BYTES))
-        self.why_not = _compiled(self._library, self._file) if wanted else "nobody asked for it"
+        self.why_not = _compiled(self._library, self._file) if enabled else "nobody asked for it"
 
     @property
     def environment(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ class Instance:
             )
         return [protocol.decode_heartbeat(data) for data in values if data is not None]
 
-    def whole(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether all processes are there and all replicas are ready."""
         try:
             beats = self.heartbeats()
@@ -169,7 +169,7 @@ async def running(
         _database(disk, postgresql=postgresql) as database,
         _relay(disk.folder.parent, disk) as relay,
     ):
-        wall = Clock(disk.folder.parent, wanted=clock)
+        wall = Clock(disk.folder.parent, enabled=clock)
         async with _started(disk, wall, database, relay, log) as instance:
             yield instance
 
@@ -238,7 +238,7 @@ async def _started(
             process=process,
         )
         await asyncio.to_thread(_load_pooling_model, instance)
-        await until(instance.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
+        await until(instance.is_healthy, START_TIMEOUT_S, "the replicas aren't ready", log)
         await until(
             lambda: instance.served() >= ADAPTERS, START_TIMEOUT_S, "no adapter is live", log
         )
@@ -290,10 +290,10 @@ def _load_pooling_model(instance: Instance) -> None:
 
 
 async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:
-    def is_over() -> bool:
+    def is_settled() -> bool:
         return ready.exists() or process.poll() is not None
 
-    await until(is_over, START_TIMEOUT_S, "no start", log)
+    await until(is_settled, START_TIMEOUT_S, "no start", log)
     return await asyncio.to_thread(_read_ready_file, ready, log)
 
 

@@ -32,9 +32,9 @@ class Kills(Run):
 
     def __init__(
         self, kills: int, streams: int, max_tokens: int, seed: int,
-        note: Callable[[str], None], log: Path | None = None,
+        log_line: Callable[[str], None], log: Path | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(seed, note, log)
+        super().__init__(seed, log_line, log)
         self._kills, self._streams, self.max_tokens = kills, streams, max_tokens
 
     def _turns(self) -> list[Schedule]:
@@ -60,8 +60,8 @@ class Kills(Run):
                     f"beside {len(self._open)} streams"
                 )
 
-    async def _compare(self, instance: Instance, before: set[str]) -> None:
-        await super()._compare(instance, before)
+    async def _compare(self, instance: Instance, previous_ids: set[str]) -> None:
+        await super()._compare(instance, previous_ids)
         if not any(window.running or window.open for window in self._outcome.windows):
             self._problem("no replica had anything to do when it was killed")
         broken = sum(request.answer.breaks for request in self._outcome.requests)

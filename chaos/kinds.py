@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: How an answer is asked for.
-STREAM, WHOLE, BATCH, BACKGROUND = "stream", "whole", "batch", "background"
+STREAM, UNSTREAMED, BATCH, BACKGROUND = "stream", "whole", "batch", "background"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES = "/v1/responses"
 #: What the pooling model of the instance is called.
@@ -37,7 +37,7 @@ class Kind:
     """One kind of request.
 
     Attributes:
-        how: `STREAM`, `WHOLE`, `BATCH` or `BACKGROUND`.
+        how: `STREAM`, `UNSTREAMED`, `BATCH` or `BACKGROUND`.
         fields: beside model, messages, length and randomness.
         has: what of a choice is never empty: text, where the kind isn't about something else.
         stops: it ends at a piece of what it would have said.
@@ -53,7 +53,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "plain": Kind(STREAM, fields={"ignore_eos": True}),
-    "whole": Kind(WHOLE, fields={"ignore_eos": True}),
+    "whole": Kind(UNSTREAMED, fields={"ignore_eos": True}),
     "n > 1": Kind(STREAM, fields={"ignore_eos": True, "n": 3}),
     "grammar": Kind(STREAM, fields={"response_format": FORMAT}),
     "tools": Kind(STREAM, fields={"tools": [TOOL], "tool_choice": CHOICE}, has="calls"),
@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
         | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
     ),
     "adapter": Kind(STREAM, fields={"ignore_eos": True}, adapter=ADAPTER),
-    "pooling": Kind(WHOLE, EMBEDDINGS),
+    "pooling": Kind(UNSTREAMED, EMBEDDINGS),
     "batch": Kind(BATCH, fields={"ignore_eos": True}),
     "background": Kind(BACKGROUND, RESPONSES),
 }

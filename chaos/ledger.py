@@ -34,14 +34,14 @@ class Difference:
     billed: int = 0
     received: int = 0
     tokens: int = 0
-    found: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
     def add(self, what: str, billed: Tokens, received: Tokens) -> None:
         """Note one sum against another: too many of a prompt don't make up for too few else."""
         self.received += sum(received)
         self.tokens += sum(abs(b - r) for b, r in zip(billed, received, strict=True))
         if billed != received:
-            self.found.append(f"{what}: billed {sum(billed)}, received {sum(received)}")
+            self.differences.append(f"{what}: billed {sum(billed)}, received {sum(received)}")
 
 
 def read(database: Database) -> dict[str, Row]:

@@ -105,7 +105,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def _overlaps(request: Request, window: Window) -> bool:
-    return request.began <= window.ended and request.ended >= window.began
+    return request.began <= window.finished_at and request.finished_at >= window.began
 
 
 def _cell(outcome: Outcome, requests: Iterable[Request]) -> Cell:

@@ -31,7 +31,7 @@ class Request:
 
     asked: Asked
     began: float
-    ended: float = 0.0
+    finished_at: float = 0.0
     answer: Answer = field(default_factory=Answer)
 
 
@@ -46,7 +46,7 @@ class Window:
 
     fault: str
     began: float
-    ended: float = 0.0
+    finished_at: float = 0.0
     running: int = 0
     open: int = 0
 
@@ -95,11 +95,11 @@ class Run(ABC):
     max_tokens: int
 
     def __init__(
-        self, seed: int, note: Callable[[str], None], log: Path | None = None, *,
+        self, seed: int, log_line: Callable[[str], None], log: Path | None = None, *,
         postgresql: bool = False, clock: bool = False,
     ) -> None:  # fmt: skip
-        self._log, self._seed, self._note = log, seed, note
-        self._made = {"postgresql": postgresql, "clock": clock}
+        self._log, self._seed, self._log_line = log, seed, log_line
+        self._options = {"postgresql": postgresql, "clock": clock}
         self._outcome = Outcome()
         self._stopping = asyncio.Event()
         self._open: set[int] = set()
@@ -114,10 +114,10 @@ class Run(ABC):
 
     async def run(self) -> Outcome:
         """Start an instance, harm it, end it. Raises `StartFailed`."""
-        self._note("Starting an instance ...")
+        self._log_line("Starting an instance ...")
         try:
             async with (
-                running(self._log, **self._made) as instance,
+                running(self._log, **self._options) as instance,
                 clients(instance.url, instance.api_key) as client,
             ):
                 await self.run_on(instance, client)
@@ -143,7 +143,7 @@ class Run(ABC):
         return self._outcome
 
     async def _undisturbed(self, instance: Instance, client: Client) -> None:
-        self._note("Asking everything once, undisturbed ...")
+        self._log_line("Asking everything once, undisturbed ...")
 
         async def one(turn: Schedule) -> None:
             for kind, number in turn:
@@ -172,21 +172,21 @@ class Run(ABC):
                 self._open.discard(id(request))
                 self._outcome.requests.append(request)
             if request.answer.lost:
-                self._note(f"  lost: {kind}: {request.answer.lost}")
+                self._log_line(f"  lost: {kind}: {request.answer.lost}")
             elif differs := self._outcome.changed(request):
-                self._note(f"  changed: {kind} {number}: {differs}")
+                self._log_line(f"  changed: {kind} {number}: {differs}")
 
     def _problem(self, text: str) -> None:
         self._outcome.problems.append(text)
-        self._note(f"  {text}")
+        self._log_line(f"  {text}")
 
-    async def _compare(self, instance: Instance, before: set[str]) -> None:
+    async def _compare(self, instance: Instance, previous_ids: set[str]) -> None:
         """The ledger agrees within the time that settling what dead processes left takes."""
         answers = [request.answer for request in self._outcome.requests]
         deadline = time.monotonic() + SETTLEMENT_TIMEOUT_S
         while True:
             rows = await asyncio.to_thread(ledger.read, instance.database)
-            new = [row for name, row in rows.items() if name not in before]
+            new = [row for name, row in rows.items() if name not in previous_ids]
             self._outcome.difference = ledger.compare(new, answers)
             if not self._outcome.difference.tokens or time.monotonic() > deadline:
                 return
@@ -199,11 +199,11 @@ class Faults(Run):
     max_tokens = 120
 
     def __init__(
-        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None,
+        self, minutes: float, seed: int, log_line: Callable[[str], None], log: Path | None = None,
         names: Collection[str] = faults.FAULTS.keys(), *, postgresql: bool = False,
     ) -> None:  # fmt: skip
         clock = faults.CLOCK in names
-        super().__init__(seed, note, log, postgresql=postgresql, clock=clock)
+        super().__init__(seed, log_line, log, postgresql=postgresql, clock=clock)
         self._seconds, self._names = minutes * 60, set(names)
 
     def _turns(self) -> list[Schedule]:
@@ -229,17 +229,19 @@ class Faults(Run):
                 await faults.FAULTS[planned.name](instance, planned.rng)
             except faults.FaultNotDetected as problem:
                 self._problem(f"{planned.name}: {problem}")
-            await until(instance.whole, RECOVERY_TIMEOUT_S, planned.name, instance.log)
+            await until(instance.is_healthy, RECOVERY_TIMEOUT_S, planned.name, instance.log)
             try:
                 async with asyncio.timeout(RECOVERY_TIMEOUT_S):
                     await client.healthy()
             except TimeoutError:
                 self._problem(f"{planned.name}: not healthy {RECOVERY_TIMEOUT_S:.0f} s later")
-            window.ended = time.monotonic()
-            self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
-            await self._ended(set(self._open), planned.name)
+            window.finished_at = time.monotonic()
+            self._log_line(
+                f"{planned.name}: whole again after {window.finished_at - window.began:.1f} s"
+            )
+            await self._await_finished(set(self._open), planned.name)
 
-    async def _ended(self, requests: set[int], name: str) -> None:
+    async def _await_finished(self, requests: set[int], name: str) -> None:
         """What ran beside the fault has ended, so that the next one isn't to blame for it."""
         try:
             await holds(lambda: not self._open & requests, FINISH_TIMEOUT_S)
@@ -265,4 +267,4 @@ async def _calm(client: Client, asked: Asked) -> Request:
 
 async def _fulfil(client: Client, request: Request) -> None:
     request.answer = await client.ask(request.asked)
-    request.ended = time.monotonic()
+    request.finished_at = time.monotonic()

@@ -20,6 +20,9 @@ PACKAGES = ("platform", "inference", "engine", "kernels", "quire", "tools", "ben
 
 #: Without any of the words.
 CLEAN = (
+    "benchmarks/kernels",
+    "chaos",
+    "chaos/management",
     "engine/contract",
     "engine/core",
     "engine/devices",

@@ -13,7 +13,7 @@ from kernels.attention_args import AttentionArgs
 from kernels.interface import KernelSet, LinearLayer
 from kernels.linear_factory import CodeFormat, CodeRows
 
-OVER_CACHES = 384 << 20
+BEYOND_CACHE_BYTES = 384 << 20
 """Bytes of weights to take turns with, so that no cache serves them."""
 
 
@@ -33,14 +33,16 @@ def linear_cases(kernels: KernelSet, rows: list[int], n: int, k: int) -> Iterato
     """Linear layers k -> n in each format."""
     for kind, dtype in FORMATS.items():
         weight = torch.randn(n, k).to(dtype)
-        count = max(2, OVER_CACHES // (n * k * 4))
+        count = max(2, BEYOND_CACHE_BYTES // (n * k * 4))
         layers = [kernels.PackedLinear(weight, quantization=kind if kind in ROUNDED else None)
                   for _ in range(count)]  # fmt: skip
         dense = [weight.clone() for _ in range(count)] if kind not in ROUNDED else []
         yield from _rows_of(kind, layers, dense, rows, dtype)
     for kind, coding in CODINGS.items():
         if coding.kind in kernels.codings:
-            layers = [_coded(kernels, n, k, coding) for _ in range(OVER_CACHES // (n * k * 4))]
+            layers = [
+                _coded(kernels, n, k, coding) for _ in range(BEYOND_CACHE_BYTES // (n * k * 4))
+            ]
             yield from _rows_of(kind, layers, [], rows, torch.float32)
 
 

@@ -12,7 +12,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.memory import lazy_zeros, num_threads
 
 MEGABYTES = 512
-PIECES = 200
+NUM_CHUNKS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ def measure(library: Library, repeats: int = 7) -> Ceilings:
     """The best of `repeats` runs each."""
     block = lazy_zeros((MEGABYTES << 18,), torch.float32).fill_(1.0)
     read = best(lambda: library.read_memory(block.data_ptr(), block.nbytes, num_threads()), repeats)
-    multiply = best(lambda: library.multiply(PIECES, num_threads()), repeats)
-    operations = PIECES * 100_000 * 24 * library.vector_bits() // 32
+    multiply = best(lambda: library.multiply(NUM_CHUNKS, num_threads()), repeats)
+    operations = NUM_CHUNKS * 100_000 * 24 * library.vector_bits() // 32
     return Ceilings(block.nbytes / read, operations / multiply)
 
 

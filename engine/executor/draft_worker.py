@@ -23,7 +23,7 @@ from engine.worker.interface import BitmaskInbox, Runner
 
 _PARAM = "speculative_config"
 #: Tokens that it reads in a step, at most.
-_MOST_TOKENS = 2048
+_MAX_STEP_TOKENS = 2048
 
 
 class DraftWorker:
@@ -37,17 +37,21 @@ class DraftWorker:
     """
 
     def __init__(
-        self, config: EngineConfig, wanted: SpeculativeConfig, device: Device, target: LoadedModel
+        self,
+        config: EngineConfig,
+        speculative: SpeculativeConfig,
+        device: Device,
+        target: LoadedModel,
     ) -> None:
         self._device, self._target = device, target
-        self._config = draft_config(config, wanted)
+        self._config = draft_config(config, speculative)
         try:
             self.loaded = load_model(self._config, device.kernels, lambda done, total: None)
         except QuireError as error:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
         check_draft(self.loaded, target)
         longest = min(self.loaded.max_model_len, target.max_model_len)
-        self._max_model_len = min(longest, wanted.max_model_len or longest)
+        self._max_model_len = min(longest, speculative.max_model_len or longest)
         self._num_blocks = 0
         self._sleeper = SleepController(self.loaded, self._config, device)
         self._runner: Runner = cast(Any, None)
@@ -80,15 +84,18 @@ class DraftWorker:
     @property
     def _token_budget(self) -> int:
         """Of a step: a prompt is read while nobody else is served."""
-        return min(self._device.token_budget, _MOST_TOKENS)
+        return min(self._device.token_budget, _MAX_STEP_TOKENS)
 
     def size_cache(self, num_blocks: int, block_bytes: int) -> None:
         """Take a share beside the model's cache of `num_blocks` blocks, `block_bytes` each: as many
         tokens, in at most a quarter as many bytes, but enough for one sequence.
         """
         need = self.cache_requirements
-        own, one = need.bytes_per_token * self._config.block_size, need.blocks_per_sequence
-        share = max(num_blocks * block_bytes // DRAFT_CACHE_DIVISOR // own, one)
+        draft_block_bytes, one = (
+            need.bytes_per_token * self._config.block_size,
+            need.blocks_per_sequence,
+        )
+        share = max(num_blocks * block_bytes // DRAFT_CACHE_DIVISOR // draft_block_bytes, one)
         self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
 
     def allocate_cache(self) -> None:
@@ -146,14 +153,17 @@ def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
         if sizes[0] == sizes[1]:
             return ""
         return f"its vocabulary has {sizes[0]} tokens, the model's {sizes[1]}"
-    return _differing_piece(ours, theirs)
+    return _first_difference(ours, theirs)
 
 
-def _differing_piece(ours: Tokenizer, theirs: Tokenizer) -> str:
+def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
     for token_id in range(max(ours.vocab_size, theirs.vocab_size)):
-        own, other = ours.id_to_piece(token_id), theirs.id_to_piece(token_id)
-        if own != other:
-            return f"token {token_id} is {other!r} in its vocabulary and {own!r} in the model's"
+        our_text, their_text = ours.id_to_piece(token_id), theirs.id_to_piece(token_id)
+        if our_text != their_text:
+            return (
+                f"token {token_id} is {their_text!r} in its vocabulary and {our_text!r} in the "
+                "model's"
+            )
     return ""
 
 
@@ -180,15 +190,15 @@ class DraftWorkers:
         """
         if config.speculative_config is None or config.uses_async_scheduling(overlaps):
             return
-        wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-        if not wanted.computes or loaded.pooler is not None or loaded.model.stateful:
+        speculative = SpeculativeConfig.from_mapping(config.speculative_config)
+        if not speculative.computes or loaded.pooler is not None or loaded.model.stateful:
             return
-        wanted = resolve_head_method(config, wanted)
-        _check_device(device, wanted.method)
-        if wanted.method in HEADS:
-            self.of_heads = HeadWorker(config, wanted, device, loaded)
+        speculative = resolve_head_method(config, speculative)
+        _check_device(device, speculative.method)
+        if speculative.method in HEADS:
+            self.of_heads = HeadWorker(config, speculative, device, loaded)
         else:
-            self.of_model = DraftWorker(config, wanted, device, loaded)
+            self.of_model = DraftWorker(config, speculative, device, loaded)
 
     @property
     def model(self) -> DraftFacts | None:
@@ -253,25 +263,25 @@ class DraftWorkers:
 
     def sleep(self, level: int) -> None:
         """Give memory back, as `Executor.sleep`."""
-        for each in (self.of_model, self.of_heads):
-            if each is not None:
-                each.sleep(level)
+        for worker in (self.of_model, self.of_heads):
+            if worker is not None:
+                worker.sleep(level)
 
     def wake_weights(self) -> None:
         """Bring the weights back, if they sleep."""
-        for each in (self.of_model, self.of_heads):
-            if each is not None:
-                each.wake_weights()
+        for worker in (self.of_model, self.of_heads):
+            if worker is not None:
+                worker.wake_weights()
 
 
 def _check_device(device: Device, method: str) -> None:
     """Raise `ConfigError` where the device can't draw drafts like that."""
     if method in device.draft_head_methods or (method not in HEADS and device.runs_draft_models):
         return
-    own: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()
-    *known, last = "ngram", "suffix", *own, *device.draft_head_methods
+    draft_models: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()
+    *methods, last = "ngram", "suffix", *draft_models, *device.draft_head_methods
     raise ConfigError(
         f"speculative_config: drafts by {method} aren't supported on the device {device.name}; the "
-        f"methods {', '.join(known)} and {last} are.",
+        f"methods {', '.join(methods)} and {last} are.",
         param="speculative_config",
     )

@@ -87,5 +87,5 @@ class SleepController:
 def _model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
     """A model's tensors: those that it names, else those that are reached from it."""
     named = getattr(loaded.model, "named_tensors", None)
-    own = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())
-    return itertools.chain(own, iter_tensors(loaded.pooler))
+    tensors = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())
+    return itertools.chain(tensors, iter_tensors(loaded.pooler))

@@ -93,7 +93,7 @@ async def test_a_stream_that_brings_nothing_but_heartbeats_is_lost(
 
 
 def answer(name: str, tokens: int, **fields: object) -> Answer:
-    return Answer(ids={name}, completion_tokens=tokens, ended=True, **fields)  # type: ignore[arg-type]
+    return Answer(ids={name}, completion_tokens=tokens, is_finished=True, **fields)  # type: ignore[arg-type]
 
 
 def row(name: str, tokens: int, endpoint: str = "chat.completions") -> Row:
@@ -110,7 +110,10 @@ def test_the_ledger_is_compared_answer_by_answer() -> None:
     swapped = Row("b", "chat.completions", 7, 0, 200)
     assert compare([*rows[:2], swapped, rows[3]], answers).tokens == 14
     nobody = compare([*rows, row("z", 9)], answers)
-    assert (nobody.tokens, nobody.found) == (9, ["z (nobody's, status 200): billed 9, received 0"])
+    assert (nobody.tokens, nobody.differences) == (
+        9,
+        ["z (nobody's, status 200): billed 9, received 0"],
+    )
 
 
 def outcome(*answers: Answer) -> Outcome:
@@ -137,7 +140,7 @@ def test_a_run_passes_only_if_nothing_is_lost_doubled_changed_or_billed_wrongly(
 
 def test_an_answer_is_its_own_weights_whatever_the_name_leads_to() -> None:
     def told(text: str, *digests: str) -> Answer:
-        return Answer(choices={0: Choice(text=text)}, digests=set(digests), ended=True)
+        return Answer(choices={0: Choice(text=text)}, digests=set(digests), is_finished=True)
 
     asked = asked_of("adapter", 0, "m", 5)
     place = ("adapter", 0)
@@ -217,8 +220,8 @@ def test_what_must_be_the_same() -> None:
     calm, cached, other = Answer(), Answer(), Answer()
     for one, told in ((calm, [0, 0]), (cached, [0, 3])):
         for count in told:
-            one.take_usage({**usage, "prompt_tokens_details": {"cached_tokens": count}})
-    other.take_usage({**usage, "numerics_changed": True})
+            one.record_usage({**usage, "prompt_tokens_details": {"cached_tokens": count}})
+    other.record_usage({**usage, "numerics_changed": True})
     assert len({str(one.same) for one in (calm, cached, other)}) == 3
 
 

@@ -125,7 +125,7 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
     monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
     monkeypatch.setattr(instance, "_up", stubborn)
     monkeypatch.setattr(instance, "_load_pooling_model", lambda of: None)
-    monkeypatch.setattr(instance.Instance, "whole", lambda of: True)
+    monkeypatch.setattr(instance.Instance, "is_healthy", lambda of: True)
     monkeypatch.setattr(instance.Instance, "served", lambda of: instance.ADAPTERS)
     monkeypatch.setattr(instance, "STOP_TIMEOUT_S", 0.3)
     monkeypatch.setattr(Faults, "run_on", ran)

@@ -100,7 +100,7 @@ class Command(BaseCommand):
         except asyncio.CancelledError:
             raise CommandError("Stopped.") from None
         self.stdout.write(f"\n{table(outcome)}\n\n{summary(outcome)}")
-        for line in outcome.difference.found[:20]:
+        for line in outcome.difference.differences[:20]:
             self.stdout.write(f"  {line}")
         if options["write"]:
             _write(options["write"], outcome)
@@ -108,7 +108,7 @@ class Command(BaseCommand):
             raise CommandError("Not all went as it does without faults: see above.")
 
     def _run(self, options: dict[str, Any]) -> Run:
-        end = options["seed"], self._note, options["log"]
+        end = options["seed"], self._log_line, options["log"]
         if options["kills"]:
             if options["fault"] or options["postgresql"]:
                 raise CommandError("--kills goes with neither --fault nor --postgresql.")
@@ -116,7 +116,7 @@ class Command(BaseCommand):
         server = options["postgresql"]
         return Faults(options["minutes"], *end, options["fault"] or FAULTS, postgresql=server)
 
-    def _note(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         self.stderr.write(text)
         self.stderr.flush()
 
