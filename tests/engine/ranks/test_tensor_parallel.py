@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +11,7 @@ import pytest
 
 from engine import LLM, SamplingParams, StructuredOutputsParams
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
-from engine.contract.messages import EngineRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.core.engine_core import EngineCore
 from engine.executor.multiproc_executor import MultiprocExecutor, rank_config
 from engine.models.sharding import split_evenly
@@ -140,54 +136,6 @@ def test_after_a_step_that_fails_on_all_ranks_others_go_on(model_folder: Folder)
 
         runner.execute = fail_once
         assert outputs(llm) == expected
-
-
-def serve(core: EngineCore, seconds: float) -> None:
-    """Run steps, and watch the ranks when there are none to run, as a replica does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        core.check_health()
-        if core.has_work:
-            core.step()
-
-
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_engine_within_seconds(model_folder: Folder, blow: int) -> None:
-    config = EngineConfig(
-        model=str(model_folder("llama")), tensor_parallel_size=2, num_gpu_blocks_override=64
-    )
-    core = EngineCore(config)
-    try:
-        request = EngineRequest(
-            request_id="r",
-            gateway_id="g",
-            prompt_token_ids=[5, 6, 7],
-            sampling=SamplingParams(temperature=0, max_tokens=400, ignore_eos=True),
-        )
-        core.add_request(request)
-        for _ in range(5):
-            core.step()
-        (process,) = core.executor.process_ids
-        os.kill(process, blow)
-        with pytest.raises(EngineFault, match="Rank 1"):
-            serve(core, seconds=60)
-        with pytest.raises(EngineFault, match="Rank 1"):
-            core.check_health()
-    finally:
-        core.shutdown()
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
-
-
-def test_ranks_end_with_the_process_that_started_them(model_folder: Folder) -> None:
-    with running(model_folder("llama"), 2) as llm:
-        (process,) = llm.core.executor.process_ids
-        # What a killed process leaves: its sockets are closed.
-        for channel in llm.core.executor._ranks._channels:
-            channel._socket.shutdown(2)
-        llm.core.executor._ranks._processes[0].wait(30)
-    with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
 
 
 @pytest.mark.parametrize(
