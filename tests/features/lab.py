@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "bridge": {"model_impl": "transformers"},
     "pooling": {"runner": "pooling"},
     "sleep": {"enable_sleep_mode": True},
+    "tier": {"enable_prefix_caching": True, "kv_offloading_size": 0.1, "swap_space": 0.1},
     "async scheduling": {"async_scheduling": True},
     "speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
 }
@@ -54,6 +55,7 @@ class Run:
         resumed: requests that went on in another engine, with tokens or before the first.
         slept: requests that were under way when the engine slept.
         taken: all blocks were taken from all sequences once.
+        loaded: tokens whose blocks came from a tier.
         most_blocks: in use at a time, of the pool that was used most.
     """
 
@@ -66,6 +68,7 @@ class Run:
     taken: bool = False
     num_preemptions: int = 0
     hits: int = 0
+    loaded: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -167,7 +170,10 @@ class Lab:
             self._guesses.know(self.result(features - {"speculation"}).outputs)
         for core in cores:
             core.reset_prefix_cache()
-        for _ in range(2 if "prefix cache" in features else 1):
+        for number in range(2 if features & {"prefix cache", "tier"} else 1):
+            if number and "tier" in features:
+                for core in cores:
+                    core.scheduler.kv.pool.reset_prefix_cache()
             run = self._once(features, cores, requests or self.requests(features))
         for core in cores:
             core.check_integrity()
@@ -196,6 +202,7 @@ class Lab:
         run = Run(features, cores)
         before = [core.scheduler.num_preemptions for core in cores]
         hits = sum(_hits(core) for core in cores)
+        loaded = sum(_loaded(core) for core in cores)
         several = "several replicas" in features
         for place, each in enumerate(asked):
             cores[place % len(cores) if several else 0].add_request(each)
@@ -211,6 +218,7 @@ class Lab:
             core.scheduler.num_preemptions - was for core, was in zip(cores, before, strict=True)
         )
         run.hits = sum(_hits(core) for core in cores) - hits
+        run.loaded = sum(_loaded(core) for core in cores) - loaded
         return run
 
     def _steps(self, run: Run, cores: list[EngineCore]) -> Iterator[None]:
@@ -261,6 +269,10 @@ def _most_tokens(asked: EngineRequest) -> int:
     """Of one of its sequences."""
     output = 0 if asked.pooling is not None else asked.sampling.max_tokens or 0
     return len(asked.prompt_token_ids) + output
+
+
+def _loaded(core: EngineCore) -> int:
+    return core.snapshot().external_prefix_cache_hits_total
 
 
 def _hits(core: EngineCore) -> int:

@@ -15,7 +15,7 @@ NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
-    *("speculation", "draft model", "heads", "pictures"),
+    *("speculation", "draft model", "heads", "pictures", "tier"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.

@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "catalog": (
         *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
-        *("sleep_model", "wake_model", "restart_model"),
+        *("sleep_model", "wake_model", "restart_model", "list_tiers"),
     ),
     "metering": (
         *("drain_usage", "list_prices", "delete_price"),
