@@ -42,6 +42,9 @@ _SPELLINGS = {
     "AquilaModel": "AquilaForCausalLM",
     "LLaMAForCausalLM": "LlamaForCausalLM",
     "MPTForCausalLM": "MptForCausalLM",
+    "ChatGLMForConditionalGeneration": "ChatGLMModel",
+    "QuantMixtralForCausalLM": "MixtralForCausalLM",
+    "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
 _FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
 _MOST_LAYERS = 10_000

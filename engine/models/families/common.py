@@ -53,6 +53,7 @@ _ALIASES = {
     "norm_eps": "rms_norm_eps",
     "num_local_experts": "num_experts",
     "rotary_pct": "partial_rotary_factor",
+    "rope_pct": "partial_rotary_factor",
     "rotary_emb_base": "rope_theta",
 }
 

@@ -177,6 +177,27 @@ def falcon(config: Config) -> dict[str, Any]:
 _EPS = {"rms_norm_eps": 1e-5}
 _COHERE = {**_EPS, "logit_scale": 0.0625, "tie_word_embeddings": True, "rope_theta": 500000.0}
 
+_FALCON = {
+    **_EPS,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+    "multi_query": True,
+    "parallel_attn": True,
+    "alibi": False,
+    "bias": False,
+    "new_decoder_architecture": False,
+}
+
+
+def _refined_web(config: Config) -> Config:
+    """Falcon before transformers had it: grouped KV heads are what is new of an architecture."""
+    groups = config.get("n_head_kv")
+    if groups is None:
+        return dict(config)
+    return {**config, "num_kv_heads": groups, "new_decoder_architecture": groups != 1}
+
+
 FAMILIES = {
     "StableLmForCausalLM": Family(stablelm, {**_EPS, "partial_rotary_factor": 0.25}),
     "CohereForCausalLM": Family(cohere, _COHERE),
@@ -188,18 +209,6 @@ FAMILIES = {
     "GPTNeoXForCausalLM": Family(
         gpt_neox, {**_EPS, "hidden_act": "gelu", "partial_rotary_factor": 0.25}
     ),
-    "FalconForCausalLM": Family(
-        falcon,
-        {
-            **_EPS,
-            "hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 2048,
-            "multi_query": True,
-            "parallel_attn": True,
-            "alibi": False,
-            "bias": False,
-            "new_decoder_architecture": False,
-        },
-    ),
+    "FalconForCausalLM": Family(falcon, _FALCON),
+    "RWForCausalLM": Family(falcon, _FALCON, _refined_web),
 }

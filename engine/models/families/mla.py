@@ -8,6 +8,7 @@ from typing import Any
 from engine.contract.errors import BadModelConfig, ModelLoadError
 from engine.models.decoder_spec import MlaSpec, MoeSpec
 from engine.models.families.common import Config, Family, refuse
+from engine.models.families.llama import llama
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 
 _MOST = 1 << 16
@@ -25,6 +26,12 @@ def deepseek_v2(config: Config) -> dict[str, Any]:
         )
     groups = _groups(config, best=1) if method == "group_limited_greedy" else {}
     return {**latent_attention(config), "moe": _experts(config, _behind_first(config), **groups)}
+
+
+def deepseek(config: Config) -> dict[str, Any]:
+    """DeepSeek MoE: Llama's attention with V2's experts."""
+    refuse(config, scoring_func="softmax", norm_topk_prob=False)
+    return {**llama(config), "moe": _experts(config, _behind_first(config))}
 
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
@@ -170,6 +177,7 @@ _MINICPM3 = {
 }  # fmt: skip
 
 FAMILIES = {
+    "DeepseekForCausalLM": Family(deepseek, _V2),
     "DeepseekV2ForCausalLM": Family(deepseek_v2, _V2),
     "DeepseekV3ForCausalLM": Family(deepseek_v3, _V3),
     "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, _LITE),

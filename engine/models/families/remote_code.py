@@ -244,6 +244,11 @@ def chatglm(config: Config) -> dict[str, Any]:
     }
 
 
+def yi(config: Config) -> dict[str, Any]:
+    """Yi before it was published as Llama: the same by other names of norms."""
+    return {**llama(config), "names": WeightNames(attention_norm="ln1", mlp_norm="ln2")}
+
+
 def jais(config: Config) -> dict[str, Any]:
     """Jais: GPT-2 with ALiBi, a gated MLP and the multipliers of muP (arXiv 2203.03466)."""
     refuse(
@@ -341,5 +346,6 @@ REMOTE_CODE_FAMILIES = {
         jais, {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}, _jais_activation
     ),
     "DeciLMForCausalLM": Family(decilm),
+    "YiForCausalLM": Family(yi),
     "ArcticForCausalLM": Family(arctic, {"rms_norm_eps": 1e-5}),
 }
