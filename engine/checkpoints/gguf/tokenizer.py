@@ -16,7 +16,9 @@ from engine.text.bpe_builders import (
     USER_DEFINED,
     SentencePieceVocabulary,
     sentencepiece_bpe,
+    sentencepiece_decoder,
 )
+from engine.text.vocabulary import UNDERLINE
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -30,7 +32,24 @@ _O200K = (
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS = {
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: Qwen 3.5's: marks belong to their letters.
+_QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: Cut one after the other: numbers, ideographs and kana, then the rest.
+_DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_PATTERNS: dict[str, str | tuple[str, ...]] = {
     "default": _GPT2,
     "gpt-2": _GPT2,
     "gpt2": _GPT2,
@@ -46,7 +65,11 @@ _PATTERNS = {
     "qwen2": _QWEN2,
     "stablelm2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "qwen35": _QWEN35,
     "gpt-4o": _O200K,
+    "llama4": _O200K,
+    "tekken": _TEKKEN,
+    "deepseek-v3": _DEEPSEEK3,
     "command-r": _GPT2,
     "starcoder": _GPT2,
     "refact": _GPT2,
@@ -54,10 +77,23 @@ _PATTERNS = {
 }
 """tokenizer.ggml.pre -> how text is cut before BPE."""
 #: Texts in these are brought to Unicode's composed form.
-_NORMALIZED = ("qwen2", "deepseek-r1-qwen", "command-r", "stablelm2")
+_NORMALIZED = ("qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "stablelm2")
 #: These cut digits apart first.
 _DIGITS = ("command-r", "starcoder", "refact", "smollm")
-_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
+_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+#: Texts of control tokens that end a turn, whether or not a file gives them a role.
+_ENDS_OF_TURNS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"),
+    *(
+        "<EOT>",
+        "_<EOT>",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
+    ),
+)
 
 
 class Vocabulary:
@@ -148,9 +184,9 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
     """The tokenizer. Raises `ModelLoadError` for a kind that isn't known."""
     vocabulary = Vocabulary(header)
     kind = header.metadata.get("tokenizer.ggml.model")
-    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama", "gemma4"):
         raise ModelLoadError(
-            f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read. "
+            f"tokenizer.ggml.model is {kind!r}; gpt2, llama and gemma4 are read. "
             "Name the model's tokenizer folder with --tokenizer.",
             param="tokenizer",
         )
@@ -158,18 +194,22 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
         if kind == "gpt2":
             made, with_bos = _byte_level(vocabulary, header.metadata.get("tokenizer.ggml.pre"))
         else:
-            made, with_bos = _sentence_piece(vocabulary), True
+            read = _sentence_piece if kind == "llama" else _gemma4
+            made, with_bos = read(vocabulary), True
         made.add_tokens(list(vocabulary.added))
     except ModelLoadError:
         raise
     except Exception as error:  # the library knows no other kind
         raise corrupt_file_error(f"its tokenizer can't be made: {error}") from error
-    bos = vocabulary.token("bos")
-    if bos is not None and vocabulary.metadata_flag("add_bos_token", with_bos):
+    bos, eos = vocabulary.token("bos"), vocabulary.token("eos")
+    prefix = [bos] if bos and vocabulary.metadata_flag("add_bos_token", with_bos) else []
+    suffix = [eos] if eos and vocabulary.metadata_flag("add_eos_token", False) else []
+    if prefix or suffix:
+        tokens = dict.fromkeys((*prefix, *suffix))
         made.post_processor = processors.TemplateProcessing(
-            single=[bos, "$A"],
-            pair=[bos, "$A", "$B:1"],
-            special_tokens=[(bos, vocabulary.ids[bos])],
+            single=[*prefix, "$A", *suffix],
+            pair=[*prefix, "$A", *suffix, "$B:1", *(f"{token}:1" for token in suffix)],
+            special_tokens=[(token, vocabulary.ids[token]) for token in tokens],
         )
     return made
 
@@ -186,14 +226,33 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
     template = header.metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
+    names = header.metadata.get("tokenizer.chat_templates")
+    named = {
+        name: header.metadata.get(f"tokenizer.chat_template.{name}")
+        for name in (names if isinstance(names, list) else [])
+    }
+    if any(isinstance(source, str) for source in named.values()):
+        templates = {"default": template, **named}
+        config["chat_template"] = [
+            {"name": name, "template": source}
+            for name, source in templates.items()
+            if isinstance(source, str)
+        ]
     return config
 
 
 def eos_token_ids(header: Header) -> list[int]:
     """Tokens that end an output: of the text, and of a turn."""
     vocabulary = Vocabulary(header)
-    found = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(index for index in found if index is not None))
+    roles = [vocabulary.token_id(role) for role in ("eos", "eot", "eom")]
+    by_text = {
+        token: index
+        for token in _ENDS_OF_TURNS
+        if (index := vocabulary.ids.get(token)) is not None and vocabulary.kinds[index] == CONTROL
+    }
+    if {"<|return|>", "<|call|>"} <= by_text.keys():
+        by_text.pop("<|end|>", None)  # of gpt-oss: the end of one message of several
+    return list(dict.fromkeys(index for index in (*roles, *by_text.values()) if index is not None))
 
 
 def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer, bool]:
@@ -212,15 +271,33 @@ def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer,
     if cut in _NORMALIZED:
         made.normalizer = normalizers.NFC()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut in _DIGITS else []
+    patterns = (pattern,) if isinstance(pattern, str) else pattern
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *digits,
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            *(pre_tokenizers.Split(Regex(part), behavior="isolated") for part in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     made.decoder = decoders.ByteLevel()
     return made, cut in _WITH_BOS
+
+
+def _gemma4(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    """BPE by merges over characters, with `▁` for spaces and bytes for what has no token."""
+    made = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocabulary.ids,
+            merges=vocabulary.merges,
+            unk_token=vocabulary.token("unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    made.normalizer = normalizers.Replace(" ", UNDERLINE)
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+    made.decoder = sentencepiece_decoder(adds_prefix=False)
+    return made
 
 
 def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:

@@ -13,6 +13,7 @@ from tokenizers import pre_tokenizers
 from engine.checkpoints.gguf.file import Header
 from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 from engine.contract.errors import ModelLoadError
+from engine.text.vocabulary import ByteDecoder
 
 LETTERS = ["▁", "a", "b", "c", "d", "e"]
 
@@ -120,6 +121,61 @@ def test_others_are_cut_as_gpt_2(pre: str) -> None:
 def test_gpt_oss_cuts_where_small_letters_end() -> None:
     assert cut("gpt-4o", "HelloWorld's 1234 ok") == ["Hello", "World's", "Ġ", "123", "4", "Ġok"]
     assert cut("dbrx", "HelloWorld's 1234 ok") == ["HelloWorld", "'s", "Ġ", "123", "4", "Ġok"]
+
+
+def test_newer_files_are_cut_as_their_folders_are() -> None:
+    assert cut("llama4", "HelloWorld's 1234") == cut("gpt-4o", "HelloWorld's 1234")
+    assert cut("tekken", "HelloWorld's 12 ok") == ["Hello", "World", "'s", "Ġ", "1", "2", "Ġok"]
+    marks = "नमस्ते 12"
+    (word, *rest) = cut("qwen35", marks)
+    assert (bytes_of(word), rest) == ("नमस्ते", ["Ġ", "1", "2"])
+    assert cut("qwen2", marks)[0] != word
+    tokens = [bytes_of(token) for token in cut("deepseek-v3", "1234 東京です, .end x;;\n")]
+    assert tokens == ["123", "4", " ", "東京です", ",", " .", "end", " x", ";;\n"]
+
+
+def bytes_of(token: str) -> str:
+    return ByteDecoder(byte_level=True).to_bytes(token).decode()
+
+
+def test_gemma_4_merges_characters_and_keeps_spaces() -> None:
+    values = metadata(model="gemma4", merges=["a b", "▁ c"])
+    values["tokenizer.ggml.tokens"] = [*metadata()["tokenizer.ggml.tokens"][:-3], "ab", "▁c", "\n"]
+    values["tokenizer.ggml.token_type"][-1] = 1
+    made = make_tokenizer(Header(values, {}))
+    encoding = made.encode("ab cé\n")
+    assert encoding.tokens == ["<s>", "ab", "▁c", "<0xC3>", "<0xA9>", "\n"]
+    assert made.decode(encoding.ids) == "ab cé\n"
+
+
+def test_fault_90_ends_of_turns_are_known_by_their_texts() -> None:
+    def ends(*texts: str, kind: int = 3) -> list[str]:
+        values = metadata()
+        tokens = [*values["tokenizer.ggml.tokens"], *texts]
+        kinds = [*values["tokenizer.ggml.token_type"], *[kind] * len(texts)]
+        scores = [*values["tokenizer.ggml.scores"], *[0.0] * len(texts)]
+        added = {"tokens": tokens, "token_type": np.array(kinds), "scores": np.array(scores)}
+        return [tokens[index] for index in eos_token_ids(Header(metadata(**added), {}))]
+
+    assert ends("<|im_end|>", "<|fim_prefix|>") == ["</s>", "<|im_end|>"]
+    assert ends("<|im_end|>", kind=1) == ["</s>"]
+    assert ends("<|end|>") == ["</s>", "<|end|>"]
+    assert ends("<|end|>", "<|call|>", "<|return|>") == ["</s>", "<|return|>", "<|call|>"]
+
+
+def test_fault_90_templates_by_name_and_a_token_behind_each_text() -> None:
+    values = {
+        **metadata(add_eos_token=True),
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_templates": ["tool_use", "absent"],
+        "tokenizer.chat_template.tool_use": "tools",
+    }
+    header = Header(values, {})
+    assert tokenizer_config(header)["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+    assert make_tokenizer(header).encode("ab").tokens[-1] == "</s>"
 
 
 @pytest.mark.parametrize(
