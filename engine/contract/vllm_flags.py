@@ -406,8 +406,8 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag(
         "tokenizer_mode",
         str,
-        ("auto", "hf", "fast"),
-        "fast tokenizers alone are used. Convert a slow one with transformers, and leave it out.",
+        ("auto", "hf", "fast", "slow", "mistral"),
+        "a folder's own files say which tokenizer it is, and each kind gives the same ids.",
     ),
     restricted_flag(
         "code_revision",
@@ -480,10 +480,11 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         int,
         "an adapter's own tokens have their room beside it, whatever is set aside.",
     ),
-    ignored_flag(
+    restricted_flag(
         "long_lora_scaling_factors",
         list,
-        "each adapter is run by its own configuration, and rotary embeddings are the model's.",
+        ([], [1], [1.0]),
+        "rotary embeddings are the model's for all adapters. For LongLoRA set rope_scaling.",
     ),
     ignored_flag("fully_sharded_loras", bool, "one device has nothing to share out."),
     restricted_flag("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
