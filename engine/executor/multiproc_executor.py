@@ -153,8 +153,9 @@ class MultiprocExecutor(UniProcExecutor):
         super().detach(handle)
 
     def send_bitmask(self, output: GrammarOutput) -> None:
-        self._ranks.broadcast("send_bitmask", output)
+        # First here: a step of this rank waits for it, whatever has become of the others.
         super().send_bitmask(output)
+        self._ranks.broadcast("send_bitmask", output)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._ranks.broadcast("execute", plan)

@@ -62,10 +62,15 @@ class RankWatch:
     def _run(self) -> None:
         while not self._ended.wait(BEAT_INTERVAL_S):
             for index in range(len(self._processes)):
-                if reason := self._examine(index):
-                    log.critical("%s", reason)
-                    self.fail(reason)
-                    return
+                reason = self._examine(index)
+                if not reason or self._ended.is_set():
+                    continue
+                log.critical("%s", reason)
+                self.fail(reason)
+                # Whoever sends to a frozen rank would wait once its socket is full.
+                for process in self._processes:
+                    process.kill()
+                return
 
     def _examine(self, index: int) -> str:
         rank, process = index + 1, self._processes[index]
