@@ -123,8 +123,11 @@ def usage(request: UserRequest) -> HttpResponseBase:
         if request.GET.get("format") == "csv":
             name = f"usage-{'installation' if all_tenants else tenant}.csv"
             return download(request, _csv_lines(query, groups), name, "text/csv; charset=utf-8")
-        table = _table_context(query, groups, request.GET) | _chart_context(query, groups)
-        table["chips"] = _chips(form, request.GET)
+        link_query = request.GET.copy()
+        for name in ("first", "last"):
+            link_query.setdefault(name, form.cleaned_data[name].isoformat())
+        table = _table_context(query, groups, link_query) | _chart_context(query, groups)
+        table["chips"] = _chips(form, link_query)
     parameters = [
         (name, value)
         for name, values in request.GET.lists()

@@ -296,6 +296,32 @@ def test_a_list_of_requests_says_when_newer_ones_have_come(
     walk.context.close()
 
 
+def test_why_a_request_was_slow_takes_one_click_and_a_bill_two(
+    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
+) -> None:
+    walk = Walk(browser, product.url, sessions["nora"], viewport=DESKTOP)
+    page = walk.page
+    slowest = page.get_by_role("table", name="Slowest").get_by_role("link").first
+    walk.open("/console/")
+    while slowest.count() == 0:  # records are written a second after their requests
+        page.wait_for_timeout(500)
+        walk.open("/console/")
+    slowest.click()
+    expect(page.get_by_role("heading", name="What happened")).to_be_visible()
+    expect(page.locator("figure.story")).to_be_visible()
+    page.get_by_role("navigation", name="Main").get_by_text("Usage and cost").click()
+    expect(page.get_by_role("heading", name="Cost per day")).to_be_visible()
+    page.get_by_role("table").get_by_role("link", name="quill").click()
+    expect(page.get_by_role("link", name="Model: quill")).to_be_visible()
+    page.get_by_role("navigation", name="Main").get_by_text("Requests", exact=True).click()
+    page.get_by_role("columnheader", name="Duration").get_by_role("link").click()
+    expect(page.get_by_role("columnheader", name="Duration")).to_have_attribute(
+        "aria-sort", "descending"
+    )
+    walk.context.close()
+    assert walk.wrong == []
+
+
 def test_members_have_their_pages_and_without_scripts_none_waits_for_them(
     browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
 ) -> None:
