@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
 import sqlite3
 import time
 import wave
@@ -18,6 +20,7 @@ import openai
 import pytest
 
 from tests.e2e.product import Product, running, wait_for
+from tests.e2e.test_images import _engine_pids
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
 
 pytestmark = pytest.mark.xdist_group("speech")
@@ -99,6 +102,28 @@ def test_long_sound_keeps_its_clock_and_repeats_nothing(client: openai.OpenAI) -
     assert words(result.text) == words(JFK_TEXT) * 6
     starts = [s.start for s in result.segments if words(s.text)[:2] == ["and", "so"]]
     assert starts == pytest.approx([19.0 * index for index in range(6)], abs=0.6)
+
+
+def test_a_killed_engine_changes_no_word(product: Product, client: openai.OpenAI) -> None:
+    speech = read_wav(JFK)[0]
+    pause = np.zeros(8 * 16_000, np.float32)
+    parts = [speech[index * 400 :] for index in range(12)]  # none is the same to the encoder
+    data = wav(np.concatenate([part for speech in parts for part in (speech, pause)]))
+    stream = client.audio.transcriptions.create(
+        model="whisper", file=("long.wav", data), stream=True
+    )
+    (pid,) = _engine_pids(product)
+    events = []
+    for event in stream:
+        events.append(event)
+        if len(events) == 2:
+            os.kill(pid, signal.SIGKILL)
+    event = events[-1]
+    assert event.type == "transcript.text.done"
+    assert _engine_pids(product) != [pid]
+    again = client.audio.transcriptions.create(model="whisper", file=("long.wav", data))
+    assert event.text == again.text
+    assert words(again.text).count("country") == 24
 
 
 def test_silence_has_no_text(client: openai.OpenAI) -> None:

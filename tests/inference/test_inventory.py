@@ -25,7 +25,6 @@ from tools.docs.inventory_page import (
     live_metrics,
 )
 from tools.docs.vllm_inventory import (
-    ALWAYS_0,
     BOTH,
     CHAT,
     COMPLETIONS,
@@ -119,7 +118,6 @@ def test_a_metric_is_here_under_its_kind_or_another_is_named() -> None:
     assert {name: live[name] for name in named if name in live} == {
         name: kind for name, kind in named.items() if name not in OTHER_METRICS
     }
-    assert set(ALWAYS_0) <= live.keys()
     counted = {f"{n}_total" if each.kind == "counter" else n for n, each in FAMILIES.items()}
     assert counted <= live.keys()
     for instead in OTHER_METRICS.values():
