@@ -11,7 +11,6 @@ from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference.engine_client.fleet import Replica
 from inference.serving.respond import load_report
 from tests.inference.conftest import Gateway
-from tests.inference.test_operations import operator as operator
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 ASKS = {"/v1/chat/completions": CHAT, "/v1/completions": {"model": "fake", "prompt": "hi"}}
