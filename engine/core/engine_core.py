@@ -461,8 +461,9 @@ class EngineCore:
         """
         self.check_sleep(level)
         deltas = self.preempt_all()
-        # Blocks are saved as long as there are any.
-        self.executor.apply_plan(self.scheduler.plan_removals())
+        if not self.executor.is_sleeping:  # a deeper sleep may follow a lighter one
+            # Blocks are saved as long as there are any.
+            self.executor.apply_plan(self.scheduler.plan_removals())
         self.scheduler.encoder_cache.reset()
         if not self.scheduler.kv.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
