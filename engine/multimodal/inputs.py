@@ -70,6 +70,8 @@ def folder_version(folder: str | Path) -> str:
     """Changes when a file changes that says how a model's pictures are prepared."""
     states = []
     for path in sorted(Path(folder).glob("*.json")):
+        if not path.is_file():  # a link into a cache that was cleaned
+            continue
         status = path.stat()
         states.append((path.name, status.st_size, status.st_mtime_ns, status.st_ino))
     return hashlib.sha256(repr(states).encode()).hexdigest()

@@ -88,6 +88,7 @@ def test_only_allowed_hosts_are_asked() -> None:
 def test_prepared_pictures_follow_a_changed_model_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "dangling.json").symlink_to(tmp_path / "nothing")
     before = folder_version(tmp_path)
     assert folder_version(tmp_path) == before
     replaced = tmp_path / "new"
