@@ -159,7 +159,7 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
     out = torch.empty_like(v)
     for start, end, row in _sequence_spans(of):
         state = states[row]
-        targets = dict(of.saves_between(start, end))
+        saves = of.saves_between(start, end)
         for t in range(start, end):
             state = state * decay[t]
             update = v[t]
@@ -167,8 +167,9 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
                 update = update - (state @ k[t].unsqueeze(-1)).squeeze(-1)
             state = state + (update * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
             out[t] = (state @ q[t].unsqueeze(-1)).squeeze(-1)
-            if t + 1 in targets:
-                states[targets[t + 1]] = state
+            for last, target in saves:
+                if last == t + 1:
+                    states[target] = state
         states[row] = state
     if weights.skip is not None:
         out += weights.skip.to(kind)[:, None] * v

@@ -74,7 +74,7 @@ class CpuDevice(Device):
         return max_states(state_bytes)
 
     def max_checkpoints(self, state_bytes: int) -> int:
-        if not self.config.enable_prefix_caching:
+        if not (self.config.enable_prefix_caching or self.config.speculative_config):
             return 0
         return kv_cache_space(self.config) // state_bytes
 

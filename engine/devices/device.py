@@ -190,7 +190,7 @@ class Device(ABC):
         return None
 
     def max_checkpoints(self, state_bytes: int) -> int:
-        """Number of states of that size that may be cached besides those of running sequences."""
+        """Number of states of that size that may be kept besides those of running sequences."""
         return 0
 
     def on_cache_allocated(self, loaded: LoadedModel) -> None:

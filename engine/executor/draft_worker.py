@@ -191,7 +191,9 @@ class DraftWorkers:
         if config.speculative_config is None or config.uses_async_scheduling(overlaps):
             return
         speculative = SpeculativeConfig.from_mapping(config.speculative_config)
-        if not speculative.computes or loaded.pooler is not None or loaded.model.stateful:
+        facts = loaded.facts
+        verifies = facts.states_in_blocks or not facts.stateful
+        if not speculative.computes or facts.pooling is not None or not verifies:
             return
         speculative = resolve_head_method(config, speculative)
         _check_device(device, speculative.method)

@@ -192,8 +192,8 @@ class KVCacheCoordinator(ABC):
             num_computed: its tokens whose KV is computed; with `prefix`, those of the prefix.
             num_new: tokens after those, computed by the next step; some may not be known yet.
             prefix: the result of `get_computed_blocks`, for a sequence without blocks; else None.
-            lookahead: the last tokens are drafts, which may be rejected: no block is cached, and
-                none leaves a window.
+            lookahead: the last tokens are drafts, which may be rejected: no block is cached, none
+                leaves a window, and states before each draft are kept until `StateManager.rewind`.
 
         Returns the new blocks by group, without the prefix, and an empty list when the sequence
         needs none; None, with nothing allocated, when the tenant can't have enough.
@@ -204,6 +204,10 @@ class KVCacheCoordinator(ABC):
         num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
         if num_needed > self.pool.num_available_blocks(quota):
             return None
+        if lookahead and self.states is not None:
+            if num_new > self.states.pool.num_free_blocks:
+                return None
+            self.states.keep_until_verified(sequence, quota, num_computed, num_new)
         if prefix is not None and any(prefix.blocks):
             # First, so that new blocks don't evict them.
             for manager, cached_blocks in zip(managers, prefix.blocks, strict=True):

@@ -104,6 +104,8 @@ class StateManager(SingleTypeManager):
         #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
+        #: Sequence id -> its states before each draft that isn't verified yet.
+        self._drafted: dict[int, list[Checkpoint]] = {}
 
     @property
     def attention_type(self) -> HitRequirement:
@@ -204,7 +206,10 @@ class StateManager(SingleTypeManager):
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:
         """(sequence id, number of tokens, block id) of what the plan just made must keep."""
-        planned = [checkpoint for checkpoint in self._pending if not checkpoint.planned]
+        drafted = chain.from_iterable(self._drafted.values())
+        planned = [
+            checkpoint for checkpoint in chain(self._pending, drafted) if not checkpoint.planned
+        ]
         for checkpoint in planned:
             checkpoint.planned = True
         return [
@@ -216,6 +221,33 @@ class StateManager(SingleTypeManager):
         """(source, target) of the blocks to copy, in order, before the plan's step computes."""
         copies, self._copies = self._copies, []
         return copies
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    def keep_until_verified(
+        self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_drafts: int
+    ) -> None:
+        """Have the next step keep the states before each of the drafts that follow `num_computed`
+        tokens. The pool must have as many free blocks.
+        """
+        quota = self._state_quota(quota)
+        self._drafted[sequence.seq_id] = [
+            Checkpoint(sequence, num_computed + index, block, quota)
+            for index, block in enumerate(self.pool.get_new_blocks(num_drafts, quota))
+        ]
+
+    def rewind(self, seq_id: int, num_tokens: int) -> None:
+        """A sequence's drafts are verified, and `num_tokens` of its tokens hold: it goes on from
+        the state after them.
+        """
+        for checkpoint in self._drafted.pop(seq_id, ()):
+            if checkpoint.num_tokens == num_tokens and seq_id in self.tables:
+                self._copies.append((checkpoint.block.block_id, self.tables[seq_id][0].block_id))
+            accepted = checkpoint.num_tokens <= num_tokens
+            if accepted and checkpoint.num_tokens % CHECKPOINT_INTERVAL == 0:
+                self._pending.append(checkpoint)
+            else:
+                self._free(checkpoint)
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -243,6 +275,8 @@ class StateManager(SingleTypeManager):
             return
         self.pool.free_blocks(table, self._state_quota(quota))
         self._sequences.pop(seq_id, None)
+        for checkpoint in self._drafted.pop(seq_id, ()):
+            self._free(checkpoint)
         # Tokens that haven't come by now never will.
         self._drop(
             checkpoint
@@ -252,9 +286,10 @@ class StateManager(SingleTypeManager):
         )
 
     def blocks_by_sequence(self) -> Iterator[tuple[int, BlockTable]]:
+        checkpoints = chain(self._pending, *self._drafted.values())
         return chain(
             super().blocks_by_sequence(),
-            ((checkpoint.sequence.seq_id, [checkpoint.block]) for checkpoint in self._pending),
+            ((checkpoint.sequence.seq_id, [checkpoint.block]) for checkpoint in checkpoints),
         )
 
     def _drop(self, dropped: Iterator[Checkpoint]) -> None:

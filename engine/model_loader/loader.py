@@ -77,6 +77,7 @@ class LoadedModel:
             dtype=str(self.dtype).removeprefix("torch."),
             max_model_len=self.max_model_len,
             stateful=model.stateful,
+            states_in_blocks=isinstance(model, NativeDecoder) and model.stateful,
             takes_embeds=getattr(model, "takes_embeds", False),
             tokenizer_folder=str(self.tokenizer_folder),
             eos_token_ids=self.eos_token_ids,

@@ -50,6 +50,7 @@ class ModelFacts:
         dtype: of the linear weights, as torch names it.
         max_model_len: the context that is served, in tokens.
         stateful: sequences carry a state.
+        states_in_blocks: it's in blocks of the cache, so that it can be kept and taken back.
         takes_embeds: vectors may stand in for a prompt's embeddings.
         tokenizer_folder: path of the folder with the tokenizer's files.
         eos_token_ids: what ends an output.
@@ -80,6 +81,7 @@ class ModelFacts:
     load_report: tuple[LayerReport, ...] = ()
     io_processor: str = ""
     sees: bool = False
+    states_in_blocks: bool = False
     encoder_length: int = 0
     num_mels: int = 0
 

@@ -301,11 +301,11 @@ class Scheduler:
         if step.scheduled:
             plan.dropped_encodings = self.encoder_cache.pop_dropped()
         plan.appended, self._appended = self._appended, []
+        if self.drafter is not None:
+            self._add_drafts(step, self.drafter)
         if self.kv.states is not None:
             plan.block_copies = self.kv.states.pop_copies()
             plan.checkpoints = self.kv.states.pop_checkpoints()
-        if self.drafter is not None:
-            self._add_drafts(step, self.drafter)
         if self._runs.kv_connector is not None:
             metadata = self._runs.kv_connector.build_connector_meta(plan, step.scheduled)
             plan.kv_meta = b"" if metadata is None else msgspec.msgpack.encode(metadata)
@@ -618,6 +618,8 @@ class Scheduler:
             num_accepted = max(0, len(new_ids) - 1)
             num_rejected = len(drafts) - num_accepted
             sequence.num_computed_tokens -= num_rejected
+            if self.kv.states is not None:
+                self.kv.states.rewind(sequence.seq_id, sequence.num_computed_tokens)
             sequence.timeline.num_drafts += 1
             sequence.timeline.num_draft_tokens += len(drafts)
             sequence.timeline.num_accepted_tokens += num_accepted

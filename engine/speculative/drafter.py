@@ -498,7 +498,7 @@ def make_drafter(
     obstacle = ""
     if facts.pooling is not None:
         obstacle = "the model generates no text"
-    elif facts.stateful:
+    elif facts.stateful and not facts.states_in_blocks:
         obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
     elif overlaps:
         obstacle = (

@@ -184,3 +184,28 @@ def test_one_token_is_always_computed(num_tokens: int) -> None:
         hit = start(kv, sequence)
         finish(kv, sequence)
     assert hit == (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def test_states_before_drafts_are_kept_until_these_are_verified() -> None:
+    """Three drafts after 21 tokens, of which one holds: the state after 22 is taken."""
+    kv, states = make(6)
+    sequence, quota = Tokens(1, list(range(21))), kv.quotas.get("")
+    start(kv, sequence)
+    states.pop_checkpoints()
+    kv.start_step()
+    assert kv.allocate_slots(sequence, quota, 21, 3, lookahead=True) is not None
+    kept = states.pop_checkpoints()
+    assert [num_tokens for _, num_tokens, _ in kept] == [21, 22, 23]
+    kv.check_integrity({1: ""})
+    states.rewind(1, 22)
+    assert states.pop_copies() == [(kept[1][2], states.tables[1][0].block_id)]
+    kv.check_integrity({1: ""})
+    # With too few blocks there are no drafts.
+    assert kv.allocate_slots(sequence, quota, 22, 6, lookahead=True) is None
+    # All of them hold: the state is what it should be.
+    assert kv.allocate_slots(sequence, quota, 22, 2, lookahead=True) is not None
+    states.rewind(1, 24)
+    assert states.pop_copies() == []
+    assert kv.allocate_slots(sequence, quota, 24, 2, lookahead=True) is not None
+    finish(kv, sequence)
+    assert states.pool.num_free_blocks == 6

@@ -97,9 +97,6 @@ class Checkpoints:
         return folder
 
     def _head(self, kind: str, texts_of: Callable[[str], list[list[int]]]) -> Path:
-        """Only these architectures are run with heads."""
-        if kind == "lfm2":
-            return self._folder / "none"
         return trained_head(self._folder / f"{kind}-head", self._text_part(kind), texts_of(kind))
 
     def _merged(self, kind: str) -> Path:

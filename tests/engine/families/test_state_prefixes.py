@@ -11,6 +11,7 @@ import pytest
 
 from engine import LLM, RequestOutput, SamplingParams
 from engine.devices.cpu import CpuDevice
+from tests.engine.speculative.free import make_drafts_free
 from tests.survey.recipes import RECIPES, VOCAB
 from tests.survey.tiny import make_checkpoint
 
@@ -120,3 +121,25 @@ def test_many_prompts_at_once_with_few_blocks_of_states(
     assert states.num_blocks == 3 + 6
     assert llm.core.scheduler.kv.num_hit_tokens > 0
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_drafts_that_fail_take_their_states_back(
+    folder: Path, caching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all of a random model's are wrong; `tests/features` has right ones."""
+    make_drafts_free(monkeypatch)
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, logprobs=1)
+    prompts = [random_tokens(9, seed) * 6 + random_tokens(seed, seed) for seed in range(1, 5)]
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts * 2]
+    drafts = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+    results = []
+    for settings in ({"enable_prefix_caching": False}, {"speculative_config": drafts}):
+        llm = make(folder, max_model_len=512, **{"enable_prefix_caching": caching} | settings)
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        results.append(said(outputs))
+        llm.core.check_integrity()
+    stats = llm.core.stats
+    num_accepted = stats.spec_decode_num_accepted_tokens_total
+    assert stats.spec_decode_num_draft_tokens_total > num_accepted
+    assert results[0] == results[1]
