@@ -15,6 +15,7 @@ from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.encoders.encoder_spec import is_encoder
 from engine.models.registry import known_architectures
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
+from engine.text.tokenizer_files import read_object
 
 POOLING_TYPES = ("CLS", "LAST", "MEAN")
 _SEQUENCE, _TOKEN = "ForSequenceClassification", "ForTokenClassification"
@@ -90,6 +91,9 @@ def read_pooling_config(
     _refuse_bidirectional(raw)
     try:
         if convert == "classify":
+            cross_encoder = read_object(folder / "config_sentence_transformers.json")
+            if (activation := cross_encoder.get("activation_fn")) is not None:
+                raw = {**raw, "sentence_transformers": {"activation_fn": activation}}
             classifier_config = _classifier(architecture, raw)
         else:
             classifier_config = _embedder(architecture, raw, files)

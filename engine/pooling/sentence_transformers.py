@@ -61,12 +61,15 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     path = folder / "modules.json"
     if not path.is_file():
         return SentenceFiles()
-    pooling_type, normalize, dense = "", False, []
+    pooling_type, normalize, dense, excludes_prompt = "", False, [], None
     for module in _modules(path):
         kind = str(module.get("type", "")).rsplit(".", 1)[-1]
         module_folder = _inside(folder, str(module.get("path", "")), path)
         if kind == "Pooling":
-            pooling_type = _pooling_type(module_folder / "config.json")
+            pooling_path = module_folder / "config.json"
+            pooling_type = _pooling_type(pooling_path)
+            if read_object(pooling_path).get("include_prompt") is False:
+                excludes_prompt = pooling_path
         elif kind == "Dense":
             dense.append(_dense(module_folder))
         elif kind == "Normalize":
@@ -75,7 +78,14 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             raise ModelLoadError(f"{path}: the module {kind!r} isn't supported.", param="model")
     if not pooling_type:
         return SentenceFiles()
-    return _with_settings(folder, pooling_type, normalize, tuple(dense))
+    files = _with_settings(folder, pooling_type, normalize, tuple(dense))
+    if excludes_prompt is not None and files.prompts:
+        raise ModelLoadError(
+            f"{excludes_prompt}: include_prompt must be true; pooling a text without its prompt "
+            "isn't supported.",
+            param="include_prompt",
+        )
+    return files
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

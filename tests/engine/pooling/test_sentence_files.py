@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine import LLM, PoolingParams
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -90,6 +91,32 @@ def test_cross_encoders(kind: str, changes: dict[str, Any], tmp_path: Path) -> N
     oracle = st("CrossEncoder", folder)
     expected = oracle.predict([(TEXTS[0], text) for text in TEXTS[1:]])
     np.testing.assert_allclose([out.outputs.score for out in found], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [torch.nn.Identity, torch.nn.Sigmoid])
+def test_fault_91_a_cross_encoders_activation_is_read_where_it_was_written(
+    tmp_path: Path, function: type[torch.nn.Module]
+) -> None:
+    source = make("bert", tmp_path / "m", "ForSequenceClassification", num_labels=1)
+    oracle = st("CrossEncoder", source, activation_fn=function())
+    folder = tmp_path / "written"
+    oracle.save_pretrained(str(folder))
+    outputs = LLM(str(folder)).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
+    expected = oracle.predict([(TEXTS[0], text) for text in TEXTS[1:]])
+    np.testing.assert_allclose([out.outputs.score for out in outputs], expected, atol=1e-5)
+
+
+def test_fault_91_pooling_without_the_prompt_is_refused_where_there_are_prompts(
+    folder: Path,
+) -> None:
+    write_sentence_files(folder)
+    path = folder / "1_Pooling" / "config.json"
+    write(path, {"pooling_mode": "mean", "include_prompt": False})
+    LLM(str(folder))
+    write_sentence_files(folder, prompts={"query": "the lazy dog "})
+    write(path, {"pooling_mode": "mean", "include_prompt": False})
+    with pytest.raises(ModelLoadError, match="include_prompt"):
+        LLM(str(folder))
 
 
 def test_a_pair_is_cut_where_it_is_longer(tmp_path: Path) -> None:
