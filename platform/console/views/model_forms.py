@@ -36,7 +36,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "Memory and context",
         "max_model_len quantization dtype kv_cache_dtype cpu_kvcache_space gpu_memory_utilization "
         "num_gpu_blocks_override block_size enable_prefix_caching calculate_kv_scales "
-        "quantization_param_path disable_sliding_window disable_hybrid_kv_cache_manager",
+        "quantization_param_path disable_sliding_window disable_hybrid_kv_cache_manager "
+        "kv_offloading_size kv_offloading_backend kv_transfer_config swap_space preemption_mode",
     ),
     (
         "Steps and fairness",
@@ -48,7 +49,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "Answers",
         "chat_template tool_call_parser reasoning_parser generation_config "
         "override_generation_config max_logprobs seed "
-        "logits_processors enable_prompt_embeds",
+        "logits_processors enable_prompt_embeds limit_mm_per_prompt",
     ),
     ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
     (
