@@ -15,11 +15,12 @@ from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from metering import actions as money
 from metering.budgets import rebuild_counters
-from metering.models import Budget, Price
+from metering.models import Budget, Price, UsageEntry
 from metering.rules import load_rules
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
-from tenants.models import Role
+from tenants.models import Role, Tenant
+from tests.console.test_ledger_pages import use
 from tests.platform.conftest import World, make_world
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
@@ -155,7 +156,10 @@ def test_budgets_show_what_is_spent_and_prices_their_history(world: World) -> No
     assert call("GET", f"{PRICES}?model=m", operator).json()["count"] == 2
     assert call("DELETE", f"{PRICES}{first['id']}/", operator).status_code == 204
     begun = Price.objects.get()
+    use(Tenant.objects.get(slug="acme"), model="m")
     assert call("DELETE", f"{PRICES}{begun.pk}/", operator).status_code == 409
+    UsageEntry.objects.all().delete()
+    assert call("DELETE", f"{PRICES}{begun.pk}/", operator).status_code == 204
     bad = call("POST", PRICES, operator, {**PRICE, "input_per_million": "x"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "input_per_million")
 
