@@ -1,4 +1,5 @@
 import django.db.models.deletion
+import django.utils.timezone
 from django.db import migrations, models
 
 
@@ -87,6 +88,39 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(
                         fields=("width", "start", "tenant", "model", "adapter"),
                         name="one_traffic_sample",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Alert",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("rule", models.CharField(max_length=40)),
+                (
+                    "subject",
+                    models.CharField(
+                        help_text="What it is about, such as a replica.", max_length=255
+                    ),
+                ),
+                ("text", models.TextField()),
+                ("started_at", models.DateTimeField(default=django.utils.timezone.now)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("mailed_at", models.DateTimeField(blank=True, null=True)),
+                ("silenced_until", models.DateTimeField(blank=True, null=True)),
+            ],
+            options={
+                "ordering": ["-started_at", "-pk"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("finished_at", None)),
+                        fields=("rule", "subject"),
+                        name="one_open_alert",
                     )
                 ],
             },

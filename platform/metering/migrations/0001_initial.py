@@ -624,4 +624,43 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name="RequestFeedback",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("request_id", models.CharField(max_length=200)),
+                ("is_good", models.BooleanField()),
+                ("comment", models.CharField(blank=True, max_length=2000)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-changed_at", "-pk"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "request_id", "user"), name="one_feedback_a_reader"
+                    )
+                ],
+            },
+        ),
     ]
