@@ -55,7 +55,7 @@ class Kills(Run):
             if victims and _kill((victim := rng.choice(busy or victims)).pid):
                 now, running = time.monotonic(), victim.stats.num_requests_running
                 self._outcome.windows.append(Window(FAULT, now, now, running, len(self._open)))
-                self._note(
+                self._log_line(
                     f"kill {len(self._outcome.windows)}, which told of {running} sequences, "
                     f"beside {len(self._open)} streams"
                 )

@@ -50,7 +50,7 @@ class Harmed:
 
     async def whole(self) -> None:
         """All is as it was before the harm."""
-        await until(self.instance.whole, 60, "not whole again", self.instance.log)
+        await until(self.instance.is_healthy, 60, "not whole again", self.instance.log)
 
 
 def patient_environment(data_dir: Path, **more: str) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Drafted(Kills):
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         await faults.change_settings(instance, {"speculative_config": faults.DRAFTS})
-        await until(instance.whole, 60, "not whole with drafts", instance.log)
+        await until(instance.is_healthy, 60, "not whole with drafts", instance.log)
         async with asyncio.TaskGroup() as group:
             count = group.create_task(self._count(instance))
             await super()._harm(instance, client)

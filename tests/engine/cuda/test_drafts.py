@@ -220,7 +220,7 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
     alone = device.num_blocks(need(1 << 18))
     assert alone == 10 * GIB // (16 << 18)
     small, wide = (device.num_blocks(need(1 << 18, need(own))) for own in (1 << 15, 1 << 18))
-    assert device._kept_for_graphs == {False: 2 * GIB, True: GIB}
+    assert device._graph_bytes == {False: 2 * GIB, True: GIB}
     assert small == (6 * GIB - GIB // 2) // (16 * ((1 << 18) + (1 << 15)))
     assert wide == (6 * GIB - 4 * GIB) // (16 * ((1 << 18) + (1 << 16)))
     assert profiled == [False, False, True, False, True]
