@@ -97,9 +97,9 @@ class PostgreSQL(Database):
     def _make(self) -> None:
         if self._user:
             shutil.chown(self._folder, self._user)
-        command = [self._programs / "initdb", "-D", self._data, "-U", "quire", "-A", "trust"]
+        command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "quire"]
         result = subprocess.run(
-            [*command, "-E", "UTF8"],
+            [*command, "-A", "trust", "-E", "UTF8"],
             capture_output=True,
             text=True,
             check=False,
@@ -125,7 +125,7 @@ class PostgreSQL(Database):
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        ready = [self._programs / "pg_isready", "-q", "-h", self._folder, "-U", "quire"]
+        ready = [str(self._programs / "pg_isready"), "-q", "-h", str(self._folder), "-U", "quire"]
         deadline = time.monotonic() + START_TIMEOUT_S
         while subprocess.run([*ready, "-d", "postgres"], check=False).returncode:
             if self._server.poll() is not None or time.monotonic() > deadline:
@@ -141,7 +141,7 @@ class PostgreSQL(Database):
         import psycopg
 
         with psycopg.connect(self.url) as database:
-            return database.execute(query).fetchall()  # type: ignore[call-overload,no-any-return]
+            return database.execute(query).fetchall()
 
     def close(self) -> None:
         if self._server is not None:
