@@ -100,6 +100,8 @@ class StateManager(SingleTypeManager):
         self, pool: BlockPool, block_size: int, group: KVCacheGroupSpec, suffix: bytes = b""
     ) -> None:
         super().__init__(pool, block_size, group, suffix)
+        # States are cached by the hash of full blocks; both are powers of two.
+        self._interval = max(CHECKPOINT_INTERVAL, block_size)
         self._sequences: dict[int, CheckpointedSequence] = {}
         #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
@@ -160,7 +162,11 @@ class StateManager(SingleTypeManager):
         num_tokens, size = len(sequence.token_ids), self.block_size
         # The last token is computed in any case, so no prompt goes on from behind it.
         end = (num_tokens - 1) // size * size
-        positions = checkpoint_positions(num_computed, end, branch)
+        positions = [
+            position
+            for position in checkpoint_positions(num_computed, end, branch)
+            if position % size == 0
+        ]
         self._sequences[sequence.seq_id] = CheckpointedSequence(num_tokens, positions, [])
 
     def schedule_checkpoints(
@@ -173,7 +179,7 @@ class StateManager(SingleTypeManager):
         positions, quota = record.positions, self._state_quota(quota)
         while positions and positions[-1] <= num_tokens:
             self._keep(sequence, positions.pop(), quota)
-        if num_tokens % CHECKPOINT_INTERVAL == 0 and num_tokens > record.num_tokens:
+        if num_tokens % self._interval == 0 and num_tokens > record.num_tokens:
             self._keep(sequence, num_tokens, quota)
 
     def _keep(self, sequence: CacheableSequence, num_tokens: int, quota: TenantQuota) -> None:
@@ -244,7 +250,7 @@ class StateManager(SingleTypeManager):
             if checkpoint.num_tokens == num_tokens and seq_id in self.tables:
                 self._copies.append((checkpoint.block.block_id, self.tables[seq_id][0].block_id))
             accepted = checkpoint.num_tokens <= num_tokens
-            if accepted and checkpoint.num_tokens % CHECKPOINT_INTERVAL == 0:
+            if accepted and checkpoint.num_tokens % self._interval == 0:
                 self._pending.append(checkpoint)
             else:
                 self._free(checkpoint)

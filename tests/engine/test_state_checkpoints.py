@@ -28,8 +28,8 @@ class Tokens:
     encoder_key: bytes = b""
 
 
-def make(num_states: int) -> tuple[KVCacheCoordinator, StateManager]:
-    kv = make_coordinator(single_group_config(1).with_states(num_states), 400, BLOCK_SIZE)
+def make(num_states: int, block_size: int = BLOCK_SIZE) -> tuple[KVCacheCoordinator, StateManager]:
+    kv = make_coordinator(single_group_config(1).with_states(num_states), 400, block_size)
     assert kv.states is not None
     return kv, kv.states
 
@@ -209,3 +209,32 @@ def test_states_before_drafts_are_kept_until_these_are_verified() -> None:
     assert kv.allocate_slots(sequence, quota, 24, 2, lookahead=True) is not None
     finish(kv, sequence)
     assert states.pool.num_free_blocks == 6
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [30, 100, 500])
+def test_in_large_blocks_states_are_kept_at_their_ends_alone(num_prompt_tokens: int) -> None:
+    """A state within a block would be cached as that at the block's beginning, or not at all."""
+    kv, states = make(20, 128)
+    sequence, quota = Tokens(1, list(range(num_prompt_tokens))), kv.quotas.get("")
+    start(kv, sequence)
+    positions = [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
+    for count in range(num_prompt_tokens, num_prompt_tokens + 200):
+        kv.start_step()
+        sequence.token_ids.append(count)
+        assert kv.allocate_slots(sequence, quota, count, 1) is not None
+        positions += [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
+    assert positions
+    assert all(position % 128 == 0 for position in positions), positions
+    finish(kv, sequence)
+
+
+def test_in_large_blocks_states_before_drafts_are_kept_at_their_ends_alone() -> None:
+    kv, states = make(6, 128)
+    sequence, quota = Tokens(1, list(range(63))), kv.quotas.get("")
+    start(kv, sequence)
+    assert kv.allocate_slots(sequence, quota, 63, 2, lookahead=True) is not None
+    sequence.token_ids += [63, 64]
+    states.rewind(1, 65)
+    kv.start_step()
+    assert states.pool.num_cached == 0
+    finish(kv, sequence)
