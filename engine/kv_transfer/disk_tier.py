@@ -14,7 +14,6 @@ there whole or not at all; one that isn't, after a power failure, fails its auth
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import hmac
 import logging
 import os
@@ -42,6 +41,7 @@ log = logging.getLogger(__name__)
 _HEADER = struct.Struct("<4sI32s12s12x")
 _MAGIC = b"QKV1"
 _TAG_BYTES = 16
+_SECRET_BYTES = 32
 SUFFIX = ".kv"
 #: The budget in segments: what is deleted at once is a 32nd of it.
 NUM_SEGMENTS = 32
@@ -67,6 +67,7 @@ class DiskTier:
         folder: where the segments are.
         capacity: bytes.
         failures: number of blocks that couldn't be read or written, by reason.
+        used_bytes: bytes of all segments, when they were last looked at.
     """
 
     def __init__(self, folder: Path, capacity: int, block_bytes: int) -> None:
@@ -92,9 +93,9 @@ class DiskTier:
         #: Where blocks with damaged headers begin: segment and offset.
         self._damaged: set[tuple[str, int]] = set()
         self._index_lock = threading.Lock()
-        self._ciphers: dict[str, AESGCM] = {}
         self._writer: tuple[int, str] | None = None
         self._paused_until = 0.0
+        self.used_bytes = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._secret = self._read_secret()
@@ -111,11 +112,6 @@ class DiskTier:
     def __len__(self) -> int:
         return len(self._index)
 
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all segments."""
-        return sum(size for _, size, _ in self._segments())
-
     def keys(self) -> list[bytes]:
         """Keys of all indexed blocks."""
         return list(self._index)
@@ -126,6 +122,7 @@ class DiskTier:
         """Index what was written since, by others too, and forget what was deleted."""
         with self._index_lock:
             sizes = {name: size for name, size, _ in self._segments()}
+            self.used_bytes = sum(sizes.values())
             if gone := self._ends.keys() - sizes.keys():
                 for name in gone:
                     del self._ends[name]
@@ -288,6 +285,7 @@ class DiskTier:
             path.unlink()
             os.close(descriptor)
             raise DiskFull(str(error)) from error
+        self.used_bytes += self._segment_bytes
         return descriptor, name
 
     def _delete(self, name: str) -> bool:
@@ -338,9 +336,10 @@ class DiskTier:
         """The folder's part of all keys, made by the first process."""
         path = self.folder / "secret"
         with self._locked():
-            if not path.exists():
+            # After a power failure it may be empty, and an empty secret is everyone's.
+            if not path.exists() or path.stat().st_size != _SECRET_BYTES:
                 temporary = path.with_suffix(".new")
-                temporary.write_bytes(secrets.token_bytes(32))
+                temporary.write_bytes(secrets.token_bytes(_SECRET_BYTES))
                 temporary.chmod(0o600)
                 temporary.rename(path)
             return path.read_bytes()
@@ -349,11 +348,7 @@ class DiskTier:
         """The cipher of a cache namespace. Its key needs the folder's secret and the namespace,
         which comes from the tenant's salt: once that is erased, nobody can read the blocks.
         """
-        cipher = self._ciphers.get(namespace)
-        if cipher is None:
-            digest = hmac.new(self._secret, namespace.encode(), hashlib.sha256).digest()
-            cipher = self._ciphers[namespace] = AESGCM(digest)
-        return cipher
+        return AESGCM(hmac.digest(self._secret, namespace.encode(), "sha256"))
 
 
 class UnusableBlock(Exception):

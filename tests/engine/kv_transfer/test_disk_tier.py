@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -193,3 +194,34 @@ def test_no_fault_of_the_folder_gives_a_wrong_block(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_none_of_10_000_faults_of_the_folder_gives_a_wrong_block(tmp_path: Path) -> None:
     faults(10_000, 2, tmp_path)
+
+
+def test_a_folder_that_is_gone_does_not_stop_the_statistics(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path / "kv", CAPACITY, BLOCK)
+    assert tier.write(key(1), block(1), "n")
+    assert tier.used_bytes == bytes_on_disk(tmp_path / "kv") > 0
+    shutil.rmtree(tmp_path / "kv")
+    assert tier.used_bytes <= CAPACITY
+    assert not is_intact(tier, 1)
+    assert not tier.write(key(2), block(2), "n")
+
+
+def test_clients_cannot_fill_memory_with_namespaces(tmp_path: Path) -> None:
+    """A request's cache_salt makes a namespace."""
+    tier = DiskTier(tmp_path, CAPACITY, BLOCK)
+    for seed in range(500):
+        tier.write(key(seed % 3), block(seed % 3), f"salt {seed}")
+        tier.read(key(seed % 3), f"salt {seed}")
+    tables = [value for value in vars(tier).values() if isinstance(value, dict)]
+    assert max(map(len, tables)) < 100
+
+
+@pytest.mark.parametrize("length", [0, 31])
+def test_a_secret_that_was_not_written_whole_is_replaced(tmp_path: Path, length: int) -> None:
+    """Ciphers of an empty secret would be anyone's."""
+    DiskTier(tmp_path, CAPACITY, BLOCK).close()
+    (tmp_path / "secret").write_bytes(bytes(length))
+    tier = DiskTier(tmp_path, CAPACITY, BLOCK)
+    assert len((tmp_path / "secret").read_bytes()) == 32
+    assert tier.write(key(1), block(1), "n")
+    assert is_intact(tier, 1)
