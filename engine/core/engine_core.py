@@ -291,6 +291,9 @@ class EngineCore:
             step = StepInFlight(plan, scheduled, self._execute(plan), bitmask)
             self._steps_in_flight.append(step)
         else:
+            # What it saves is written by the steps in flight, unless one of them fails.
+            if plan.kv_meta and any(step.result.exception() for step in self._steps_in_flight):
+                plan.kv_meta = b""
             self.executor.apply_plan(plan)
             if not self._steps_in_flight:
                 self.scheduler.park_idle_beam()

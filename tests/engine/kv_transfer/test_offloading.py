@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,30 @@ def test_swapped_sequences_come_back_with_no_token_computed_twice(
     # Each output token but the last is computed, too.
     assert computed == sum(len(tokens) for tokens in prompts.values()) + 5 * 59
     assert connector_of(core).num_swapped == 0
+
+
+def test_a_preempted_sequence_is_saved_after_the_step_in_flight_even_if_no_other_follows(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends with the step that fills the blocks of the second, which then needs one more
+    and has to give its own: nothing can be scheduled while that step runs.
+    """
+    settings = {"num_gpu_blocks_override": 4, "max_model_len": 64, "async_scheduling": True}
+    core = make(model_folder("llama"), swap_space=0.01, **settings)
+    worker = core.executor.worker
+    launch = worker.launch
+
+    def launch_late(plan: Any, inputs: Any) -> Any:
+        time.sleep(0.05)
+        return launch(plan, inputs)
+
+    monkeypatch.setattr(worker, "launch", launch_late)
+    prompts = {"first": prompt(1, 20), "second": prompt(2, 20)}
+    core.add_request(message("first", prompts["first"], 13))
+    tokens = run(core, {"second": prompts["second"]}, max_tokens=30)
+    assert core.scheduler.num_preemptions == 1
+    expected = run(make(model_folder("llama")), prompts, max_tokens=30)
+    assert tokens == {"first": expected["first"][:13], "second": expected["second"]}
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
