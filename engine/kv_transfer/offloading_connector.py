@@ -108,7 +108,7 @@ class OffloadingConnector(KVConnectorBase):
         self._block_size = block_size
         self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
-        self._numerics, self._fingerprint = numerics, b""
+        self._numerics, self._layout = hashlib.sha256(numerics).digest(), b""
         self._step = 0
         self._tracked: dict[int, _Tracked] = {}
         #: Of preempted sequences: number of tokens that were saved, and the step that saves them.
@@ -277,14 +277,14 @@ class OffloadingConnector(KVConnectorBase):
 
     def _key(self, block_hash: bytes) -> bytes:
         """A block's key in the tiers: by all that its bytes depend on."""
-        return hashlib.sha256(self._fingerprint + block_hash).digest()
+        return hashlib.sha256(self._numerics + self._layout + block_hash).digest()
 
     # -- worker -------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._buffers = BlockBuffers(kv_caches)
         layout = msgspec.json.encode([self._block_size, BlockBuffers.describe(kv_caches)])
-        self._fingerprint = hashlib.sha256(self._numerics + layout).digest()
+        self._layout = hashlib.sha256(layout).digest()
 
     def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
         metadata = self._metadata
@@ -353,7 +353,7 @@ class OffloadingConnector(KVConnectorBase):
 
     def reset_cache(self) -> None:
         # Blocks of other weights, say, which other replicas may have stored as well.
-        self._fingerprint = hashlib.sha256(self._fingerprint + secrets.token_bytes(32)).digest()
+        self._numerics = secrets.token_bytes(32)
         self._match = None
         self.host.clear()
 

@@ -24,6 +24,7 @@ from tests.engine.kv_transfer.test_offloading import (
     prompt,
     run,
 )
+from tests.engine.models import make_model
 
 
 def on_disk(folder: Path, tier: Path, **settings: Any) -> EngineCore:
@@ -106,6 +107,22 @@ def test_a_model_of_other_weights_or_numbers_finds_nothing(
         assert run(core, prompts) == expected
         assert connector_of(core).num_matched_tokens == 0
         core.shutdown()
+
+
+def test_after_a_sleep_other_weights_find_no_earlier_block(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    prompts = {"a": prompt(1, 70)}
+    folder = make_model("llama", tmp_path / "model")
+    core = on_disk(folder, tmp_path / "tier", enable_sleep_mode=True)
+    run(core, prompts)
+    flush(core)
+    core.sleep(2)
+    make_model("llama", folder, seed=1)
+    core.wake_up()
+    assert run(core, prompts) == run(make(folder), prompts)
+    assert connector_of(core).num_matched_tokens == 0
+    core.shutdown()
 
 
 def test_two_tenants_share_a_folder_but_no_block(model_folder: Folder, tmp_path: Path) -> None:
