@@ -106,6 +106,24 @@ def test_members_of_any_role_look_at_usage_in_groups(login: Login, acme: Tenant,
     assert "rivals-own" not in text
 
 
+def test_usage_names_no_person_and_no_key_of_another_tenant(login: Login, acme: Tenant) -> None:
+    vic, rival = login("vic"), Tenant.objects.get(slug="rival")
+    olga = User.objects.get(username="olga")
+    key = actions.create_key(actor=SYSTEM_ACTOR, tenant=rival, name="secret project").key
+    conditions = {"user": olga.pk, "key": key.public_id}
+    for condition, value in conditions.items():
+        query = {"first": "2026-03-01", "last": "2026-03-02", condition: value}
+        text = vic.get("/console/usage/", query).content.decode()
+        assert str(value) in text
+        assert "olga" not in text
+        assert "secret project" not in text
+
+
+def test_usage_of_a_person_whose_id_no_database_holds_is_empty(login: Login, acme: Tenant) -> None:
+    query = {"first": "2026-03-01", "last": "2026-03-02", "user": 2**63}
+    assert login("vic").get("/console/usage/", query).status_code == 200
+
+
 def test_the_file_has_a_line_a_day_and_group(login: Login, acme: Tenant) -> None:
     for number, model in enumerate(("m", "m", "=cmd")):
         use(acme, number, model=model)

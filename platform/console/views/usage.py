@@ -127,7 +127,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
         for name in ("first", "last"):
             link_query.setdefault(name, form.cleaned_data[name].isoformat())
         table = _table_context(query, groups, link_query) | _chart_context(query, groups)
-        table["chips"] = _chips(form, link_query)
+        table["chips"] = _chips(form, link_query, has_usage=bool(table["rows"]))
     parameters = [
         (name, value)
         for name, values in request.GET.lists()
@@ -216,14 +216,13 @@ def _drill_down(sums: UsageTotals, groups: Sequence[str], parameters: QueryDict)
     return query.urlencode()
 
 
-def _chips(form: UsageForm, parameters: QueryDict) -> list[dict[str, str]]:
+def _chips(form: UsageForm, parameters: QueryDict, *, has_usage: bool) -> list[dict[str, str]]:
     """Conditions in force, each with the query that leaves it out."""
     data, chips = form.cleaned_data, []
-    names = {
-        "model": data["model"],
-        "key": _key_names([data["key"]]).get(data["key"], data["key"]),
-        "user": _user_names([data["user"]]).get(str(data["user"]), ""),
-    }
+    names = {name: data[name] for name in ("model", "key", "user")}
+    if has_usage:  # else the id may be one of another tenant, whose name is nobody else's to read
+        names["key"] = _key_names([data["key"]]).get(data["key"], data["key"])
+        names["user"] = _user_names([data["user"]]).get(str(data["user"]), data["user"])
     for condition, name in names.items():
         if data[condition]:
             query = parameters.copy()
