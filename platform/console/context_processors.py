@@ -12,6 +12,9 @@ from console.navigation import navigation
 from console.views.base import MAX_TENANTS
 from tenants.access import access_tenants
 
+#: Pages about the installation or all tenants, which show nothing of a chosen one.
+INSTALLATION_PAGES = frozenset({"alerts", "models", "people", "prices", "settings", "tenants"})
+
 
 def frame(request: HttpRequest) -> dict[str, Any]:
     """`sections` of the navigation and `switcher` between tenants, for logged-in users."""
@@ -19,7 +22,7 @@ def frame(request: HttpRequest) -> dict[str, Any]:
     if user is None or not user.is_authenticated:
         return {}
     sections = SimpleLazyObject(lambda: navigation(user, request.path))
-    return {"sections": sections, "switcher": lambda: _switcher(user, sections)}
+    return {"sections": sections, "switcher": SimpleLazyObject(lambda: _switcher(user, sections))}
 
 
 def _switcher(user: Any, sections: Any) -> dict[str, Any]:
@@ -31,7 +34,7 @@ def _switcher(user: Any, sections: Any) -> dict[str, Any]:
     page = current[0]["page"] if current else None
     if page is not None and page.name == "playground":
         return {"tenants": []}
-    shows_tenant = page is not None and page.view and page.name not in ("settings", "prices")
+    shows_tenant = page is not None and page.view and page.name not in INSTALLATION_PAGES
     return {
         "tenants": list(access_tenants(user).filter(active=True).order_by("name")[:MAX_TENANTS]),
         "action": current[0]["address"] if shows_tenant else reverse("overview"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
 
 import console.navigation
@@ -120,3 +122,23 @@ def test_a_strangers_tenant_is_not_kept(login: Login) -> None:
     session["tenant"] = "rival"  # one that they belonged to once
     session.save()
     assert ada.get("/console/members/").context["tenant"].slug == "acme"
+
+
+def test_the_switcher_leads_to_a_page_that_shows_the_chosen_tenant(login: Login) -> None:
+    root, astray = login("root"), []
+    for page in pages():
+        if not page.view or page.name == "playground":
+            continue
+        switcher = root.get(reverse(page.name)).context["switcher"]
+        chosen = root.get(switcher["action"], {"tenant": "rival"}).context.get("tenant")
+        if getattr(chosen, "slug", None) != "rival":
+            astray.append(page.name)
+    assert astray == []
+
+
+def test_tenants_of_the_switcher_are_read_once_a_page(login: Login) -> None:
+    root = login("root")
+    with CaptureQueriesContext(connection) as queries:
+        root.get("/console/people/")
+    listed = [q for q in queries.captured_queries if 'FROM "tenants_tenant"' in q["sql"]]
+    assert len(listed) == 1
