@@ -107,6 +107,15 @@ def test_the_chart_stacks_groups_by_day_and_adds_up_the_smallest() -> None:
     assert [text for _, _, text in chart.series][::6] == ["150 tokens", "5 tokens"]
 
 
+def test_a_group_that_is_called_others_is_not_mixed_up_with_the_smallest() -> None:
+    names = [OTHER_GROUPS, *(f"small {n}" for n in range(MAX_SERIES))]
+    sums = [totals(0, 100), *(totals(0, 10 - n) for n in range(MAX_SERIES))]
+    chart = usage_chart(sums, names, DAY, DAY)
+    assert chart is not None
+    assert [text for _, _, text in chart.series][::MAX_SERIES] == ["100 tokens", "5 tokens"]
+    assert len(chart.columns[0].segments) == MAX_SERIES + 1
+
+
 def test_the_chart_shows_costs_where_there_are_some_and_nothing_without_usage() -> None:
     chart = usage_chart([totals(0, 5, 2 * 10**9)], ["m"], DAY, DAY)
     assert chart is not None

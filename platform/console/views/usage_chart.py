@@ -63,23 +63,21 @@ def usage_chart(
     largest = sorted((name for name in by_name if by_name[name]), key=lambda name: -by_name[name])
     if not largest:
         return None
-    series = largest[:MAX_SERIES] + ([OTHER_GROUPS] if len(largest) > MAX_SERIES else [])
-    tones = {name: tone for tone, name in enumerate(series)}
+    tones = {name: tone for tone, name in enumerate(largest[:MAX_SERIES])}
+    series = [(tone, name, text(by_name[name])) for name, tone in tones.items()]
+    if small_names := largest[MAX_SERIES:]:
+        series.append((len(tones), OTHER_GROUPS, text(sum(by_name[name] for name in small_names))))
     by_day: dict[date, list[int]] = defaultdict(lambda: [0] * len(series))
     for sums, name in zip(totals, names, strict=True):
         if value(sums):
-            by_day[sums.start.date()][tones.get(name, len(series) - 1)] += value(sums)
+            by_day[sums.start.date()][tones.get(name, len(tones))] += value(sums)
     highest = max(sum(values) for values in by_day.values())
     days = [first + timedelta(days=n) for n in range((last - first).days + 1)]
-    rest = sum(by_name[name] for name in largest[MAX_SERIES:])
     return UsageChart(
         top=text(highest),
         unit="cost" if value is _cost else "tokens",
         columns=[Column(day, text(sum(by_day[day])), _stack(by_day[day], highest)) for day in days],
-        series=[
-            (tone, name, text(rest if name == OTHER_GROUPS and rest else by_name[name]))
-            for name, tone in tones.items()
-        ],
+        series=series,
     )
 
 
