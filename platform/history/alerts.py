@@ -15,7 +15,7 @@ from statistics import quantiles
 from django.conf import settings
 from django.core.mail import send_mail
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from catalog.models import DesiredState, Replica, ReplicaState
@@ -112,12 +112,13 @@ def full_disk() -> Iterator[Finding]:
 
 
 def expiring_keys() -> Iterator[Finding]:
-    """API keys in use that expire soon."""
+    """API keys in use that expire soon; those made for less than a week are meant to."""
     now = timezone.now()
     keys = ApiKey.objects.filter(
         revoked_at=None,
         expires_at__gt=now,
         expires_at__lt=now + KEY_EXPIRES_WITHIN,
+        expires_at__gte=F("created_at") + KEY_EXPIRES_WITHIN,
         last_used_at__gt=now - KEY_EXPIRES_WITHIN,
     )
     for key in keys.select_related("tenant"):

@@ -94,10 +94,18 @@ def test_a_queue_that_is_longer_than_what_runs_opens_an_alert() -> None:
 def test_a_key_in_use_that_expires_soon_opens_an_alert(acme: Tenant) -> None:
     key = actions.create_key(actor=SYSTEM_ACTOR, tenant=acme, name="website").key
     soon, now = timezone.now() + timedelta(days=3), timezone.now()
-    ApiKey.objects.filter(pk=key.pk).update(expires_at=soon)
+    long_ago = now - timedelta(days=90)
+    ApiKey.objects.filter(pk=key.pk).update(created_at=long_ago, expires_at=soon)
     assert open_rules() == set()  # nobody uses it
     ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
     assert open_rules() == {("key expires", key.public_id)}
+
+
+def test_keys_that_are_made_for_a_few_days_alert_nobody(acme: Tenant) -> None:
+    soon, now = timezone.now() + timedelta(hours=1), timezone.now()
+    actions.create_key(actor=SYSTEM_ACTOR, tenant=acme, name="build", expires_at=soon)
+    ApiKey.objects.update(last_used_at=now)
+    assert open_rules() == set()
 
 
 def test_a_full_disk_opens_an_alert(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
