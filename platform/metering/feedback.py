@@ -32,6 +32,8 @@ def set_feedback(
         raise InvalidRequest(
             f"comment must have at most {MAX_COMMENT_CHARS} characters.", param="comment"
         )
+    if "\0" in comment:
+        raise InvalidRequest("comment must not contain NUL characters.", param="comment")
     access_role(actor, entry.tenant)
     key: dict[str, Any] = {"tenant": entry.tenant, "request_id": entry.request_id, "user": actor}
     if is_good is None:

@@ -39,6 +39,7 @@ def test_a_member_says_what_an_answer_is_worth_changes_it_and_takes_it_back(logi
         ({"good": "yes"}, "good"),
         ({"good": True, "comment": 5}, "comment"),
         ({"good": True, "comment": "x" * 2001}, "comment"),
+        ({"good": True, "comment": "a\0b"}, "comment"),
         ({"good": True, "stars": 5}, "stars"),
     ],
 )
