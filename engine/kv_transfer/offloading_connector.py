@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.replica_state import EngineStats
+from engine.kv_cache import BlockHashes
 from engine.kv_transfer.base import (
     KVCaches,
     KVConnectorBase,
@@ -57,9 +58,13 @@ class _Tracked:
 
 @dataclass(slots=True)
 class _Match:
-    """Blocks that a sequence may start with, verified."""
+    """Blocks that a sequence may start with, verified.
 
-    seq_id: int
+    Attributes:
+        block_hashes: the sequence's; a beam that gets other tokens gets others.
+    """
+
+    block_hashes: BlockHashes
     num_computed: int
     num_tokens: int
     payloads: list[Payload] = field(default_factory=list)
@@ -142,7 +147,7 @@ class OffloadingConnector(KVConnectorBase):
         match = self._match
         if (
             match is None
-            or match.seq_id != request.seq_id
+            or match.block_hashes is not request.block_hashes
             or match.num_computed != num_computed_tokens
             or not match.num_tokens
         ):
@@ -175,7 +180,7 @@ class OffloadingConnector(KVConnectorBase):
         size, token_ids = self._block_size, request.token_ids
         first, end = num_computed // size, (len(token_ids) - 1) // size
         hashes = request.block_hashes.hash_full_blocks(token_ids, size)
-        match = _Match(request.seq_id, num_computed, 0)
+        match = _Match(request.block_hashes, num_computed, 0)
         for block_hash in hashes[first:end]:
             if (payload := self.host.get(self._key(block_hash))) is None:
                 break

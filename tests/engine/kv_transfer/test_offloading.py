@@ -15,6 +15,7 @@ from engine.contract.errors import ConfigError
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
+from engine.kv_cache import BlockHashes
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.models import VOCAB
@@ -217,6 +218,16 @@ def test_after_a_reset_no_earlier_block_is_loaded(model_folder: Folder) -> None:
     assert core.reset_prefix_cache()
     assert run(core, prompts) == expected
     assert connector_of(core).num_matched_tokens == 0
+
+
+def test_a_waiting_beam_that_gets_other_tokens_is_looked_up_again(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.01)
+    run(core, {"a": prompt(1, 70)})
+    beam = core.add_request(message("beam", prompt(1, 70))).sequences[0]
+    connector = connector_of(core)
+    assert connector.get_num_new_matched_tokens(beam, 0) == (64, False)
+    beam.token_ids, beam.block_hashes = prompt(2, 70), BlockHashes()
+    assert connector.get_num_new_matched_tokens(beam, 0) == (0, False)
 
 
 def test_host_memory_stays_within_its_budget(model_folder: Folder) -> None:
