@@ -27,6 +27,7 @@ _SETTINGS = (
     "cpu_kernels",
     "hf_overrides",
     "load_format",
+    "lora_dtype",
     "model_impl",
     "rope_scaling",
     "rope_theta",

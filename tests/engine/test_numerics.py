@@ -45,7 +45,13 @@ def test_a_digest_that_is_known_follows_a_change_of_the_file(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kv_cache_dtype": "bfloat16"}, {"quantization": "int8"}, {"cpu_kernels": False}]
+    "changes",
+    [
+        {"kv_cache_dtype": "bfloat16"},
+        {"quantization": "int8"},
+        {"cpu_kernels": False},
+        {"lora_dtype": "bfloat16"},
+    ],
 )
 def test_equal_replicas_have_equal_numerics_and_others_have_not(
     tmp_path: Path, changes: dict[str, object]
