@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import OperationalError, connection
 from django.utils import timezone
 
@@ -14,6 +15,8 @@ from catalog.engine_settings import engine_flags, replica_command
 from catalog.models import Replica, ReplicaState, ServedModel
 from common.db import save_valid
 from common.errors import Conflict, ModelNotFound, PermissionDenied, ServiceUnavailable
+from common.files import INSTANCE_FILE
+from config.management.commands import run
 from engine.contract.engine_config import EngineConfig, add_cli_args
 from engine.contract.errors import InvalidRequest
 from tenants.actors import SYSTEM_ACTOR
@@ -364,3 +367,22 @@ def test_a_replicas_command_names_its_prefix() -> None:
         *("python", "-m", "fake", "--replica-id=r", "--key-prefix=p"),
         *("--drain-timeout=5", "--model=/m"),
     ]
+
+
+@pytest.mark.django_db
+def test_run_does_not_chat_with_a_loaded_model_of_the_same_name_from_elsewhere(
+    folder: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.DATA_DIR = Path(folder)
+    (Path(folder) / INSTANCE_FILE).touch()
+    commands: list[str] = []
+    monkeypatch.setattr(run, "call_command", lambda name, *args, **kwargs: commands.append(name))
+    name = Path(folder).name
+    ServedModel.objects.create(name=name, source=folder, desired_state="loaded")
+    ServedModel.objects.create(name="Qwen3", source="Qwen/Qwen3", desired_state="loaded")
+    for source in (folder, name, "Qwen/Qwen3", "Qwen3"):
+        call_command("run", source)
+    assert commands == ["chat"] * 4
+    with pytest.raises(CommandError, match=r"Qwen3 is loaded from Qwen/Qwen3\. .*--name"):
+        call_command("run", "somebody/Qwen3")
+    assert commands == ["chat"] * 4

@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
+from catalog.actions import check_source
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE
@@ -29,7 +30,9 @@ class Command(QuireCommand):
         parser.add_argument("--name", help="model name in the API (default: folder name)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load, then chat. Raises: `CommandError` without a running instance."""
+        """Load, then chat. Raises: `CommandError` without a running instance, and where
+        the name is another model's.
+        """
         if not (Path(settings.DATA_DIR) / INSTANCE_FILE).exists():
             raise CommandError(
                 f"No instance runs in {settings.DATA_DIR}. `quire up {options['model']}` starts "
@@ -41,6 +44,11 @@ class Command(QuireCommand):
             if ServedModel.objects.filter(name=source).exists()
             else Path(source).resolve().name
         )
-        if not ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED).exists():
+        loaded = ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED).first()
+        if loaded is None:
             call_command("load_model", source, name=name, wait=True)
+        elif source != name and check_source(source) != loaded.source:
+            raise CommandError(
+                f"{name} is loaded from {loaded.source}. Load {source} under another name: --name."
+            )
         call_command("chat", *options["message"], model=name)
