@@ -56,8 +56,10 @@ def of_status(rows: QuerySet[RequestEntry], status: str) -> QuerySet[RequestEntr
 
 
 def access_request_entry(user: Reader, name: str) -> RequestEntry:
-    """The newest request that goes by this id and is the user's to see. Raises `NotFound`."""
-    entry = access_requests(user).filter(called(name)).first()
+    """The request of this id, else the newest that a client knows by it. Raises `NotFound`."""
+    rows = access_requests(user).filter(called(name))
+    # Clients choose header ids: one that is another request's id must not hide that request.
+    entry = rows.filter(request_id=_base_id(name)).first() or rows.first()
     if entry is None:
         raise NotFound("Request not found.", param="id")
     return entry
@@ -76,9 +78,12 @@ def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
 
 def called(name: str) -> Q:
     """Whatever a client has seen; of an attempt's or a prompt's id in the engine the request's."""
-    name = name.strip()[:200]
-    base_id = name.partition("~")[0]
+    name, base_id = clean_text(name.strip(), 200), _base_id(name)
     return Q(request_id=base_id) | Q(header_id=name) | Q(answer_id=base_id)
+
+
+def _base_id(name: str) -> str:
+    return clean_text(name.strip(), 200).partition("~")[0]
 
 
 #: Of one request: outputs, hops and points in time that are kept.

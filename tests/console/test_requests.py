@@ -15,6 +15,7 @@ from metering.request_log import (
     OutputTrace,
     PlacementEvent,
     RequestTrace,
+    called,
     encode_trace,
     request_detail_json,
 )
@@ -278,3 +279,15 @@ def test_erasing_a_tenant_takes_its_requests_along(requests: None) -> None:
     assert not RequestEntry.objects.filter(tenant=acme).exists()
     assert not RequestContent.objects.exists()
     assert RequestEntry.objects.count() == 1 or removed == {}
+
+
+@pytest.mark.usefixtures("requests")
+def test_an_id_leads_to_its_request_though_another_came_with_it_as_header(login: Login) -> None:
+    make("chatcmpl-acme-2", "acme", NOTE, status=200)
+    make("chatcmpl-shadow", "rival", RequestTrace(header_id="chatcmpl-acme-2"), status=200)
+    page = get(login, "root", "/console/requests/chatcmpl-acme-2/")
+    assert page.context["entry"].request_id == "chatcmpl-acme-2"
+
+
+def test_an_id_with_nul_characters_which_postgresql_refuses_is_looked_up_without() -> None:
+    assert called("chatcmpl\0-1") == called("chatcmpl-1")
