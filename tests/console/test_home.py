@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -86,6 +88,9 @@ def test_usage_leads_from_a_model_to_its_keys_and_back(login: Login) -> None:
     page = ada.get(f"/console/usage/?{row.query}")
     labels = [chip["label"] for chip in page.context["chips"]]
     assert labels == ["Model: quill", f"Key: website ({key.public_id})"]
+    (day,) = re.findall(r'<ol class="usage-columns">.*<a href="([^"]+)"', page.content.decode())
+    of_day = ada.get(f"/console/usage/{html.unescape(day)}").context["chips"]
+    assert [chip["label"] for chip in of_day] == labels
     rest = ada.get(f"/console/usage/?{page.context['chips'][0]['query']}").context["chips"]
     assert [chip["label"] for chip in rest] == labels[1:]
 

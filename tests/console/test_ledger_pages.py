@@ -149,9 +149,10 @@ def test_more_than_is_read_at_once_comes_page_by_page_and_the_file_has_all(
 ) -> None:
     for name in ("MAX_ROWS", "MAX_ROWS_AGGREGATED", "MAX_ROWS_EXPORT"):
         monkeypatch.setattr(report_pages, name, 3)
+    ada = User.objects.get(username="ada")
     for number in range(6):  # two models a day
         at = datetime(2026, 3, 1 + number // 2, 12, tzinfo=UTC)
-        use(acme, number, model=f"m{number}", started_at=at)
+        use(acme, number, model=f"m{number}", started_at=at, user_id=ada.pk)
     query = {**of, "first": "2026-03-01", "last": "2026-03-03", "by": "model"}
     client = login("root")
     text = text_of(client, "/console/usage/", **query)
@@ -160,6 +161,9 @@ def test_more_than_is_read_at_once_comes_page_by_page_and_the_file_has_all(
     (rest,) = re.findall(r'href="(\?[^"]+)">Show the next days', text)
     text = text_of(client, f"/console/usage/{html.unescape(rest)}")
     assert ">m1<" not in text
+    filtered = text_of(client, "/console/usage/", **query, user=str(ada.pk))
+    (rest,) = re.findall(r'href="(\?[^"]+)">Show the next days', filtered)
+    assert f"user={ada.pk}" in html.unescape(rest)
     assert ">m2<" in text
     assert "first=2026-03-03" in text
     lines = lines_of(client.get("/console/usage/", {**query, "format": "csv"}))

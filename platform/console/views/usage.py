@@ -45,6 +45,8 @@ DRILL_DOWN = {
     "api_key_id": ("key", "model"),
     "user_id": ("user", "model"),
 }
+#: Fields that the links of the table set.
+CONDITIONS = ("model", "key", "user")
 DAYS = 30
 MAX_RANGE = timedelta(days=366)
 #: Maximum number of rows on the page; the export has all.
@@ -118,6 +120,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
         context |= {**tenant_context(user, None), "error": error}
         return render(request, "console/usage.html", context, status=error.status)
     table: dict[str, Any] = {}
+    scope: list[tuple[str, Any]] = [("all", "yes") if all_tenants else ("tenant", tenant or "")]
     if form.is_valid() and (all_tenants or tenant):
         groups, query = form.cleaned_data["by"], _usage_query(form, tenant)
         if request.GET.get("format") == "csv":
@@ -128,6 +131,7 @@ def usage(request: UserRequest) -> HttpResponseBase:
             link_query.setdefault(name, form.cleaned_data[name].isoformat())
         table = _table_context(query, groups, link_query) | _chart_context(query, groups)
         table["chips"] = _chips(form, link_query, has_usage=bool(table["rows"]))
+        scope += [(name, value) for name in CONDITIONS if (value := form.cleaned_data[name])]
     parameters = [
         (name, value)
         for name, values in request.GET.lists()
@@ -142,8 +146,8 @@ def usage(request: UserRequest) -> HttpResponseBase:
         "operator": to_actor(user).is_operator,
         "query": urlencode(parameters),
         "groups": request.GET.getlist("by") if is_filtered else initial["by"],
-        "scope": urlencode({"all": "yes"} if all_tenants else {"tenant": tenant or ""}),
-        "rest": urlencode(_next_page_query(form, all_tenants, tenant, table["until"]))
+        "scope": urlencode(scope),
+        "rest": urlencode(_next_page_query(form, scope, table["until"]))
         if table.get("until")
         else "",
     }
@@ -186,12 +190,16 @@ def _table_context(
 
 
 def _next_page_query(
-    form: UsageForm, all_tenants: bool, tenant: Tenant | None, first: date
+    form: UsageForm, scope: Sequence[tuple[str, Any]], first: date
 ) -> list[tuple[str, Any]]:
     """Query string of the page for the days that this one leaves out."""
-    scope = ("all", "yes") if all_tenants else ("tenant", tenant)
     data = form.cleaned_data
-    return [scope, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
+    return [
+        *scope,
+        ("first", first),
+        ("last", data["last"]),
+        *(("by", name) for name in data["by"]),
+    ]
 
 
 def _chart_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
@@ -219,7 +227,7 @@ def _drill_down(sums: UsageTotals, groups: Sequence[str], parameters: QueryDict)
 def _chips(form: UsageForm, parameters: QueryDict, *, has_usage: bool) -> list[dict[str, str]]:
     """Conditions in force, each with the query that leaves it out."""
     data, chips = form.cleaned_data, []
-    names = {name: data[name] for name in ("model", "key", "user")}
+    names = {name: data[name] for name in CONDITIONS}
     if has_usage:  # else the id may be one of another tenant, whose name is nobody else's to read
         names["key"] = _key_names([data["key"]]).get(data["key"], data["key"])
         names["user"] = _user_names([data["user"]]).get(str(data["user"]), data["user"])
