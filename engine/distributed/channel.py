@@ -5,6 +5,7 @@ A frame is its length in four bytes and a `RankMessage` in MessagePack.
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -67,6 +68,9 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._lock = threading.Lock()
+        # A timeout of the socket would be one of `send` as well, in another thread.
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
         self._received = bytearray()
 
     def send(self, frame: bytes) -> None:
@@ -86,15 +90,12 @@ class Channel:
                     message = bytes(self._received[_LENGTH.size : end])
                     del self._received[:end]
                     return message
-            self._socket.settimeout(timeout_s)
+            if not self._poll.poll(timeout_s * 1000):
+                return None
             try:
                 data = self._socket.recv(1 << 16)
-            except TimeoutError:
-                return None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-            finally:
-                self._socket.settimeout(None)
             if not data:
                 raise ChannelClosed("the other side has ended")
             self._received += data
