@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from engine.checkpoints.safetensors import (
 )
 from engine.contract.errors import ModelLoadError
 from engine.system.torch_conversion import ConversionError, convert_torch_files
-from engine.text.tokenizer_folder import cache_dir
+from engine.text.tokenizer_folder import cache_dir, cache_entry
 
 log = logging.getLogger(__name__)
 
@@ -123,22 +121,17 @@ def converted_files(files: Sequence[Path]) -> list[Path]:
     target = cache_dir() / "weights" / name
     if not target.is_dir():
         log.info("Converting %s to safetensors in %s.", ", ".join(map(str, files)), target)
-        # Beside it first: another replica may be converting the same ones.
-        workplace = target.with_name(f"{name}.{os.getpid()}")
         try:
-            convert_torch_files(files, workplace)
-            if not target.is_dir():
-                workplace.rename(target)
+            with cache_entry(target) as workplace:
+                convert_torch_files(files, workplace)
         except ConversionError as error:
             raise ModelLoadError(str(error), param="model") from error
         except OSError as error:
             raise ModelLoadError(
-                f"{files[0]} can't be converted in {workplace} (QUIRE_CACHE_DIR): "
+                f"{files[0]} can't be converted in {target} (QUIRE_CACHE_DIR): "
                 f"{error.strerror or error}.",
                 param="model",
             ) from error
-        finally:
-            shutil.rmtree(workplace, ignore_errors=True)
     return sorted(target.glob(SAFE))
 
 
@@ -234,7 +227,7 @@ def _np_tensor(cache: Path, name: str, entry: Any) -> Tensor:
             raise ValueError(f"{file!r} is outside the folder")
         tensor = torch.from_numpy(np.load(cache / file, mmap_mode="c", allow_pickle=False))
         return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         raise ModelLoadError(
             f"{cache} has no sound {name!r}: {error}. Remove the folder to make it anew.",
             param="model",

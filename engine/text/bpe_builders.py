@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
+from engine.contract.errors import ModelLoadError
 from engine.text.vocabulary import UNDERLINE, byte_level_token
 
 #: Kinds of SentencePiece's pieces.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+#: Looking for a token's merges takes the square of its length; tiktoken's longest has 128 bytes.
+_MAX_TOKEN_LENGTH = 1024
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ def sentencepiece_decoder(*, adds_prefix: bool) -> decoders.Decoder:
     return decoders.Sequence(steps)
 
 
+def _check_length(token: str | bytes) -> None:
+    if len(token) > _MAX_TOKEN_LENGTH:
+        raise ModelLoadError(
+            f"A token may have at most {_MAX_TOKEN_LENGTH} characters; got {len(token)}.",
+            param="model",
+        )
+
+
 def _scored_merges(
     vocabulary: SentencePieceVocabulary, ids: Mapping[str, int]
 ) -> list[tuple[str, str]]:
@@ -73,6 +85,7 @@ def _scored_merges(
     for token, kind, score in entries:
         if kind in (CONTROL, UNKNOWN, UNUSED, BYTE):
             continue
+        _check_length(token)
         for cut in range(1, len(token)):
             first, second = token[:cut], token[cut:]
             if first in ids and second in ids:
@@ -90,6 +103,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], pattern: str) -> tokenizers.Tokenizer
     """
     merges: list[tuple[int, int, int, str, str]] = []
     for token, rank in ranks.items():
+        _check_length(token)
         for cut in range(1, len(token)):
             first, second = token[:cut], token[cut:]
             if first in ranks and second in ranks:

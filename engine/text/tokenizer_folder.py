@@ -6,6 +6,9 @@ import hashlib
 import logging
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.contract.engine_config import EngineConfig
@@ -63,6 +66,21 @@ def cache_dir() -> Path:
     return Path(os.environ.get("QUIRE_CACHE_DIR") or Path(base) / "quire")
 
 
+@contextmanager
+def cache_entry(destination: Path) -> Iterator[Path]:
+    """A path for a folder that becomes `destination`, which others may be making as well."""
+    workplace = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}")
+    try:
+        yield workplace
+        try:
+            workplace.rename(destination)
+        except OSError:
+            if not destination.is_dir():
+                raise
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
 def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
     """The folder with `tokenizer.json`.
 
@@ -76,13 +94,15 @@ def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
     destination = cache_dir() / "tokenizers" / _identity(folder)
     if not (destination / "tokenizer.json").exists():
         log.info("%s has no tokenizer.json; converting its tokenizer.", folder)
-        # Beside it first: another replica may be converting the same one.
-        workplace = destination.with_name(f"{destination.name}.{os.getpid()}")
-        convert_tokenizer(folder, workplace, trust_remote_code=config.trust_remote_code)
-        if destination.exists():
-            shutil.rmtree(workplace)
-        else:
-            workplace.rename(destination)
+        try:
+            with cache_entry(destination) as workplace:
+                convert_tokenizer(folder, workplace, trust_remote_code=config.trust_remote_code)
+        except OSError as error:
+            raise ModelLoadError(
+                f"{folder} has a tokenizer that can't be converted in {destination} "
+                f"(QUIRE_CACHE_DIR): {error.strerror or error}.",
+                param="model",
+            ) from error
     return destination
 
 

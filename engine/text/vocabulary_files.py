@@ -140,18 +140,31 @@ def write_tokenizer(folder: Path, destination: Path) -> bool:
     """
     config = read_object(folder / CONFIG_FILE)
     if (folder / TEKKEN_FILE).is_file():
-        backend, named = _read_tekken(folder / TEKKEN_FILE)
+        rule, path = None, folder / TEKKEN_FILE
     else:
         rule = _rule_of(folder, config)
         if rule is None:
             return False
-        backend, named = _read(folder / rule.file, rule, config), dict(rule.named or {})
+        path = folder / rule.file
+    if path.stat().st_size > _MAX_BYTES:
+        raise ModelLoadError(f"{path} must have at most {_MAX_BYTES} bytes.", param="model")
+    try:
+        if rule is None:
+            backend, named = _read_tekken(path)
+        else:
+            backend, named = _read(path, rule, config), dict(rule.named or {})
+    except ModelLoadError:
+        raise
+    except Exception as error:  # of a broken file the library raises nothing narrower
+        raise ModelLoadError(
+            f"{path} is no vocabulary that can be read: {truncate_for_message(error)}.",
+            param="model",
+        ) from error
     destination.mkdir(parents=True, exist_ok=True)
     backend.save(str(destination / "tokenizer.json"))
-    for path in folder.glob("*.json"):
-        shutil.copy(path, destination)
-    for path in folder.glob("*.jinja"):
-        shutil.copy(path, destination)
+    for path in (*folder.glob("*.json"), *folder.glob("*.jinja")):
+        if path.is_file():
+            shutil.copy(path, destination)
     vocabulary = set(backend.get_vocab())
     named = {role: token for role, token in named.items() if token in vocabulary}
     written = named | {name: value for name, value in config.items() if value is not None}
@@ -180,22 +193,12 @@ def _is_text(path: Path) -> bool:
 
 
 def _read(path: Path, rule: _Rule, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    if path.stat().st_size > _MAX_BYTES:
-        raise ModelLoadError(f"{path} must have at most {_MAX_BYTES} bytes.", param="model")
-    try:
-        if rule.pattern:
-            backend = ranked_bpe(_tiktoken_ranks(path), rule.pattern)
-        else:
-            backend = _sentencepiece(path)
-        backend.add_special_tokens([AddedToken(token, normalized=False) for token in rule.appended])
-        _add_declared(backend, config, path)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # of a broken file the library raises nothing narrower
-        raise ModelLoadError(
-            f"{path} is no vocabulary that can be read: {truncate_for_message(error)}.",
-            param="model",
-        ) from error
+    if rule.pattern:
+        backend = ranked_bpe(_tiktoken_ranks(path), rule.pattern)
+    else:
+        backend = _sentencepiece(path)
+    backend.add_special_tokens([AddedToken(token, normalized=False) for token in rule.appended])
+    _add_declared(backend, config, path)
     prefix = list(rule.prefix)
     bos = _text(config.get("bos_token")) or (rule.named or {}).get("bos_token")
     adds_bos = config.get("add_bos_token")
@@ -269,6 +272,8 @@ def _read_tekken(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     try:
         settings = data["config"]
         num_special = int(settings["default_num_special_tokens"])
+        if not 0 <= num_special <= len(data["vocab"]):
+            raise ValueError(f"default_num_special_tokens: {num_special}")
         count = int(settings["default_vocab_size"]) - num_special
         ranks = {
             base64.b64decode(entry["token_bytes"]): int(entry["rank"])

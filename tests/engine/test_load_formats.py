@@ -178,6 +178,9 @@ def test_a_broken_npcache_is_refused(source: Path, bare: Path) -> None:
     np.save(bare / "np" / entry["file"], np.array([{"an": "object"}]), allow_pickle=True)
     with pytest.raises(ModelLoadError, match="no sound"):
         read_npcache(bare)
+    (bare / "np" / entry["file"]).write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="no sound"):
+        read_npcache(bare)
     names["tensors"][name]["file"] = "../../etc/passwd"
     file.write_text(json.dumps(names))
     with pytest.raises(ModelLoadError, match="outside the folder"):

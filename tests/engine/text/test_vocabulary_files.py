@@ -13,10 +13,11 @@ import tiktoken
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
 from engine.text import vocabulary_files
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_folder import convert_tokenizer
+from engine.text.tokenizer_folder import cache_entry, convert_tokenizer, tokenizer_folder
 from engine.text.vocabulary import ByteDecoder
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -161,6 +162,11 @@ def test_mistrals_tekken_file_has_its_special_tokens_in_front(
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
 
 
+def tekken(**config: Any) -> bytes:
+    config = {"pattern": ".", "default_vocab_size": 1, "default_num_special_tokens": 0} | config
+    return json.dumps({"config": config, "vocab": [{"rank": 0, "token_bytes": "YQ=="}]}).encode()
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
@@ -169,6 +175,10 @@ def test_mistrals_tekken_file_has_its_special_tokens_in_front(
         ("qwen.tiktoken", b"nothing\n", "line 1 must be a token in base64"),
         ("qwen.tiktoken", b"IQ== 0\nIg== 5\n", "without gaps"),
         ("tekken.json", b'{"config": {}}', "malformed entry"),
+        ("tekken.json", tekken(pattern="("), "no vocabulary that can be read"),
+        ("tekken.json", tekken(default_num_special_tokens=10**12), "default_num_special_tokens"),
+        ("tekken.json", tekken(default_vocab_size=float("inf")), "no vocabulary that can be read"),
+        ("qwen.tiktoken", base64.b64encode(b"a" * 1025) + b" 0", "at most 1024 characters"),
     ],
 )
 def test_broken_vocabularies_are_refused(
@@ -177,3 +187,39 @@ def test_broken_vocabularies_are_refused(
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ModelLoadError, match=words):
         convert_tokenizer(tmp_path, tmp_path / "converted")
+
+
+def test_bos_that_no_template_can_hold_is_refused(piece_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    added = {"900": {"content": "x:y", "special": True}}
+    folder_of(tmp_path, bos_token="x:y", add_bos_token=True, added_tokens_decoder=added)
+    with pytest.raises(ModelLoadError, match="no vocabulary that can be read"):
+        convert_tokenizer(tmp_path, tmp_path / "converted")
+
+
+def test_links_to_nothing_and_folders_are_not_copied(piece_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    (tmp_path / "dangling.json").symlink_to("nowhere")
+    (tmp_path / "folder.jinja").mkdir()
+    assert convert_tokenizer(tmp_path, tmp_path / "converted").encode("a")
+
+
+def test_a_folder_of_the_cache_that_another_process_has_made_stays(tmp_path: Path) -> None:
+    destination = tmp_path / "entry"
+    with cache_entry(destination) as slower:
+        slower.mkdir()
+        with cache_entry(destination) as faster:
+            assert faster != slower
+            faster.mkdir()
+            (faster / "file").write_text("whole")
+    assert [path.name for path in tmp_path.rglob("*")] == ["entry", "file"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    piece_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(ModelLoadError, match="QUIRE_CACHE_DIR"):
+        tokenizer_folder(EngineConfig(model=str(tmp_path)), tmp_path)
