@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -163,13 +164,13 @@ class WindowSplitter:
 def split_sound(data: bytes, max_samples: int) -> tuple[int, list[SoundWindow]]:
     """A file's number of samples, and its windows. Raises `InvalidRequest`."""
     splitter, windows = WindowSplitter(max_samples), list[SoundWindow]()
-    for piece in decode_sound(data):
-        windows += splitter.push(piece)
-        if len(windows) > MAX_WINDOWS:
+    pieces = (splitter.push(piece) for piece in decode_sound(data))
+    for window in chain(chain.from_iterable(pieces), splitter.finish()):
+        if len(windows) == MAX_WINDOWS:
             raise InvalidRequest(
                 f"The file has more speech than {MAX_WINDOWS} windows of "
                 f"{max_samples / SAMPLE_RATE:g} s hold. Cut it into several files.",
                 param="file",
             )
-    windows += splitter.finish()
+        windows.append(window)
     return splitter.num_samples, windows

@@ -136,7 +136,7 @@ class WorkerProcess:
         try:
             write_frame(_pipe(self._process.stdin), frame)
             answer = read_frame(_pipe(self._process.stdout))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the rest of its answer isn't read
             log.info("A %s is gone: %s", self._name, error)
             answer = None
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -171,5 +172,33 @@ def test_the_worker_answers_for_sound_as_for_pictures(tmp_path: Path) -> None:
         assert len(prepared.windows) == 1
         answer = worker.request(encode(PrepareSoundRequest(b"x", 80, 3000)), 60)
         assert isinstance(ANSWERS.decode(answer or b""), Refusal)
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(("count", "refused"), [(2, False), (3, True)])
+def test_the_window_that_a_file_ends_in_counts(
+    monkeypatch: pytest.MonkeyPatch, count: int, refused: bool
+) -> None:
+    monkeypatch.setattr(sound_files, "MAX_WINDOWS", 2)
+    pause = np.zeros(8 * 16_000, np.float32)
+    data = _wav(np.concatenate([part for _ in range(count) for part in (sound(1, 1), pause)][:-1]))
+    if not refused:
+        assert len(split_sound(data, WINDOW)[1]) == 2
+        return
+    with pytest.raises(InvalidRequest, match="Cut it"):
+        split_sound(data, WINDOW)
+
+
+def test_a_worker_whose_answer_is_too_long_is_not_asked_again() -> None:
+    from engine.system.worker_process import MAX_FRAME, WorkerProcess
+
+    program = (
+        f"import os, time; os.write(1, ({MAX_FRAME} + 1).to_bytes(4, 'little')); time.sleep(60)"
+    )
+    worker = WorkerProcess((sys.executable, "-c", program), "media worker")
+    try:
+        assert worker.request(b"x", 30) is None
+        assert not worker.alive
     finally:
         worker.close()
