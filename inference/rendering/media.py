@@ -253,16 +253,20 @@ def _read(source: ImageSource) -> tuple[bytes, bytes]:
 
 def _local_path(source: ImageSource) -> Path:
     """The path of a `file:` address. Raises `InvalidRequest` unless the operator allows it."""
-    folder, parts = settings.QUIRE.allowed_local_media_path, urlsplit(source.url)
+    folder = settings.QUIRE.allowed_local_media_path
     refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
-    if folder is None or parts.netloc not in ("", "localhost"):
-        raise refusal
     try:
+        parts = urlsplit(source.url)
         path = Path(unquote(parts.path)).resolve(strict=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle
         raise refusal from None
     # Whether a file outside of the folder exists isn't told.
-    if not path.is_relative_to(folder) or not path.is_file():
+    if (
+        folder is None
+        or parts.netloc not in ("", "localhost")
+        or not path.is_relative_to(folder)
+        or not path.is_file()
+    ):
         raise refusal
     return path
 

@@ -182,7 +182,9 @@ def fetch(
                 raise InvalidRequest(f"{target.host} answers {answer.status}.", param=param)
             body = answer.read(max_bytes + 1)
             connection.check()
-        except (OSError, http.client.HTTPException) as error:
+        except InvalidRequest:
+            raise
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise OutboundRequestBlocked(f"{target.host} doesn't answer: {error}.") from error
         finally:
             watch.cancel()

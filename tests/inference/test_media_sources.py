@@ -40,6 +40,7 @@ def test_no_other_file_is_read_and_nobody_learns_whether_it_exists(
 ) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "loop").symlink_to(folder / "loop")
     os.mkfifo(folder / "pipe")
     messages = set()
     for url in (
@@ -52,6 +53,8 @@ def test_no_other_file_is_read_and_nobody_learns_whether_it_exists(
         f"file://{folder}",
         f"file://elsewhere{folder}/link",
         f"file://{folder}/a%00b",
+        f"file://{folder}/loop",
+        f"file://[{folder}/pipe",
     ):
         with pytest.raises(InvalidRequest) as refused:
             read(url)

@@ -16,6 +16,7 @@ from common.outbound_http import (
     OutboundRequestBlocked,
     check_public,
     check_url,
+    fetch,
     post_webhook,
     resolve,
 )
@@ -37,6 +38,11 @@ class Receiver(BaseHTTPRequestHandler):
         self.server.got.append((self.path, body, self.headers["Host"]))  # type: ignore[attr-defined]
         self.send_response(302 if self.path == "/away" else 204)
         self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", "http://[x/")
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
@@ -177,3 +183,8 @@ def test_a_name_or_a_public_address_is_kept_unasked(monkeypatch: pytest.MonkeyPa
 def test_a_server_that_is_not_there_is_a_clear_error(allowed: None) -> None:
     with pytest.raises(OutboundRequestBlocked, match="doesn't answer"):
         post_webhook("http://127.0.0.1:9/", b"", {})
+
+
+def test_a_redirect_to_what_is_no_address_is_refused(server: HTTPServer, allowed: None) -> None:
+    with pytest.raises(OutboundRequestBlocked, match="Invalid IPv6 URL"):
+        fetch(f"http://127.0.0.1:{server.server_port}/", max_bytes=9, timeout_s=5, param="url")
