@@ -7,9 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.http import QueryDict
+from django.utils.datastructures import MultiValueDict
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import PreparedSound
+from inference.api.audio import form as audio_form
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText
 from inference.api.audio.transcription import Transcription, WhisperTokens
@@ -29,10 +34,13 @@ FORM = AudioForm(data=b"", model=None, translates=False, language="de")
 
 
 class Words:
-    """A tokenizer whose tokens are words' lengths."""
+    """A tokenizer whose tokens are words' lengths, but for one control token."""
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [len(word) for word in text.split()]
+    def encode(
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        control = {"<|startoftranscript|>": TOKENS.start} if parse_special else {}
+        return [control.get(word, len(word)) for word in text.split()]
 
 
 def transcription(form: AudioForm, tokens: WhisperTokens = TOKENS) -> Any:
@@ -52,6 +60,7 @@ def transcription(form: AudioForm, tokens: WhisperTokens = TOKENS) -> Any:
         ({"response_format": "srt"}, [100, 102, 111]),
         ({"prompt": "one three"}, [112, 3, 5, 100, 102, 111, 114]),
         ({"prompt": "a " * 50}, [112, *[1] * 9, 100, 102, 111, 114]),
+        ({"prompt": "<|startoftranscript|> a"}, [112, 21, 1, 100, 102, 111, 114]),
     ],
 )
 def test_a_prompt_names_language_task_and_what_was_said_before(
@@ -92,3 +101,11 @@ def test_a_window_that_is_likely_no_speech_has_no_text() -> None:
     assert Transcription._is_plausible(silent)  # no need to ask again
     assert Transcription._spoken(silent).text == ""
     assert Transcription._spoken(window("Thank you.", -0.3, 0.9)).text == "Thank you."
+
+
+def test_a_top_p_of_0_is_refused_as_in_other_requests() -> None:
+    file = SimpleUploadedFile("sound", b"data")
+    form = audio_form._checked(QueryDict("top_p=0"), MultiValueDict({"file": [file]}), False)
+    with pytest.raises(InvalidRequest) as refused:
+        SamplingParams(top_p=form.top_p)
+    assert refused.value.param == "top_p"

@@ -118,6 +118,7 @@ def _checked(fields: Any, files: Any, translates: bool) -> AudioForm:
             f"stream needs response_format 'json' or 'text', got {response_format!r}.",
             param="stream",
         )
+    top_p = _number(fields, "top_p", 0.0, 1.0)
     prompt = fields.get("prompt") or ""
     if len(prompt) > _MAX_PROMPT_CHARS:
         raise InvalidRequest(
@@ -131,7 +132,7 @@ def _checked(fields: Any, files: Any, translates: bool) -> AudioForm:
         prompt=prompt,
         response_format=response_format,
         temperature=_number(fields, "temperature", 0.0, 2.0),
-        top_p=_number(fields, "top_p", 0.0, 1.0) or 1.0,
+        top_p=1.0 if top_p is None else top_p,
         seed=_integer(fields, "seed", 0, (1 << 63) - 1),
         max_completion_tokens=_integer(fields, "max_completion_tokens", 1, 1 << 20),
         stream=stream,

@@ -259,7 +259,7 @@ class Transcription:
             prompt.append(tokens.no_timestamps)
         if form.prompt:
             previous_tokens = self._tokenizer.encode(
-                f" {form.prompt.strip()}", add_special_tokens=False
+                f" {form.prompt.strip()}", add_special_tokens=False, parse_special=False
             )
             limit = self._served.info.max_model_len // 2 - 1
             prompt = [tokens.previous, *previous_tokens[-limit:], *prompt]

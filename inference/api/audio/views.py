@@ -42,7 +42,7 @@ _FORM: dict[str, Any] = {
         "prompt": {"type": "string"},
         "response_format": {"type": "string", "enum": list(FORMATS)},
         "temperature": {"type": "number", "minimum": 0, "maximum": 2},
-        "top_p": {"type": "number", "minimum": 0, "maximum": 1},
+        "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "seed": {"type": "integer", "minimum": 0},
         "max_completion_tokens": {"type": "integer", "minimum": 1},
     },
