@@ -607,3 +607,10 @@ def test_a_key_is_narrowed_by_models_endpoints_and_addresses(world: World) -> No
     assert (world.acme.time_zone, world.acme.max_running_requests) == ("Europe/Berlin", 4)
     with pytest.raises(CommandError, match="isn't a time zone"):
         run("update_tenant", "acme", "--time-zone", "Moon/Tranquility")
+
+
+def test_no_transcript_replaces_another(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="different names"):
+        call_command(
+            "transcribe", "a/x.wav", "b/x.mp3", output_dir=str(tmp_path), url="http://127.0.0.1:1"
+        )

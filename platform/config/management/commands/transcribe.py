@@ -61,6 +61,10 @@ class Command(QuireCommand):
         paths, failed = [Path(name).expanduser() for name in options["files"]], 0
         if folder is not None and not folder.is_dir():
             raise CommandError(f"--output-dir {folder} is no folder.")
+        if folder is not None and len({path.stem for path in paths}) < len(paths):
+            raise CommandError(
+                "FILE must have different names for --output-dir, apart from their suffixes."
+            )
         base_url = url.rstrip("/").removesuffix("/v1")
         task = "translations" if options["translate"] else "transcriptions"
         with httpx.Client(
