@@ -249,15 +249,17 @@ class OffloadingConnector(KVConnectorBase):
             blocks = [
                 (key, tracked.block_ids[index])
                 for index in range(tracked.num_saved, end)
-                if not self._has(key := self._key(hashes[index]))
+                if (key := self._key(hashes[index])) not in self._tier
             ]
             tracked.num_saved = end
             if blocks:
                 saves.append((sequence.cache_namespace, blocks))
         return saves
 
-    def _has(self, key: bytes) -> bool:
-        return key in self.host if self.disk is None else key in self.disk
+    @property
+    def _tier(self) -> HostTier | DiskQueue:
+        """Where filled blocks go."""
+        return self.host if self.disk is None else self.disk
 
     def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
         token_ids = request.token_ids
@@ -297,20 +299,22 @@ class OffloadingConnector(KVConnectorBase):
             return
         # First: what is loaded next may go into the blocks that preempted sequences have left.
         for blocks in metadata.swapped:
-            self._save(blocks)
+            self._save(blocks, self.host)
         while self._loading and self._loading[0][0] <= metadata.step:
             step, loads = self._loading.popleft()
             if step == metadata.step:
                 for block_id, payload in loads:
                     self._buffers.write(block_id, payload)
 
-    def _save(self, blocks: list[KeyedBlock]) -> list[tuple[bytes, Payload]]:
-        """Save those blocks of a sequence that host memory doesn't have."""
+    def _save(
+        self, blocks: list[KeyedBlock], tier: HostTier | DiskQueue
+    ) -> list[tuple[bytes, Payload]]:
+        """Save those blocks of a sequence that a tier doesn't have."""
         max_blocks = self.host.capacity // self._buffers.block_bytes
         payloads = [
             (key, self._buffers.read(block_id))
             for key, block_id in blocks[:max_blocks]
-            if key not in self.host
+            if key not in tier
         ]
         self.host.put(payloads)
         self.num_saved_blocks += len(payloads)
@@ -320,7 +324,7 @@ class OffloadingConnector(KVConnectorBase):
         metadata = self._metadata
         if isinstance(metadata, OffloadingMetadata):
             for namespace, blocks in metadata.saves:
-                payloads = self._save(blocks)
+                payloads = self._save(blocks, self._tier)
                 if self.disk is not None:
                     self.disk.write_behind(payloads, namespace)
 

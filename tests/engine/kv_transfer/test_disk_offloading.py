@@ -125,6 +125,26 @@ def test_after_a_sleep_other_weights_find_no_earlier_block(
     core.shutdown()
 
 
+def test_a_prefix_in_use_is_written_again_after_its_segments_were_deleted(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    prompts = {"a": prompt(1, 70)}
+    core = on_disk(model_folder("llama"), tmp_path)
+    expected = run(core, prompts)
+    flush(core)
+    for path in segments(tmp_path):
+        path.unlink()
+    disk = connector_of(core).disk
+    assert disk is not None
+    disk.disk.refresh()
+    assert run(core, prompts) == expected
+    core.shutdown()
+    restarted = on_disk(model_folder("llama"), tmp_path)
+    assert run(restarted, prompts) == expected
+    assert connector_of(restarted).num_matched_tokens == 64
+    restarted.shutdown()
+
+
 def test_two_tenants_share_a_folder_but_no_block(model_folder: Folder, tmp_path: Path) -> None:
     prompts = {"a": prompt(1, 70)}
     core = on_disk(model_folder("llama"), tmp_path)
