@@ -15,7 +15,7 @@ from statistics import quantiles
 from django.conf import settings
 from django.core.mail import send_mail
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from catalog.models import DesiredState, Replica, ReplicaState
@@ -44,6 +44,8 @@ MIN_FREE_SHARE = 0.05
 #: Keys that were used lately and expire this soon.
 KEY_EXPIRES_WITHIN = timedelta(days=7)
 RETENTION = timedelta(days=90)
+#: Minimum time between two mails about the same rule and subject.
+MAIL_INTERVAL = timedelta(hours=1)
 
 #: Subject and text of a problem.
 Finding = tuple[str, str]
@@ -182,9 +184,9 @@ def forget_old_alerts() -> int:
 def _mail_operators() -> None:
     """Mail each open alert once, in one message; one that can't be sent is tried again."""
     now = timezone.now()
-    silenced = set(
-        Alert.objects.filter(silenced_until__gt=now).values_list("rule", "subject").distinct()
-    )
+    # What begins and ends again and again would be mailed each minute.
+    is_silent = Q(silenced_until__gt=now) | Q(mailed_at__gt=now - MAIL_INTERVAL)
+    silenced = set(Alert.objects.filter(is_silent).values_list("rule", "subject").distinct())
     pending = [
         alert
         for alert in open_alerts().filter(mailed_at=None)

@@ -127,6 +127,19 @@ def test_a_silenced_alert_is_not_mailed_when_it_comes_again(operator: User) -> N
     assert len(mail.outbox) == 1
 
 
+def test_a_replica_that_fails_again_and_again_is_mailed_once_an_hour(operator: User) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(served_model=model, replica_id="r1", state="failed")
+    for state in ("failed", "ready", "failed", "ready", "failed"):
+        Replica.objects.filter(pk=replica.pk).update(state=state)
+        alerts.check_rules()
+    assert (Alert.objects.count(), len(mail.outbox)) == (3, 1)
+    Alert.objects.update(mailed_at=timezone.now() - timedelta(hours=2))
+    Alert.objects.filter(finished_at=None).update(mailed_at=None)
+    alerts.check_rules()
+    assert len(mail.outbox) == 2
+
+
 def test_old_alerts_are_forgotten() -> None:
     long_ago = timezone.now() - timedelta(days=91)
     Alert.objects.create(rule="disk", subject="x", text="Full.", finished_at=long_ago)
