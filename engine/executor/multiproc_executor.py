@@ -203,8 +203,10 @@ class MultiprocExecutor(UniProcExecutor):
 
     def sleep(self, level: int) -> None:
         self._ranks.broadcast("sleep", level)
-        super().sleep(level)
-        self._ranks.collect("sleep")
+        try:
+            super().sleep(level)
+        finally:
+            self._ranks.collect("sleep")
 
     def wake_up(self, tags: Collection[str]) -> None:
         self._ranks.broadcast("wake_up", list(tags))
