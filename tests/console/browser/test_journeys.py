@@ -43,7 +43,7 @@ def test_the_first_key_takes_two_clicks(open_page: Open) -> None:
 
 
 def test_a_model_a_person_and_a_page_are_found_by_the_keyboard_alone(open_page: Open) -> None:
-    page = open_page("/console/")
+    page = open_page("/console/?tenant=acme")
     for text, title, address in (
         ("acme-priv", "acme-private", r"/console/models/\d+/$"),
         ("lea", "lea", r"/console/members/\?tenant=acme$"),

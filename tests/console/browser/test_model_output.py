@@ -112,7 +112,7 @@ def test_fault_37_kept_answers_are_text_after_a_reload(playground: PlaygroundPag
     playground.page.reload()
     playground.ready()
     expect(playground.answers.first.locator(".prose")).to_contain_text("<img src=x")
-    assert playground.page.locator("#thread img, #thread a").count() == 0
+    assert playground.page.locator("#thread img, #thread .prose a").count() == 0
     assert playground.page.evaluate("window.hit") is None
 
 
