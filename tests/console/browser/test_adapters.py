@@ -97,7 +97,8 @@ def read_what_promoting_says(open_page: Open, number: int) -> None:
         held.append(route)
 
     page.route("**/promote/", hold)
-    page.get_by_role("button", name="Promote").click(no_wait_after=True)
+    with page.expect_request("**/promote/"):
+        page.get_by_role("button", name="Promote").click(no_wait_after=True)
     changed = {"id": number, "state": "live", "versions": {"1": "live"}, "residency": {}}
     page.route("**/api/adapters*", lambda route: route.fulfill(json={"adapters": [changed]}))
     with page.expect_response("**/api/adapters*"):
