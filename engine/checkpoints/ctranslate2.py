@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import struct
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ from engine.checkpoints.safetensors import MappedFile, ReadProgress
 from engine.contract.errors import ModelLoadError
 from engine.quantization.packing import DenseSource, WeightSource
 from engine.text.tokenizer_files import parse_object, read_text
-from engine.text.tokenizer_folder import cache_dir
+from engine.text.tokenizer_folder import cache_dir, cache_entry
 
 MODEL_FILE = "model.bin"
 _SOURCE = "source.json"
@@ -161,9 +160,6 @@ class CTranslate2File:
         )
 
 
-# -- The folder.
-
-
 def is_ctranslate2(folder: Path) -> bool:
     """Whether a folder holds a model in CTranslate2's layout."""
     return (folder / MODEL_FILE).is_file() and not any(folder.glob("*.safetensors"))
@@ -187,25 +183,18 @@ def ctranslate2_folder(folder: Path) -> Path:
     settings = parse_object(read_text(folder / "config.json"), folder / "config.json")
     tokens = _special_tokens(folder)
     config, generation = make_config(file, settings, tokens)
-    # Beside it first: another replica may be at the same folder.
-    workplace = target.with_name(f"{target.name}.{os.getpid()}")
-    workplace.mkdir(parents=True, exist_ok=True)
-    for name in ("tokenizer.json", "preprocessor_config.json"):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, workplace / name)
-    _write(workplace / "config.json", config)
-    _write(workplace / "generation_config.json", generation)
-    _write(
-        workplace / "tokenizer_config.json",
-        {"tokenizer_class": "WhisperTokenizer", "eos_token": "<|endoftext|>"},
-    )
-    _write(workplace / _SOURCE, {"folder": str(folder)})
-    try:
-        workplace.rename(target)
-    except OSError:
-        if not (target / _SOURCE).exists():
-            raise
-        shutil.rmtree(workplace)  # the other replica was first
+    with cache_entry(target) as workplace:
+        workplace.mkdir(parents=True)
+        for name in ("tokenizer.json", "preprocessor_config.json"):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, workplace / name)
+        _write(workplace / "config.json", config)
+        _write(workplace / "generation_config.json", generation)
+        _write(
+            workplace / "tokenizer_config.json",
+            {"tokenizer_class": "WhisperTokenizer", "eos_token": "<|endoftext|>"},
+        )
+        _write(workplace / _SOURCE, {"folder": str(folder)})
     return target
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from engine.checkpoints.gguf.config import make_config
 from engine.checkpoints.gguf.file import GGUFFiles, parts_of
 from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 from engine.contract.errors import ModelLoadError
-from engine.text.tokenizer_folder import cache_dir
+from engine.text.tokenizer_folder import cache_dir, cache_entry
 
 SUFFIX = ".gguf"
 _SOURCE = "source.json"
@@ -57,21 +55,14 @@ def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
     files = GGUFFiles(path)
     header = files.header
     config = make_config(header, files.bytes_of)
-    # Beside it first: another replica may be at the same file.
-    workplace = target.with_name(f"{target.name}.{os.getpid()}")
-    workplace.mkdir(parents=True, exist_ok=True)
-    if with_tokenizer:
-        make_tokenizer(header).save(str(workplace / "tokenizer.json"))
-        _write(workplace / "tokenizer_config.json", tokenizer_config(header))
-        _write(workplace / "generation_config.json", {"eos_token_id": eos_token_ids(header)})
-    _write(workplace / "config.json", config)
-    _write(workplace / _SOURCE, {"file": str(path)})
-    try:
-        workplace.rename(target)
-    except OSError:
-        if not (target / _SOURCE).exists():
-            raise
-        shutil.rmtree(workplace)  # the other replica was first
+    with cache_entry(target) as workplace:
+        workplace.mkdir(parents=True)
+        if with_tokenizer:
+            make_tokenizer(header).save(str(workplace / "tokenizer.json"))
+            _write(workplace / "tokenizer_config.json", tokenizer_config(header))
+            _write(workplace / "generation_config.json", {"eos_token_id": eos_token_ids(header)})
+        _write(workplace / "config.json", config)
+        _write(workplace / _SOURCE, {"file": str(path)})
     return target
 
 
