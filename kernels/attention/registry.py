@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -213,20 +213,6 @@ BACKENDS: dict[str, AttentionBackend] = {
             package="triton",
         ),
         AttentionBackend(
-            name="ROCM_ATTN",
-            about="TRITON_ATTN by the name that it has in vLLM on AMD's GPUs",
-            devices=("cuda",),
-            load=lambda: _from("kernels.triton.attention"),
-            kv_dtypes=("auto", "bf16", "fp16", *_FP8, "int8"),
-            block_multiple=4,
-            max_head_size=256,
-            latents=(512, 128),
-            load_latents=lambda: _from("kernels.triton.attention", "latent_attention"),
-            vendors=("amd",),
-            graphs=GraphSupport.ALWAYS,
-            package="triton",
-        ),
-        AttentionBackend(
             name="FLASH_ATTN",
             about="FlashAttention 3",
             devices=("cuda",),
@@ -282,6 +268,12 @@ BACKENDS: dict[str, AttentionBackend] = {
         ),
     )
 }
+BACKENDS["ROCM_ATTN"] = replace(
+    BACKENDS["TRITON_ATTN"],
+    name="ROCM_ATTN",
+    about="TRITON_ATTN by the name that it has in vLLM on AMD's GPUs",
+    vendors=("amd",),
+)
 
 PRIORITY: dict[str, tuple[str, ...]] = {
     "cuda": (
