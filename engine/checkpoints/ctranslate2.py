@@ -298,9 +298,6 @@ def _identity(folder: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-# -- The weights.
-
-
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """Where a weight is: a variable, and which of its equal parts (of `num_parts` rows)."""

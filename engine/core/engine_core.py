@@ -146,8 +146,6 @@ class EngineCore:
         """Save and load KV blocks by a connector; None: no more."""
         self.scheduler.kv_connector = self._kv_admission.connector = connector
 
-    # -- requests -----------------------------------------------------------------------------
-
     def add_request(
         self,
         message: EngineRequest,
@@ -269,8 +267,6 @@ class EngineCore:
         if self.executor.is_sleeping:
             return False
         return bool(self.scheduler.has_work or self._entrance.has_pending or self._steps_in_flight)
-
-    # -- one step -----------------------------------------------------------------------------
 
     def step(self) -> list[TokenDelta]:
         """Schedule, execute, process: new tokens of all sequences that got one.
@@ -405,8 +401,6 @@ class EngineCore:
         if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:
             return []
         return self._outputs.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
-
-    # -- for operators ------------------------------------------------------------------------
 
     def check_health(self) -> None:
         """Raise `EngineFault` when no step can ever be run again."""

@@ -29,9 +29,6 @@ from engine.sampling.logits_processor import processor_classes
 from engine.sampling.whisper_timestamps import WhisperTimestamps
 from engine.scheduler import Request, Sequence
 
-# -- Vectors that came in a message, as a tensor.
-
-
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -45,9 +42,6 @@ def to_tensor(embeds: PromptEmbeds) -> Tensor:
         raise InvalidRequest("prompt_embeds aren't whole.", param="prompt_embeds")
     numbers = torch.frombuffer(bytearray(embeds.data), dtype=_DTYPES[embeds.dtype])
     return numbers.view(embeds.rows, embeds.size)
-
-
-# -- How pooling requests fit the engine's queue: their checks, and the scheduler's settings.
 
 
 def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
@@ -137,8 +131,6 @@ class InputProcessor:
         if facts.encoder_length and not config.speculative_config:
             self._processors.append(WhisperTimestamps)
         self._next_seq_id = 0
-
-    # -- checks -------------------------------------------------------------------------------
 
     def check(self, message: EngineRequest, vocab_size: int | None) -> None:
         """Refuse what can't run, before anything is allocated.
@@ -303,8 +295,6 @@ class InputProcessor:
             raise InvalidRequest(
                 f"The audio's features must be float32 {list(shape)}.", param="multi_modal_data"
             )
-
-    # -- sequences ----------------------------------------------------------------------------
 
     def make_request(
         self,

@@ -155,8 +155,6 @@ class StateManager(SingleTypeManager):
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
         """Do nothing: see `schedule_checkpoints`."""
 
-    # -- checkpoints --------------------------------------------------------------------------
-
     def start_sequence(self, sequence: CacheableSequence, num_computed: int, branch: int) -> None:
         """A sequence starts after `num_computed` cached tokens, and shares `branch` with others."""
         num_tokens, size = len(sequence.token_ids), self.block_size
@@ -228,8 +226,6 @@ class StateManager(SingleTypeManager):
         copies, self._copies = self._copies, []
         return copies
 
-    # -- drafts -------------------------------------------------------------------------------
-
     def keep_until_verified(
         self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_drafts: int
     ) -> None:
@@ -254,8 +250,6 @@ class StateManager(SingleTypeManager):
                 self._pending.append(checkpoint)
             else:
                 self._free(checkpoint)
-
-    # -- ends ---------------------------------------------------------------------------------
 
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
         num_tokens = first * self.block_size

@@ -82,8 +82,6 @@ class KVConnectorBase(ABC):
     metadata_type: type[KVConnectorMetadata] = KVConnectorMetadata
     _metadata: KVConnectorMetadata | None = None
 
-    # -- scheduler ----------------------------------------------------------------------------
-
     @abstractmethod
     def get_num_new_matched_tokens(
         self, request: RequestView, num_computed_tokens: int
@@ -132,8 +130,6 @@ class KVConnectorBase(ABC):
         """
         return False, None
 
-    # -- worker -------------------------------------------------------------------------------
-
     @abstractmethod
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         """The KV cache is allocated (again)."""
@@ -161,15 +157,11 @@ class KVConnectorBase(ABC):
     def wait_for_save(self) -> None:  # noqa: B027
         """Wait until the plan's blocks may be overwritten."""
 
-    # -- operators ----------------------------------------------------------------------------
-
     def fill_stats(self, stats: EngineStats) -> None:  # noqa: B027
         """Set the statistics that are the connector's."""
 
     def set_prefill_pace(self, seconds_per_token: float) -> None:  # noqa: B027
         """Computing a prompt's token takes so long; loading should take less."""
-
-    # -- both ---------------------------------------------------------------------------------
 
     def reset_cache(self) -> None:  # noqa: B027
         """Never load again what was saved so far: the model's weights may have changed."""

@@ -116,8 +116,6 @@ class DiskTier:
         """Keys of all indexed blocks."""
         return list(self._index)
 
-    # -- reading ------------------------------------------------------------------------------
-
     def refresh(self) -> None:
         """Index what was written since, by others too, and forget what was deleted."""
         with self._index_lock:
@@ -208,8 +206,6 @@ class DiskTier:
             started = time.perf_counter()
             cipher.decrypt(nonce, os.pread(file.fileno(), len(sealed), 0), b"")
             return time.perf_counter() - started
-
-    # -- writing ------------------------------------------------------------------------------
 
     def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
         """Append a block; whether it was written. Failures are counted."""
@@ -310,8 +306,6 @@ class DiskTier:
     def close(self) -> None:
         """Let another process write to the last segment."""
         self._close_segment()
-
-    # -- files --------------------------------------------------------------------------------
 
     def _segments(self) -> list[tuple[str, int, int]]:
         """(name, bytes, time of the last use in ns) of the folder's segments, oldest first."""

@@ -134,8 +134,6 @@ class OffloadingConnector(KVConnectorBase):
         """Number of preempted sequences whose blocks were saved."""
         return len(self._swapped)
 
-    # -- scheduler ----------------------------------------------------------------------------
-
     def get_num_new_matched_tokens(
         self, request: RequestView, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
@@ -286,8 +284,6 @@ class OffloadingConnector(KVConnectorBase):
         """A block's key in the tiers: by all that its bytes depend on."""
         return hashlib.sha256(self._numerics + self._layout + block_hash).digest()
 
-    # -- worker -------------------------------------------------------------------------------
-
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
         self._buffers = BlockBuffers(kv_caches)
         layout = msgspec.json.encode([self._block_size, BlockBuffers.describe(kv_caches)])
@@ -327,8 +323,6 @@ class OffloadingConnector(KVConnectorBase):
                 payloads = self._save(blocks, self._tier)
                 if self.disk is not None:
                     self.disk.write_behind(payloads, namespace)
-
-    # -- operators ----------------------------------------------------------------------------
 
     def fill_stats(self, stats: EngineStats) -> None:
         host = self.host

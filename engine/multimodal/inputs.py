@@ -63,9 +63,6 @@ def media_digest(kind: str, encoded: bytes) -> bytes:
     return hashlib.sha256(kind.encode() + b"\0" + encoded).digest()
 
 
-# -- What a media worker is asked and answers.
-
-
 def folder_version(folder: str | Path) -> str:
     """Changes when a file changes that says how a model's pictures are prepared."""
     states = []

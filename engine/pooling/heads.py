@@ -22,8 +22,6 @@ from engine.quantization.packing import DenseSource, WeightSource
 from engine.text.tokenizer import Tokenizer
 from kernels.layers import activation
 
-# -- A classifier's head that can be made anew with an adapter's tensors in the place of its own.
-
 
 class ClassifierHeadFactory:
     """Makes a head, and keeps what it is made of.

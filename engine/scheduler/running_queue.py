@@ -85,8 +85,6 @@ class RunningQueue:
         self.tenants.add(quota)
         self.sequences.append(sequence)
 
-    # -- victims ------------------------------------------------------------------------------
-
     def choose_victim(
         self,
         for_tenant: TenantQuota,

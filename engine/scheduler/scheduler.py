@@ -199,8 +199,6 @@ class Scheduler:
             blocks, self.limits.max_tokens_per_sequence, self._max_model_len
         )
 
-    # -- one step -----------------------------------------------------------------------------
-
     def schedule(self) -> tuple[StepPlan, list[Sequence]]:
         """Plan one step: the plan, and its sequences in the plan's order.
 
@@ -388,8 +386,6 @@ class Scheduler:
         if chunk:
             self._allocate(step, sequence, chunk)
 
-    # -- starts -------------------------------------------------------------------------------
-
     def _next_start(self, step: StepBuilder) -> Sequence | None:
         """The next waiting sequence, with a seat for it; None when nothing more may start.
 
@@ -518,8 +514,6 @@ class Scheduler:
         num_tokens, _ = connector.get_num_new_matched_tokens(sequence, num_computed)
         return num_tokens
 
-    # -- steps of one sequence ----------------------------------------------------------------
-
     @property
     def has_isolated_step(self) -> bool:
         """Whether a sequence that no other step may overlap runs, or is next."""
@@ -563,8 +557,6 @@ class Scheduler:
             step.prefill = shared_budget  # others may decode in it
         return self._ran_isolated
 
-    # -- beams --------------------------------------------------------------------------------
-
     def add_parked_beam(self, sequence: Sequence) -> None:
         """Take note of a sequence that will begin with `requeue`."""
         self.record_tenant(sequence.request.message).sequences += 1
@@ -603,8 +595,6 @@ class Scheduler:
                 self.park_beam(sequence)
                 return True
         return False
-
-    # -- ends and failures --------------------------------------------------------------------
 
     def process_drafts(
         self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 
-# -- The line of grammars to compile: fair between tenants, bounded for each.
-
-
 #: What becomes of a grammar: itself, why it's bad, or a failure that is none of its own.
 CompileResult = CompiledGrammar | str | QuireError
 #: Grammars of one tenant that wait; more are refused with 429.
@@ -170,9 +167,6 @@ class CompileQueue:
         line.remove(job)
         if not line:
             del self._lines[tenant]
-
-
-# -- `CompileWorker`: one compile worker, with a deadline on everything that is asked of it.
 
 
 log = logging.getLogger(__name__)

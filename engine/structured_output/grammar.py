@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-# -- `GrammarVocabulary`: what the tokens of a grammar's masks are.
-
-
 class GrammarVocabulary:
     """The ids that a row's mask is over.
 

@@ -51,8 +51,6 @@ class StructuredOutputManager:
         self.states: dict[int, GrammarState] = {}
         self._sequences: dict[int, Sequence] = {}
 
-    # -- from request to grammar ----------------------------------------------------------------
-
     @property
     def num_waiting(self) -> int:
         """Requests whose grammar is being compiled."""
@@ -167,8 +165,6 @@ class StructuredOutputManager:
             if not state.is_idle:
                 self._enter(sequence, state)
 
-    # -- masks ----------------------------------------------------------------------------------
-
     @property
     def needs_bitmask(self) -> bool:
         """Whether a sequence may need a mask."""
@@ -243,8 +239,6 @@ class StructuredOutputManager:
         ):
             return [token_id, eos[0]]
         return [token_id]
-
-    # -- the backend ------------------------------------------------------------------------------
 
     def _started_compiler(self) -> CompilePool:
         if self._compiler is None:

@@ -129,9 +129,6 @@ def _lacking(whose: str, what: str) -> InvalidRequest:
     return InvalidRequest(f"{whose} has no {what}, which structured output needs.", param=PARAM)
 
 
-# -- Vocabularies of adapters that bring tokens, or a tokenizer that gives rows other texts.
-
-
 @dataclass(frozen=True, slots=True)
 class AdapterVocabulary(TokenizerSource):
     """An adapter's. `vocab_size`: of its rows, where it brings tokens; 0: the model's."""
@@ -154,9 +151,6 @@ def source_of(request: Request) -> TokenizerSource:
     if adapter is None or not (adapter.tokenizer or request.vocab_size):
         return BASE_MODEL
     return AdapterVocabulary(request.vocab_size, adapter)
-
-
-# -- `GrammarCache`: the grammars used last, bounded by number and by bytes.
 
 
 MAX_ENTRIES = 256

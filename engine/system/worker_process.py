@@ -57,9 +57,6 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes | None:
     return b"".join(parts)
 
 
-# -- In the worker ---------------------------------------------------------------------------------
-
-
 def open_worker_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Requests and answers of the program that runs here. What it prints goes to stderr, and it
     dies with the process that started it (Linux's PR_SET_PDEATHSIG).
@@ -86,9 +83,6 @@ def resident_bytes() -> int:
 def _statm(field: int) -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[field]) * resource.getpagesize()
-
-
-# -- In the process that asks ----------------------------------------------------------------------
 
 
 class WorkerProcess:

@@ -245,9 +245,6 @@ def _add_declared(backend: tokenizers.Tokenizer, config: Mapping[str, Any], path
             )
 
 
-# -- tiktoken and Mistral's tekken -----------------------------------------------------------------
-
-
 def _tiktoken_ranks(path: Path) -> dict[bytes, int]:
     """Lines of a token in base64 and its id. Raises `ModelLoadError`."""
     ranks: dict[bytes, int] = {}
@@ -309,9 +306,6 @@ def _shifted(backend: tokenizers.Tokenizer, special: list[str]) -> tokenizers.To
     shifted = tokenizers.Tokenizer.from_str(json.dumps(data))
     shifted.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     return shifted
-
-
-# -- SentencePiece: a message of Protocol Buffers, sentencepiece_model.proto -----------------------
 
 
 def _sentencepiece(path: Path) -> tokenizers.Tokenizer:
