@@ -18,7 +18,7 @@ from engine.contract.messages import EXIT_CONFIG
 from engine.contract.observability import configure_logging
 from engine.serving.inbox import IncarnationReplaced
 from engine.serving.service import EXIT_FAULT, EngineService
-from engine.system.redis_client import blocking_client
+from engine.system.redis_client import replica_client
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", error.message)
         return EXIT_CONFIG
     threading.excepthook = _die_with_thread
-    client = blocking_client(args.redis_url)
+    client = replica_client(args.redis_url)
     try:
         service = EngineService(
             config,

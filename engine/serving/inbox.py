@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -196,6 +197,7 @@ class InboxReader(threading.Thread):
     An entry stays pending until `OutboxWriter` acknowledges it, after the request's last output.
     What stands in the stream is for the process that owns the replica's id; one that was replaced
     while it stood still ends with `IncarnationReplaced` before it takes any.
+    A reply of Redis that got lost with its connection may have held entries; they are read again.
     Entries that a former incarnation left pending are dropped at the start: gateways notice the new
     incarnation and send what they still want, with the tokens they already have.
     """
@@ -205,11 +207,15 @@ class InboxReader(threading.Thread):
     ) -> None:
         super().__init__(name="inbox", daemon=True)
         self.messages = TenantInbox()
+        #: Time of the last successful read; infinite before the first and after `stop`.
+        self.progress_at = math.inf
         self._redis = client
         self._stream = stream
         self._consumer = consumer
         self._fence = fence
         self._stopping = threading.Event()
+        self._last_entry_id = b"0"
+        self._has_lost_reply = False
 
     def stop(self) -> None:
         """Stop reading the stream."""
@@ -218,6 +224,7 @@ class InboxReader(threading.Thread):
     def run(self) -> None:
         request_short_time_slice()
         is_first = True
+        self.progress_at = time.time()
         while not self._stopping.is_set():
             try:
                 self._fence.check()
@@ -226,16 +233,20 @@ class InboxReader(threading.Thread):
                     self._discard_pending_entries()
                     is_first = False
                 self._read()
+                self.progress_at = time.time()
             except redis.RedisError as error:
                 if "NOGROUP" in str(error):
                     # Redis came back without our stream.
                     log.warning("The inbox's consumer group is gone; making it anew.")
                     is_first = True
+                    self._last_entry_id = b"0"
                 elif is_temporary(error):
                     log.warning("The inbox can't be read (%s); trying again.", error)
+                    self._has_lost_reply = True
                     self._stopping.wait(_RETRY_S)
                 else:
                     raise
+        self.progress_at = math.inf
 
     def _join_group(self) -> None:
         try:
@@ -267,16 +278,21 @@ class InboxReader(threading.Thread):
         return self._consumer.encode()
 
     def _read(self) -> None:
+        # By an id Redis gives what this consumer was sent after it, by ">" what nobody was sent.
+        start: bytes | str = self._last_entry_id if self._has_lost_reply else ">"
         reply: Any = self._redis.xreadgroup(
             protocol.CONSUMER_GROUP,
             self._consumer,
-            {self._stream: ">"},
+            {self._stream: start},
             count=_COUNT,
             block=_BLOCK_MS,
         )
-        for _, entries in reply or []:
-            for entry_id, fields in entries:
-                self._decode_entries(entry_id, fields)
+        entries = [entry for _, entries in reply or [] for entry in entries]
+        for entry_id, fields in entries:
+            self._decode_entries(entry_id, fields or {})
+            self._last_entry_id = entry_id
+        if not entries:
+            self._has_lost_reply = False
 
     def _decode_entries(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
         try:

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import redis
@@ -77,15 +78,27 @@ class OutboxWriter(threading.Thread):
     `IncarnationReplaced` when another process serves under the replica's id: what a woken sleeper
     still
     has would be other tokens than its successor's.
+
+    Args:
+        write_heartbeat: called before an operator's reply is written, so that who reads the reply
+            sees its effect in the heartbeat. The engine's thread never waits for Redis.
     """
 
-    def __init__(self, client: redis.Redis, prefix: str, replica_id: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        prefix: str,
+        replica_id: str,
+        incarnation: str,
+        write_heartbeat: Callable[[], None],
+    ) -> None:
         super().__init__(name="outbox", daemon=True)
         self._prefix = prefix
         self._inbox = redis_keys.inbox_key(replica_id, prefix)
         self._owner = redis_keys.owner_key(replica_id, prefix)
         self._written = redis_keys.written_tokens_key(prefix)
         self._replica_id, self._incarnation = replica_id, incarnation
+        self._write_heartbeat = write_heartbeat
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
         self._closing = False
@@ -102,6 +115,8 @@ class OutboxWriter(threading.Thread):
     def run(self) -> None:
         request_short_time_slice()
         while (output := self._next()) is not None:
+            if any(batch.replies for batch in output.batches.values()):
+                self._write_heartbeat()
             while not self._write(output):
                 time.sleep(_RETRY_S)
 

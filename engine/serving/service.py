@@ -200,10 +200,12 @@ class EngineService:
         fence = IncarnationFence(client, prefix, replica_id, self.incarnation)
         inbox = redis_keys.inbox_key(replica_id, prefix)
         self._reader = InboxReader(client, inbox, self.incarnation, fence)
-        self._writer = OutboxWriter(client, prefix, replica_id, self.incarnation)
         publisher = KVMapPublisher(client, prefix, replica_id)
         self._block_map = KVMapBuilder(publisher, replica_id, self.incarnation)
         self._heartbeat = HeartbeatWriter(client, prefix, self.heartbeat, self._block_map.watch)
+        self._writer = OutboxWriter(
+            client, prefix, replica_id, self.incarnation, self._heartbeat.write_now
+        )
         self._gateways: dict[str, str] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._output = StepOutput()
@@ -294,7 +296,6 @@ class EngineService:
                 self._reply(message, ok=True)
             for message, reason in self._adapters.pop_finished():
                 self._reply(message, ok=not reason, detail=reason)
-                self._heartbeat.write_now()
             core.adapters.evict_idle(time.monotonic())
             core.check_health()
             self._send_outputs(core)
@@ -382,13 +383,11 @@ class EngineService:
         elif message.command == "pause":
             ok, detail, deltas = self._pause.begin(core, message)
             self._queue_deltas(deltas)
-            self._heartbeat.write_now()
             if ok and message.mode == "wait":
                 return  # answered once nothing runs any more
         elif message.command == "resume":
             for waiting in self._pause.end():
                 self._reply(waiting, ok=False, detail="It was resumed before all had ended.")
-            self._heartbeat.write_now()
         elif message.command == "abort_requests":
             deltas = abort_requests(core, message.request_ids)
             self._queue_deltas(deltas)
@@ -400,7 +399,6 @@ class EngineService:
             ok = False
         elif message.command == "unload_adapter":
             ok, detail = unload(core.adapters, message)
-            self._heartbeat.write_now()
         elif message.command in ("start_profile", "stop_profile"):
             start = message.command == "start_profile"
             ok, detail = self._profiler.start() if start else self._profiler.stop()
@@ -436,7 +434,6 @@ class EngineService:
         finally:
             if not self.draining:
                 self.state = "sleeping" if core.is_sleeping else "ready"
-                self._heartbeat.write_now()
         return True, ""
 
     def _queue_deltas(self, deltas: list[TokenDelta]) -> None:
@@ -482,7 +479,8 @@ class EngineService:
             state=self.state,
             model=model_info(self.config, core),
             at=time.time(),
-            progress_at=self.progress_at,
+            # Of the slower of the two: a replica whose inbox can't be read serves nobody.
+            progress_at=min(self.progress_at, self._reader.progress_at),
             pid=os.getpid(),
             host=socket.gethostname(),
             detail=self.detail,

@@ -14,6 +14,7 @@ import hiredis
 import redis
 import redis.asyncio.connection as asynchronous
 import redis.connection as synchronous
+import redis.retry
 from redis.asyncio import Redis as AsyncRedis
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.asyncio.retry import Retry
@@ -316,6 +317,8 @@ def _fail(futures: Sequence[asyncio.Future[Any]], error: RedisError) -> None:
 
 
 TIMEOUT_S = 5.0
+#: A connection that ends without a sign is replaced within 5 s, the pause before included.
+REPLICA_TIMEOUT_S = 4.0
 #: Who asks, as `CLIENT SETINFO` says. Each connection would read it from redis-py's package anew: a
 #: millisecond that an event loop stands still.
 _DRIVER = DriverInfo()
@@ -418,11 +421,19 @@ def sync_client(url: str, *, timeout_s: float = TIMEOUT_S, block_s: float = 0.0)
     )
 
 
-def blocking_client(url: str) -> redis.Redis:
-    """A client for a replica's threads, whose blocking reads may take as long as they like."""
-    kind = _kinds(url)[0]
+def replica_client(url: str, *, timeout_s: float = REPLICA_TIMEOUT_S) -> redis.Redis:
+    """A client for a replica's threads, whose blocking reads take less than `timeout_s`.
+
+    It repeats no command by itself: a lost reply may have held inbox entries, which the same
+    command wouldn't return again.
+    """
     return redis.Redis.from_url(  # noqa: TID251
-        url, connection_class=kind, driver_info=_DRIVER, health_check_interval=15
+        url,
+        connection_class=_kinds(url)[0],
+        driver_info=_DRIVER,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+        retry=redis.retry.Retry(NoBackoff(), 0),
     )
 
 

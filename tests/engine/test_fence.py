@@ -27,7 +27,7 @@ class Sleeper:
     def __init__(self, client: redis.Redis, prefix: str, incarnation: str) -> None:
         self.incarnation = incarnation
         self.heart = HeartbeatWriter(client, prefix, self.heartbeat)
-        self.writer = OutboxWriter(client, prefix, REPLICA, incarnation)
+        self.writer = OutboxWriter(client, prefix, REPLICA, incarnation, lambda: None)
         inbox = redis_keys.inbox_key(REPLICA, prefix)
         self.fence = IncarnationFence(client, prefix, REPLICA, incarnation)
         self.reader = InboxReader(client, inbox, incarnation, self.fence)

@@ -6,12 +6,12 @@ import redis
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import OutboxBatch, TokenDelta
+from engine.contract.messages import ControlReply, OutboxBatch, TokenDelta
 from engine.serving.outbox import OutboxWriter, StepOutput
 
 
 def write(client: redis.Redis, prefix: str, count: int = 1) -> None:
-    writer = OutboxWriter(client, prefix, "r", "i")
+    writer = OutboxWriter(client, prefix, "r", "i", lambda: None)
     writer.start()
     for step in range(count):
         batch = OutboxBatch(replica_id="r", incarnation="i", step=step)
@@ -34,6 +34,24 @@ def test_a_live_gateways_own_expiry_stays(redis_url: str, key_prefix: str) -> No
     client.expire(stream, 5000)
     write(client, key_prefix)
     assert client.ttl(stream) > protocol.OUTBOX_TTL_S
+
+
+def test_fault_67_a_reply_comes_after_a_heartbeat_that_shows_its_effect(
+    redis_url: str, key_prefix: str
+) -> None:
+    client = redis.Redis.from_url(redis_url)
+    outbox = redis_keys.outbox_key("g", key_prefix)
+    written_before: list[int] = []
+    writer = OutboxWriter(
+        client, key_prefix, "r", "i", lambda: written_before.append(client.xlen(outbox))
+    )
+    replies = [ControlReply(control_id="pause", ok=True)]
+    writer.put(
+        StepOutput({"g": OutboxBatch(replica_id="r", incarnation="i", step=1, replies=replies)})
+    )
+    writer.start()
+    writer.close(60)
+    assert (written_before, client.xlen(outbox)) == ([0], 1)
 
 
 class Counting:
@@ -60,7 +78,7 @@ def test_steps_that_wait_are_written_together_in_order(redis_url: str, key_prefi
     entries: list[bytes] = [client.xadd(inbox, {"m": step}) for step in range(3)]
     client.xreadgroup(protocol.CONSUMER_GROUP, "c", {inbox: ">"})
     counting = Counting(client)
-    writer = OutboxWriter(counting, key_prefix, "r", "i")  # type: ignore[arg-type]
+    writer = OutboxWriter(counting, key_prefix, "r", "i", lambda: None)  # type: ignore[arg-type]
     for step in range(30):
         batches = {
             name: OutboxBatch(

@@ -414,6 +414,36 @@ def test_what_was_loaded_is_frozen_again_after_a_sleep(
     assert gc.get_freeze_count() > 0
 
 
+def test_fault_67_an_operators_command_asks_redis_nothing_on_the_engines_thread(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = operated(enable_sleep_mode=True)
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("Redis is asked, and may stand still.")
+
+    monkeypatch.setattr(redis.connection.AbstractConnection, "connect", refuse)
+    for command, details in (
+        ("sleep", {"level": 1}),
+        ("wake_up", {}),
+        ("pause", {"mode": "keep"}),
+        ("resume", {}),
+        ("reset_prefix_cache", {}),
+    ):
+        assert operate(replica, command, **details), command
+    assert not operate(replica, "unload_adapter", adapter=MISSING)
+
+
+def test_fault_68_a_heartbeat_tells_of_an_inbox_that_is_not_read(operated: Operated) -> None:
+    replica = operated()
+    replica.progress_at = 1e9
+    replica._reader.progress_at = 1e9 - 30
+    assert replica.heartbeat().progress_at == 1e9 - 30
+    replica._reader.stop()
+    replica._reader.run()
+    assert replica.heartbeat().progress_at == 1e9
+
+
 @pytest.fixture
 def no_file_space() -> Iterator[Callable[[bool], None]]:
     """Say whether this process's files are as on a full disk."""

@@ -21,8 +21,8 @@ from engine.system import redis_client as redis_link
 from engine.system.redis_client import (
     RedisPipeline,
     async_client,
-    blocking_client,
     is_demoted_primary,
+    replica_client,
     sync_client,
 )
 from tests.services import running_redis
@@ -57,7 +57,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
         yield made
 
 
-@pytest.mark.parametrize("make", [sync_client, blocking_client], ids=["sync", "patient"])
+@pytest.mark.parametrize("make", [sync_client, replica_client], ids=["sync", "patient"])
 def test_a_client_for_threads_goes_to_the_new_primary(pair: Pair, make: Any) -> None:
     with make(pair.url) as client:
         client.set("x", 1)
