@@ -31,6 +31,7 @@ from engine.contract.command_line import (
     validate_field,
 )
 from engine.contract.errors import ConfigError
+from engine.contract.kv_events_config import KVEventsConfig, check_kv_events
 from engine.contract.kv_transfer_config import NATIVE, PREEMPTION_MODES, check_kv_transfer
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
@@ -210,6 +211,14 @@ class EngineConfig(Settings):
         "kv_offloading_size or swap_space OffloadingConnector",
         json=True,
         check=check_kv_transfer,
+    )
+    kv_events_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        "JSON of where ZeroMQ publishes changes of the prefix cache: enable_kv_cache_events, "
+        "publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic (needs the "
+        "extra kv-events); see docs/prefix-caching.md; default: nowhere",
+        json=True,
+        check=check_kv_events,
     )
     max_num_batched_tokens: int | None = cli_field(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
@@ -443,7 +452,7 @@ class EngineConfig(Settings):
             )
 
     def _check_kv_tiers(self) -> None:
-        """Raise `ConfigError` for tiers of KV blocks that would do nothing."""
+        """Raise `ConfigError` for tiers and events of KV blocks that would do nothing."""
         if self.preemption_mode == "swap" and not self.swap_space:
             raise ConfigError(
                 "preemption_mode='swap' needs a swap_space above 0.", param="preemption_mode"
@@ -453,6 +462,11 @@ class EngineConfig(Settings):
                 "kv_offloading_backend needs a kv_offloading_size above 0, the bytes that the "
                 "folder may take.",
                 param="kv_offloading_backend",
+            )
+        events = KVEventsConfig.from_mapping(self.kv_events_config or {})
+        if events.publishes and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config needs enable_prefix_caching.", param="kv_events_config"
             )
         if self.kv_offloading_size and not self.enable_prefix_caching:
             raise ConfigError(

@@ -550,9 +550,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ),
     ignored_flag("multi_step_stream_outputs", bool, "each token is sent as it comes."),
     restricted_flag(
-        "kv_events_config", dict, ({},), "events of single blocks aren't published. Leave it out."
-    ),
-    restricted_flag(
         "worker_cls",
         str,
         ("auto",),

@@ -9,12 +9,20 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import EngineOverloaded, EngineSleeping, InvalidRequest, QuireError
+from engine.contract.errors import (
+    ConfigError,
+    EngineOverloaded,
+    EngineSleeping,
+    InvalidRequest,
+    QuireError,
+)
+from engine.contract.kv_events_config import KVEventsConfig
 from engine.contract.messages import (
     SLEEP_LEVELS,
     SLEEP_TAGS,
@@ -45,6 +53,9 @@ from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import make_drafter
 from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +152,9 @@ class EngineCore:
         #: Hears before each step which sequences those under way hold then.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
+        self._event_publisher = _make_event_publisher(config)
+        if self._event_publisher is not None:
+            self.scheduler.kv.record_events()
 
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
         """Save and load KV blocks by a connector; None: no more."""
@@ -280,6 +294,7 @@ class EngineCore:
         overlaps = self.max_in_flight and not self.scheduler.has_isolated_step
         deltas += self._process_steps(self.max_in_flight if overlaps else 0)
         plan, scheduled = self.scheduler.schedule()
+        self._publish_events()
         if self.on_step_start is not None:
             self.on_step_start([*self.sequences_in_flight, *scheduled])
         if scheduled:
@@ -409,6 +424,8 @@ class EngineCore:
     def shutdown(self) -> None:
         """End what runs steps; the engine is of no use afterwards."""
         self.adapters.close()
+        if self._event_publisher is not None:
+            self._event_publisher.close()
         self.executor.shutdown()
         if self._spans is not None:
             self._spans.close()
@@ -427,7 +444,15 @@ class EngineCore:
             self.drafter.reset()
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.reset_cache()
-        return self.scheduler.kv.reset_prefix_cache()
+        is_reset = self.scheduler.kv.reset_prefix_cache()
+        self._publish_events()
+        return is_reset
+
+    def _publish_events(self) -> None:
+        """Publish what has changed in the prefix cache."""
+        events = self.scheduler.kv.events
+        if self._event_publisher is not None and events is not None:
+            self._event_publisher.publish(events.pop_events())
 
     @property
     def is_sleeping(self) -> bool:
@@ -464,6 +489,7 @@ class EngineCore:
         self.scheduler.encoder_cache.reset()
         if not self.scheduler.kv.reset_prefix_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
+        self._publish_events()
         if level == 2:
             self.adapters.drop_idle()
             if self.scheduler.kv_connector is not None:
@@ -520,3 +546,18 @@ def _send_bitmask(
     """Send a step its bitmask, or the error that it failed with."""
     error = bitmask.exception()
     send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
+
+
+def _make_event_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
+    """What publishes KV events; None: the settings ask for none. Raises `ConfigError`."""
+    events = KVEventsConfig.from_mapping(config.kv_events_config or {})
+    if not events.publishes:
+        return None
+    try:
+        from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
+    except ImportError as error:
+        raise ConfigError(
+            "kv_events_config needs pyzmq: pip install 'quire[kv-events]'.",
+            param="kv_events_config",
+        ) from error
+    return ZmqEventPublisher(events)

@@ -104,6 +104,8 @@ class BlockPool:
         self.num_cached = 0
         #: Ids of blocks that changed, for somebody who watches; None: nobody does.
         self.changed_block_ids: set[int] | None = None
+        #: Called with each key under which no block is cached any more, except by a reset.
+        self.on_uncached: Callable[[bytes], None] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -269,6 +271,8 @@ class BlockPool:
                 self._cached[block_hash] = next(iter(cached.values()))
         else:
             del self._cached[block_hash]
+            if self.on_uncached is not None:
+                self.on_uncached(block_hash)
 
     def discard(self, block: Block) -> None:
         """Forget the content of a block that nobody uses; it's the next to be taken."""

@@ -10,6 +10,7 @@ from engine.kv_cache import prefix_cache
 from engine.kv_cache.block import TenantQuota
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.kv_cache_config import KVCacheConfig, KVCacheKind, single_group_config
+from engine.kv_cache.kv_events import KVEventGroup, KVEventRecorder
 from engine.kv_cache.prefix_cache import (
     BlockHashes,
     CacheableSequence,
@@ -82,6 +83,8 @@ class KVCacheCoordinator(ABC):
         #: Sequence id -> number of its first blocks that have been cached.
         self._num_cached: dict[int, int] = {}
         self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
+        #: Collects what changes in the prefix cache; None: nobody asks.
+        self.events: KVEventRecorder | None = None
         #: Prompt tokens looked up in the cache, and those of them that hit, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -277,7 +280,35 @@ class KVCacheCoordinator(ABC):
         hashes = sequence.block_hashes.hash_full_blocks(token_ids, self.block_size)
         for manager in self.managers:
             manager.cache(seq_id, hashes, first, end)
+            if self.events is not None and manager.group.kind in ("full", "window"):
+                self._record_stored(self.events, manager, sequence, first, end)
         self._num_cached[seq_id] = end
+
+    def record_events(self) -> None:
+        """Collect events from now on: blocks that are cached already are never named."""
+        self.events = KVEventRecorder(self.block_size)
+        for pool in self._pools:
+            pool.on_uncached = self.events.record_removed
+
+    def _record_stored(
+        self,
+        events: KVEventRecorder,
+        manager: SingleTypeManager,
+        sequence: CacheableSequence,
+        first: int,
+        end: int,
+    ) -> None:
+        """Record those of a sequence's blocks [first, end) that are cached since now."""
+        hashes, suffix = sequence.block_hashes.values, manager.suffix
+        indices = [
+            index
+            for index in range(first, end)
+            if not events.is_stored(key := hashes[index] + suffix)
+            and manager.pool.get_cached_block(key) is not None
+        ]
+        index = self.managers.index(manager) if len(self.managers) > 1 else None
+        group = KVEventGroup(index, manager.group.kind, manager.group.window)
+        events.record_stored(hashes, suffix, indices, sequence.token_ids, group, sequence.lora_name)
 
     def free_skipped_blocks(self, seq_id: int, quota: TenantQuota, num_computed: int) -> None:
         """Free blocks of a running sequence that none of its later tokens attends to."""
@@ -331,6 +362,8 @@ class KVCacheCoordinator(ABC):
         pools = self._pools
         if any(pool.num_free_blocks != pool.num_blocks for pool in pools):
             return False
+        if self.events is not None:
+            self.events.record_cleared()
         return all(pool.reset_prefix_cache() for pool in pools)
 
     @property

@@ -215,6 +215,9 @@ class CacheableSequence(Protocol):
     @property
     def encoder_key(self) -> bytes: ...
 
+    @property
+    def lora_name(self) -> str | None: ...
+
 
 def _position(key: ContentKey) -> int:
     return key.position

@@ -396,7 +396,7 @@ class LLMEngine:
         """Forget cached prefixes; False while any request holds blocks.
 
         With `reset_running_requests` requests that run give theirs back and compute them anew.
-        There is no connector to reset.
+        Blocks outside the KV cache are forgotten as well, with or without `reset_connector`.
         """
         if reset_running_requests:
             with self.threads.engine_threads():

@@ -120,6 +120,12 @@ class Sequence:
         return b"" if entry is None else entry.key
 
     @property
+    def lora_name(self) -> str | None:
+        """The adapter as its client called it; None: the model alone."""
+        adapter = self.request.message.adapter
+        return None if adapter is None else adapter.name
+
+    @property
     def reads_cache(self) -> bool:
         """Whether its prompt may begin with cached blocks: nothing is wanted of those tokens."""
         pooling = self.request.message.pooling

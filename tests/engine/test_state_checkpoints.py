@@ -26,6 +26,7 @@ class Tokens:
     token_ids: list[int]
     block_hashes: BlockHashes = field(default_factory=BlockHashes)
     encoder_key: bytes = b""
+    lora_name: None = None
 
 
 def make(num_states: int, block_size: int = BLOCK_SIZE) -> tuple[KVCacheCoordinator, StateManager]:
