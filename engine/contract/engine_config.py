@@ -408,6 +408,11 @@ class EngineConfig(Settings):
                 )
 
     @property
+    def swaps(self) -> bool:
+        """Whether the blocks of preempted sequences are saved."""
+        return self.swap_space > 0 and self.preemption_mode != "recompute"
+
+    @property
     def max_images(self) -> int:
         """Maximum number of images in a prompt."""
         limit = (self.limit_mm_per_prompt or {}).get("image", MAX_IMAGES_PER_PROMPT)

@@ -11,9 +11,12 @@ from engine.contract.errors import ConfigError
 
 #: The connector to host memory and to a folder.
 OFFLOADING_CONNECTOR = "OffloadingConnector"
+#: Several connectors, those of `connectors` in its `kv_connector_extra_config`.
+MULTI_CONNECTOR = "MultiConnector"
 KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 #: Where offloaded blocks lie: host memory, or else a folder.
 NATIVE = "native"
+LOAD_FAILURE_POLICIES = ("recompute", "fail")
 PREEMPTION_MODES = ("recompute", "swap")
 _PARAM = "kv_transfer_config"
 
@@ -23,11 +26,13 @@ class KVTransferConfig:
     """Settings of a connector. Raises `ConfigError` for a value out of its range.
 
     Attributes:
-        kv_connector: class name; `OffloadingConnector`, or a class of `kv_connector_module_path`.
+        kv_connector: class name; `OffloadingConnector`, `MultiConnector`, or a class of
+            `kv_connector_module_path`.
         kv_role: kv_producer only saves blocks, kv_consumer only loads them, kv_both does both.
         kv_connector_module_path: importable module of a connector that isn't Quire's.
         kv_connector_extra_config: settings of the connector.
-        kv_load_failure_policy: recompute: tokens whose blocks can't be loaded are computed.
+        kv_load_failure_policy: of a request whose blocks a connector fails to load. recompute: it
+            is computed; fail: it ends with an error.
     """
 
     kv_connector: str = OFFLOADING_CONNECTOR
@@ -64,12 +69,15 @@ class KVTransferConfig:
                 f"kv_role must be one of {', '.join(KV_ROLES)}; got {config.kv_role!r}.",
                 param=_PARAM,
             )
-        if config.kv_load_failure_policy != "recompute":
+        if config.kv_load_failure_policy not in LOAD_FAILURE_POLICIES:
             raise ConfigError(
-                "kv_load_failure_policy must be recompute: a block that can't be loaded is always "
-                f"computed; got {config.kv_load_failure_policy!r}.",
+                f"kv_load_failure_policy must be one of {', '.join(LOAD_FAILURE_POLICIES)}; "
+                f"got {config.kv_load_failure_policy!r}.",
                 param=_PARAM,
             )
+        if config.kv_connector == MULTI_CONNECTOR:
+            config._check_connectors()
+            return config
         if config.kv_connector == OFFLOADING_CONNECTOR:
             if config.kv_connector_extra_config:
                 raise ConfigError(
@@ -80,10 +88,45 @@ class KVTransferConfig:
         elif config.kv_connector_module_path is None:
             raise ConfigError(
                 f"kv_connector={config.kv_connector!r} needs kv_connector_module_path, the module "
-                f"of its class. Of Quire is {OFFLOADING_CONNECTOR}.",
+                f"of its class. Of Quire are {OFFLOADING_CONNECTOR} and {MULTI_CONNECTOR}.",
                 param=_PARAM,
             )
         return config
+
+    @property
+    def connectors(self) -> list[Self]:
+        """Settings of a `MultiConnector`'s connectors, with its role."""
+        return [
+            self.from_mapping({"kv_role": self.kv_role, **values})
+            for values in self.kv_connector_extra_config["connectors"]
+        ]
+
+    def _check_connectors(self) -> None:
+        """Raise `ConfigError` for connectors of a `MultiConnector` that can't be used."""
+        values = self.kv_connector_extra_config
+        connectors = values.get("connectors")
+        if (
+            set(values) != {"connectors"}
+            or not (isinstance(connectors, list) and connectors)
+            or not all(isinstance(connector, Mapping) for connector in connectors)
+        ):
+            raise ConfigError(
+                f"{MULTI_CONNECTOR} needs a kv_connector_extra_config of connectors alone, a list "
+                f"of JSON objects as kv_transfer_config is one; got {values!r}.",
+                param=_PARAM,
+            )
+        names = [connector.kv_connector for connector in self.connectors]
+        if MULTI_CONNECTOR in names or names.count(OFFLOADING_CONNECTOR) > 1:
+            raise ConfigError(
+                f"{MULTI_CONNECTOR} can have one {OFFLOADING_CONNECTOR} and no {MULTI_CONNECTOR}; "
+                f"got {', '.join(names)}.",
+                param=_PARAM,
+            )
+        if any("kv_load_failure_policy" in connector for connector in connectors):
+            raise ConfigError(
+                f"kv_load_failure_policy is of a {MULTI_CONNECTOR}, not of its connectors.",
+                param=_PARAM,
+            )
 
 
 def check_kv_transfer(values: Mapping[str, Any]) -> None:

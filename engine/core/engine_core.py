@@ -23,6 +23,7 @@ from engine.contract.errors import (
     QuireError,
 )
 from engine.contract.kv_events_config import KVEventsConfig
+from engine.contract.kv_transfer_config import KVTransferConfig
 from engine.contract.messages import (
     SLEEP_LEVELS,
     SLEEP_TAGS,
@@ -42,7 +43,7 @@ from engine.core.request_admission import RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
-from engine.kv_transfer.base import KVConnectorBase
+from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
@@ -411,11 +412,27 @@ class EngineCore:
         self.scheduler.roll_back(
             *((failed_step.plan, failed_step.scheduled) for failed_step in failed)
         )
+        deltas = self._fail_loading(step, error) if isinstance(error, KVLoadError) else []
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         # One that loaded KV blocks is to blame if it fails again without them.
         if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:
+            return deltas
+        return deltas + self._outputs.finish_with_fault(
+            alive[0], f"{type(error).__name__}: {error}"
+        )
+
+    def _fail_loading(self, step: StepInFlight, error: KVLoadError) -> list[TokenDelta]:
+        """End the sequences for which a failed step has loaded blocks, if the settings say so."""
+        settings = KVTransferConfig.from_mapping(self.config.kv_transfer_config or {})
+        if settings.kv_load_failure_policy != "fail":
             return []
-        return self._outputs.finish_with_fault(alive[0], f"{type(error).__name__}: {error}")
+        started = {new.seq_id for new in step.plan.new}
+        deltas: list[TokenDelta] = []
+        for sequence in step.scheduled:
+            loads = sequence.seq_id in started and sequence.num_external_tokens
+            if loads and not sequence.finished:
+                deltas += self._outputs.finish_with_fault(sequence, f"KV blocks: {error}")
+        return deltas
 
     def check_health(self) -> None:
         """Raise `EngineFault` when no step can ever be run again."""

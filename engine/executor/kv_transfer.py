@@ -14,13 +14,19 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.contract.kv_transfer_config import NATIVE, OFFLOADING_CONNECTOR, KVTransferConfig
+from engine.contract.kv_transfer_config import (
+    MULTI_CONNECTOR,
+    NATIVE,
+    OFFLOADING_CONNECTOR,
+    KVTransferConfig,
+)
 from engine.contract.speculative_config import HEADS
-from engine.kv_transfer.base import KVConnectorBase
+from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.disk_queue import DiskQueue
 from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 
 if TYPE_CHECKING:
@@ -46,14 +52,17 @@ class KVTransfer:
 
     @contextmanager
     def step(self, kv_meta: bytes) -> Iterator[None]:
-        """Within it the step runs. `kv_meta`: see `StepPlan`."""
+        """Within it the step runs. `kv_meta`: see `StepPlan`. Raises `KVLoadError`."""
         connector = self.connector
         metadata = msgspec.msgpack.decode(kv_meta, type=connector.metadata_type)
         connector.bind_connector_metadata(metadata)
         try:
-            connector.start_load_kv()
-            for name in self._layers:
-                connector.wait_for_layer_load(name)
+            try:
+                connector.start_load_kv()
+                for name in self._layers:
+                    connector.wait_for_layer_load(name)
+            except Exception as error:
+                raise KVLoadError(f"{type(error).__name__}: {error}") from error
             yield
             for name, tensors in self._layers.items():
                 connector.save_kv_layer(name, tensors)
@@ -69,8 +78,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
     """
     values = config.kv_transfer_config
     offloads = config.kv_offloading_size > 0
-    swaps = config.swap_space > 0 and config.preemption_mode != "recompute"
-    if not (values or offloads or swaps):
+    if not (values or offloads or config.swaps):
         return None
     settings = KVTransferConfig.from_mapping(values or {})
     if reason := _unsupported_reason(config, worker):
@@ -79,8 +87,26 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             raise ConfigError(f"{param} can't be used: {reason}.", param=param)
         log.warning("swap_space isn't used: %s.", reason)
         return None
-    if settings.kv_connector != OFFLOADING_CONNECTOR:
-        return KVTransfer(_load_connector(settings, worker))
+    if settings.kv_connector != MULTI_CONNECTOR:
+        return KVTransfer(_make_connector(settings, config, worker))
+    connectors = [_make_connector(part, config, worker) for part in settings.connectors]
+    return KVTransfer(MultiConnector(connectors))
+
+
+def _make_connector(
+    settings: KVTransferConfig, config: EngineConfig, worker: Worker
+) -> KVConnectorBase:
+    """A connector. Raises `ConfigError`."""
+    if settings.kv_connector == OFFLOADING_CONNECTOR:
+        return _make_offloading_connector(settings, config, worker)
+    return _load_connector(settings, worker)
+
+
+def _make_offloading_connector(
+    settings: KVTransferConfig, config: EngineConfig, worker: Worker
+) -> OffloadingConnector:
+    """The connector to the tiers. Raises `ConfigError`."""
+    offloads, swaps = config.kv_offloading_size > 0, config.swaps
     if not (offloads or swaps):
         raise ConfigError(
             f"{OFFLOADING_CONNECTOR} needs a kv_offloading_size or swap_space above 0.",
@@ -104,17 +130,15 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
     if on_disk:
         folder = Path(config.kv_offloading_backend).expanduser()
         disk = DiskQueue(DiskTier(folder, size, block_bytes), host)
-    return KVTransfer(
-        OffloadingConnector(
-            host,
-            config.block_size,
-            msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
-            disk=disk,
-            saves=offloads and settings.saves,
-            loads=offloads and settings.loads,
-            swaps=swaps,
-            max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
-        )
+    return OffloadingConnector(
+        host,
+        config.block_size,
+        msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
+        disk=disk,
+        saves=offloads and settings.saves,
+        loads=offloads and settings.loads,
+        swaps=swaps,
+        max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
     )
 
 
@@ -133,8 +157,6 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     name = loaded.spec.architecture
     if worker.ranks is not None:
         return f"{worker.ranks.size} ranks share the KV cache"
-    if worker.ranks is not None:
-        return "several ranks have parts of each block"
     if not hasattr(loaded.model, "kv_cache_tensors"):
         return f"{name} has no KV cache"
     if loaded.facts.pooling is not None and not loaded.facts.pooling.caches_prefixes:

@@ -66,6 +66,10 @@ class PlanView(Protocol):
     def removed(self) -> list[int]: ...
 
 
+class KVLoadError(Exception):
+    """A connector has failed to load a step's blocks."""
+
+
 class KVConnectorBase(ABC):
     """Saves KV blocks elsewhere and loads them again. After vLLM's `KVConnectorBase_V1`.
 
@@ -168,3 +172,7 @@ class KVConnectorBase(ABC):
 
     def shutdown(self) -> None:  # noqa: B027
         """Release memory, threads and files."""
+
+
+#: vLLM's name.
+KVConnectorBase_V1 = KVConnectorBase

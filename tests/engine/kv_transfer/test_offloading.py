@@ -279,7 +279,7 @@ def test_a_model_whose_blocks_cannot_be_saved_refuses_offloading_and_does_withou
         ({"kv_transfer_config": {"kv_role": "x"}}, "kv_transfer_config"),
         ({"kv_transfer_config": {"kv_connector": "Other"}}, "kv_transfer_config"),
         ({"kv_transfer_config": {"other": 1}}, "kv_transfer_config"),
-        ({"kv_transfer_config": {"kv_load_failure_policy": "fail"}}, "kv_transfer_config"),
+        ({"kv_transfer_config": {"kv_load_failure_policy": "other"}}, "kv_transfer_config"),
         ({"swap_space": -1}, "swap_space"),
     ],
 )

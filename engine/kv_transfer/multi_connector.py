@@ -1,0 +1,178 @@
+"""`MultiConnector`: several KV connectors as one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from engine.contract.replica_state import EngineStats
+from engine.kv_transfer.base import (
+    KVCaches,
+    KVConnectorBase,
+    KVConnectorMetadata,
+    PlanView,
+    RequestView,
+)
+
+
+class MultiMetadata(KVConnectorMetadata):
+    """Attributes: parts: the connectors' metadata as MessagePack; b"" of those without any."""
+
+    parts: list[bytes]
+
+
+class MultiConnector(KVConnectorBase):
+    """All connectors save; a sequence's blocks are loaded by the first that has any of them.
+
+    Attributes:
+        connectors: in the order in which they are asked.
+    """
+
+    metadata_type = MultiMetadata
+
+    def __init__(self, connectors: Sequence[KVConnectorBase]) -> None:
+        self.connectors = list(connectors)
+        #: By sequence that is about to start, the connector that loads its blocks.
+        self._loaders: dict[int, KVConnectorBase] = {}
+        #: Those with a part in the step.
+        self._bound: list[KVConnectorBase] = []
+
+    def get_num_new_matched_tokens(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        self._loaders.pop(request.seq_id, None)
+        for connector in self.connectors:
+            num_tokens, is_async = connector.get_num_new_matched_tokens(
+                request, num_computed_tokens
+            )
+            if num_tokens is None:
+                return None, False
+            if num_tokens:
+                self._loaders[request.seq_id] = connector
+                return num_tokens, is_async
+        return 0, False
+
+    def start_read_ahead(
+        self, request: RequestView, num_computed_tokens: int
+    ) -> Future[None] | None:
+        readings = [
+            reading
+            for connector in self.connectors
+            if (reading := connector.start_read_ahead(request, num_computed_tokens)) is not None
+        ]
+        return _all_done(readings) if readings else None
+
+    def update_state_after_alloc(
+        self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
+    ) -> None:
+        loader = self._loaders.pop(request.seq_id, None)
+        for connector in self.connectors:
+            num_tokens = num_external_tokens if connector is loader else 0
+            connector.update_state_after_alloc(request, block_ids, num_tokens)
+
+    def build_connector_meta(
+        self, plan: PlanView, scheduled: Sequence[RequestView]
+    ) -> MultiMetadata | None:
+        parts = [
+            b"" if metadata is None else msgspec.msgpack.encode(metadata)
+            for metadata in (
+                connector.build_connector_meta(plan, scheduled) for connector in self.connectors
+            )
+        ]
+        return MultiMetadata(parts) if any(parts) else None
+
+    def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
+        for connector in self.connectors:
+            connector.request_preempted(request, block_ids)
+
+    def request_finished(
+        self, request: RequestView, block_ids: list[list[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        self._loaders.pop(request.seq_id, None)
+        delays = [
+            connector.request_finished(request, block_ids)[0] for connector in self.connectors
+        ]
+        return any(delays), None
+
+    def register_kv_caches(self, kv_caches: KVCaches) -> None:
+        for connector in self.connectors:
+            connector.register_kv_caches(kv_caches)
+
+    def bind_connector_metadata(self, metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(metadata)
+        self._bound = []
+        if isinstance(metadata, MultiMetadata):
+            for connector, part in zip(self.connectors, metadata.parts, strict=True):
+                if part:
+                    kind = connector.metadata_type
+                    connector.bind_connector_metadata(msgspec.msgpack.decode(part, type=kind))
+                    self._bound.append(connector)
+
+    def clear_connector_metadata(self) -> None:
+        super().clear_connector_metadata()
+        for connector in self._bound:
+            connector.clear_connector_metadata()
+        self._bound = []
+
+    def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
+        for connector in self._bound:
+            connector.start_load_kv(forward_context, **kwargs)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        for connector in self._bound:
+            connector.wait_for_layer_load(layer_name)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Sequence[Tensor], attn_metadata: Any = None, **kwargs: Any
+    ) -> None:
+        for connector in self._bound:
+            connector.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+
+    def wait_for_save(self) -> None:
+        for connector in self._bound:
+            connector.wait_for_save()
+
+    def fill_stats(self, stats: EngineStats) -> None:
+        for connector in self.connectors:
+            connector.fill_stats(stats)
+
+    def set_prefill_pace(self, seconds_per_token: float) -> None:
+        for connector in self.connectors:
+            connector.set_prefill_pace(seconds_per_token)
+
+    def reset_cache(self) -> None:
+        self._loaders.clear()
+        for connector in self.connectors:
+            connector.reset_cache()
+
+    def shutdown(self) -> None:
+        for connector in self.connectors:
+            connector.shutdown()
+
+
+def _all_done(readings: Sequence[Future[None]]) -> Future[None]:
+    """Done when all of them are; with the error of the last that failed, if any has."""
+    if len(readings) == 1:
+        return readings[0]
+    result: Future[None] = Future()
+    lock, num_pending, error = threading.Lock(), len(readings), None
+
+    def on_done(reading: Future[None]) -> None:
+        nonlocal num_pending, error
+        with lock:
+            num_pending -= 1
+            error = reading.exception() or error
+            is_last = not num_pending
+        if is_last and error is not None:
+            result.set_exception(error)
+        elif is_last:
+            result.set_result(None)
+
+    for reading in readings:
+        reading.add_done_callback(on_done)
+    return result
