@@ -48,14 +48,16 @@ def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
     return values
 
 
-def resample(samples: np.ndarray, rate: int, param: str = "multi_modal_data") -> np.ndarray:
-    """float32 [n] at `SAMPLE_RATE`, by FFmpeg's filter. Raises `InvalidRequest` for a rate that
-    can't be.
-    """
+def check_sample_rate(rate: Any, param: str = "multi_modal_data") -> None:
+    """Raise `InvalidRequest` for a rate that can't be."""
     if not isinstance(rate, int | np.integer) or not 1_000 <= rate <= 768_000:
         raise InvalidRequest(
             f"The sample rate must be from 1000 to 768000, got {rate!r:.40}.", param=param
         )
+
+
+def resample(samples: np.ndarray, rate: int) -> np.ndarray:
+    """float32 [n] at `SAMPLE_RATE`, by FFmpeg's filter."""
     if rate == SAMPLE_RATE:
         return samples
     import av
@@ -147,13 +149,16 @@ class SoundProcessor:
         samples, rate = audio, SAMPLE_RATE
         if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
             samples, rate = audio
-        values = resample(check_samples(samples), rate)
-        if len(values) > self.num_frames * HOP:
+        values = check_samples(samples)
+        check_sample_rate(rate)
+        # Before it is resampled, which takes as much memory again.
+        if len(values) / rate > self.window_seconds:
             raise InvalidRequest(
-                f"The audio has {len(values) / SAMPLE_RATE:.1f} s; the model hears "
+                f"The audio has {len(values) / rate:.1f} s; the model hears "
                 f"{self.window_seconds:g} s at once. Cut it into windows.",
                 param="multi_modal_data",
             )
+        values = resample(values, rate)
         tensors = window_tensors(values, self.num_mels, self.num_frames)
         encoded = encode_tensors(tensors)
         return PreparedMedia(

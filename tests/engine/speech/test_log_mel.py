@@ -7,6 +7,7 @@ import pytest
 import transformers as tf
 
 from engine.contract.errors import InvalidRequest
+from engine.multimodal import audio as sounds
 from engine.multimodal.audio import SAMPLE_RATE, SoundProcessor, check_samples, log_mel, resample
 from tests.engine.speech.models import JFK, read_wav, sound
 
@@ -63,3 +64,11 @@ def test_what_is_no_sound_or_too_long_is_refused_by_field(audio: object) -> None
     with pytest.raises(InvalidRequest) as refused:
         SoundProcessor(80, 3000).prepare(audio)
     assert refused.value.param == "multi_modal_data"
+
+
+def test_sound_that_is_too_long_is_refused_before_it_is_resampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sounds, "resample", None)
+    with pytest.raises(InvalidRequest, match=r"has 31\.0 s"):
+        SoundProcessor(80, 3000).prepare((np.zeros(31 * 8_000, np.float32), 8_000))
