@@ -26,7 +26,6 @@ from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
-from engine.sampling.whisper_timestamps import WhisperTimestamps
 from engine.scheduler import Request, Sequence
 
 _DTYPES = {
@@ -127,9 +126,9 @@ class InputProcessor:
         self._config = config
         self._facts = facts
         self._capacity = capacity
-        self._processors = processor_classes(config, pools=facts.pooling is not None)
-        if facts.encoder_length and not config.speculative_config:
-            self._processors.append(WhisperTimestamps)
+        self._processors = processor_classes(
+            config, pools=facts.pooling is not None, model_classes=facts.logits_processors
+        )
         self._next_seq_id = 0
 
     def check(self, message: EngineRequest, vocab_size: int | None) -> None:

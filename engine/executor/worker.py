@@ -37,7 +37,6 @@ from engine.models.rotary_embedding import MAX_PLANE_ROWS
 from engine.models.sharding import PARAM, num_kv_copies
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
-from engine.sampling.whisper_timestamps import WhisperTimestamps
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
@@ -126,10 +125,11 @@ class Worker:
         return 0 if self.ranks is None else self.ranks.rank
 
     def _logits_processor_classes(self) -> list[type[LogitsProcessor]]:
-        classes = processor_classes(self._config, pools=self.loaded.pooler is not None)
-        if self.loaded.facts.encoder_length and not self._config.speculative_config:
-            classes.append(WhisperTimestamps)
-        return classes
+        return processor_classes(
+            self._config,
+            pools=self.loaded.pooler is not None,
+            model_classes=self.loaded.facts.logits_processors,
+        )
 
     def _check_logits_processors(self) -> None:
         """Raise `ConfigError` for logits processors that can't be used, before memory is taken."""

@@ -89,6 +89,7 @@ class LoadedModel:
             sees=isinstance(model, SupportsMultiModal),
             encoder_length=model.encoder_spec.length if isinstance(model, WhisperModel) else 0,
             num_mels=model.encoder_spec.num_mels if isinstance(model, WhisperModel) else 0,
+            logits_processors=getattr(model, "logits_processors", ()),
         )
 
 

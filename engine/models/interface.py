@@ -61,6 +61,7 @@ class ModelFacts:
         sees: pictures may stand in its prompts.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
         num_mels: values of a frame that this encoder reads.
+        logits_processors: module:Class of each that its family brings.
         io_processor: plug-in that reads and answers a caller's `data`; "" for none.
     """
 
@@ -84,6 +85,7 @@ class ModelFacts:
     states_in_blocks: bool = False
     encoder_length: int = 0
     num_mels: int = 0
+    logits_processors: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> list[str]:

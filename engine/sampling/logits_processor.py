@@ -176,10 +176,14 @@ log = logging.getLogger(__name__)
 GROUP = "quire.logits_processors"
 
 
-def processor_classes(config: EngineConfig, *, pools: bool) -> list[type[LogitsProcessor]]:
-    """Those that installed packages name, then those of `logits_processors`.
+def processor_classes(
+    config: EngineConfig, *, pools: bool, model_classes: Sequence[str] = ()
+) -> list[type[LogitsProcessor]]:
+    """Those that installed packages name, those of `logits_processors`, then the model's.
 
-    `pools`: the model gives vectors, labels or scores, and chooses no tokens.
+    Args:
+        pools: the model gives vectors, labels or scores, and chooses no tokens.
+        model_classes: module:Class of each that the model's family brings.
 
     Raises `ConfigError` for what is no such class, and where they can't be used.
     """
@@ -187,7 +191,7 @@ def processor_classes(config: EngineConfig, *, pools: bool) -> list[type[LogitsP
     points = selected_entry_points(GROUP)
     if not pools and not config.speculative_config:
         brought = [load_subclass(reference, LogitsProcessor) for reference in points]  # type: ignore[type-abstract]
-        return [*brought, *map(_class, named)]
+        return [*brought, *map(_class, (*named, *model_classes))]
     why = "a pooling model chooses no tokens" if pools else "speculative_config is set"
     if named:
         raise ConfigError(f"logits_processors can't be used: {why}.", param="logits_processors")

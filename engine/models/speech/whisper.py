@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -142,6 +142,7 @@ class WhisperModel(NativeDecoder):
     """The decoder with its encoder, whose states it keeps as keys and values in the KV cache."""
 
     encoder_spec: WhisperEncoderSpec
+    logits_processors: ClassVar = ("engine.sampling.whisper_timestamps:WhisperTimestamps",)
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)
