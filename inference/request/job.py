@@ -153,6 +153,7 @@ class Job:
         media_data: what the encoder reads of all of them, by digest.
         sampling: parameters of every prompt.
         stream: whether the client reads a stream.
+        is_continuation: whether it goes on with an admitted request, and doesn't count as another.
         priority: smaller runs earlier.
         cache_salt: the client's; narrows the tenant's cache namespace.
         preserved_token_ids: special tokens that the text retains for the parsers.
@@ -170,6 +171,7 @@ class Job:
     prompts: list[list[int]]
     sampling: SamplingParams
     stream: bool = False
+    is_continuation: bool = False
     priority: int = 0
     cache_salt: str = ""
     preserved_token_ids: frozenset[int] = frozenset()
@@ -309,6 +311,7 @@ class Job:
             adapter=self.model.use,
             outbox=outbox,
             stream=self.stream,
+            is_continuation=self.is_continuation,
             header_id=self.ctx.request_id,
         )
 

@@ -133,6 +133,7 @@ class AdmissionRequest:
         started_at: arrival in seconds since 1970; decides budget periods and prices.
         adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
         outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.
+        is_continuation: whether it goes on with an admitted request, and doesn't count as another.
         header_id: the client's `x-request-id`.
         stream_id, billed, previous_token_counts: of a stream taken over from another gateway, see
             `OpenRequest`.
@@ -149,6 +150,7 @@ class AdmissionRequest:
     adapter: AdapterUse | None = None
     outbox: str = ""
     stream: bool = False
+    is_continuation: bool = False
     header_id: str = ""
     stream_id: str = ""
     billed: tuple[int, int] = (0, 0)
@@ -235,8 +237,12 @@ async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
         output_tokens=request.max_output_tokens,
         min_output=min(request.max_output_tokens, max(1, len(request.prompts))),
         prices=rates,
-        buckets=get_buckets(caller),
-        running=get_concurrency_limits(caller),
+        buckets=[
+            bucket
+            for bucket in get_buckets(caller)
+            if not (request.is_continuation and bucket.kind == "requests")
+        ],
+        running=[] if request.is_continuation else get_concurrency_limits(caller),
         budgets=rules.limits(caller.key_id, names, moment),
         open_request=request.open_request(caller, rates),
     )

@@ -46,13 +46,21 @@ def caller(**limits: int | None) -> Caller:
     )
 
 
-async def enter(who: Caller, prompt: int = 10, output: int = 10, request_id: str = "") -> Admission:
+async def enter(
+    who: Caller,
+    prompt: int = 10,
+    output: int = 10,
+    request_id: str = "",
+    *,
+    is_continuation: bool = False,
+) -> Admission:
     asking = AdmissionRequest(
         request_id=request_id or uuid.uuid4().hex,
         endpoint="chat",
         model="m",
         prompt_tokens=prompt,
         max_output_tokens=output,
+        is_continuation=is_continuation,
     )
     return await admit(who, asking)
 
@@ -298,3 +306,13 @@ def test_each_loop_has_a_link_of_its_own() -> None:
         return first
 
     assert asyncio.run(link()) is not asyncio.run(link())
+
+
+async def test_what_goes_on_with_a_request_takes_tokens_alone() -> None:
+    who = caller(requests_per_minute=1, max_running_requests=1, tokens_per_minute=1000)
+    await enter(who)
+    await enter(who, is_continuation=True)
+    assert await level("tokens") == pytest.approx(960, abs=5)
+    assert await level("requests") == pytest.approx(0, abs=0.5)
+    with pytest.raises(RateLimited):
+        await enter(who, prompt=990, is_continuation=True)

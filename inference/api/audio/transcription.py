@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.contract.errors import EngineUnavailable, InvalidRequest
+from engine.contract.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.multimodal.inputs import PreparedSound, PreparedWindow
@@ -24,12 +24,13 @@ from inference.generation.generation import Generation
 from inference.generation.output import OutputDelta
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
+from metering.access import RateLimited
 
 #: Temperatures at which a window is asked again, while its text isn't plausible.
 FALLBACK_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 #: Whisper's limits of plausible text.
 MAX_COMPRESSION_RATIO, MIN_AVG_LOGPROB, MAX_NO_SPEECH_PROB = 2.4, -1.0, 0.6
-#: Alternatives by which the probability of no speech is read.
+#: Alternatives by which the probability of no speech is read, where the model gives so many.
 _NUM_LOGPROBS = 5
 #: Models with fewer tokens know English alone.
 _MULTILINGUAL_VOCAB = 51_865
@@ -154,7 +155,11 @@ class Transcription:
             return
         if not self.language:
             self.language = await self._detect_language(windows[0])
-        self.first_generation = await self._submit(range(len(windows)), self._form.temperature or 0)
+        self.first_generation = await self._submit(
+            range(len(windows)),
+            self._form.temperature or 0,
+            is_continuation=self._running is not None,
+        )
 
     async def windows(self) -> AsyncGenerator[WindowText, None]:
         """Texts of the windows in their order, each once it and those before it are done."""
@@ -175,11 +180,14 @@ class Transcription:
             if not retried:
                 break
             numbers, retried = sorted(retried), []
-            again = await self._submit(numbers, temperature)
-            async for number, text in self._texts(again, numbers):
-                done[number] = text
-                if not self._is_plausible(text):
-                    retried.append(number)
+            try:
+                again = await self._submit(numbers, temperature, is_continuation=True)
+                async for number, text in self._texts(again, numbers):
+                    done[number] = text
+                    if not self._is_plausible(text):
+                        retried.append(number)
+            except (RateLimited, EngineOverloaded):
+                break  # the texts at hand are worth more than none
         for number in range(next_number, count):
             yield self._spoken(done[number])
 
@@ -195,24 +203,32 @@ class Transcription:
                     number = numbers[delta.number]
                     yield number, self._text(number, generation.job, deltas.pop(delta.number))
 
-    async def _submit(self, numbers: Sequence[int], temperature: float) -> Generation:
+    async def _submit(
+        self, numbers: Sequence[int], temperature: float, *, is_continuation: bool = False
+    ) -> Generation:
         windows = [self._sound.windows[number] for number in numbers]
         form, prompt = self._form, self._prompt()
-        limit = self._served.info.max_model_len
+        limit, num_logprobs = self._served.info.max_model_len, self._num_logprobs
         max_tokens = min(limit // 2, limit - len(prompt), form.max_completion_tokens or limit)
         sampling = SamplingParams(
             temperature=temperature,
             top_p=form.top_p,
             seed=form.seed,
             max_tokens=max_tokens,
-            logprobs=_NUM_LOGPROBS,
-            prompt_logprobs=_NUM_LOGPROBS if len(prompt) > 1 else None,
+            logprobs=num_logprobs,
+            prompt_logprobs=num_logprobs if len(prompt) > 1 else None,
             logit_bias=dict.fromkeys(self._tokens.suppressed, -100.0) or None,
             extra_args={"whisper_timestamps": self._timestamp_rules()} if form.is_timed else None,
         )
-        generation = await self._generate(windows, prompt, sampling)
+        generation = await self._generate(
+            windows, prompt, sampling, is_continuation=is_continuation
+        )
         self._running = generation
         return generation
+
+    @property
+    def _num_logprobs(self) -> int:
+        return min(_NUM_LOGPROBS, self._served.info.max_logprobs)
 
     def _timestamp_rules(self) -> dict[str, int]:
         tokens = self._tokens
@@ -223,7 +239,12 @@ class Transcription:
         }
 
     async def _generate(
-        self, windows: Sequence[PreparedWindow], prompt: list[int], sampling: SamplingParams
+        self,
+        windows: Sequence[PreparedWindow],
+        prompt: list[int],
+        sampling: SamplingParams,
+        *,
+        is_continuation: bool = False,
     ) -> Generation:
         job = Job(
             ctx=self._ctx,
@@ -234,6 +255,8 @@ class Transcription:
             media=[[MediaItem("audio", window.digest, ())] for window in windows],
             media_data={window.digest: window.tensors for window in windows},
             sampling=sampling,
+            stream=self._form.stream,
+            is_continuation=is_continuation,
         )
         await job.check()
         return await Generation.start(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -77,6 +78,8 @@ class _AudioView(GatewayView):
         form = await run_in_file_thread(_read_form, request, self.translates)
         if (record := request.ctx.record) is not None:
             record.model, record.stream = (form.model or "")[:200], form.stream
+        # Transcripts can't be resumed.
+        request.ctx = replace(request.ctx, last_event_id=None)
         served = await resolve_model(request.ctx, form.model)
         info = served.info
         if not info.encoder_length:
