@@ -66,10 +66,13 @@ def state_of(beat: Heartbeat) -> str:
 def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str, Any]:
     """A model's state: that of its best replica, by heartbeats, or else by rows.
 
-    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens) and
-    "tasks", both None while no replica has said it}.
+    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens),
+    "tasks" and "max_images" of a request (0: the model takes none), these three None while no
+    replica has said it}.
     """
     live = list(beats)
+    tasks = live[0].model.tasks if live else None
+    max_images = live[0].model.max_images if live and live[0].model.sees else 0
     states = [state_of(beat) for beat in live]
     # Rows speak of replicas that don't beat: those still to be started, and those that died.
     states += [_FROM_ROW[ReplicaState(row.state)] for row in rows if row.state in _FROM_ROW]
@@ -79,7 +82,8 @@ def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str
         "load_progress": max(loading, default=0.0),
         "replicas": len(live),
         "context": max((beat.model.max_model_len for beat in live), default=None),
-        "tasks": live[0].model.tasks if live else None,
+        "tasks": tasks,
+        "max_images": max_images if tasks else None,
     }
 
 

@@ -83,6 +83,7 @@ urlpatterns = [
     path("console/tenants/create/", tenants.create, name="create-tenant"),
     path("console/tenants/<slug:slug>/", tenants.tenant, name="tenant"),
     path("console/tenants/<slug:slug>/limits/", tenants.limit, name="limit-tenant"),
+    path("console/api/pictures", playground.upload_picture, name="console-pictures"),
     path("console/api/feedback/<str:name>", feedback.feedback, name="console-feedback"),
     path("console/feedback/export/", feedback.export, name="export-feedback"),
     path("console/api/find", find.find, name="console-find"),

@@ -17,6 +17,8 @@ from engine.contract.errors import InvalidRequest
 #: Of the document as JSON, and what of it can be searched for.
 MAX_CHARS, MAX_WORDS = 1_000_000, 100_000
 MAX_TURNS = 1000
+#: Of one question.
+MAX_PICTURES = 64
 
 Name = Annotated[str, Meta(max_length=64)]
 Short = Annotated[str, Meta(max_length=256)]
@@ -31,6 +33,13 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     name: Short
     arguments: str
     result: str | None = None
+
+
+class Picture(msgspec.Struct, forbid_unknown_fields=True):
+    """A picture of a question: the id of its file, and the file's name."""
+
+    id: Name
+    name: Short
 
 
 class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -57,6 +66,7 @@ class Turn(AnswerFields):
     parent: Name | None
     role: Literal["user", "assistant"]
     beside: AnswerFields | None = None
+    images: Annotated[list[Picture], Meta(max_length=MAX_PICTURES)] = []
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

@@ -63,6 +63,8 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
 
     async def play(self, frame: dict[str, Any]) -> None:
         id_, said, started = frame["id"], frame["messages"][-1]["content"], time.monotonic()
+        if isinstance(said, list):
+            said = describe_parts(said)
         script = read_script(said, frame)
         await self.say(type="start", id=id_, request_id=f"req-{id_}", model=frame["model"])
         text, cut = script.get("text", ""), script.get("cut", 7)
@@ -98,6 +100,13 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
             ttft_ms=84.6,
             tokens_per_s=tokens / max(seconds, 0.01),
         )
+
+
+def describe_parts(parts: list[dict[str, Any]]) -> str:
+    """The text of a message's parts, and how many pictures come before it."""
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    files = {part["file_id"] for part in parts if part["type"] == "image_url"}
+    return f"{len(files)} pictures, {' '.join(texts) or 'no text'}"
 
 
 def read_script(said: str, frame: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from django.test import Client
@@ -212,6 +213,15 @@ def test_a_replica_that_beats_but_does_not_move_is_stalled(login: Login, beat: B
 
 
 @pytest.mark.usefixtures("committed")
+def test_models_say_how_many_pictures_they_take(login: Login, beat: Beat) -> None:
+    seeing = heartbeat("p-0", "acme-private")
+    beat(msgspec.structs.replace(seeing, model=msgspec.structs.replace(seeing.model, sees=True)))
+    beat(heartbeat("q-0"))
+    shown = models(login("ada"))
+    assert (shown["quill"]["max_images"], shown["acme-private"]["max_images"]) == (0, 64)
+
+
+@pytest.mark.usefixtures("committed")
 def test_a_model_without_a_replica_is_offline(login: Login) -> None:
     assert models(login("ada"))["quill"] == {
         "id": "quill",
@@ -221,6 +231,7 @@ def test_a_model_without_a_replica_is_offline(login: Login) -> None:
         "replicas": 0,
         "context": None,
         "tasks": None,
+        "max_images": None,
         "max_model_len": None,
     }
 

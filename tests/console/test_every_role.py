@@ -75,6 +75,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/adapters/<pk>/alias/delete/": RUN,
         "console/alerts/<pk>/silence/": OPERATE,
         "console/api/feedback/<name>": LOOK,
+        "console/api/pictures": WORK,
         "console/adapters/<pk>/delete/": RUN,
         "console/adapters/<pk>/offline/": RUN,
         "console/adapters/<pk>/pin/": OPERATE,
@@ -123,6 +124,7 @@ ROUTES: dict[str, dict[str, str]] = {
 #: test_api.py and test_batches_page.py, here who may not.
 ELSEWHERE = {
     "console/api/models",
+    "console/api/pictures",
     "console/batches/<public_id>/cancel/",
     "console/batches/add/",
     "console/files/<public_id>/",

@@ -17,12 +17,14 @@ from django.views.decorators.http import require_http_methods, require_safe
 from common.errors import NotFound
 from console.mounting import mounted
 from console.views.base import current_tenant
+from console.views.batches import write_caller
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
-from inference.errors import error_response
+from inference.errors import PayloadTooLarge, error_response
 from inference.web.json_body import parse_object
 from storage import actions
 from storage.access import MAX_LISTED, access_conversation, access_conversations
+from storage.actions.files import lifetime
 from storage.models import SavedConversation
 from tenants.authentication import AuthenticationFailed
 from tenants.models import User
@@ -97,6 +99,36 @@ def conversation(request: UserRequest, public_id: str) -> dict[str, Any]:
     if renamed is None:
         raise InvalidRequest("Name a title, or whether it's shared.", param="title")
     return to_json(renamed, user)
+
+
+#: Lifetime of pictures of a tenant that keeps no conversations, in seconds.
+UNKEPT_PICTURE_S = 86_400
+
+
+@json_action("POST")
+def upload_picture(request: UserRequest) -> dict[str, Any]:
+    """Store the form's `file` for the messages of a conversation in `?tenant=`."""
+    tenant = current_tenant(request)
+    if tenant is None:
+        raise NotFound("You belong to no tenant.")
+    caller = write_caller(request, tenant)
+    file = request.FILES.get("file")
+    if file is None or not file.size:
+        raise InvalidRequest("file must be a picture with content.", param="file")
+    max_bytes = min(settings.QUIRE.max_file_bytes, settings.QUIRE.max_body_bytes)
+    if file.size > max_bytes:
+        raise PayloadTooLarge(
+            f"The picture has {file.size} bytes; the limit is {max_bytes}.", param="file"
+        )
+    row = actions.create_file(
+        caller=caller,
+        filename=file.name or "",
+        purpose="vision",
+        size=file.size,
+        chunks=file.chunks(),
+        expires_at=None if tenant.keep_conversations else lifetime(UNKEPT_PICTURE_S),
+    )
+    return {"id": row.public_id, "name": row.filename}
 
 
 def to_json(row: SavedConversation, user: User) -> dict[str, Any]:

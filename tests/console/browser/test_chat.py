@@ -283,19 +283,3 @@ def test_json_is_drawn_as_code_and_nothing_else_is(playground: PlaygroundPage) -
     expect(playground.answers).to_have_count(len(TEXTS))
     for answer, code in zip(playground.answers.all(), TEXTS.values(), strict=True):
         expect(answer.locator(".prose pre")).to_have_count(int(code))
-
-
-def test_a_dropped_or_pasted_file_is_refused_aloud(playground: PlaygroundPage) -> None:
-    page = playground.page
-    give = """(field, type) => {
-        const data = new DataTransfer();
-        data.items.add(new File(["x"], "x.png", { type: "image/png" }));
-        const event = type === "paste"
-            ? new ClipboardEvent(type, { clipboardData: data, bubbles: true, cancelable: true })
-            : new DragEvent(type, { dataTransfer: data, bubbles: true, cancelable: true });
-        return field.dispatchEvent(event);
-    }"""
-    for kind in ("drop", "paste"):
-        assert playground.prompt.evaluate(give, kind) is False
-        expect(page.locator("#toast")).to_contain_text("Files can't be attached here yet")
-        page.evaluate("document.getElementById('toast').hidden = true")

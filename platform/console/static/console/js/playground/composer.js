@@ -7,15 +7,18 @@ const TALLEST = 320; // pixels
 export class Composer {
   #area;
   #button;
+  #attachments;
   #busy = false;
   #blocked = "";
   #handlers;
 
-  /** `handlers`: `send(text)` (false keeps the text), `stop()`, `editLast()`. */
-  constructor(form, handlers) {
+  /** `handlers`: `send(text, images)` (false keeps the text), `stop()`, `editLast()`. */
+  constructor(form, attachments, handlers) {
     this.#area = form.querySelector("textarea");
     this.#button = form.querySelector("[data-send]");
+    this.#attachments = attachments;
     this.#handlers = handlers;
+    attachments.addEventListener("changed", () => this.#changed());
     form.addEventListener("submit", (event) => this.#submit(event));
     this.#area.addEventListener("input", () => this.#changed());
     this.#area.addEventListener("keydown", (event) => this.#key(event));
@@ -56,8 +59,12 @@ export class Composer {
       this.#button.replaceChildren(icon(this.#busy ? "stop" : "send"));
       this.#button.dataset.busy = String(this.#busy);
     }
-    const idle = !area.value.trim() || Boolean(this.#blocked);
-    this.#button.disabled = !this.#busy && idle;
+    this.#button.disabled = !this.#busy && !this.#sendable;
+  }
+
+  get #sendable() {
+    const said = this.#area.value.trim() || !this.#attachments.empty;
+    return said && !this.#blocked && !this.#attachments.problem;
   }
 
   #submit(event) {
@@ -67,9 +74,9 @@ export class Composer {
       return;
     }
     const text = this.#area.value.trim();
-    if (!text || this.#blocked || this.#handlers.send(text) === false) return;
+    if (!this.#sendable || this.#handlers.send(text, this.#attachments.images) === false) return;
     this.#area.value = "";
-    this.#changed();
+    this.#attachments.clear();
   }
 
   #key(event) {

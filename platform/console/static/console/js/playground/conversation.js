@@ -5,7 +5,7 @@
  * It's kept in this tab's sessionStorage under the reader's own key, so that a reload finds it, and
  * on the server by `keeper.js` where the tenant keeps conversations.
  *
- * A turn: {id, parent, role: "user" | "assistant", text, model?, reasoning?, thoughtFor?, stats?,
+ * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name}], model?, reasoning?, thoughtFor?, stats?,
  * error?, state?, calls?, logprobs?, beside?, going?}; `beside` is what a second model said to the same question.
  * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
  * it's gone on with after a reload, in this tab alone.
@@ -15,7 +15,7 @@ const PREFIX = "quire.playground.";
 const VERSION = 2;
 const SAVE_AFTER = 400;
 const KEPT = ["leaf", "model", "second", "system", "tools", "schema", "settings"];
-const SAID = ["text", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
+const SAID = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
 export class Conversation extends EventTarget {
   #nodes = new Map();
@@ -106,7 +106,7 @@ export class Conversation extends EventTarget {
     const messages = [];
     for (const turn of this.turns.slice(0, end)) {
       const said = beside ? (turn.beside ?? turn) : turn;
-      if (turn.role === "user") messages.push({ role: "user", content: turn.text });
+      if (turn.role === "user") messages.push({ role: "user", content: questionContent(turn) });
       else messages.push(...answerMessages(said));
     }
     const system = this.system.trim();
@@ -165,6 +165,12 @@ export class Conversation extends EventTarget {
 function said(turn, here) {
   const names = here && turn.state === "streaming" ? [...SAID, "going"] : SAID;
   return Object.fromEntries(names.filter((name) => turn[name] != null).map((name) => [name, turn[name]]));
+}
+
+function questionContent({ text, images }) {
+  if (!images?.length) return text;
+  const parts = images.map(({ id }) => ({ type: "image_url", file_id: id }));
+  return text ? [...parts, { type: "text", text }] : parts;
 }
 
 function answerMessages({ text, calls }) {

@@ -15,6 +15,7 @@ export function toMarkdown(title, document) {
     for (const said of [turn, turn.beside].filter(Boolean)) {
       const model = said.model ? ` (${said.model})` : "";
       parts.push(`## ${NAMES[turn.role]}${model}`, said.text ?? "");
+      for (const { name } of said.images ?? []) parts.push(`Picture: ${name}`);
       for (const { name, arguments: json } of said.calls ?? []) parts.push(`Calls \`${name}\` with \`${json}\``);
     }
   }

@@ -3,6 +3,7 @@
 import { byId } from "../lib/dom.js";
 import { Poll } from "../lib/poll.js";
 import { ActiveSettings } from "./active.js";
+import { Attachments } from "./attachments.js";
 import { CodeDialog } from "./code_dialog.js";
 import { Composer } from "./composer.js";
 import { ConnectionLine } from "./connection.js";
@@ -20,7 +21,7 @@ import { Tenants } from "./tenants.js";
 import { Thread } from "./thread.js";
 
 const root = byId("playground");
-const { reader, socketPath, modelsUrl, loginUrl } = root.dataset;
+const { reader, socketPath, modelsUrl, loginUrl, picturesUrl, fileUrl } = root.dataset;
 
 const conversation = new Conversation(reader);
 const linked = new URLSearchParams(location.search);
@@ -41,10 +42,12 @@ const settings = new Settings(byId("sampling"), conversation.settings, (raw) => 
 const picker = new Picker(byId("model"), byId("model-list"), conversation.model, (id) => {
   conversation.model = id;
   conversation.changed();
+  attachments.changed();
 });
 const second = new Picker(byId("second"), byId("second-list"), conversation.second, (id) => {
   conversation.second = compare.getAttribute("aria-pressed") === "true" ? id : "";
   conversation.changed();
+  attachments.changed();
 });
 const tenants = new Tenants(byId("tenant-choice"), byId("tenant"), reader, linked.get("tenant"), () => models.now());
 const thread = new Thread(byId("scroller"), byId("thread"), {
@@ -53,11 +56,18 @@ const thread = new Thread(byId("scroller"), byId("thread"), {
   results: () => playground.results(),
   siblings: (turn) => conversation.siblings(turn),
   choose: (turn) => playground.choose(turn),
+  picture: pictureUrl,
   errorActions: (error) => playground.errorActions(error),
   followed: (following) => (byId("to-end").hidden = following),
 });
-const composer = new Composer(byId("composer"), {
-  send: (text) => playground.send(text),
+const attachments = new Attachments(byId("composer"), byId("picture-files"), {
+  upload: () => tenants.address(picturesUrl),
+  picture: pictureUrl,
+  models: () => [picker, ...(conversation.second ? [second] : [])].map(({ model }) => model).filter(Boolean),
+  say: (text) => page.say(text),
+});
+const composer = new Composer(byId("composer"), attachments, {
+  send: (text, images) => playground.send(text, images),
   stop: () => playground.stop(),
   editLast: () => playground.editLast(),
 });
@@ -84,6 +94,7 @@ function showSecond(shown) {
   compare.setAttribute("aria-pressed", String(shown));
   byId("second").parentElement.hidden = !shown;
   conversation.second = shown ? (second.model?.id ?? conversation.second) : "";
+  attachments.changed();
 }
 
 compare.addEventListener("click", () => {
@@ -91,6 +102,27 @@ compare.addEventListener("click", () => {
   conversation.changed();
 });
 if (conversation.second) showSecond(true);
+
+/* -- pictures -- */
+
+/** Files belong to the tenant of the conversation, which may be another than the chosen one. */
+function pictureUrl(id) {
+  const url = fileUrl.replace("FILE", encodeURIComponent(id));
+  const { saved } = conversation;
+  return saved ? `${url}?tenant=${encodeURIComponent(saved.tenant)}` : tenants.address(url);
+}
+
+/** A browser would open a dropped file in place of the page, and drop a pasted one silently. */
+function attachFiles(event, transfer) {
+  if (!transfer?.types.includes("Files")) return;
+  event.preventDefault();
+  if (event.type !== "dragover") attachments.add([...transfer.files]);
+  root.toggleAttribute("data-drop", event.type === "dragover");
+}
+
+for (const type of ["dragover", "drop"]) addEventListener(type, (event) => attachFiles(event, event.dataTransfer));
+addEventListener("dragleave", (event) => event.relatedTarget || root.removeAttribute("data-drop"));
+byId("prompt").addEventListener("paste", (event) => attachFiles(event, event.clipboardData));
 
 /* -- models -- */
 
@@ -102,6 +134,7 @@ function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = f
   root.toggleAttribute("data-view-only", viewOnly);
   byId("view-only").hidden = !viewOnly;
   composer.blocked = models.length > 0 ? "" : "no model";
+  attachments.changed();
   root.dataset.models = "known";
 }
 
@@ -166,16 +199,6 @@ for (const button of root.querySelectorAll("[data-starter]")) {
   });
 }
 addEventListener("keydown", keys);
-
-/** A browser would open a dropped file in place of the page, and drop a pasted one silently. */
-function refuseFiles(event, transfer) {
-  if (!transfer?.types.includes("Files")) return;
-  event.preventDefault();
-  if (event.type !== "dragover") page.say("Files can't be attached here yet. Images can be sent by the API.");
-}
-
-for (const type of ["dragover", "drop"]) addEventListener(type, (event) => refuseFiles(event, event.dataTransfer));
-byId("prompt").addEventListener("paste", (event) => refuseFiles(event, event.clipboardData));
 
 system.value = conversation.system;
 playground.restore();

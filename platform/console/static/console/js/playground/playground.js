@@ -43,10 +43,10 @@ export class Playground {
   }
 
   /** Ask something new. False if it can't be asked as things stand. */
-  send(text) {
+  send(text, images = []) {
     if (!this.#ready()) return false;
     this.#parts.page.hush();
-    this.#add({ role: "user", text });
+    this.#add({ role: "user", text, ...(images.length && { images }) });
     this.#generate();
     return true;
   }
@@ -65,11 +65,12 @@ export class Playground {
     if (this.#ready()) this.#generate();
   }
 
-  /** Put another question beside turn `index`; what followed that stays with it. */
+  /** Put another question about the same pictures beside turn `index`; what followed that stays with it. */
   edit(index, text) {
     if (!this.#ready()) return false;
+    const { images } = this.#parts.conversation.turns[index];
     this.#cut(index);
-    this.#add({ role: "user", text });
+    this.#add({ role: "user", text, ...(images && { images }) });
     this.#generate();
     this.#parts.composer.focus();
     return true;

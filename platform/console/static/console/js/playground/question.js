@@ -5,7 +5,10 @@ import { el, tool } from "../lib/dom.js";
 import { branches } from "./branches.js";
 
 export class QuestionView {
-  /** `actions`: `edit(text)` sends the changed text beside this turn; `siblings`, `choose`: its branches. */
+  /**
+   * `actions`: `edit(text)` sends the changed text beside this turn; `siblings`, `choose`: its branches; `picture(id)`
+   * gives the address of a picture.
+   */
   constructor(turn, actions) {
     this.turn = turn;
     this.actions = actions;
@@ -18,10 +21,20 @@ export class QuestionView {
       "article",
       { class: "turn question", "aria-label": "Your message" },
       el("h2", { class: "turn-who" }, "You"),
+      turn.images?.length ? this.#pictures() : null,
       this.text,
       el("div", { class: "turn-branches" }, ...branches(turn, actions)),
       this.tools,
     );
+  }
+
+  #pictures() {
+    const pictures = this.turn.images.map(({ id, name }) => {
+      const href = this.actions.picture(id);
+      const image = el("img", { src: href, alt: name, loading: "lazy" });
+      return el("li", { class: "picture" }, el("a", { href, title: `Download ${name}` }, image));
+    });
+    return el("ul", { class: "pictures", "aria-label": "Pictures" }, ...pictures);
   }
 
   /** Turn the text into a field, in its place. */
@@ -58,7 +71,7 @@ export class QuestionView {
   #submit(event, area) {
     event.preventDefault();
     const text = area.value.trim();
-    if (!text) return;
+    if (!text && !this.turn.images) return;
     if (this.actions.edit(text) === false) return;
   }
 

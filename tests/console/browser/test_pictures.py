@@ -1,0 +1,138 @@
+"""Pictures in the playground: chosen, pasted, dropped, sent, and seen again."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Locator, expect
+
+from tests.console.browser.conftest import Open
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.test_accessibility import in_both, problems
+
+TENANT = {"tenant": "acme", "tenants": [{"id": "acme", "name": "Acme"}]}
+SEEING = {"id": "quill", "state": "ready", "max_model_len": 4096, "tasks": [], "max_images": 3}
+BLIND = SEEING | {"id": "blind", "max_images": 0}
+#: Gives the field a picture as a browser does; whether the page left it to the browser.
+GIVE = """(field, [type, data, name]) => {
+    const bytes = Uint8Array.from(atob(data), (char) => char.charCodeAt(0));
+    const transfer = new DataTransfer();
+    const kind = name.endsWith("png") ? "image/png" : "text/plain";
+    transfer.items.add(new File([bytes], name, { type: kind }));
+    const event = type === "paste"
+        ? new ClipboardEvent(type, { clipboardData: transfer, bubbles: true, cancelable: true })
+        : new DragEvent(type, { dataTransfer: transfer, bubbles: true, cancelable: true });
+    return field.dispatchEvent(event);
+}"""
+
+
+def png(colour: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (60, 40), colour).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def give(playground: PlaygroundPage, how: str, name: str = "given.png") -> None:
+    data = base64.b64encode(png("navy")).decode()
+    assert playground.prompt.evaluate(GIVE, [how, data, name]) is False
+
+
+def expect_drawn(pictures: Locator, count: int) -> None:
+    """Thumbnails that the browser could read."""
+    expect(pictures).to_have_count(count)
+    for picture in pictures.all():
+        picture.scroll_into_view_if_needed()
+        picture.evaluate("image => image.decode()")
+
+
+def answers(*models: dict[str, Any]) -> dict[str, Any]:
+    return {"/console/api/models": {"models": list(models), **TENANT}}
+
+
+def test_pictures_are_attached_sent_and_seen_again(open_page: Open) -> None:
+    page = open_page(answers=answers(SEEING))
+    playground = PlaygroundPage(page).ready()
+    send = page.get_by_role("button", name="Send", exact=True)
+    files = [
+        {"name": f"{colour}.png", "mimeType": "image/png", "buffer": png(colour)}
+        for colour in ("red", "green")
+    ]
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Attach pictures").click()
+    chooser.value.set_files(files)
+    give(playground, "paste")
+    attached = page.locator("#composer .pictures img")
+    expect_drawn(attached, 3)
+    give(playground, "drop")
+    expect(page.locator("#toast")).to_contain_text("At most 3 pictures")
+    page.get_by_role("button", name="Remove green.png").click()
+    expect(attached).to_have_count(2)
+    give(playground, "drop", "notes.txt")
+    expect(page.locator("#toast")).to_contain_text("Only pictures can be attached")
+    for _ in in_both(page):
+        assert problems(page) == []
+    playground.finished(playground.send("What are these?"))
+    prose = playground.answers.first.locator(".prose")
+    expect(prose).to_have_text("You said: 2 pictures, What are these?")
+    expect(attached).to_have_count(0)
+    expect(send).to_be_disabled()
+    give(playground, "drop")
+    expect_drawn(attached, 1)
+    send.click()  # a picture alone is a message
+    expect(playground.answers.last.locator(".prose")).to_have_text("You said: 1 pictures, no text")
+    page.wait_for_url("**/?conversation=talk-*")
+    page.evaluate("window.addEventListener('pagehide', () => sessionStorage.clear())")
+    page.reload()
+    expect_drawn(playground.questions.locator("img"), 3)
+    for _ in in_both(page):
+        assert problems(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_an_edited_question_is_about_the_same_pictures(open_page: Open) -> None:
+    playground = PlaygroundPage(open_page(answers=answers(SEEING))).ready()
+    give(playground, "paste")
+    expect_drawn(playground.page.locator("#composer .pictures img"), 1)
+    playground.answer_to("What is this?")
+    playground.prompt.press("ArrowUp")
+    playground.questions.first.get_by_role("textbox").fill("What colour is it?")
+    playground.questions.first.get_by_role("button", name="Send again").click()
+    prose = playground.answers.first.locator(".prose")
+    expect(prose).to_have_text("You said: 1 pictures, What colour is it?")
+    expect_drawn(playground.questions.locator("img"), 1)
+
+
+def test_a_model_that_takes_no_pictures_says_so(open_page: Open) -> None:
+    page = open_page(answers=answers(SEEING, BLIND))
+    playground = PlaygroundPage(page).ready()
+    give(playground, "paste")
+    expect_drawn(page.locator("#composer .pictures img"), 1)
+    playground.prompt.fill("What is this?")
+    page.locator("#model").click()
+    page.get_by_role("option", name="blind").click()
+    expect(page.get_by_text("blind takes no pictures. Remove them")).to_be_visible()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    expect(page.get_by_role("button", name="Attach pictures")).to_be_disabled()
+    for _ in in_both(page):
+        assert problems(page) == []
+    page.get_by_role("button", name="Remove given.png").click()
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_enabled()
+    for how in ("drop", "paste"):
+        give(playground, how)
+        expect(page.locator("#toast")).to_contain_text("blind takes no pictures.")
+        page.evaluate("document.getElementById('toast').hidden = true")
+
+
+def test_a_picture_that_is_refused_says_why(open_page: Open) -> None:
+    page = open_page(answers=answers(SEEING))
+    playground = PlaygroundPage(page).ready()
+    refusal = {"error": {"message": "The tenant's files are full.", "code": "storage_full"}}
+    page.route("**/console/api/pictures*", lambda route: route.fulfill(status=413, json=refusal))
+    give(playground, "paste")
+    expect(page.locator("#toast")).to_contain_text(
+        "given.png can't be attached: The tenant's files"
+    )
+    expect(page.locator("#composer .picture")).to_have_count(0)
