@@ -12,6 +12,7 @@ export class Follower {
   following = true;
   #scroller;
   #onChange;
+  #last = 0; // scrollTop
 
   /** `content`: the element in `scroller` that grows. */
   constructor(scroller, content, onChange) {
@@ -22,8 +23,12 @@ export class Follower {
     sizes.observe(content);
     let touched = false;
     scroller.addEventListener("scroll", () => {
-      if (this.#distance() < NEAR) this.#set(true);
-      else if (touched) this.#set(false);
+      // On the way up, and in an event that `keep` caused, the end may still be near.
+      const down = scroller.scrollTop > this.#last;
+      this.#last = scroller.scrollTop;
+      if (this.#distance() < NEAR) {
+        if (down) this.#set(true);
+      } else if (touched) this.#set(false);
     }, { passive: true });
     // A wheel turned up means "let me read", even if the next token comes before it has moved far.
     scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
@@ -36,7 +41,9 @@ export class Follower {
 
   /** To the end if the reader is there. */
   keep() {
-    if (this.following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    if (!this.following) return;
+    this.#scroller.scrollTop = this.#scroller.scrollHeight;
+    this.#last = this.#scroller.scrollTop;
   }
 
   /** To the end in any case. */
