@@ -71,9 +71,9 @@ def run_once(args: argparse.Namespace) -> None:
     core = make_core(args)
     result = first_token(core, args.tokens)
     connector = core.scheduler.kv_connector
-    if not isinstance(connector, OffloadingConnector) or connector.disk is None:
+    if not isinstance(connector, OffloadingConnector) or connector.storage is None:
         raise TypeError("The engine has no disk tier.")
-    connector.disk.flush()
+    connector.storage.flush()
     result["loaded_tokens"] = connector.num_matched_tokens
     print(json.dumps(result), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

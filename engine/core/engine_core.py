@@ -553,7 +553,8 @@ class EngineCore:
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.fill_stats(stats)
             if self._kv_admission.num_late:
-                stats.kv_tier_failures_total["late"] = self._kv_admission.num_late
+                failures = stats.kv_tier_failures_total
+                failures["late"] = failures.get("late", 0) + self._kv_admission.num_late
         return stats
 
 

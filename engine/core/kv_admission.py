@@ -11,12 +11,10 @@ from functools import partial
 
 from engine.contract.errors import QuireError
 from engine.kv_transfer.base import KVConnectorBase
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
 from engine.scheduler.request import Request, Sequence, SequenceStatus
 
 log = logging.getLogger(__name__)
-
-#: A request whose blocks are still being read after so long is computed: a disk may hang.
-READ_TIMEOUT_S = 10.0
 
 
 class KVAdmission:

@@ -23,11 +23,11 @@ from engine.contract.kv_transfer_config import (
 from engine.contract.speculative_config import HEADS
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.block_buffers import BlockBuffers
-from engine.kv_transfer.disk_queue import DiskQueue
 from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.storage_queue import StorageQueue
 
 if TYPE_CHECKING:
     from engine.executor.worker import Worker
@@ -126,15 +126,15 @@ def _make_offloading_connector(
         host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
     else:
         host_bytes += size
-    host, disk = HostTier(host_bytes), None
+    host, storage = HostTier(host_bytes), None
     if on_disk:
         folder = Path(config.kv_offloading_backend).expanduser()
-        disk = DiskQueue(DiskTier(folder, size, block_bytes), host)
+        storage = StorageQueue(DiskTier(folder, size, block_bytes), host)
     return OffloadingConnector(
         host,
         config.block_size,
         msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
-        disk=disk,
+        storage=storage,
         saves=offloads and settings.saves,
         loads=offloads and settings.loads,
         swaps=swaps,

@@ -6,15 +6,13 @@ budget at every moment: before a segment is allocated, those used least recently
 segment has one writer, which holds a lock on it; the next process goes on with one that a killed
 writer has left.
 
-A block is encrypted and authenticated by AES-GCM, with a key of its cache namespace; what is
-authenticated covers the block's own key in the tier. Its header is written after it, so a block is
-there whole or not at all; one that isn't, after a power failure, fails its authentication.
+A block's header is written after it, so a block is there whole or not at all; one that isn't, after
+a power failure, fails its authentication.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hmac
 import logging
 import os
 import secrets
@@ -22,26 +20,28 @@ import struct
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.contract.errors import ConfigError
 from engine.kv_transfer.block_buffers import Payload
+from engine.kv_transfer.storage_tier import (
+    SECRET_BYTES,
+    TAG_BYTES,
+    BlockCipher,
+    StorageTier,
+    UnusableBlock,
+)
 
 log = logging.getLogger(__name__)
 
 #: Magic, length of the encrypted block, key, nonce.
 _HEADER = struct.Struct("<4sI32s12s12x")
 _MAGIC = b"QKV1"
-_TAG_BYTES = 16
-_SECRET_BYTES = 32
 SUFFIX = ".kv"
 #: The budget in segments: what is deleted at once is a 32nd of it.
 NUM_SEGMENTS = 32
@@ -58,17 +58,10 @@ class Location(NamedTuple):
     nonce: bytes
 
 
-class DiskTier:
-    """Blocks by key in a folder, within a number of bytes.
+class DiskTier(StorageTier):
+    """Blocks in a folder. Attributes: folder: where the segments are."""
 
-    One thread may write while another reads and others ask what there is.
-
-    Attributes:
-        folder: where the segments are.
-        capacity: bytes.
-        failures: number of blocks that couldn't be read or written, by reason.
-        used_bytes: bytes of all segments, when they were last looked at.
-    """
+    name = "disk"
 
     def __init__(self, folder: Path, capacity: int, block_bytes: int) -> None:
         """Make the folder where there is none, and index its blocks.
@@ -76,9 +69,10 @@ class DiskTier:
         Raises `ConfigError` for a folder that can't be written, or a capacity that is too small
         for blocks of `block_bytes`.
         """
-        self.folder, self.capacity, self._block_bytes = folder, capacity, block_bytes
+        super().__init__(capacity)
+        self.folder, self._block_bytes = folder, block_bytes
         self._segment_bytes = capacity // NUM_SEGMENTS
-        record_bytes = _HEADER.size + block_bytes + _TAG_BYTES
+        record_bytes = _HEADER.size + block_bytes + TAG_BYTES
         if record_bytes > self._segment_bytes:
             min_gib = NUM_SEGMENTS * record_bytes / 2**30
             raise ConfigError(
@@ -86,7 +80,6 @@ class DiskTier:
                 f"{block_bytes} bytes; got {capacity / 2**30:.4f}.",
                 param="kv_offloading_size",
             )
-        self.failures: Counter[str] = Counter()
         self._index: dict[bytes, Location] = {}
         #: By name of a segment, the end of its indexed blocks.
         self._ends: dict[str, int] = {}
@@ -95,10 +88,9 @@ class DiskTier:
         self._index_lock = threading.Lock()
         self._writer: tuple[int, str] | None = None
         self._paused_until = 0.0
-        self.used_bytes = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._secret = self._read_secret()
+            self._cipher = BlockCipher(self._read_secret(), block_bytes)
         except OSError as error:
             raise ConfigError(
                 f"kv_offloading_backend {str(folder)!r} can't be used: {error}",
@@ -109,6 +101,9 @@ class DiskTier:
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
 
+    def may_contain(self, key: bytes) -> bool:
+        return key in self._index
+
     def __len__(self) -> int:
         return len(self._index)
 
@@ -117,7 +112,6 @@ class DiskTier:
         return list(self._index)
 
     def refresh(self) -> None:
-        """Index what was written since, by others too, and forget what was deleted."""
         with self._index_lock:
             sizes = {name: size for name, size, _ in self._segments()}
             self.used_bytes = sum(sizes.values())
@@ -151,21 +145,18 @@ class DiskTier:
             # Where the next block begins isn't known. New blocks may overwrite those behind it.
             if (name, offset) not in self._damaged:
                 self._damaged.add((name, offset))
-                self.failures[error.reason] += 1
+                self.count_failure(error.reason)
         finally:
             os.close(descriptor)
         self._ends[name] = offset
 
     def read(self, key: bytes, namespace: str) -> Payload | None:
-        """A block that is as it was written; None: there is none. One that can't be used is
-        removed from the index and counted.
-        """
         if (location := self._index.get(key)) is None:
             return None
         try:
             return self._open(key, location, namespace)
         except UnusableBlock as error:
-            self.failures[error.reason] += 1
+            self.count_failure(error.reason)
             with self._index_lock:
                 self._index.pop(key, None)
             return None
@@ -185,34 +176,24 @@ class DiskTier:
         except OSError as error:
             log.warning("A KV block of %s can't be read: %s", path, error)
             raise UnusableBlock("read_error") from error
-        if len(sealed) != self._block_bytes + _TAG_BYTES:
-            raise UnusableBlock("truncated")
-        try:
-            block = self._cipher(namespace).decrypt(location.nonce, sealed, key)
-        except InvalidTag as error:
-            raise UnusableBlock("authentication") from error
-        payload: Payload = np.frombuffer(bytearray(block), dtype=np.uint8)
-        return payload
+        return self._cipher.open(key, location.nonce, sealed, namespace)
 
     def measure_read(self) -> float:
         """Seconds that it takes to read a block from the device, not from the page cache."""
-        cipher, nonce = self._cipher(""), bytes(12)
-        sealed = cipher.encrypt(nonce, bytes(self._block_bytes), b"")
+        nonce, sealed = self._cipher.seal(b"", np.zeros(self._block_bytes, np.uint8), "")
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.write(sealed)
             file.flush()
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             started = time.perf_counter()
-            cipher.decrypt(nonce, os.pread(file.fileno(), len(sealed), 0), b"")
+            self._cipher.open(b"", nonce, os.pread(file.fileno(), len(sealed), 0), "")
             return time.perf_counter() - started
 
     def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
-        """Append a block; whether it was written. Failures are counted."""
         if key in self._index or time.monotonic() < self._paused_until:
             return False
-        nonce = secrets.token_bytes(12)
-        sealed = self._cipher(namespace).encrypt(nonce, payload.data, key)
+        nonce, sealed = self._cipher.seal(key, payload, namespace)
         try:
             descriptor, name, offset = self._reserve(_HEADER.size + len(sealed))
             start = offset + _HEADER.size
@@ -221,7 +202,7 @@ class DiskTier:
             _write_all(descriptor, header, offset)
         except OSError as error:
             log.warning("KV blocks can't be written to %s: %s", self.folder, error)
-            self.failures["disk_full" if isinstance(error, DiskFull) else "write_error"] += 1
+            self.count_failure("disk_full" if isinstance(error, DiskFull) else "write_error")
             self._paused_until = time.monotonic() + _FULL_PAUSE_S
             self._close_segment()
             return False
@@ -304,7 +285,6 @@ class DiskTier:
             self._writer = None
 
     def close(self) -> None:
-        """Let another process write to the last segment."""
         self._close_segment()
 
     def _segments(self) -> list[tuple[str, int, int]]:
@@ -331,26 +311,12 @@ class DiskTier:
         path = self.folder / "secret"
         with self._locked():
             # After a power failure it may be empty, and an empty secret is everyone's.
-            if not path.exists() or path.stat().st_size != _SECRET_BYTES:
+            if not path.exists() or path.stat().st_size != SECRET_BYTES:
                 temporary = path.with_suffix(".new")
-                temporary.write_bytes(secrets.token_bytes(_SECRET_BYTES))
+                temporary.write_bytes(secrets.token_bytes(SECRET_BYTES))
                 temporary.chmod(0o600)
                 temporary.rename(path)
             return path.read_bytes()
-
-    def _cipher(self, namespace: str) -> AESGCM:
-        """The cipher of a cache namespace. Its key needs the folder's secret and the namespace,
-        which comes from the tenant's salt: once that is erased, nobody can read the blocks.
-        """
-        return AESGCM(hmac.digest(self._secret, namespace.encode(), "sha256"))
-
-
-class UnusableBlock(Exception):
-    """A block can't be used, for a reason that is a label of the metrics."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class DiskFull(OSError):

@@ -25,10 +25,13 @@ from engine.kv_transfer.base import (
     RequestView,
 )
 from engine.kv_transfer.block_buffers import BlockBuffers, Payload
-from engine.kv_transfer.disk_queue import DiskQueue
 from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue
 
 log = logging.getLogger(__name__)
+
+#: A reader's thread may have to wait so long for its turn on a busy machine.
+_MIN_READ_S = 0.5
 
 #: A block of a plan: its key in the tiers and its id in the KV cache.
 KeyedBlock = tuple[bytes, int]
@@ -77,7 +80,7 @@ class OffloadingConnector(KVConnectorBase):
     shorter.
 
     Attributes:
-        host, disk: blocks in host memory, and in a folder.
+        host, storage: blocks in host memory, and in a storage behind it.
         num_matched_tokens: tokens of new sequences that were loaded.
         num_looked_up_tokens: tokens of new sequences that weren't in the KV cache.
         num_saved_blocks: blocks that were saved.
@@ -91,7 +94,7 @@ class OffloadingConnector(KVConnectorBase):
         block_size: int,
         numerics: bytes,
         *,
-        disk: DiskQueue | None = None,
+        storage: StorageQueue | None = None,
         saves: bool,
         loads: bool,
         swaps: bool,
@@ -103,13 +106,13 @@ class OffloadingConnector(KVConnectorBase):
             block_size: tokens of a block.
             numerics: digest of the model and of all else that decides a block's bytes but for its
                 tokens, namespace and adapter.
-            disk: where saved blocks are written behind, and read ahead from.
+            storage: where saved blocks are written behind, and read ahead from.
             saves: whether full blocks are saved as they are filled.
             loads: whether blocks are looked up for new sequences.
             swaps: whether all blocks of preempted sequences are saved.
             max_in_flight: steps that may run while the next is planned.
         """
-        self.host, self.disk = host, disk
+        self.host, self.storage = host, storage
         self._block_size = block_size
         self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
@@ -126,8 +129,10 @@ class OffloadingConnector(KVConnectorBase):
         self._loading: deque[tuple[int, list[tuple[int, Payload]]]] = deque()
         self.num_looked_up_tokens = self.num_matched_tokens = self.num_saved_blocks = 0
         #: Whether loading blocks is faster than computing their tokens: from host memory, and from
-        #: disk.
-        self._loads_host = self._loads_disk = loads
+        #: the storage.
+        self._loads_host = self._loads_storage = loads
+        #: Seconds that a block takes to be computed; unknown at first.
+        self._compute_s = READ_TIMEOUT_S
 
     @property
     def num_swapped(self) -> int:
@@ -155,10 +160,10 @@ class OffloadingConnector(KVConnectorBase):
     def start_read_ahead(
         self, request: RequestView, num_computed_tokens: int
     ) -> Future[None] | None:
-        disk, token_ids = self.disk, request.token_ids
-        if disk is None or not self._loads_disk:
+        storage, token_ids = self.storage, request.token_ids
+        if storage is None or not self._loads_storage or storage.hangs:
             return None
-        disk.refresh_soon()
+        storage.refresh_soon()
         first, end = (
             num_computed_tokens // self._block_size,
             (len(token_ids) - 1) // self._block_size,
@@ -167,11 +172,16 @@ class OffloadingConnector(KVConnectorBase):
         hashes = request.block_hashes.hash_full_blocks(token_ids, self._block_size)[first:end]
         keys = list(
             itertools.takewhile(
-                lambda key: key in self.host or key in disk.disk, map(self._key, hashes)
+                lambda key: key in self.host or storage.tier.may_contain(key),
+                map(self._key, hashes),
             )
         )
         keys = [key for key in keys if key not in self.host]
-        return disk.read_ahead(keys, request.cache_namespace) if keys else None
+        if not keys:
+            return None
+        # What takes longer than computing is of no use.
+        timeout_s = max(_MIN_READ_S, len(keys) * self._compute_s)
+        return storage.read_ahead(keys, request.cache_namespace, timeout_s)
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
@@ -255,9 +265,9 @@ class OffloadingConnector(KVConnectorBase):
         return saves
 
     @property
-    def _tier(self) -> HostTier | DiskQueue:
+    def _tier(self) -> HostTier | StorageQueue:
         """Where filled blocks go."""
-        return self.host if self.disk is None else self.disk
+        return self.host if self.storage is None else self.storage
 
     def request_preempted(self, request: RequestView, block_ids: list[list[int]]) -> None:
         token_ids = request.token_ids
@@ -303,7 +313,7 @@ class OffloadingConnector(KVConnectorBase):
                     self._buffers.write(block_id, payload)
 
     def _save(
-        self, blocks: list[KeyedBlock], tier: HostTier | DiskQueue
+        self, blocks: list[KeyedBlock], tier: HostTier | StorageQueue
     ) -> list[tuple[bytes, Payload]]:
         """Save those blocks of a sequence that a tier doesn't have."""
         max_blocks = self.host.capacity // self._buffers.block_bytes
@@ -321,8 +331,8 @@ class OffloadingConnector(KVConnectorBase):
         if isinstance(metadata, OffloadingMetadata):
             for namespace, blocks in metadata.saves:
                 payloads = self._save(blocks, self._tier)
-                if self.disk is not None:
-                    self.disk.write_behind(payloads, namespace)
+                if self.storage is not None:
+                    self.storage.write_behind(payloads, namespace)
 
     def fill_stats(self, stats: EngineStats) -> None:
         host = self.host
@@ -334,23 +344,23 @@ class OffloadingConnector(KVConnectorBase):
         failures = host.failures.copy()
         stats.kv_tier_bytes = {"host": host.used_bytes}
         stats.kv_tier_capacity_bytes = {"host": host.capacity}
-        if self.disk is not None:
-            disk = self.disk.disk
-            failures += disk.failures
-            stats.kv_tier_bytes["disk"] = disk.used_bytes
-            stats.kv_tier_capacity_bytes["disk"] = disk.capacity
+        if self.storage is not None:
+            tier = self.storage.tier
+            failures += tier.failures
+            stats.kv_tier_bytes[tier.name] = tier.used_bytes
+            stats.kv_tier_capacity_bytes[tier.name] = tier.capacity
         stats.kv_tier_failures_total = dict(failures)
 
     def set_prefill_pace(self, seconds_per_token: float) -> None:
-        compute_s = self._block_size * seconds_per_token
+        self._compute_s = compute_s = self._block_size * seconds_per_token
         started = time.perf_counter()
         self._buffers.write(0, self._buffers.read(0))  # no block is in use yet
         load_s = time.perf_counter() - started
-        read_s = 0.0 if self.disk is None else self.disk.disk.measure_read()
+        read_s = 0.0 if self.storage is None else self.storage.tier.measure_read()
         self._loads_host = self._loads_host and load_s < compute_s
-        self._loads_disk = self._loads_disk and load_s + read_s < compute_s
+        self._loads_storage = self._loads_storage and load_s + read_s < compute_s
         log.info(
-            "KV blocks: %.2f ms to compute, %.2f ms to load, %.2f ms to read from disk",
+            "KV blocks: %.2f ms to compute, %.2f ms to load, %.2f ms to read from storage",
             1000 * compute_s, 1000 * load_s, 1000 * read_s,
         )  # fmt: skip
 
@@ -361,6 +371,6 @@ class OffloadingConnector(KVConnectorBase):
         self.host.clear()
 
     def shutdown(self) -> None:
-        if self.disk is not None:
-            self.disk.close()
+        if self.storage is not None:
+            self.storage.close()
         self.host.clear()

@@ -15,12 +15,14 @@ import pytest
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
+from engine.kv_transfer.storage_queue import NUM_READERS
 from tests.engine.kv_transfer.test_disk_tier import segments
 from tests.engine.kv_transfer.test_offloading import (
     Folder,
     connector_of,
     forget_kv_cache,
     make,
+    message,
     prompt,
     run,
 )
@@ -32,15 +34,15 @@ def on_disk(folder: Path, tier: Path, **settings: Any) -> EngineCore:
 
 
 def flush(core: EngineCore) -> None:
-    disk = connector_of(core).disk
-    assert disk is not None
-    disk.flush()
+    storage = connector_of(core).storage
+    assert storage is not None
+    storage.flush()
 
 
 def failures(core: EngineCore) -> dict[str, int]:
-    disk = connector_of(core).disk
-    assert disk is not None
-    return dict(disk.disk.failures)
+    storage = connector_of(core).storage
+    assert storage is not None
+    return dict(storage.tier.failures)
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -66,9 +68,10 @@ def test_a_prompt_waits_for_the_disk_while_others_run(model_folder: Folder, tmp_
     forget_kv_cache(core)
     connector = connector_of(core)
     connector.host.clear()
-    assert connector.disk is not None
+    assert connector.storage is not None
     proceed = threading.Event()
-    connector.disk._reader.submit(proceed.wait)
+    for _ in range(NUM_READERS):
+        connector.storage._readers.submit(proceed.wait)
     for request_id in ("a", "aborted"):
         core.add_request(
             EngineRequest(
@@ -85,6 +88,61 @@ def test_a_prompt_waits_for_the_disk_while_others_run(model_folder: Folder, tmp_
     proceed.set()
     assert run(core, {"a": []}) == expected
     assert connector.num_matched_tokens == 64
+    core.shutdown()
+
+
+def test_a_read_that_hangs_keeps_no_other_request_and_later_ones_do_without(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = on_disk(model_folder("llama"), tmp_path)
+    prompts = {"a": prompt(1, 70), "b": prompt(2, 70)}
+    expected = run(core, prompts)
+    flush(core)
+    connector = connector_of(core)
+    storage = connector.storage
+    assert storage is not None
+    monkeypatch.setattr("engine.kv_transfer.storage_queue.READ_TIMEOUT_S", 600.0)
+    proceed, read = threading.Event(), storage.tier.read
+
+    def hang(key: bytes, namespace: str) -> Any:
+        if namespace == "hangs":
+            proceed.wait()
+        return read(key, namespace)
+
+    monkeypatch.setattr(storage.tier, "read", hang)
+    monkeypatch.setattr(storage.tier, "may_contain", lambda key: True)
+    forget_kv_cache(core)
+    connector.host.clear()
+    core.add_request(message("hanging", prompt(3, 70), cache_namespace="hangs"))
+    assert core.snapshot().num_requests_waiting == 1
+    assert run(core, {"a": prompts["a"]}, until="a")["a"] == expected["a"]
+    assert connector.num_matched_tokens == 64
+    assert not storage.hangs
+    monkeypatch.setattr("engine.kv_transfer.storage_queue.READ_TIMEOUT_S", 0.0)
+    assert storage.hangs
+    assert run(core, {"b": prompts["b"]}, until="b")["b"] == expected["b"]
+    assert connector.num_matched_tokens == 64
+    core.abort("hanging")
+    proceed.set()
+    core.shutdown()
+
+
+def test_no_block_is_begun_to_be_read_after_the_time_that_computing_takes(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = on_disk(model_folder("llama"), tmp_path)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    flush(core)
+    connector = connector_of(core)
+    assert connector.storage is not None
+    forget_kv_cache(core)
+    connector.host.clear()
+    connector._compute_s = 0.0
+    monkeypatch.setattr("engine.kv_transfer.offloading_connector._MIN_READ_S", -1.0)
+    assert run(core, prompts) == expected
+    assert connector.num_matched_tokens == 0
+    assert failures(core) == {"late": 1}
     core.shutdown()
 
 
@@ -134,9 +192,9 @@ def test_a_prefix_in_use_is_written_again_after_its_segments_were_deleted(
     flush(core)
     for path in segments(tmp_path):
         path.unlink()
-    disk = connector_of(core).disk
-    assert disk is not None
-    disk.disk.refresh()
+    storage = connector_of(core).storage
+    assert storage is not None
+    storage.tier.refresh()
     assert run(core, prompts) == expected
     core.shutdown()
     restarted = on_disk(model_folder("llama"), tmp_path)
@@ -197,7 +255,7 @@ core.add_request(EngineRequest(
     request_id="a", gateway_id="g", prompt_token_ids=prompt, sampling=sampling))
 while core.has_work:
     core.step()
-core.scheduler.kv_connector.disk.flush()
+core.scheduler.kv_connector.storage.flush()
 print("written", flush=True)
 while True:  # writes on until it is killed
     prompt = prompt[1:] + prompt[:1]

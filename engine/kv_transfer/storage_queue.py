@@ -1,0 +1,120 @@
+"""`StorageQueue`: reads and writes of a storage tier, in threads of their own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from engine.kv_transfer.block_buffers import Payload
+from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.storage_tier import StorageTier
+
+log = logging.getLogger(__name__)
+
+#: How long another replica's blocks may go unnoticed.
+_REFRESH_S = 1.0
+#: A request whose blocks are still being read after so long is computed: a storage may hang.
+READ_TIMEOUT_S = 10.0
+#: Sequences whose blocks are read at once: one that hangs doesn't keep the others.
+NUM_READERS = 4
+
+
+class StorageQueue:
+    """Writes blocks behind, and reads them ahead into host memory.
+
+    Attributes:
+        tier: the storage.
+    """
+
+    def __init__(self, tier: StorageTier, host: HostTier) -> None:
+        """`host`: where blocks that are read go; as many bytes may wait to be written."""
+        self.tier, self._host = tier, host
+        self._writer = ThreadPoolExecutor(1, "kv-write")
+        self._readers = ThreadPoolExecutor(NUM_READERS, "kv-read")
+        self._lock = threading.Lock()
+        self._queued: set[bytes] = set()
+        self._queued_bytes = 0
+        self._refreshed_at = time.monotonic()
+        #: When the readers that are at work began, by thread.
+        self._reading_since: dict[int, float] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a block is stored or about to be."""
+        return key in self.tier or key in self._queued
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a reader has been at the same blocks for longer than a request waits."""
+        with self._lock:
+            since = min(self._reading_since.values(), default=time.monotonic())
+        return time.monotonic() - since > READ_TIMEOUT_S
+
+    def write_behind(self, blocks: Sequence[tuple[bytes, Payload]], namespace: str) -> None:
+        """Write blocks of one sequence later. Those for which the queue is full are counted."""
+        for key, payload in blocks:
+            with self._lock:
+                is_full = self._queued_bytes + payload.nbytes > self._host.capacity
+                if not is_full:
+                    self._queued_bytes += payload.nbytes
+                    self._queued.add(key)
+            if is_full:
+                self.tier.count_failure("queue_full")
+                continue
+            self._writer.submit(self._write, key, payload, namespace).add_done_callback(_log_error)
+
+    def _write(self, key: bytes, payload: Payload, namespace: str) -> None:
+        try:
+            self.tier.write(key, payload, namespace)
+        finally:
+            with self._lock:
+                self._queued_bytes -= payload.nbytes
+                self._queued.discard(key)
+
+    def read_ahead(self, keys: Sequence[bytes], namespace: str, timeout_s: float) -> Future[None]:
+        """Read blocks of one sequence, in its order, up to the first that can't be read.
+
+        After `timeout_s` no further block is begun, and that is counted.
+        """
+        return self._readers.submit(self._read, keys, namespace, time.monotonic() + timeout_s)
+
+    def _read(self, keys: Sequence[bytes], namespace: str, deadline: float) -> None:
+        thread = threading.get_ident()
+        with self._lock:
+            self._reading_since[thread] = time.monotonic()
+        blocks: list[tuple[bytes, Payload]] = []
+        try:
+            for key in keys:
+                if time.monotonic() > deadline:
+                    self.tier.count_failure("late")
+                    break
+                if (payload := self.tier.read(key, namespace)) is None:
+                    break
+                blocks.append((key, payload))
+            self._host.put(blocks)
+        finally:
+            with self._lock:
+                del self._reading_since[thread]
+
+    def refresh_soon(self) -> None:
+        """Look for blocks of other replicas, unless that was just done."""
+        if time.monotonic() - self._refreshed_at > _REFRESH_S:
+            self._refreshed_at = time.monotonic()
+            self._readers.submit(self.tier.refresh).add_done_callback(_log_error)
+
+    def flush(self) -> None:
+        """Wait until all that waits is written."""
+        self._writer.submit(lambda: None).result()
+
+    def close(self) -> None:
+        """Write what waits and end the threads."""
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self.tier.close()
+
+
+def _log_error(future: Future[None]) -> None:
+    if (error := future.exception()) is not None:
+        log.error("A storage tier failed", exc_info=error)

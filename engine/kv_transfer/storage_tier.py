@@ -1,0 +1,116 @@
+"""`StorageTier`: what the tiers outside of memory have in common; `BlockCipher` seals their blocks.
+
+A sealed block is encrypted and authenticated by AES-GCM, with a key of its cache namespace; what is
+authenticated covers the block's own key in the tier.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import ClassVar
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from engine.kv_transfer.block_buffers import Payload
+
+NONCE_BYTES = 12
+TAG_BYTES = 16
+SECRET_BYTES = 32
+
+
+class UnusableBlock(Exception):
+    """A block can't be used, for a reason that is a label of the metrics."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class BlockCipher:
+    """Seals blocks of `block_bytes`, and opens them."""
+
+    def __init__(self, secret: bytes, block_bytes: int) -> None:
+        """`secret`: the tier's part of all keys."""
+        self._secret, self._block_bytes = secret, block_bytes
+
+    def seal(self, key: bytes, payload: Payload, namespace: str) -> tuple[bytes, bytes]:
+        """A nonce, and the sealed block, which has `TAG_BYTES` more."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return nonce, self._cipher(namespace).encrypt(nonce, payload.data, key)
+
+    def open(self, key: bytes, nonce: bytes, sealed: bytes, namespace: str) -> Payload:
+        """The block that was sealed under this key. Raises `UnusableBlock`."""
+        if len(sealed) != self._block_bytes + TAG_BYTES:
+            raise UnusableBlock("truncated")
+        try:
+            block = self._cipher(namespace).decrypt(nonce, sealed, key)
+        except InvalidTag as error:
+            raise UnusableBlock("authentication") from error
+        payload: Payload = np.frombuffer(bytearray(block), dtype=np.uint8)
+        return payload
+
+    def _cipher(self, namespace: str) -> AESGCM:
+        """The cipher of a cache namespace. Its key needs the tier's secret and the namespace,
+        which comes from the tenant's salt: once that is erased, nobody can read the blocks.
+        """
+        return AESGCM(hmac.digest(self._secret, namespace.encode(), "sha256"))
+
+
+class StorageTier(ABC):
+    """Blocks by key in a storage, within a number of bytes.
+
+    One thread may write while others read and ask what there is.
+
+    Attributes:
+        name: label of the metrics.
+        capacity: bytes.
+        used_bytes: bytes that the storage takes, when they were last looked at.
+        failures: number of blocks that couldn't be read or written, by reason.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_bytes = 0
+        self.failures: Counter[str] = Counter()
+        self._failures_lock = threading.Lock()
+
+    def count_failure(self, reason: str) -> None:
+        """Count a block that couldn't be read or written. Thread-safe."""
+        with self._failures_lock:
+            self.failures[reason] += 1
+
+    @abstractmethod
+    def __contains__(self, key: bytes) -> bool:
+        """Whether a block needn't be written."""
+
+    @abstractmethod
+    def may_contain(self, key: bytes) -> bool:
+        """Whether a block is worth a try to read it."""
+
+    @abstractmethod
+    def read(self, key: bytes, namespace: str) -> Payload | None:
+        """A block that is as it was written; None: there is none. One that can't be used is
+        counted, and not tried again.
+        """
+
+    @abstractmethod
+    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+        """Store a block; whether it was stored. Failures are counted."""
+
+    @abstractmethod
+    def measure_read(self) -> float:
+        """Seconds that it takes to read a block."""
+
+    def refresh(self) -> None:  # noqa: B027
+        """Look for blocks that others have written or deleted."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release files and connections."""
