@@ -171,6 +171,8 @@ def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     playground: PlaygroundPage,
 ) -> None:
     page, scroller = playground.page, playground.page.locator("#scroller")
+    processor = page.context.new_cdp_session(page)
+    processor.send("Emulation.setCPUThrottlingRate", {"rate": 10})  # what scrolls lags behind
     answer = playground.play(text=LINES, cut=40, pause=0.02)
     to_end = page.get_by_role("button", name="To the latest")
     expect(answer).to_contain_text("paragraph 25")
@@ -188,6 +190,7 @@ def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     playground.finished(answer)
     assert scroller.evaluate(gap) < 60
     expect(to_end).to_be_hidden()
+    processor.send("Emulation.setCPUThrottlingRate", {"rate": 1})
 
 
 def test_a_conversation_outlives_a_reload_of_its_tab_alone(playground: PlaygroundPage) -> None:
