@@ -26,18 +26,18 @@ def main() -> None:
 
     make_rows()
     make_colleagues()
-    names = ("ada", "olga", "nobody", "root", "lea")
+    names = ("ada", "olga", "nobody", "root", "lea", "noah")
     print(json.dumps({"sessions": {name: logged_in(name) for name in names}, "key": make_key()}))
 
 
 def make_colleagues() -> None:
-    """Tom, Kim and Lea, members of Acme's with the password of all."""
+    """Tom, Kim, Lea and Noah, who is removed: members of Acme's with the password of all."""
     from tenants import actions
     from tenants.actors import SYSTEM_ACTOR
     from tenants.models import Role, Tenant, User
 
     acme, password = Tenant.objects.get(slug="acme"), User.objects.get(username="ada").password
-    for name in ("tom", "kim", "lea"):
+    for name in ("tom", "kim", "lea", "noah"):
         user = User.objects.create_user(name, f"{name}@example.org")
         User.objects.filter(pk=user.pk).update(password=password)
         actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role.MEMBER)

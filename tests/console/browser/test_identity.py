@@ -147,17 +147,17 @@ def test_somebody_joins_by_an_invitation(
 def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
     tab: Page, browser: Browser, url: str, sessions: dict[str, Any]
 ) -> None:
-    be(tab.context, "lea", sessions)
+    be(tab.context, "noah", sessions)
     tab.goto(f"{url}/")
     expect(tab.locator("#connection")).to_have_attribute("data-state", "open")
     admin = browser.new_context(viewport=DESKTOP)
     page = admin.new_page()
     be(admin, "ada", sessions)
     page.goto(f"{url}/console/members/")
-    row = page.get_by_role("row", name=re.compile("lea"))
+    row = page.get_by_role("row", name=re.compile("noah"))
     row.get_by_text("Remove", exact=False).first.click()
     row.get_by_role("button", name="Remove them").click()
-    expect(page.get_by_role("status").first).to_contain_text("lea is no longer a member")
+    expect(page.get_by_role("status").first).to_contain_text("noah is no longer a member")
     expect(tab.locator("#connection")).to_contain_text("Your session has ended")
     tab.goto(f"{url}/console/")
     tab.wait_for_url(re.compile("/login/"))
