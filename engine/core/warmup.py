@@ -10,8 +10,9 @@ from engine.contract.messages import WARMUP_REQUEST_ID, EngineRequest, MediaItem
 from engine.contract.pooling_params import GENERATE, PoolingParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
-from engine.multimodal.audio import HOP, SoundProcessor
+from engine.multimodal.audio import HOP
 from engine.multimodal.inputs import MediaTensors
+from engine.multimodal.sound_processor import SoundProcessor
 from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import Drafter
 

@@ -7,15 +7,13 @@ time Fourier transform of 25 ms every 10 ms, Slaney's mel filters, the logarithm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from engine.contract.errors import InvalidRequest
-from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
-from engine.multimodal.processor import PreparedMedia
+from engine.multimodal.inputs import MediaTensors
 
 #: Samples a second that the models hear.
 SAMPLE_RATE = 16_000
@@ -26,6 +24,8 @@ _FRAME = 400
 #: Name of the tensor that encoders of sound read.
 FEATURES = "features"
 _MIN_POWER = 1e-10
+#: Frames of a stretch that are computed at once, and those around them that share their samples.
+_PART_FRAMES, _CONTEXT = 3000, _FRAME // HOP + 1
 
 
 def check_samples(samples: Any, param: str = "multi_modal_data") -> np.ndarray:
@@ -73,6 +73,13 @@ def resample(samples: np.ndarray, rate: int) -> np.ndarray:
 
 def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
     """float32 [num_mels, num_frames] of samples at `SAMPLE_RATE`, padded by silence or cut."""
+    return scale_window(log_powers(samples, num_mels, num_frames), num_frames)
+
+
+def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
+    """Logarithms to base 10, float32 [num_frames, num_mels], of samples at `SAMPLE_RATE`, padded by
+    silence or cut.
+    """
     length = num_frames * HOP
     padded = np.zeros(length, dtype=np.float32)
     padded[: len(samples)] = samples[:length]
@@ -81,14 +88,41 @@ def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
     # In float64, as `transformers` has it, so that quiet frames keep their values.
     spectrum = np.abs(np.fft.rfft(frames * _window(), axis=1)) ** 2
     mel = np.maximum(_MIN_POWER, spectrum @ _mel_filters(num_mels))
-    scaled = np.log10(mel.T)
-    scaled = np.maximum(scaled, scaled.max() - 8.0)
-    return ((scaled + 4.0) / 4.0).astype(np.float32)
+    return np.log10(mel).astype(np.float32)
 
 
-def window_tensors(samples: np.ndarray, num_mels: int, num_frames: int) -> MediaTensors:
-    """What an encoder reads of one window of sound."""
-    return {FEATURES: log_mel(samples, num_mels, num_frames)}
+def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
+    """What an encoder reads of a window, float32 [num_mels, num_frames], of `log_powers` [n,
+    num_mels] that begin with it. Silence follows them where they end earlier.
+    """
+    window = np.full((powers.shape[1], num_frames), np.log10(_MIN_POWER), dtype=np.float32)
+    window[:, : len(powers)] = powers[:num_frames].T
+    window = np.maximum(window, window.max() - np.float32(8))
+    return (window + np.float32(4)) / np.float32(4)
+
+
+def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
+    """`log_powers` of a stretch of sound of any length: all frames that one of its samples is in.
+
+    They are computed in parts, so that memory is bounded by the result.
+    """
+    num_frames = len(samples) // HOP + _FRAME // HOP + 1
+    parts = []
+    for first in range(0, num_frames, _PART_FRAMES):
+        count = min(_PART_FRAMES, num_frames - first)
+        if first == 0:
+            part = samples[: (count + _CONTEXT) * HOP]
+            parts.append(log_powers(part, num_mels, count + _CONTEXT)[:count])
+        else:
+            part = samples[(first - _CONTEXT) * HOP : (first + count + _CONTEXT) * HOP]
+            powers = log_powers(part, num_mels, count + 2 * _CONTEXT)
+            parts.append(powers[_CONTEXT : _CONTEXT + count])
+    return np.concatenate(parts)
+
+
+def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:
+    """What an encoder reads of one window of sound, of its `log_powers` [n, num_mels]."""
+    return {FEATURES: scale_window(powers, num_frames)}
 
 
 @cache
@@ -123,49 +157,3 @@ def _mel_to_hertz(mels: np.ndarray) -> np.ndarray:
     linear = mels * (_LINEAR_HERTZ / _LINEAR_MELS)
     logarithmic = _LINEAR_HERTZ * np.exp(_LOG_STEP * (mels - _LINEAR_MELS))
     return np.where(mels < _LINEAR_MELS, linear, logarithmic)
-
-
-@dataclass(frozen=True, slots=True)
-class SoundProcessor:
-    """From sound to what one model's encoder reads.
-
-    Attributes:
-        num_mels, num_frames: of a window.
-    """
-
-    num_mels: int
-    num_frames: int
-
-    @property
-    def window_seconds(self) -> float:
-        """Length of a window."""
-        return self.num_frames * HOP / SAMPLE_RATE
-
-    def prepare(self, audio: Any) -> PreparedMedia:
-        """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
-
-        Raises `InvalidRequest` for what is no sound, or is longer than a window.
-        """
-        samples, rate = audio, SAMPLE_RATE
-        if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
-            samples, rate = audio
-        values = check_samples(samples)
-        check_sample_rate(rate)
-        # Before it is resampled, which takes as much memory again.
-        if len(values) / rate > self.window_seconds:
-            raise InvalidRequest(
-                f"The audio has {len(values) / rate:.1f} s; the model hears "
-                f"{self.window_seconds:g} s at once. Cut it into windows.",
-                param="multi_modal_data",
-            )
-        values = resample(values, rate)
-        tensors = window_tensors(values, self.num_mels, self.num_frames)
-        encoded = encode_tensors(tensors)
-        return PreparedMedia(
-            kind="audio",
-            digest=media_digest("audio", encoded),
-            replacement="",
-            num_vectors=0,
-            tensors=tensors,
-            encoded=encoded,
-        )

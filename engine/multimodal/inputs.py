@@ -115,25 +115,26 @@ class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):
     num_frames: int
 
 
-class PreparedWindow(msgspec.Struct):
-    """A window of a file of sound.
+class SoundStretch(msgspec.Struct):
+    """A stretch of a file of sound in which somebody speaks: a window, or several.
 
     Attributes:
-        digest: see `MediaItem`. tensors: as `encode_tensors` wrote them.
+        powers: float32 [num_frames, num_mels], see `engine.multimodal.audio.log_powers`.
         start, seconds: where it lies in the file, in seconds, and how long it is.
+        lead: seconds of silence that it begins with.
     """
 
-    digest: bytes
-    tensors: bytes
+    powers: bytes
     start: float
     seconds: float
+    lead: float = 0.0
 
 
 class PreparedSound(msgspec.Struct, tag="sound"):
-    """A file of sound: its length in seconds, and those of its windows that aren't silent."""
+    """A file of sound: its length in seconds, and its stretches that aren't silent."""
 
     seconds: float
-    windows: list[PreparedWindow]
+    stretches: list[SoundStretch]
 
 
 class Refusal(msgspec.Struct, tag="refusal"):

@@ -1,7 +1,9 @@
-"""From a file of sound to the windows that a model hears, in memory bounded by their number.
+"""From a file of sound to its stretches of speech, in memory bounded by their length.
 
 A file is decoded frame by frame. What lies between sounds is left out where it is silent, so a
-window begins with a sound, and ends before a long silence or at the quietest place near its end.
+stretch begins with a sound. It ends before a long silence, or once it nearly fills a model's window
+at the first pause between words. Where nobody pauses it goes on: then the model's timestamps say
+where its next window begins.
 """
 
 from __future__ import annotations
@@ -29,18 +31,28 @@ MAX_SECONDS = 12 * 3600
 _STEP = SAMPLE_RATE // 10
 #: Steps below this root mean square are silent: 60 dB under full scale.
 _SILENCE = 1e-3
-#: Steps of silence before a sound that its window begins with, and those that end a window.
+#: Steps of silence before a sound that its stretch begins with, and those that end a stretch.
 _LEAD, _PAUSE = 2, 50
-#: Part of a window, at its end, in which it may be cut.
+#: Part of a window, at its end, in which a pause between words ends a stretch.
 _CUT_ZONE = 0.2
+#: Steps of such a pause, and how loud they are at most, of the stretch's loudest: 30 dB under it.
+_SHORT_PAUSE, _QUIET = 2, 0.03
+#: Windows of a stretch without any pause: then it's cut at its quietest place.
+_MAX_STRETCH = 10
 
 
 @dataclass(frozen=True, slots=True)
-class SoundWindow:
-    """A part of a file. `start`: its first sample's number. `samples`: float32 [n]."""
+class SoundPart:
+    """A stretch of a file.
+
+    Attributes:
+        start: its first sample's number. samples: float32 [n].
+        lead: number of samples before its first sound.
+    """
 
     start: int
     samples: np.ndarray
+    lead: int = 0
 
 
 def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
@@ -96,81 +108,108 @@ def _decode_packet(packet: object, resampler: object) -> Iterator[np.ndarray]:
             yield np.nan_to_num(part.to_ndarray()[0], posinf=0.0, neginf=0.0)
 
 
-class WindowSplitter:
-    """Cuts sound that comes in pieces into windows.
+class StretchSplitter:
+    """Cuts sound that comes in pieces into stretches.
 
     Args:
-        max_samples: length of a window.
+        max_samples: length of a model's window.
 
     Attributes:
         num_samples: number of samples so far.
     """
 
     def __init__(self, max_samples: int) -> None:
-        self._max_steps = max_samples // _STEP
+        self._window_steps = max_samples // _STEP
         self.num_samples = 0
         self._rest = np.zeros(0, dtype=np.float32)
-        #: Steps of the window that is being filled, and the loudness of each.
+        #: Steps of the stretch that is being filled, and the loudness of each.
         self._steps: list[np.ndarray] = []
         self._levels: list[float] = []
         self._first_step = self._next_step = 0
+        #: Loudness of its loudest step; its last step that isn't silent, and that isn't quiet.
+        self._loudest = 0.0
+        self._last_heard = self._last_loud = -1
 
-    def push(self, samples: np.ndarray) -> Iterator[SoundWindow]:
-        """Add samples; gives the windows that they complete."""
+    def push(self, samples: np.ndarray) -> Iterator[SoundPart]:
+        """Add samples; gives the stretches that they complete."""
         self.num_samples += len(samples)
-        whole = np.concatenate((self._rest, samples))
-        end = len(whole) // _STEP * _STEP
-        self._rest = whole[end:]
-        for step in whole[:end].reshape(-1, _STEP):
+        joined = np.concatenate((self._rest, samples))
+        end = len(joined) // _STEP * _STEP
+        self._rest = joined[end:]
+        for step in joined[:end].reshape(-1, _STEP):
             yield from self._push_step(step)
 
-    def finish(self) -> Iterator[SoundWindow]:
-        """The last windows."""
+    def finish(self) -> Iterator[SoundPart]:
+        """The last stretches."""
         if len(self._rest):
             yield from self._push_step(self._rest)
             self._rest = self._rest[:0]
         yield from self._cut(len(self._steps))
 
-    def _push_step(self, step: np.ndarray) -> Iterator[SoundWindow]:
-        level = float(np.sqrt(np.mean(np.square(step, dtype=np.float64))))
+    def _push_step(self, step: np.ndarray) -> Iterator[SoundPart]:
         if not self._steps:
             self._first_step = self._next_step
         self._steps.append(step)
-        self._levels.append(level)
         self._next_step += 1
-        heard = [index for index, value in enumerate(self._levels) if value >= _SILENCE]
-        if not heard:
-            self._drop(len(self._steps) - _LEAD)
-        elif len(self._levels) - 1 - heard[-1] >= _PAUSE:
-            yield from self._cut(heard[-1] + 1 + _LEAD)
-        elif len(self._steps) >= self._max_steps:
-            first = int(self._max_steps * (1 - _CUT_ZONE))
+        self._measure(float(np.sqrt(np.mean(np.square(step, dtype=np.float64)))))
+        count = len(self._steps)
+        if self._last_heard < 0:
+            self._drop(count - _LEAD)
+        elif count - 1 - self._last_heard >= _PAUSE:
+            yield from self._cut(self._last_heard + 1 + _LEAD)
+        elif (
+            count > self._window_steps * (1 - _CUT_ZONE)
+            and count - 1 - self._last_loud >= _SHORT_PAUSE
+        ):
+            yield from self._cut(self._last_loud + 1 + _SHORT_PAUSE // 2)
+        elif count >= self._window_steps * _MAX_STRETCH:
+            first = count - int(self._window_steps * _CUT_ZONE)
             yield from self._cut(first + 1 + int(np.argmin(self._levels[first:])))
 
-    def _cut(self, end: int) -> Iterator[SoundWindow]:
-        """End the window after so many of its steps; the others begin the next."""
-        if any(level >= _SILENCE for level in self._levels[:end]):
+    def _measure(self, level: float) -> None:
+        """Take in the loudness of the next step."""
+        index = len(self._levels)
+        self._levels.append(level)
+        self._loudest = max(self._loudest, level)
+        if level >= _SILENCE:
+            self._last_heard = index
+            if level >= _QUIET * self._loudest:
+                self._last_loud = index
+
+    def _cut(self, end: int) -> Iterator[SoundPart]:
+        """End the stretch after so many of its steps; the others begin the next."""
+        heard = (index for index, level in enumerate(self._levels[:end]) if level >= _SILENCE)
+        first_heard = next(heard, None)
+        if first_heard is not None:
             samples = np.concatenate(self._steps[:end])
-            yield SoundWindow(self._first_step * _STEP, samples)
+            yield SoundPart(self._first_step * _STEP, samples, first_heard * _STEP)
         self._drop(end)
 
     def _drop(self, count: int) -> None:
         """Leave out the first steps."""
-        if count > 0:
-            del self._steps[:count], self._levels[:count]
-            self._first_step += count
+        if count <= 0:
+            return
+        levels = self._levels[count:]
+        del self._steps[:count]
+        self._first_step += count
+        self._levels, self._loudest = [], 0.0
+        self._last_heard = self._last_loud = -1
+        for level in levels:
+            self._measure(level)
 
 
-def split_sound(data: bytes, max_samples: int) -> tuple[int, list[SoundWindow]]:
-    """A file's number of samples, and its windows. Raises `InvalidRequest`."""
-    splitter, windows = WindowSplitter(max_samples), list[SoundWindow]()
+def split_sound(data: bytes, max_samples: int) -> tuple[int, list[SoundPart]]:
+    """A file's number of samples, and its stretches. Raises `InvalidRequest`."""
+    splitter, stretches = StretchSplitter(max_samples), list[SoundPart]()
+    num_windows = 0
     pieces = (splitter.push(piece) for piece in decode_sound(data))
-    for window in chain(chain.from_iterable(pieces), splitter.finish()):
-        if len(windows) == MAX_WINDOWS:
+    for stretch in chain(chain.from_iterable(pieces), splitter.finish()):
+        num_windows += -(-len(stretch.samples) // max_samples)
+        if num_windows > MAX_WINDOWS:
             raise InvalidRequest(
                 f"The file has more speech than {MAX_WINDOWS} windows of "
                 f"{max_samples / SAMPLE_RATE:g} s hold. Cut it into several files.",
                 param="file",
             )
-        windows.append(window)
-    return splitter.num_samples, windows
+        stretches.append(stretch)
+    return splitter.num_samples, stretches

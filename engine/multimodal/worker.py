@@ -17,12 +17,10 @@ from engine.contract.errors import ModelLoadError, QuireError
 from engine.multimodal.inputs import (
     PreparedPicture,
     PreparedSound,
-    PreparedWindow,
     PrepareRequest,
     PrepareSoundRequest,
     Refusal,
-    encode_tensors,
-    media_digest,
+    SoundStretch,
 )
 from engine.system.worker_process import limit_memory, open_worker_pipes, read_frame, write_frame
 
@@ -37,7 +35,7 @@ def main() -> int:
     # Without it transformers' image processors, which are numpy and Pillow, load in a fifth of the
     # time and take a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
-    from engine.multimodal.audio import HOP, SAMPLE_RATE, window_tensors
+    from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
     from engine.multimodal.processor import MediaProcessor, open_image
     from engine.multimodal.sound_files import split_sound
 
@@ -68,19 +66,16 @@ def main() -> int:
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:
-        num_samples, windows = split_sound(request.data, request.num_frames * HOP)
-        prepared = []
-        for window in windows:
-            tensors = window_tensors(window.samples, request.num_mels, request.num_frames)
-            encoded = encode_tensors(tensors)
-            prepared.append(
-                PreparedWindow(
-                    digest=media_digest("audio", encoded),
-                    tensors=encoded,
-                    start=window.start / SAMPLE_RATE,
-                    seconds=len(window.samples) / SAMPLE_RATE,
-                )
+        num_samples, stretches = split_sound(request.data, request.num_frames * HOP)
+        prepared = [
+            SoundStretch(
+                powers=stretch_powers(stretch.samples, request.num_mels).tobytes(),
+                start=stretch.start / SAMPLE_RATE,
+                seconds=len(stretch.samples) / SAMPLE_RATE,
+                lead=stretch.lead / SAMPLE_RATE,
             )
+            for stretch in stretches
+        ]
         return PreparedSound(num_samples / SAMPLE_RATE, prepared)
 
     limit_memory(MEMORY_BYTES)

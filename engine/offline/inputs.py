@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
-from engine.multimodal.audio import SoundProcessor
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia
+from engine.multimodal.sound_processor import SoundProcessor
 from engine.text.tokenizer import Tokenizer
 
 

@@ -27,9 +27,9 @@ from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import VllmConfig
-from engine.multimodal.audio import SoundProcessor
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
+from engine.multimodal.sound_processor import SoundProcessor
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import (
     ProcessorFactory,

@@ -46,7 +46,9 @@ class Words:
 def transcription(form: AudioForm, tokens: WhisperTokens = TOKENS) -> Any:
     """A transcription for a model with a context of 20 tokens."""
     served: Any = SimpleNamespace(
-        name="whisper", tokenizer=Words(), info=SimpleNamespace(max_model_len=20)
+        name="whisper",
+        tokenizer=Words(),
+        info=SimpleNamespace(max_model_len=20, encoder_length=1500),
     )
     ctx: Any = None
     return Transcription(ctx, served, form, PreparedSound(1.0, []), tokens)

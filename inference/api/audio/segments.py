@@ -9,6 +9,8 @@ from typing import Any
 
 #: Seconds between two timestamps of Whisper.
 TIME_STEP = 0.02
+#: A window that says less is taken as it is, so that each stretch ends soon.
+MIN_ADVANCE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class WindowText:
         avg_logprob: mean log probability of its tokens, the end included.
         no_speech_prob: probability of the token that stands for no speech.
         logprobs: of each token of the text, (token, log probability).
+        advance_s: seconds after its start at which the next window begins.
     """
 
     start: float
@@ -39,6 +42,7 @@ class WindowText:
     avg_logprob: float = 0.0
     no_speech_prob: float = 0.0
     logprobs: list[tuple[int, float]] = field(default_factory=list)
+    advance_s: float = 0.0
 
     @property
     def text(self) -> str:
@@ -54,11 +58,13 @@ class WindowText:
 
 def split_segments(
     tokens: Sequence[int], first_time: int, window_seconds: float
-) -> list[tuple[float, float, list[int]]]:
-    """(start, end, tokens) of each segment, in seconds of the window.
+) -> tuple[list[tuple[float, float, list[int]]], float]:
+    """(start, end, tokens) of each segment, in seconds of the window, and where the next window
+    begins, as OpenAI's Whisper has it.
 
-    A segment stands between two timestamps. One that isn't closed ends with the window, and text
-    without any timestamp is one segment.
+    A segment stands between two timestamps. After one that isn't closed, and is left out, the next
+    window begins with it: its speech goes on beyond this window. Where nothing is closed, what is
+    there ends with the window; text without any timestamp is one segment.
     """
     segments: list[tuple[float, float, list[int]]] = []
     start, words = 0.0, list[int]()
@@ -70,9 +76,12 @@ def split_segments(
         if words:
             segments.append((start, time, words))
         start, words = time, []
+    ends_in_pair = len(tokens) > 1 and min(tokens[-2:]) >= first_time
+    if segments and (words or ends_in_pair) and start >= MIN_ADVANCE_S:
+        return segments, start
     if words:
         segments.append((start, window_seconds, words))
-    return segments
+    return segments, window_seconds
 
 
 def transcript(windows: Iterable[WindowText]) -> str:

@@ -1,30 +1,46 @@
 """`Transcription`: the windows of a file, from the engine's tokens to their text.
 
-What OpenAI's Whisper does with a window that came out badly is done here too: it is asked again at
-a higher temperature, and what is unlikely to be speech is left out.
+This is OpenAI's loop: a window that came out badly is asked again at a higher temperature, what is
+unlikely to be speech is left out, and the next window begins where the last closed segment ends.
+Stretches of a file, between which nobody speaks, run at the same time. A window isn't told what
+was said before it, or else one that repeats itself would have the next ones repeat it too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from django.conf import settings
 
 from engine.contract.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.multimodal.inputs import PreparedSound, PreparedWindow
+from engine.multimodal.audio import HOP, SAMPLE_RATE, window_tensors
+from engine.multimodal.inputs import (
+    PreparedSound,
+    SoundStretch,
+    encode_tensors,
+    media_digest,
+)
 from engine.text import Tokenizer
 from engine.text.tokenizer_files import read_generation_config
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText, split_segments
 from inference.generation.generation import Generation
 from inference.generation.output import OutputDelta
+from inference.loop.offload import get_render_pool
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
-from metering.access import RateLimited
+from metering.access import BudgetSpent, RateLimited
+
+T = TypeVar("T")
 
 #: Temperatures at which a window is asked again, while its text isn't plausible.
 FALLBACK_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -32,6 +48,8 @@ FALLBACK_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION_RATIO, MIN_AVG_LOGPROB, MAX_NO_SPEECH_PROB = 2.4, -1.0, 0.6
 #: Alternatives by which the probability of no speech is read, where the model gives so many.
 _NUM_LOGPROBS = 5
+#: Frames a second of the sound that encoders read; a rest that is shorter holds no word.
+FRAMES_PER_SECOND, MIN_WINDOW_FRAMES = SAMPLE_RATE // HOP, 20
 #: Models with fewer tokens know English alone.
 _MULTILINGUAL_VOCAB = 51_865
 
@@ -94,6 +112,29 @@ class WhisperTokens:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a model hears at once.
+
+    Attributes:
+        digest: see `MediaItem`. tensors: as `encode_tensors` wrote them.
+        start, seconds: where it lies in the file, in seconds, and how long it is.
+        seek: its first frame, counted from its stretch's.
+        first_sound: second of the file before which nothing of its stretch is said.
+    """
+
+    digest: bytes
+    tensors: bytes
+    start: float
+    seconds: float
+    seek: int
+    first_sound: float
+
+    def file_time(self, seconds: float) -> float:
+        """A time of the window as one of the file."""
+        return max(self.start + seconds, self.first_sound)
+
+
 class Transcription:
     """A file's transcription, or its translation.
 
@@ -113,8 +154,10 @@ class Transcription:
         """Raises `InvalidRequest` for what the model doesn't do."""
         self._ctx, self._served, self._form = ctx, served, form
         self._sound, self._tokens = sound, tokens
-        self._running: Generation | None = None
+        self._running: set[Generation] = set()
         self.first_generation: Generation | None = None
+        self._first_windows: list[Window] = []
+        self._first_texts: Generation | None = None
         self.language = form.language
         if not tokens.languages:
             if form.translates:
@@ -142,71 +185,149 @@ class Transcription:
 
     def release(self) -> None:
         """Abort what runs and settle. Any thread."""
-        if self._running is not None:
-            self._running.release()
+        for generation in tuple(self._running):
+            generation.release()
 
     async def start(self) -> None:
-        """Admit and submit all windows, so that what is refused is before the first byte.
+        """Admit and submit the first window of each stretch, so that what is refused is before the
+        first byte.
 
         Raises: what `Generation.start` raises.
         """
-        windows = self._sound.windows
-        if not windows:
+        stretches = self._sound.stretches
+        if not stretches:
             return
+        windows = await self._in_thread(lambda: [self._window(stretch, 0) for stretch in stretches])
         if not self.language:
             self.language = await self._detect_language(windows[0])
-        self.first_generation = await self._submit(
-            range(len(windows)),
-            self._form.temperature or 0,
-            is_continuation=self._running is not None,
-        )
+        self._first_windows = windows
+        self._first_texts = await self._submit(windows, self._form.temperature or 0)
 
     async def windows(self) -> AsyncGenerator[WindowText, None]:
         """Texts of the windows in their order, each once it and those before it are done."""
-        generation, count = self.first_generation, len(self._sound.windows)
-        if generation is None:
+        if self._first_texts is None:
             return
-        done: dict[int, WindowText] = {}
-        retried: list[int] = []
-        next_number = 0
-        async for number, text in self._texts(generation, range(count)):
-            if self._form.temperature is None and not self._is_plausible(text):
-                retried.append(number)
-            done[number] = text
-            while next_number in done and next_number not in retried:
-                yield self._spoken(done[next_number])
-                next_number += 1
+        loop = asyncio.get_running_loop()
+        first_texts = [loop.create_future() for _ in self._first_windows]
+        queues = [asyncio.Queue[WindowText | None]() for _ in first_texts]
+        tasks = [
+            asyncio.create_task(self._transcribe_stretch(stretch, window, first, queue))
+            for stretch, window, first, queue in zip(
+                self._sound.stretches, self._first_windows, first_texts, queues, strict=True
+            )
+        ]
+        reader = asyncio.create_task(self._read_first_texts(self._first_texts, first_texts))
+        try:
+            for task, queue in zip(tasks, queues, strict=True):
+                while (text := await queue.get()) is not None:
+                    yield text
+                await task
+            await reader
+        finally:
+            for task in (reader, *tasks):
+                task.cancel()
+            await asyncio.gather(reader, *tasks, return_exceptions=True)
+            self.release()
+
+    async def _read_first_texts(
+        self, generation: Generation, first_texts: Sequence[asyncio.Future[WindowText]]
+    ) -> None:
+        """Hand the text of each stretch's first window to the stretch."""
+        try:
+            async for number, text in self._texts(generation, self._first_windows):
+                first_texts[number].set_result(text)
+        except Exception as error:
+            for first_text in first_texts:
+                if not first_text.done():
+                    first_text.set_exception(error)
+
+    async def _transcribe_stretch(
+        self,
+        stretch: SoundStretch,
+        window: Window,
+        first_text: Awaitable[WindowText],
+        texts: asyncio.Queue[WindowText | None],
+    ) -> None:
+        """Put the texts of a stretch's windows into a queue, and None behind them."""
+        try:
+            text = await self._with_fallback(window, await first_text)
+            while True:
+                texts.put_nowait(self._spoken(text))
+                seek = window.seek + round(text.advance_s * FRAMES_PER_SECOND)
+                if seek + MIN_WINDOW_FRAMES > stretch.seconds * FRAMES_PER_SECOND:
+                    return
+                window = await self._in_thread(partial(self._window, stretch, seek))
+                text = await self._with_fallback(window, await self._ask_in_time(window))
+        finally:
+            texts.put_nowait(None)
+
+    async def _with_fallback(self, window: Window, text: WindowText) -> WindowText:
+        """A window's text, or that of the first higher temperature at which it's plausible."""
+        if self._form.temperature is not None:
+            return text
         for temperature in FALLBACK_TEMPERATURES:
-            if not retried:
+            if self._is_plausible(text):
                 break
-            numbers, retried = sorted(retried), []
             try:
-                again = await self._submit(numbers, temperature, is_continuation=True)
-                async for number, text in self._texts(again, numbers):
-                    done[number] = text
-                    if not self._is_plausible(text):
-                        retried.append(number)
+                text = await self._ask(window, temperature)
             except (RateLimited, EngineOverloaded):
-                break  # the texts at hand are worth more than none
-        for number in range(next_number, count):
-            yield self._spoken(done[number])
+                break  # the text at hand is worth more than none
+        return text
+
+    async def _ask_in_time(self, window: Window) -> WindowText:
+        """A further window's text: its request was admitted, so it waits for limits by the minute.
+
+        Raises `BudgetSpent`, and errors of the engine.
+        """
+        while True:
+            try:
+                return await self._ask(window, self._form.temperature or 0)
+            except BudgetSpent:
+                raise
+            except RateLimited as refused:
+                await asyncio.sleep(refused.retry_after)
+
+    async def _ask(self, window: Window, temperature: float) -> WindowText:
+        """A window's text. Raises: what `Generation.start` and `next` raise."""
+        generation = await self._submit([window], temperature)
+        [(_, text)] = [answer async for answer in self._texts(generation, [window])]
+        return text
 
     async def _texts(
-        self, generation: Generation, numbers: Sequence[int]
+        self, generation: Generation, windows: Sequence[Window]
     ) -> AsyncGenerator[tuple[int, WindowText], None]:
         """(window's number, text) in the order in which they end."""
-        deltas: dict[int, list[OutputDelta]] = {index: [] for index in range(len(numbers))}
+        deltas: dict[int, list[OutputDelta]] = {index: [] for index in range(len(windows))}
         while not generation.finished:
             for delta in await generation.next():
                 deltas[delta.number].append(delta)
                 if delta.finish_reason is not None:
-                    number = numbers[delta.number]
-                    yield number, self._text(number, generation.job, deltas.pop(delta.number))
+                    number = delta.number
+                    yield number, self._text(windows[number], generation.job, deltas.pop(number))
+        self._running.discard(generation)
 
-    async def _submit(
-        self, numbers: Sequence[int], temperature: float, *, is_continuation: bool = False
-    ) -> Generation:
-        windows = [self._sound.windows[number] for number in numbers]
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Call a function that goes through much sound beside the event loop."""
+        limit_s, tenant = settings.QUIRE.render_timeout_s, self._ctx.caller.tenant
+        return await get_render_pool().run_in_thread(tenant, limit_s, function)
+
+    def _window(self, stretch: SoundStretch, seek: int) -> Window:
+        """The window that begins so many frames after its stretch."""
+        info = self._served.info
+        powers = np.frombuffer(stretch.powers, dtype=np.float32).reshape(-1, info.num_mels)
+        num_frames = 2 * info.encoder_length
+        encoded = encode_tensors(window_tensors(powers[seek : seek + num_frames], num_frames))
+        offset = seek / FRAMES_PER_SECOND
+        return Window(
+            digest=media_digest("audio", encoded),
+            tensors=encoded,
+            start=stretch.start + offset,
+            seconds=min(stretch.seconds - offset, num_frames / FRAMES_PER_SECOND),
+            seek=seek,
+            first_sound=stretch.start + stretch.lead,
+        )
+
+    async def _submit(self, windows: Sequence[Window], temperature: float) -> Generation:
         form, prompt = self._form, self._prompt()
         limit, num_logprobs = self._served.info.max_model_len, self._num_logprobs
         max_tokens = min(limit // 2, limit - len(prompt), form.max_completion_tokens or limit)
@@ -218,17 +339,20 @@ class Transcription:
             logprobs=num_logprobs,
             prompt_logprobs=num_logprobs if len(prompt) > 1 else None,
             logit_bias=dict.fromkeys(self._tokens.suppressed, -100.0) or None,
-            extra_args={"whisper_timestamps": self._timestamp_rules()} if form.is_timed else None,
+            extra_args={"whisper_timestamps": self._timestamp_rules()} if self._is_timed else None,
         )
-        generation = await self._generate(
-            windows, prompt, sampling, is_continuation=is_continuation
-        )
-        self._running = generation
-        return generation
+        return await self._generate(windows, prompt, sampling)
 
     @property
     def _num_logprobs(self) -> int:
         return min(_NUM_LOGPROBS, self._served.info.max_logprobs)
+
+    @property
+    def _is_timed(self) -> bool:
+        """Whether the model writes timestamps: for the client, or to know where windows begin."""
+        window_seconds = 2 * self._served.info.encoder_length / FRAMES_PER_SECOND
+        stretches = self._sound.stretches
+        return self._form.is_timed or any(s.seconds > window_seconds for s in stretches)
 
     def _timestamp_rules(self) -> dict[str, int]:
         tokens = self._tokens
@@ -239,12 +363,7 @@ class Transcription:
         }
 
     async def _generate(
-        self,
-        windows: Sequence[PreparedWindow],
-        prompt: list[int],
-        sampling: SamplingParams,
-        *,
-        is_continuation: bool = False,
+        self, windows: Sequence[Window], prompt: list[int], sampling: SamplingParams
     ) -> Generation:
         job = Job(
             ctx=self._ctx,
@@ -256,20 +375,25 @@ class Transcription:
             media_data={window.digest: window.tensors for window in windows},
             sampling=sampling,
             stream=self._form.stream,
-            is_continuation=is_continuation,
+            is_continuation=self.first_generation is not None,
         )
         await job.check()
-        return await Generation.start(job)
+        generation = await Generation.start(job)
+        self._running.add(generation)
+        if self.first_generation is None:
+            self.first_generation = generation
+        return generation
 
-    async def _detect_language(self, window: PreparedWindow) -> str:
+    async def _detect_language(self, window: Window) -> str:
         codes = {number: code for code, number in self._tokens.languages.items()}
         sampling = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(codes))
-        self._running = await self._generate([window], [self._tokens.start], sampling)
+        generation = await self._generate([window], [self._tokens.start], sampling)
         language = "en"
-        while not self._running.finished:
-            for delta in await self._running.next():
+        while not generation.finished:
+            for delta in await generation.next():
                 for token in delta.token_ids:
                     language = codes.get(token, language)
+        self._running.discard(generation)
         return language
 
     def _prompt(self) -> list[int]:
@@ -278,7 +402,7 @@ class Transcription:
         if tokens.languages:
             task = tokens.translate if form.translates else tokens.transcribe
             prompt += [tokens.languages[self.language], task]
-        if not form.is_timed:
+        if not self._is_timed:
             prompt.append(tokens.no_timestamps)
         if form.prompt:
             previous_tokens = self._tokenizer.encode(
@@ -292,15 +416,16 @@ class Transcription:
     def _tokenizer(self) -> Tokenizer:
         return self._served.tokenizer
 
-    def _text(self, number: int, job: Job, deltas: list[OutputDelta]) -> WindowText:
+    def _text(self, window: Window, job: Job, deltas: list[OutputDelta]) -> WindowText:
         """A window's text from its output."""
-        tokens, window = self._tokens, self._sound.windows[number]
+        tokens = self._tokens
         entries = [entry.logprobs for delta in deltas for entry in delta.entries]
         ids = [token for delta in deltas for token in delta.token_ids]
         output = [token for token in ids if token < tokens.end or token >= tokens.first_time]
+        parts, advance_s = split_segments(output, tokens.first_time, window.seconds)
         segments = [
-            Segment(window.start + start, window.start + end, text, words)
-            for start, end, words in split_segments(output, tokens.first_time, window.seconds)
+            Segment(window.file_time(start), window.file_time(end), text, words)
+            for start, end, words in parts
             if (text := self._tokenizer.decode(words)).strip()
         ]
         sum_logprobs = sum(entry.logprobs[0] for entry in entries)
@@ -321,7 +446,8 @@ class Transcription:
                 (entry.token_ids[0], entry.logprobs[0])
                 for entry in entries
                 if entry.token_ids[0] < tokens.end
-            ],
+            ][: sum(len(words) for _, _, words in parts)],
+            advance_s=advance_s,
         )
 
     @staticmethod
@@ -336,7 +462,7 @@ class Transcription:
     def _spoken(text: WindowText) -> WindowText:
         """The text, or none where it is unlikely that anybody speaks."""
         if text.no_speech_prob > MAX_NO_SPEECH_PROB and text.avg_logprob < MIN_AVG_LOGPROB:
-            text.segments, text.logprobs = [], []
+            text.segments, text.logprobs, text.advance_s = [], [], text.seconds
         return text
 
     def logprob_objects(self, windows: Sequence[WindowText]) -> list[dict[str, Any]]:

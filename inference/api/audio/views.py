@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -97,7 +98,8 @@ class _AudioView(GatewayView):
                     _events(transcription, form), transcription.release
                 )
             else:
-                windows = [window async for window in transcription.windows()]
+                async with aclosing(transcription.windows()) as texts:
+                    windows = [window async for window in texts]
                 response = _answer(transcription, form, windows)
         except BaseException:
             transcription.release()
@@ -173,17 +175,18 @@ async def _events(transcription: Transcription, form: AudioForm) -> AsyncGenerat
     """A delta for each window, then the whole text."""
     windows: list[WindowText] = []
     try:
-        async for window in transcription.windows():
-            text = window.text.strip()
-            if text:
-                delta: dict[str, Any] = {
-                    "type": "transcript.text.delta",
-                    "delta": f" {text}" if transcript(windows) else text,
-                }
-                if form.include_logprobs:
-                    delta["logprobs"] = transcription.logprob_objects([window])
-                yield b"data: " + _encode(delta) + b"\n\n"
-            windows.append(window)
+        async with aclosing(transcription.windows()) as texts:
+            async for window in texts:
+                text = window.text.strip()
+                if text:
+                    delta: dict[str, Any] = {
+                        "type": "transcript.text.delta",
+                        "delta": f" {text}" if transcript(windows) else text,
+                    }
+                    if form.include_logprobs:
+                        delta["logprobs"] = transcription.logprob_objects([window])
+                    yield b"data: " + _encode(delta) + b"\n\n"
+                windows.append(window)
         done: dict[str, Any] = {
             "type": "transcript.text.done",
             "text": transcript(windows),

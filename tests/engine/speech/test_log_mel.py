@@ -7,8 +7,16 @@ import pytest
 import transformers as tf
 
 from engine.contract.errors import InvalidRequest
-from engine.multimodal import audio as sounds
-from engine.multimodal.audio import SAMPLE_RATE, SoundProcessor, check_samples, log_mel, resample
+from engine.multimodal import sound_processor
+from engine.multimodal.audio import (
+    SAMPLE_RATE,
+    check_samples,
+    log_mel,
+    resample,
+    scale_window,
+    stretch_powers,
+)
+from engine.multimodal.sound_processor import SoundProcessor
 from tests.engine.speech.models import JFK, read_wav, sound
 
 
@@ -69,6 +77,18 @@ def test_what_is_no_sound_or_too_long_is_refused_by_field(audio: object) -> None
 def test_sound_that_is_too_long_is_refused_before_it_is_resampled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sounds, "resample", None)
+    monkeypatch.setattr(sound_processor, "resample", None)
     with pytest.raises(InvalidRequest, match=r"has 31\.0 s"):
         SoundProcessor(80, 3000).prepare((np.zeros(31 * 8_000, np.float32), 8_000))
+
+
+@pytest.mark.parametrize("seconds", [0.013, 1.0, 30.0, 67.3])
+def test_a_window_of_a_stretch_is_what_its_own_samples_give(seconds: float) -> None:
+    samples = sound(3, seconds)
+    powers = stretch_powers(samples, 80)
+    assert np.abs(scale_window(powers[:3000], 3000) - log_mel(samples, 80, 3000))[:, :-2].max() < (
+        1e-6
+    )
+    whole = log_mel(samples, 80, len(powers) + 100)
+    rebuilt = scale_window(powers, len(powers) + 100)
+    assert np.abs(rebuilt - whole).max() < 1e-6

@@ -18,7 +18,7 @@ from engine.contract.errors import InvalidRequest
 from engine.multimodal import sound_files
 from engine.multimodal.audio import SAMPLE_RATE
 from engine.multimodal.inputs import PrepareSoundRequest
-from engine.multimodal.sound_files import WindowSplitter, decode_sound, split_sound
+from engine.multimodal.sound_files import StretchSplitter, decode_sound, split_sound
 from tests.engine.speech.models import JFK, read_wav, sound
 
 WINDOW = 30 * SAMPLE_RATE
@@ -77,7 +77,7 @@ def test_any_container_rate_and_channels_give_the_same_sound(
 
 def test_windows_begin_with_sound_and_keep_their_place() -> None:
     silence, tone = np.zeros(20 * SAMPLE_RATE, np.float32), sound(1, 3)
-    splitter = WindowSplitter(WINDOW)
+    splitter = StretchSplitter(WINDOW)
     windows = []
     for piece in np.array_split(np.concatenate((silence, tone, silence, tone)), 977):
         windows += splitter.push(piece)
@@ -86,23 +86,34 @@ def test_windows_begin_with_sound_and_keep_their_place() -> None:
         [19.8, 42.8], abs=0.11
     )
     assert all(3 <= len(window.samples) / SAMPLE_RATE < 4 for window in windows)
+    assert [window.lead / SAMPLE_RATE for window in windows] == pytest.approx([0.2, 0.2])
 
 
-def test_long_sound_is_cut_where_it_is_quietest_and_nothing_is_lost() -> None:
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_a_stretch_that_nearly_fills_a_window_ends_at_a_pause(noise: float) -> None:
     loud = sound(2, 70)
+    loud[10 * SAMPLE_RATE : 11 * SAMPLE_RATE] *= 0.01  # too early to end anything
     loud[27 * SAMPLE_RATE : 27 * SAMPLE_RATE + 3_200] *= 0.01
-    splitter = WindowSplitter(WINDOW)
-    windows = [*splitter.push(loud), *splitter.finish()]
-    assert max(len(window.samples) for window in windows) <= WINDOW
-    assert len(windows[0].samples) / SAMPLE_RATE == pytest.approx(27, abs=0.3)
-    np.testing.assert_array_equal(np.concatenate([window.samples for window in windows]), loud)
-    assert [window.start for window in windows] == list(
-        np.cumsum([0, *(len(window.samples) for window in windows)])[:-1]
-    )
+    loud += noise * np.random.default_rng(0).standard_normal(len(loud)).astype(np.float32)
+    splitter = StretchSplitter(WINDOW)
+    stretches = [*splitter.push(loud), *splitter.finish()]
+    lengths = [len(stretch.samples) / SAMPLE_RATE for stretch in stretches]
+    assert lengths == pytest.approx([27.1, 42.9], abs=0.11)  # nobody pauses in the second
+    np.testing.assert_array_equal(np.concatenate([part.samples for part in stretches]), loud)
+    assert [part.start for part in stretches] == [0, len(stretches[0].samples)]
+
+
+def test_sound_without_a_pause_is_cut_where_it_is_quietest() -> None:
+    loud = sound(2, 400)
+    loud[297 * SAMPLE_RATE : 297 * SAMPLE_RATE + 1_600] *= 0.5
+    splitter = StretchSplitter(WINDOW)
+    parts = [*splitter.push(loud), *splitter.finish()]
+    assert [part.start / SAMPLE_RATE for part in parts] == pytest.approx([0, 297.1], abs=0.11)
+    np.testing.assert_array_equal(np.concatenate([part.samples for part in parts]), loud)
 
 
 def test_hours_of_silence_take_no_memory() -> None:
-    splitter = WindowSplitter(WINDOW)
+    splitter = StretchSplitter(WINDOW)
     silence = np.zeros(60 * SAMPLE_RATE, np.float32)
     for _ in range(30):
         assert not list(splitter.push(silence))
@@ -169,7 +180,7 @@ def test_the_worker_answers_for_sound_as_for_pictures(tmp_path: Path) -> None:
         prepared = ANSWERS.decode(answer or b"")
         assert isinstance(prepared, PreparedSound)
         assert prepared.seconds == pytest.approx(11, abs=0.01)
-        assert len(prepared.windows) == 1
+        assert len(prepared.stretches) == 1
         answer = worker.request(encode(PrepareSoundRequest(b"x", 80, 3000)), 60)
         assert isinstance(ANSWERS.decode(answer or b""), Refusal)
     finally:

@@ -1,0 +1,68 @@
+"""`SoundProcessor`: from a caller's samples to what an encoder reads of one window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.contract.errors import InvalidRequest
+from engine.multimodal.audio import (
+    HOP,
+    SAMPLE_RATE,
+    check_sample_rate,
+    check_samples,
+    log_powers,
+    resample,
+    window_tensors,
+)
+from engine.multimodal.inputs import encode_tensors, media_digest
+from engine.multimodal.processor import PreparedMedia
+
+
+@dataclass(frozen=True, slots=True)
+class SoundProcessor:
+    """From sound to what one model's encoder reads.
+
+    Attributes:
+        num_mels, num_frames: of a window.
+    """
+
+    num_mels: int
+    num_frames: int
+
+    @property
+    def window_seconds(self) -> float:
+        """Length of a window."""
+        return self.num_frames * HOP / SAMPLE_RATE
+
+    def prepare(self, audio: Any) -> PreparedMedia:
+        """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
+
+        Raises `InvalidRequest` for what is no sound, or is longer than a window.
+        """
+        samples, rate = audio, SAMPLE_RATE
+        if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
+            samples, rate = audio
+        values = check_samples(samples)
+        check_sample_rate(rate)
+        # Before it is resampled, which takes as much memory again.
+        if len(values) / rate > self.window_seconds:
+            raise InvalidRequest(
+                f"The audio has {len(values) / rate:.1f} s; the model hears "
+                f"{self.window_seconds:g} s at once. Cut it into windows.",
+                param="multi_modal_data",
+            )
+        values = resample(values, rate)
+        powers = log_powers(values, self.num_mels, self.num_frames)
+        tensors = window_tensors(powers, self.num_frames)
+        encoded = encode_tensors(tensors)
+        return PreparedMedia(
+            kind="audio",
+            digest=media_digest("audio", encoded),
+            replacement="",
+            num_vectors=0,
+            tensors=tensors,
+            encoded=encoded,
+        )
