@@ -149,9 +149,15 @@ def check_rules() -> int:
             if key not in problems:
                 alert.finished_at = timezone.now()
                 alert.save(update_fields=["finished_at"])
-        for (rule, subject), text in problems.items():
-            if (rule, subject) not in alerts:
-                Alert.objects.create(rule=rule, subject=subject, text=text)
+        # Another check that runs at the same time may open the same ones.
+        Alert.objects.bulk_create(
+            [
+                Alert(rule=rule, subject=subject, text=text)
+                for (rule, subject), text in problems.items()
+                if (rule, subject) not in alerts
+            ],
+            ignore_conflicts=True,
+        )
     _mail_operators()
     return len(problems)
 

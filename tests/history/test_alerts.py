@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -138,6 +139,17 @@ def test_a_replica_that_fails_again_and_again_is_mailed_once_an_hour(operator: U
     Alert.objects.filter(finished_at=None).update(mailed_at=None)
     alerts.check_rules()
     assert len(mail.outbox) == 2
+
+
+def test_checks_that_overlap_open_an_alert_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk() -> Iterator[alerts.Finding]:
+        Alert.objects.create(rule="disk", subject="/data", text="Full.")  # the other check
+        yield "/data", "Full."
+
+    monkeypatch.setattr(alerts, "RULES", {"disk": full_disk})
+    monkeypatch.setattr(alerts, "open_alerts", Alert.objects.none)  # which came after the look
+    alerts.check_rules()
+    assert Alert.objects.count() == 1
 
 
 def test_old_alerts_are_forgotten() -> None:
