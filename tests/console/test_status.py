@@ -63,6 +63,12 @@ def test_watching_prints_again_until_it_is_interrupted(
     assert out.getvalue().count("quill") == 3
 
 
+@pytest.mark.parametrize("interval", ["nan", "inf", "0", "-1", "1e300", "soon"])
+def test_an_interval_that_is_no_time_is_refused(interval: str) -> None:
+    with pytest.raises(CommandError, match=r"--watch.*must be 0\.2 to 86400 seconds"):
+        call_command("status", "--watch", interval)
+
+
 def test_a_model_without_a_replica_ends_it_with_one(quill: ServedModel, beat: Beat) -> None:
     other = ServedModel.objects.create(name="other", source="/m", desired_state="loaded")
     Replica.objects.create(served_model=other, replica_id="r2", state="failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from argparse import ArgumentTypeError
 from typing import Any
 
 from django.conf import settings
@@ -20,9 +21,21 @@ from metering.settlement import spool_key
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
 #: States that don't make the command fail.
 WELL = ("ready", "sleeping")
-WATCH_INTERVAL_S, MIN_WATCH_INTERVAL_S = 2.0, 0.2
+WATCH_INTERVAL_S, MIN_WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 2.0, 0.2, 86_400.0
 #: ANSI: the cursor goes to the top left, and everything below is cleared.
 CLEAR_SCREEN = "\x1b[H\x1b[J"
+
+
+def _interval(text: str) -> float:
+    """Seconds. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not MIN_WATCH_INTERVAL_S <= value <= MAX_WATCH_INTERVAL_S:
+        limits = f"{MIN_WATCH_INTERVAL_S:g} to {MAX_WATCH_INTERVAL_S:.0f}"
+        raise ArgumentTypeError(f"must be {limits} seconds, got {text!r}")
+    return value
 
 
 class Command(QuireCommand):
@@ -38,7 +51,7 @@ class Command(QuireCommand):
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
             "--watch",
-            type=float,
+            type=_interval,
             nargs="?",
             const=WATCH_INTERVAL_S,
             metavar="S",
@@ -52,7 +65,7 @@ class Command(QuireCommand):
             if options["watch"] is None:
                 break
             try:
-                time.sleep(max(options["watch"], MIN_WATCH_INTERVAL_S))
+                time.sleep(options["watch"])
             except KeyboardInterrupt:
                 return
             if self.stdout.isatty() and not options["json"]:
