@@ -32,7 +32,12 @@ from engine.contract.command_line import (
 )
 from engine.contract.errors import ConfigError
 from engine.contract.kv_events_config import KVEventsConfig, check_kv_events
-from engine.contract.kv_transfer_config import NATIVE, PREEMPTION_MODES, check_kv_transfer
+from engine.contract.kv_transfer_config import (
+    NATIVE,
+    PREEMPTION_MODES,
+    REMOTE_SCHEMES,
+    check_kv_transfer,
+)
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
 from engine.contract.plugins import check_device
@@ -201,8 +206,9 @@ class EngineConfig(Settings):
     )
     kv_offloading_backend: str = cli_field(
         NATIVE,
-        "where kv_offloading_size is: native, in host memory, or a folder, which replicas of one "
-        "machine share and which survives a restart; see docs/kv-tiers.md",
+        "where kv_offloading_size is: native, in host memory; a folder, which replicas of one "
+        "machine share and which survives a restart; or for all machines redis://HOST:PORT or "
+        "s3://BUCKET/PREFIX (needs the extra s3); see docs/kv-tiers.md",
     )
     kv_transfer_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
@@ -465,7 +471,14 @@ class EngineConfig(Settings):
         if self.kv_offloading_backend != NATIVE and not self.kv_offloading_size:
             raise ConfigError(
                 "kv_offloading_backend needs a kv_offloading_size above 0, the bytes that the "
-                "folder may take.",
+                "folder or store may take.",
+                param="kv_offloading_backend",
+            )
+        scheme, separator, _ = self.kv_offloading_backend.partition("://")
+        if separator and scheme not in REMOTE_SCHEMES:
+            raise ConfigError(
+                f"kv_offloading_backend can't be of {scheme}://; URLs begin with "
+                f"{', '.join(f'{scheme}://' for scheme in REMOTE_SCHEMES)}.",
                 param="kv_offloading_backend",
             )
         events = KVEventsConfig.from_mapping(self.kv_events_config or {})

@@ -14,8 +14,9 @@ OFFLOADING_CONNECTOR = "OffloadingConnector"
 #: Several connectors, those of `connectors` in its `kv_connector_extra_config`.
 MULTI_CONNECTOR = "MultiConnector"
 KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
-#: Where offloaded blocks lie: host memory, or else a folder.
+#: Where offloaded blocks are: host memory, or else a folder or a store of one of these URLs.
 NATIVE = "native"
+REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3")
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 PREEMPTION_MODES = ("recompute", "swap")
 _PARAM = "kv_transfer_config"

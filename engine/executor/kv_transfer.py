@@ -27,7 +27,9 @@ from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
+from engine.kv_transfer.storage_tier import StorageTier
 
 if TYPE_CHECKING:
     from engine.executor.worker import Worker
@@ -120,16 +122,16 @@ def _make_offloading_connector(
         )
     size, host_bytes = _gib(config.kv_offloading_size), _gib(config.swap_space) if swaps else 0
     block_bytes = BlockBuffers(_kv_caches(worker.loaded.model)).block_bytes
-    on_disk = offloads and config.kv_offloading_backend != NATIVE
-    if on_disk:
+    backend = config.kv_offloading_backend
+    has_storage = offloads and backend != NATIVE
+    if has_storage:
         # What waits to be written or was read ahead; no more could be in the KV cache at once.
         host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
     else:
         host_bytes += size
     host, storage = HostTier(host_bytes), None
-    if on_disk:
-        folder = Path(config.kv_offloading_backend).expanduser()
-        storage = StorageQueue(DiskTier(folder, size, block_bytes), host)
+    if has_storage:
+        storage = StorageQueue(_make_storage_tier(backend, size, block_bytes), host)
     return OffloadingConnector(
         host,
         config.block_size,
@@ -140,6 +142,13 @@ def _make_offloading_connector(
         swaps=swaps,
         max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
     )
+
+
+def _make_storage_tier(backend: str, capacity: int, block_bytes: int) -> StorageTier:
+    """The tier of a folder or URL. Raises `ConfigError`."""
+    if "://" in backend:
+        return RemoteTier(make_store(backend, capacity, block_bytes), capacity, block_bytes)
+    return DiskTier(Path(backend).expanduser(), capacity, block_bytes)
 
 
 def _kv_caches(model: Any) -> dict[str, tuple[Tensor, ...]]:

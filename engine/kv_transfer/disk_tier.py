@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import secrets
-import struct
 import tempfile
 import threading
 import time
@@ -30,6 +29,8 @@ import numpy as np
 from engine.contract.errors import ConfigError
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.storage_tier import (
+    HEADER,
+    MAGIC,
     SECRET_BYTES,
     TAG_BYTES,
     BlockCipher,
@@ -39,9 +40,6 @@ from engine.kv_transfer.storage_tier import (
 
 log = logging.getLogger(__name__)
 
-#: Magic, length of the encrypted block, key, nonce.
-_HEADER = struct.Struct("<4sI32s12s12x")
-_MAGIC = b"QKV1"
 SUFFIX = ".kv"
 #: The budget in segments: what is deleted at once is a 32nd of it.
 NUM_SEGMENTS = 32
@@ -72,7 +70,7 @@ class DiskTier(StorageTier):
         super().__init__(capacity)
         self.folder, self._block_bytes = folder, block_bytes
         self._segment_bytes = capacity // NUM_SEGMENTS
-        record_bytes = _HEADER.size + block_bytes + TAG_BYTES
+        record_bytes = HEADER.size + block_bytes + TAG_BYTES
         if record_bytes > self._segment_bytes:
             min_gib = NUM_SEGMENTS * record_bytes / 2**30
             raise ConfigError(
@@ -129,7 +127,7 @@ class DiskTier(StorageTier):
     def _scan(self, name: str, size: int) -> None:
         """Index a segment's blocks after those that are indexed."""
         offset = self._ends.setdefault(name, 0)
-        if offset + _HEADER.size > size:
+        if offset + HEADER.size > size:
             return
         try:
             descriptor = os.open(self.folder / name, os.O_RDONLY)
@@ -138,7 +136,7 @@ class DiskTier(StorageTier):
         try:
             while (header := _read_header(descriptor, offset, size)) is not None:
                 length, key, nonce = header
-                start = offset + _HEADER.size
+                start = offset + HEADER.size
                 self._index[key] = Location(name, start, length, nonce)
                 offset = start + length
         except UnusableBlock as error:
@@ -195,10 +193,10 @@ class DiskTier(StorageTier):
             return False
         nonce, sealed = self._cipher.seal(key, payload, namespace)
         try:
-            descriptor, name, offset = self._reserve(_HEADER.size + len(sealed))
-            start = offset + _HEADER.size
+            descriptor, name, offset = self._reserve(HEADER.size + len(sealed))
+            start = offset + HEADER.size
             _write_all(descriptor, sealed, start)
-            header = _HEADER.pack(_MAGIC, len(sealed), key, nonce)
+            header = HEADER.pack(MAGIC, len(sealed), key, nonce)
             _write_all(descriptor, header, offset)
         except OSError as error:
             log.warning("KV blocks can't be written to %s: %s", self.folder, error)
@@ -345,10 +343,10 @@ def _read_header(descriptor: int, offset: int, size: int) -> tuple[int, bytes, b
 
     Raises `UnusableBlock` for a damaged one.
     """
-    header = os.pread(descriptor, _HEADER.size, offset)
-    if len(header) < _HEADER.size or not any(header):
+    header = os.pread(descriptor, HEADER.size, offset)
+    if len(header) < HEADER.size or not any(header):
         return None
-    magic, length, key, nonce = _HEADER.unpack(header)
-    if magic != _MAGIC or offset + _HEADER.size + length > size:
+    magic, length, key, nonce = HEADER.unpack(header)
+    if magic != MAGIC or offset + HEADER.size + length > size:
         raise UnusableBlock("header")
     return length, key, nonce

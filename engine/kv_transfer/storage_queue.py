@@ -86,13 +86,13 @@ class StorageQueue:
             self._reading_since[thread] = time.monotonic()
         blocks: list[tuple[bytes, Payload]] = []
         try:
-            for key in keys:
-                if time.monotonic() > deadline:
-                    self.tier.count_failure("late")
-                    break
-                if (payload := self.tier.read(key, namespace)) is None:
-                    break
-                blocks.append((key, payload))
+            if time.monotonic() < deadline:
+                for payload in self.tier.read_sequence(keys, namespace):
+                    blocks.append((keys[len(blocks)], payload))
+                    if time.monotonic() > deadline:
+                        break
+            if len(blocks) < len(keys) and time.monotonic() > deadline:
+                self.tier.count_failure("late")
             self._host.put(blocks)
         finally:
             with self._lock:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -19,6 +21,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.kv_transfer.block_buffers import Payload
 
+#: Of a block's record, which ends with the sealed block: magic, length of that, key, nonce.
+HEADER = struct.Struct("<4sI32s12s12x")
+MAGIC = b"QKV1"
 NONCE_BYTES = 12
 TAG_BYTES = 16
 SECRET_BYTES = 32
@@ -100,6 +105,13 @@ class StorageTier(ABC):
         """A block that is as it was written; None: there is none. One that can't be used is
         counted, and not tried again.
         """
+
+    def read_sequence(self, keys: Sequence[bytes], namespace: str) -> Iterator[Payload]:
+        """Blocks of one sequence, in its order, up to the first that can't be read."""
+        for key in keys:
+            if (payload := self.read(key, namespace)) is None:
+                return
+            yield payload
 
     @abstractmethod
     def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
