@@ -39,6 +39,9 @@ class RequestView(Protocol):
     @property
     def cache_namespace(self) -> str: ...
 
+    @property
+    def tenant(self) -> str: ...
+
 
 class NewSequenceView(Protocol):
     """A sequence that starts in a step: see `NewSequence`."""

@@ -35,19 +35,19 @@ _MIN_READ_S = 0.5
 
 #: A block of a plan: its key in the tiers and its id in the KV cache.
 KeyedBlock = tuple[bytes, int]
-#: Blocks of one sequence, and its cache namespace.
-SavedBlocks = tuple[str, list[KeyedBlock]]
+#: A sequence's tenant, its cache namespace, and blocks of it.
+SavedBlocks = tuple[str, str, list[KeyedBlock]]
 
 
 class OffloadingMetadata(KVConnectorMetadata):
     """Attributes:
     step: whose blocks to load; the connector has them.
-    swapped: sequences that were preempted: their blocks, to save before the forward pass.
-    saves: blocks that the step fills, with their cache namespaces.
+    swapped: blocks of preempted sequences, to save before the forward pass.
+    saves: blocks that the step fills.
     """
 
     step: int
-    swapped: list[list[KeyedBlock]] = msgspec.field(default_factory=list)
+    swapped: list[SavedBlocks] = msgspec.field(default_factory=list)
     saves: list[SavedBlocks] = msgspec.field(default_factory=list)
 
 
@@ -121,7 +121,7 @@ class OffloadingConnector(KVConnectorBase):
         self._tracked: dict[int, _Tracked] = {}
         #: Of preempted sequences: number of tokens that were saved, and the step that saves them.
         self._swapped: dict[int, tuple[int, int]] = {}
-        self._swap_outs: list[list[KeyedBlock]] = []
+        self._swap_outs: list[SavedBlocks] = []
         #: The last match, since the head of the queue may be asked for in many steps.
         self._match: _Match | None = None
         self._starting: dict[int, list[tuple[int, Payload]]] = {}
@@ -181,7 +181,7 @@ class OffloadingConnector(KVConnectorBase):
             return None
         # What takes longer than computing is of no use.
         timeout_s = max(_MIN_READ_S, len(keys) * self._compute_s)
-        return storage.read_ahead(keys, request.cache_namespace, timeout_s)
+        return storage.read_ahead(keys, request.tenant, request.cache_namespace, timeout_s)
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
@@ -261,7 +261,7 @@ class OffloadingConnector(KVConnectorBase):
             ]
             tracked.num_saved = end
             if blocks:
-                saves.append((sequence.cache_namespace, blocks))
+                saves.append((sequence.tenant, sequence.cache_namespace, blocks))
         return saves
 
     @property
@@ -281,7 +281,8 @@ class OffloadingConnector(KVConnectorBase):
         if num_tokens % size:
             hashes = [*hashes, request.block_hashes.hash_partial_block(token_ids, size, num_tokens)]
         keys = [self._key(block_hash) for block_hash in hashes]
-        self._swap_outs.append(list(zip(keys, block_ids[0], strict=False)))
+        blocks = list(zip(keys, block_ids[0], strict=False))
+        self._swap_outs.append((request.tenant, request.cache_namespace, blocks))
         self._swapped[request.seq_id] = (num_tokens, self._step + 1)
 
     def request_finished(
@@ -304,8 +305,8 @@ class OffloadingConnector(KVConnectorBase):
         if not isinstance(metadata, OffloadingMetadata):
             return
         # First: what is loaded next may go into the blocks that preempted sequences have left.
-        for blocks in metadata.swapped:
-            self._save(blocks, self.host)
+        for tenant, _, blocks in metadata.swapped:
+            self._save(blocks, tenant, self.host)
         while self._loading and self._loading[0][0] <= metadata.step:
             step, loads = self._loading.popleft()
             if step == metadata.step:
@@ -313,7 +314,7 @@ class OffloadingConnector(KVConnectorBase):
                     self._buffers.write(block_id, payload)
 
     def _save(
-        self, blocks: list[KeyedBlock], tier: HostTier | StorageQueue
+        self, blocks: list[KeyedBlock], tenant: str, tier: HostTier | StorageQueue
     ) -> list[tuple[bytes, Payload]]:
         """Save those blocks of a sequence that a tier doesn't have."""
         max_blocks = self.host.capacity // self._buffers.block_bytes
@@ -322,15 +323,15 @@ class OffloadingConnector(KVConnectorBase):
             for key, block_id in blocks[:max_blocks]
             if key not in tier
         ]
-        self.host.put(payloads)
+        self.host.put(payloads, tenant)
         self.num_saved_blocks += len(payloads)
         return payloads
 
     def wait_for_save(self) -> None:
         metadata = self._metadata
         if isinstance(metadata, OffloadingMetadata):
-            for namespace, blocks in metadata.saves:
-                payloads = self._save(blocks, self._tier)
+            for tenant, namespace, blocks in metadata.saves:
+                payloads = self._save(blocks, tenant, self._tier)
                 if self.storage is not None:
                     self.storage.write_behind(payloads, namespace)
 

@@ -73,14 +73,18 @@ class StorageQueue:
                 self._queued_bytes -= payload.nbytes
                 self._queued.discard(key)
 
-    def read_ahead(self, keys: Sequence[bytes], namespace: str, timeout_s: float) -> Future[None]:
-        """Read blocks of one sequence, in its order, up to the first that can't be read.
+    def read_ahead(
+        self, keys: Sequence[bytes], tenant: str, namespace: str, timeout_s: float
+    ) -> Future[None]:
+        """Read blocks of a tenant's sequence, in its order, up to the first that can't be read.
 
         After `timeout_s` no further block is begun, and that is counted.
         """
-        return self._readers.submit(self._read, keys, namespace, time.monotonic() + timeout_s)
+        return self._readers.submit(
+            self._read, keys, tenant, namespace, time.monotonic() + timeout_s
+        )
 
-    def _read(self, keys: Sequence[bytes], namespace: str, deadline: float) -> None:
+    def _read(self, keys: Sequence[bytes], tenant: str, namespace: str, deadline: float) -> None:
         thread = threading.get_ident()
         with self._lock:
             self._reading_since[thread] = time.monotonic()
@@ -93,7 +97,7 @@ class StorageQueue:
                         break
             if len(blocks) < len(keys) and time.monotonic() > deadline:
                 self.tier.count_failure("late")
-            self._host.put(blocks)
+            self._host.put(blocks, tenant)
         finally:
             with self._lock:
                 del self._reading_since[thread]

@@ -85,6 +85,11 @@ class Sequence:
         return self.request.message.cache_namespace
 
     @property
+    def tenant(self) -> str:
+        """See `EngineRequest`."""
+        return self.request.message.tenant
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known so far, prompt and output."""
         return len(self.token_ids)

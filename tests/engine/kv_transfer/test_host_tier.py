@@ -15,18 +15,46 @@ COUNT = 20
 
 def test_the_first_blocks_of_a_sequence_that_is_too_long_are_stored() -> None:
     tier = HostTier(3 * BLOCK)
-    tier.put([(key(seed), block(seed)) for seed in range(5)])
+    tier.put([(key(seed), block(seed)) for seed in range(5)], "t")
     assert [key(seed) in tier for seed in range(5)] == [True, True, True, False, False]
 
 
 def test_the_least_recently_used_blocks_go_first_and_of_a_sequence_the_last() -> None:
     tier = HostTier(4 * BLOCK)
-    tier.put([(key(seed), block(seed)) for seed in range(3)])
-    tier.put([(key(3), block(3))])
+    tier.put([(key(seed), block(seed)) for seed in range(3)], "t")
+    tier.put([(key(3), block(3))], "t")
     tier.get(key(1))
-    tier.put([(key(4), block(4))])
+    tier.put([(key(4), block(4))], "t")
     assert [key(seed) in tier for seed in range(5)] == [True, True, False, True, True]
     assert tier.used_bytes == 4 * BLOCK
+
+
+def test_a_tenant_cannot_push_out_what_is_within_another_ones_share() -> None:
+    tier = HostTier(10 * BLOCK)
+    tier.put([(key(seed), block(seed)) for seed in range(4)], "quiet")
+    for seed in range(100, 150):
+        tier.put([(key(seed), block(seed))], "loud")
+        assert tier.used_bytes <= tier.capacity
+        assert tier.tenant_bytes("quiet") == 4 * BLOCK
+    assert tier.tenant_bytes("loud") == 6 * BLOCK
+    assert all(key(seed) in tier for seed in (0, 1, 2, 3, 149))
+
+
+def test_tenants_share_host_memory_equally_and_one_alone_has_all_of_it() -> None:
+    tier = HostTier(12 * BLOCK)
+    random_ = random.Random(1)
+    for seed in range(30):
+        tier.put([(key(seed), block(seed))], "a")
+    assert tier.tenant_bytes("a") == 12 * BLOCK
+    for seed in range(30, 300):
+        tier.put([(key(seed), block(seed))], random_.choice("abc"))
+    assert {tenant: tier.tenant_bytes(tenant) for tenant in "abc"} == dict.fromkeys(
+        "abc", 4 * BLOCK
+    )
+    tier.clear()
+    assert (tier.used_bytes, len(tier), tier.tenant_bytes("a")) == (0, 0, 0)
+    tier.put([(key(1), block(1))], "a")
+    assert tier.tenant_bytes("a") == BLOCK
 
 
 def faults(count: int, seed: int) -> None:
@@ -34,7 +62,7 @@ def faults(count: int, seed: int) -> None:
     random_ = random.Random(seed)
     for _ in range(count):
         tier = HostTier(COUNT * BLOCK)
-        tier.put([(key(number), block(number).copy()) for number in range(COUNT)])
+        tier.put([(key(number), block(number).copy()) for number in range(COUNT)], "t")
         one, two = random_.sample(range(COUNT), 2)
         payload, checksum = tier._blocks[key(one)]
         damaged = {one}
