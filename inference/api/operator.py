@@ -214,7 +214,7 @@ def _load(replica: Replica) -> dict[str, Any]:
         "model": beat.model.name,
         "state": beat.state,
         "running": beat.stats.num_requests_running,
-        "waiting": beat.stats.num_requests_waiting + replica.submitted,
+        "waiting": max(0, beat.stats.num_requests_waiting + replica.submitted),
         "kv_cache_usage": beat.stats.kv_cache_usage_perc,
     }
 

@@ -353,8 +353,10 @@ class EngineClient:
                 start = len(flight.tokens[delta.index]) - len(chunk.token_ids)
                 self.journal.record_tokens(flight.stream, start, chunk)
             flight.mailbox.push(chunk)
-        if flight.done:
-            self._flights.pop(flight.engine_id, None)
+        if flight.done and self._flights.pop(flight.engine_id, None) is not None:
+            replica = self.fleet.get(flight.replica_id)
+            if replica is not None:
+                replica.submitted -= 1
 
     def _apply_error(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         info = delta.error

@@ -90,7 +90,7 @@ class Replica:
         heartbeat: the latest.
         changed_at: when (monotonic) a heartbeat last differed from the one before. Clocks of two
             machines are never compared.
-        submitted: requests that this gateway gave it since that heartbeat.
+        submitted: requests that this gateway gave it since that heartbeat, less those that ended.
         per_second: outputs that it ended in a second when others waited last; 0 while that isn't
             known.
     """
@@ -120,7 +120,7 @@ class Replica:
     def load(self) -> int:
         """Requests it runs or queues, as far as this gateway knows."""
         stats = self.heartbeat.stats
-        return stats.num_requests_running + stats.num_requests_waiting + self.submitted
+        return max(0, stats.num_requests_running + stats.num_requests_waiting + self.submitted)
 
 
 class Fleet:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.contract.errors import EngineOverloaded
+from engine.contract.messages import EngineRequest
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import InFlightRequest
 from inference.errors import Overloaded
@@ -31,6 +32,9 @@ QUEUE_ROUNDS = 4.0
 FAIR_SHARE_HEADROOM = 2.0
 _COUNT_EVERY_S = 0.25
 _MAX_RETRY_S, _UNKNOWN_S = 60.0, 5.0
+#: Prompt tokens of a request without generation (an embedding, a score) that are as much work as
+#: one request that generates: about what a step computes, and generating takes many steps.
+POOLED_TOKENS_PER_REQUEST = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +57,10 @@ class Load:
         stats = [replica.heartbeat.stats for replica in ready]
         return cls(
             sum(item.num_requests_running for item in stats),
-            sum(item.num_requests_waiting for item in stats)
-            + sum(replica.submitted for replica in ready),
+            sum(
+                max(0, replica.heartbeat.stats.num_requests_waiting + replica.submitted)
+                for replica in ready
+            ),
             sum(replica.per_second for replica in ready),
         )
 
@@ -88,12 +94,22 @@ def check_client_timeout(model: str, load: Load, seconds: float) -> None:
     raise error
 
 
+def _work(request: EngineRequest) -> float:
+    """A request's work, in requests that generate: at most 1."""
+    if request.pooling is None:
+        return 1.0
+    return min(1.0, len(request.prompt_token_ids) / POOLED_TOKENS_PER_REQUEST)
+
+
 class QueueLimit:
     """Lets requests of one gateway in, or not."""
 
     def __init__(self) -> None:
         self._counted_at = -math.inf
-        self._open_requests: Counter[tuple[str, str]] = Counter()
+        self._open_work: dict[tuple[str, str], float] = {}
+        #: By model: work of an open request of this gateway, in requests that generate. The last
+        #: known one stays: replicas' heartbeats may be older than the end of what they count.
+        self._mean_work: dict[str, float] = {}
         self._retry_slots: dict[tuple[str, str, bool], float] = {}
 
     def check(
@@ -116,10 +132,13 @@ class QueueLimit:
         if load.waiting < max_waiting:
             return
         self._count(flights)
-        tenants = {name for of, name in self._open_requests if of == model} | {tenant}
+        waiting = load.waiting * self._mean_work.get(model, 1.0)
+        if waiting < max_waiting:
+            return
+        tenants = {name for of, name in self._open_work if of == model} | {tenant}
         share = (load.running + max_waiting) / len(tenants)
-        within = self._open_requests[model, tenant] < share
-        if len(tenants) > 1 and within and load.waiting < FAIR_SHARE_HEADROOM * max_waiting:
+        within = self._open_work.get((model, tenant), 0.0) < share
+        if len(tenants) > 1 and within and waiting < FAIR_SHARE_HEADROOM * max_waiting:
             return
         kind = Overloaded if within or len(tenants) == 1 else EngineOverloaded
         error: Overloaded | EngineOverloaded = kind(
@@ -160,4 +179,12 @@ class QueueLimit:
         now = time.monotonic()
         if now - self._counted_at >= _COUNT_EVERY_S:
             self._counted_at = now
-            self._open_requests = Counter((item.model, item.request.tenant) for item in flights)
+            num_requests: Counter[str] = Counter()
+            self._open_work = {}
+            for flight in flights:
+                num_requests[flight.model] += 1
+                key = flight.model, flight.request.tenant
+                self._open_work[key] = self._open_work.get(key, 0.0) + _work(flight.request)
+            for model, count in num_requests.items():
+                works = [work for (name, _), work in self._open_work.items() if name == model]
+                self._mean_work[model] = sum(works) / count

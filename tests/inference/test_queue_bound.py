@@ -10,9 +10,11 @@ import pytest
 from engine.contract import messages as protocol
 from engine.contract.errors import EngineOverloaded
 from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
+from engine.contract.pooling_params import PoolingParams
 from inference import errors
 from inference.engine_client import queue_limit as queue_bound
-from inference.engine_client.fleet import Fleet
+from inference.engine_client.client import get_engine_client
+from inference.engine_client.fleet import Fleet, Replica
 from inference.engine_client.queue_limit import MIN_WAITING, QUEUE_ROUNDS, Load, QueueLimit
 from inference.errors import Overloaded, RateLimitedLog, error_headers
 from tests.inference.asgi_client import chat_body
@@ -22,10 +24,18 @@ from tests.inference.conftest import Gateway
 def flights(**tenants: int) -> Any:
     """Open requests for the model "m"."""
     return [
-        SimpleNamespace(model="m", request=SimpleNamespace(tenant=tenant))
+        SimpleNamespace(model="m", request=SimpleNamespace(tenant=tenant, pooling=None))
         for tenant, count in tenants.items()
         for _ in range(count)
     ]
+
+
+def texts(count: int, num_tokens: int, tenant: str = "a") -> Any:
+    """Open requests for vectors of the model "m"."""
+    request = SimpleNamespace(
+        tenant=tenant, pooling=PoolingParams(), prompt_token_ids=[5] * num_tokens
+    )
+    return [SimpleNamespace(model="m", request=request)] * count
 
 
 FULL = Load(running=100, waiting=400, per_second=50.0)
@@ -35,6 +45,45 @@ def test_nobody_is_refused_while_there_is_room() -> None:
     bound = QueueLimit()
     bound.check("m", "a", 0, Load(running=1, waiting=MIN_WAITING - 1), flights(a=1000))
     bound.check("m", "a", 0, Load(running=100, waiting=399), flights(a=1000))
+
+
+def test_fault_86_short_texts_that_wait_are_counted_by_their_tokens() -> None:
+    bound = QueueLimit()
+    waiting = Load(running=64, waiting=2000, per_second=300.0)
+    bound.check("m", "a", 0, waiting, texts(2000, 200))
+    # The texts have ended, and the heartbeat that this gateway has doesn't say so yet.
+    bound._counted_at = float("-inf")
+    bound.check("m", "a", 0, waiting, [])
+    with pytest.raises(Overloaded):
+        QueueLimit().check("m", "a", 0, waiting, texts(2000, 4000))
+    # Those of one tenant leave another its share of a model that is really busy.
+    both = texts(2000, 4000) + texts(10, 4000, "b")
+    bound = QueueLimit()
+    bound.check("m", "b", 0, Load(running=64, waiting=500), both)
+    with pytest.raises(EngineOverloaded):
+        bound.check("m", "a", 0, Load(running=64, waiting=500), both)
+
+
+async def test_fault_86_what_has_ended_waits_no_more_whatever_an_old_heartbeat_says(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Fleet._update_replica
+
+    def read_once(fleet: Fleet, replica_id: str, beat: Heartbeat, now: float) -> Replica:
+        replica = fleet._replicas.get(replica_id)
+        if replica is None:
+            return read(fleet, replica_id, beat, now)
+        replica.changed_at = now
+        return replica
+
+    monkeypatch.setattr(Fleet, "_update_replica", read_once)
+    async with gateway.serving(gateway.fake()):
+        (known,) = get_engine_client().fleet.of_model("fake")
+        for _ in range(3):
+            assert (await gateway.client.chat()).status == 200
+        assert (known.submitted, known.load, Load.of([known]).waiting) == (0, 0, 0)
+        known.submitted = -1
+        assert (known.load, Load.of([known]).waiting) == (0, 0)
 
 
 def test_a_full_queue_is_503_with_the_time_that_the_replicas_need() -> None:
