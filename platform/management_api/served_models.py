@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import redis
+from django.db import transaction
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
 from rest_framework import mixins, serializers, status
@@ -162,6 +163,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(
         request=ServedModelUpdateSerializer(partial=True), responses=ServedModelSerializer
     )
+    @transaction.atomic
     def partial_update(self, request: Request, pk: str) -> Response:
         """Change what is named."""
         row = self.row()

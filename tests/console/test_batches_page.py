@@ -91,6 +91,18 @@ def test_progress_and_errors_are_told(login: Login) -> None:
 
 
 @pytest.mark.usefixtures("committed", "folder")
+def test_fault_80_a_viewer_reads_no_file_here_either(login: Login) -> None:
+    ada = login("ada")
+    upload(ada)
+    path = f"/console/files/{StoredFile.objects.get().public_id}/?tenant=acme"
+    assert ada.get(path).status_code == 200
+    viewer()
+    vera = login("vera")
+    assert vera.get(path).status_code == 403
+    assert "/console/files/file-" not in vera.get("/console/files/?tenant=acme").content.decode()
+
+
+@pytest.mark.usefixtures("committed", "folder")
 def test_strangers_find_nothing_and_viewers_only_look(login: Login) -> None:
     ada = login("ada")
     upload(ada)
@@ -112,8 +124,7 @@ def test_strangers_find_nothing_and_viewers_only_look(login: Login) -> None:
         assert upload(other).status_code == 404
     viewer()
     vera = login("vera")
-    for path in paths:
-        assert vera.get(f"{path}?tenant=acme").status_code == 200
+    assert vera.get(f"{paths[1]}?tenant=acme").status_code == 200
     assert "Create a batch" not in vera.get("/console/batches/").content.decode()
     assert upload(vera).status_code == 403
     assert vera.post("/console/batches/add/?tenant=acme", form).status_code == 403

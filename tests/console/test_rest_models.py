@@ -45,6 +45,18 @@ def test_fallbacks_and_idle_minutes_are_set(login: Login, quill: ServedModel) ->
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "fallbacks")
 
 
+def test_fault_79_of_two_changes_neither_happens_where_the_second_fails(
+    login: Login, quill: ServedModel
+) -> None:
+    before = quill.idle_minutes
+    body = {"idle_minutes": 15, "tenants": ["nowhere"]}
+    path = f"/api/models/{quill.pk}/"
+    refused = login("root").patch(path, body, content_type="application/json")
+    assert refused.status_code in (400, 404)
+    quill.refresh_from_db()
+    assert quill.idle_minutes == before
+
+
 def test_a_parser_that_nobody_knows_is_refused_before_a_model_is_loaded(
     login: Login, quill: ServedModel
 ) -> None:

@@ -14,12 +14,13 @@ from urllib.parse import urlencode
 import redis
 from django.contrib.auth.decorators import login_required
 from django.db.models import Prefetch, QuerySet
-from django.http import HttpResponse
+from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from accounts.reauthentication import reauthentication_required
 from adapters import access, actions
 from adapters.access import DAYS, access_request, usage_of
 from adapters.models import PASSED, WORKING, Adapter, AdapterAlias, VersionState
@@ -89,9 +90,10 @@ def residency_topic(tenant_id: int) -> dict[str, Any]:
     return {"adapters": [_figures(row, locations) for row in rows]}
 
 
-def post_action(function: Action) -> Callable[..., HttpResponse]:
+def post_action(function: Action) -> Callable[..., HttpResponseBase]:
     """Turn an action on an adapter into a POST view that redirects to its page."""
 
+    @reauthentication_required
     @require_POST
     @never_cache
     @login_required

@@ -331,6 +331,9 @@ def download(request: UserRequest, public_id: str) -> HttpResponseBase:
         if tenant is None:
             raise NotFound("File not found.")
         row: StoredFile = access.access_file(read_caller(request, tenant), public_id)
+        if not may_write(request.user, tenant):
+            # As by the API, where a viewer's key has no right to files: they hold prompts.
+            raise PermissionDenied(f"Only members of {tenant.slug} read files.")
         path = blob_path(row.tenant_id, row.public_id)
         try:
             content = path.open("rb")

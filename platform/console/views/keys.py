@@ -260,6 +260,7 @@ def rotate(request: UserRequest, pk: int) -> HttpResponse:
 @require_POST
 @never_cache
 @login_required
+@reauthentication_required
 def revoke(request: UserRequest, pk: int) -> HttpResponse:
     """Revoke a key."""
     return _change(

@@ -103,6 +103,7 @@ def invite(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"invited": email, "link": link, "mailed": mailed}
 
 
+@reauthentication_required
 @post_action("members", _page)
 def revoke(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Revoke an invitation."""
@@ -132,6 +133,7 @@ def remove(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     }
 
 
+@reauthentication_required
 @post_action("members", _page)
 def add_account(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Create a service account."""

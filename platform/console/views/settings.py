@@ -96,6 +96,7 @@ def delete_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": "No more events are sent."}
 
 
+@reauthentication_required
 @post_action("webhook", show)
 def try_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     """Send a test event."""
@@ -103,6 +104,7 @@ def try_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
     return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
 
 
+@reauthentication_required
 @post_action("webhook", show)
 def send_again(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
     """Send an abandoned event again."""

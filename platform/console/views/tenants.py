@@ -303,6 +303,7 @@ def tenant(request: UserRequest, slug: str) -> HttpResponse:
     return _home(request, slug)
 
 
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required
@@ -319,6 +320,7 @@ def create(request: UserRequest) -> HttpResponse:
     return redirect("tenant", tenant.slug)
 
 
+@reauthentication_required
 @require_POST
 @never_cache
 @login_required
