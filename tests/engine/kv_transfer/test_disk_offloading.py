@@ -146,6 +146,32 @@ def test_no_block_is_begun_to_be_read_after_the_time_that_computing_takes(
     core.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "loaded"), [([9.0, 1e-6, 9.0], 64), ([9.0, 9.0, 9.0], 0)], ids=["once", "always"]
+)
+def test_blocks_are_read_unless_reading_is_always_slower_than_computing(
+    model_folder: Folder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: list[float],
+    loaded: int,
+) -> None:
+    core = on_disk(model_folder("llama"), tmp_path)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    flush(core)
+    connector = connector_of(core)
+    assert connector.storage is not None
+    forget_kv_cache(core)
+    connector.host.clear()
+    times = iter(seconds)
+    monkeypatch.setattr(connector.storage.tier, "measure_read", lambda: next(times))
+    connector.set_prefill_pace(0.05)
+    assert run(core, prompts) == expected
+    assert connector.num_matched_tokens == loaded
+    core.shutdown()
+
+
 def test_a_model_of_other_weights_or_numbers_finds_nothing(
     model_folder: Folder, tmp_path: Path
 ) -> None:
