@@ -4,11 +4,12 @@
 matrix S [value_size, key_size], which takes in one token after the other:
 
     rate = softplus(rate + bias), within limits;  S = exp(rate * decay) * S
-    Mamba 2 (arXiv 2405.21060):  S += rate * v k^T
+    Mamba (arXiv 2312.00752), Mamba 2 (arXiv 2405.21060):  S += rate * v k^T
     gated delta rule (arXiv 2412.06464):  S += sigmoid(beta) * (v - S k) k^T,
         with k and q brought to length 1, q over sqrt(key_size)
     y = S q + skip * v
 
+The decay is a head's, or (Mamba) one for each key of a head, whose value_size is then 1.
 Neighbouring heads share a key and a query where there are fewer of these.
 """
 
@@ -67,7 +68,7 @@ class ScanWeights:
     """What a layer has learned, float32 [heads].
 
     Attributes:
-        decay: below 0.
+        decay: below 0; [heads], or [heads, key_size] unless `delta`.
         rate_bias: added to rates.
         skip: how much of v goes past the state; None: nothing.
         limits: of the rates.
@@ -95,11 +96,11 @@ def check_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor) -> None
     for name, of in (("rate", inputs.rate), ("beta", inputs.beta)):
         if of is not None and of.shape != shape:
             raise ValueError(f"{name} {describe(of)} must be {list(shape)}")
-    for name, of in (
-        ("decay", weights.decay),
-        ("rate_bias", weights.rate_bias),
-        ("skip", weights.skip),
-    ):
+    shapes = [(heads,)] if weights.delta else [(heads,), (heads, inputs.k.shape[2])]
+    if tuple(weights.decay.shape) not in shapes:
+        allowed = " or ".join(str(list(shape)) for shape in shapes)
+        raise ValueError(f"decay {describe(weights.decay)} must be {allowed}")
+    for name, of in (("rate_bias", weights.rate_bias), ("skip", weights.skip)):
         if of is not None and of.shape != (heads,):
             raise ValueError(f"{name} {describe(of)} must be [{heads}]")
 
@@ -151,7 +152,8 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
     v, rate = inputs.v.to(kind), inputs.rate.to(kind)
     q, k = (part.to(kind).repeat_interleave(repeat, dim=1) for part in (inputs.q, inputs.k))
     rate = torch.nn.functional.softplus(rate + weights.rate_bias.to(kind)).clamp(*weights.limits)
-    decay = (rate * weights.decay.to(kind)).exp()[..., None, None]
+    decays = weights.decay.to(kind).view(weights.decay.shape[0], 1, -1)
+    decay = (rate[..., None, None] * decays).exp()
     beta = (rate if inputs.beta is None else inputs.beta.to(kind).sigmoid())[..., None]
     if weights.delta:
         q = _unit(q) * q.shape[-1] ** -0.5

@@ -160,7 +160,7 @@ def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tup
 
 def layer_linears(layer: LayerDescription) -> Iterator[tuple[str, FusedLinear]]:
     """A layer's linear layers by the names that this package gives them."""
-    yield from layer.attention.linears()
+    yield from layer.attention_linears()
     if isinstance(layer.mlp, MoeBlock):
         yield "router", layer.mlp.router
         if layer.mlp.shared_gate is not None:
@@ -168,7 +168,7 @@ def layer_linears(layer: LayerDescription) -> Iterator[tuple[str, FusedLinear]]:
         if layer.mlp.shared is not None:
             yield from _mlp("shared_", layer.mlp.shared)
         yield from experts_of(layer.mlp)
-    else:
+    elif layer.mlp is not None:
         yield from _mlp("", layer.mlp)
     if layer.residual_mlp is not None:
         yield from _mlp("residual_", layer.residual_mlp)

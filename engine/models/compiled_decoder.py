@@ -51,6 +51,8 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
         return f"it has the activation {spec.activation}"
     if spec.states is not None:
         return "some of its layers carry a state"
+    if spec.attends or spec.has_mlp:
+        return "some of its layers have attention or an MLP alone"
     if spec.cross is not None:
         return "it attends to an encoder's states"
     if spec.latents is not None:

@@ -338,11 +338,14 @@ class NativeDecoder(SupportsLoRA):
         }
         if self.spec.states is not None:
             self._states = StateTable(self.spec.states, self.ops, num_state_blocks)
-            kept |= {layer: (0, states) for layer, states in self._states.layers.items()}
+            for layer, state in self._states.layers.items():
+                group, cache = kept.get(layer, (0, None))
+                kept[layer] = group, state if cache is None else (cache, state)
         for layer, states in enumerate(self.cross_caches):
             group, cache = kept[layer]
             kept[layer] = group, (cache, states)
-        self._kept = [kept[layer] for layer in range(self.spec.num_layers)]
+        # A layer that is an MLP alone keeps nothing.
+        self._kept = [kept.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
 
     def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
         """By layer the tensors whose first dimension is the block; layers may share them."""

@@ -108,20 +108,27 @@ class MambaSpec:
     elements; names are relative to the layer.
 
     Attributes:
-        kind: "mamba2"; "delta", the gated delta rule; "conv": neither recurrence nor norm, whose
-            one head has no keys.
-        layers: for each layer, whether it's one of these.
+        kind: "mamba1", whose heads have one value each; "mamba2"; "delta", the gated delta rule;
+            "conv": neither recurrence nor norm, whose one head has no keys.
+        layers: for each layer, whether it has one of these.
         num_heads, num_key_heads: of values, and of keys and queries.
         value_size, key_size: of a head.
         conv_width: tokens that a convolution sees.
         limits: of the recurrence's rates.
-        inputs: name of the first product. "mamba2": gate, values, keys, queries and rates;
-            "delta": by key head queries, keys, values and gates; "conv": gates before and after,
-            values.
-        dt_proj: of the product that gives "delta" its betas and rates, by key head.
+        inputs: name of the first product. "mamba1": values and gates; "mamba2": gate, values, keys,
+            queries and rates; "delta": by key head queries, keys, values and gates; "conv": gates
+            before and after, values.
+        input_scales: of the parts of the first product of "mamba2"; (): 1.
+        output_scale: of the last product.
+        dt_proj: of the product that gives "delta" its betas and rates, by key head, and "mamba1"
+            its rates, of `dt_rank` values.
+        x_proj: of the product that gives "mamba1" these values, keys and queries.
+        dt_norm, key_norm, query_norm: of what x_proj gives; "": none.
+        gated_norm: of what the heads give; "": none.
+        norm_before_gate: otherwise the norm comes after the gate.
     """
 
-    kind: Literal["mamba2", "delta", "conv"]
+    kind: Literal["mamba1", "mamba2", "delta", "conv"]
     layers: tuple[bool, ...]
     num_heads: int
     num_key_heads: int
@@ -132,12 +139,20 @@ class MambaSpec:
     bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
     inputs: str = "mamba.in_proj"
+    input_scales: tuple[float, ...] = ()
+    output_scale: float = 1.0
     dt_proj: str = ""
+    dt_rank: int = 0
+    x_proj: str = ""
+    dt_norm: str = ""
+    key_norm: str = ""
+    query_norm: str = ""
     conv: str = "mamba.conv1d"
     decay: str = "mamba.A_log"
     rate_bias: str = "mamba.dt_bias"
     skip: str = "mamba.D"
     gated_norm: str = "mamba.norm"
+    norm_before_gate: bool = False
     output: str = "mamba.out_proj"
 
     @property
@@ -152,16 +167,33 @@ class MambaSpec:
 
     @property
     def channels(self) -> int:
-        """What goes through the convolution: values, keys, queries."""
-        return self.values + 2 * self.keys
+        """What goes through the convolution: values, and keys and queries except in "mamba1"."""
+        return self.values if self.kind == "mamba1" else self.values + 2 * self.keys
+
+    @property
+    def input_sizes(self) -> tuple[int, ...]:
+        """Outputs of the first product, by part."""
+        if self.kind == "conv":
+            return (self.values,) * 3
+        if self.kind == "mamba1":
+            return self.values, self.values
+        rates = () if self.dt_proj else (self.num_heads,)
+        return self.values, self.values, self.keys, self.keys, *rates
 
     @property
     def input_rows(self) -> int:
         """Outputs of the first product."""
-        if self.kind == "conv":
-            return 3 * self.values
-        rates = 0 if self.dt_proj else self.num_heads
-        return self.values + self.channels + rates
+        return sum(self.input_sizes)
+
+    @property
+    def x_sizes(self) -> tuple[int, int, int]:
+        """Outputs of x_proj: of rates, keys, queries."""
+        return self.dt_rank, self.keys, self.keys
+
+    def num_parameters(self, hidden: int) -> int:
+        """Of a layer's products."""
+        selection = (sum(self.x_sizes) + self.dt_rank) if self.x_proj else 0
+        return hidden * (self.input_rows + self.values) + self.values * selection
 
     @property
     def nbytes(self) -> int:
@@ -276,7 +308,13 @@ class DecoderSpec:
         attention_output_gate: each head's queries come with a gate, whose sigmoid weighs what the
         head
             finds.
-        states: layers that carry a state in the place of attention; None: there are none.
+        states: layers that carry a state in the place of attention or beside it; None: there are
+            none.
+        attends: for each layer whether it has attention; (): those that carry no state have.
+        has_mlp: for each layer whether it has an MLP or experts; (): all have. A layer without it,
+            or with nothing else, has one norm.
+        attention_output_scale, mlp_output_scale: of their last products.
+        mlp_gate_scale: of what the MLP activates.
         latents: attention is over latents, one KV head of `head_dim` values that are keys and
             values both; None: over keys and values.
         cross: attention to an encoder's states; None: there is no encoder.
@@ -333,7 +371,10 @@ class DecoderSpec:
     alibi_slopes: tuple[float, ...] = ()
     sinks: bool = False
     attention_output_gate: bool = False
+    attention_output_scale: float = 1.0
     states: MambaSpec | None = None
+    attends: tuple[bool, ...] = ()
+    has_mlp: tuple[bool, ...] = ()
     latents: MlaSpec | None = None
     cross: CrossAttentionSpec | None = None
 
@@ -343,6 +384,8 @@ class DecoderSpec:
     gated: bool = True
     interleaved: bool = False
     mlp_bias: bool = False
+    mlp_gate_scale: float = 1.0
+    mlp_output_scale: float = 1.0
     moe: MoeSpec | None = None
     residual_size: int = 0
 
@@ -378,8 +421,13 @@ class DecoderSpec:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that keep keys and values."""
-        carried = self.states.layers if self.states is not None else (False,) * self.num_layers
-        return tuple(layer for layer in range(self.num_layers) if not carried[layer])
+        attends = self.attends or [not carries for carries in self.carries_state]
+        return tuple(layer for layer in range(self.num_layers) if attends[layer])
+
+    @property
+    def carries_state(self) -> tuple[bool, ...]:
+        """For each layer whether it carries a state."""
+        return (False,) * self.num_layers if self.states is None else self.states.layers
 
     @property
     def kv_windows(self) -> tuple[int, ...]:
@@ -397,14 +445,15 @@ class DecoderSpec:
             (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
         )
         if self.states is not None:
-            carried = self.num_layers - attending
-            attention += carried * (self.states.input_rows + self.states.values)
+            per_layer = self.states.num_parameters(self.hidden_size)
+            attention += sum(self.states.layers) * per_layer // self.hidden_size
         if self.latents is not None:
             per_layer = self.latents.num_parameters(self.hidden_size, self.num_heads)
             attention = self.num_layers * per_layer // self.hidden_size
         if self.cross is not None:
             attention += self.num_layers * 2 * (self.q_size + self.kv_size)
-        mlps = self.num_layers * matrices * self.intermediate_size
+        num_mlps = sum(self.has_mlp) if self.has_mlp else self.num_layers
+        mlps = num_mlps * matrices * self.intermediate_size
         if self.moe is not None:
             moe, with_experts = self.moe, sum(self.moe.layers)
             experts = moe.num_experts * moe.intermediate_size + moe.shared_size

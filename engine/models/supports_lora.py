@@ -36,21 +36,23 @@ _PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, E
 
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     """Those that every token goes through, by their slots."""
-    meeting = weights.attention
-    if isinstance(meeting, AttentionWeights):
-        found = {"qkv": meeting.qkv, "o": meeting.o}
-    elif isinstance(meeting, LatentWeights):
-        found = {"latent_in": meeting.inputs, "o": meeting.o}
-        if meeting.queries is not None:
-            found["latent_q"] = meeting.queries
-    else:
-        found = {"state_in": meeting.inputs, "state_out": meeting.output}
-        if meeting.rates is not None:
-            found["state_rates"] = meeting.rates
+    linears: dict[str, LinearLayer | None] = {}
+    for meeting in (weights.attention, weights.state):
+        if isinstance(meeting, AttentionWeights):
+            linears |= {"qkv": meeting.qkv, "o": meeting.o}
+        elif isinstance(meeting, LatentWeights):
+            linears |= {"latent_in": meeting.inputs, "latent_q": meeting.queries, "o": meeting.o}
+        elif meeting is not None:
+            linears |= {
+                "state_in": meeting.inputs,
+                "state_selection": meeting.selection,
+                "state_rates": meeting.rates,
+                "state_out": meeting.output,
+            }
     for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
         if mlp is not None:
-            found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
-    return found
+            linears |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
+    return {slot: linear for slot, linear in linears.items() if linear is not None}
 
 
 def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:

@@ -319,8 +319,10 @@ class WeightLoader:
     def layer(self, layer: LayerDescription) -> LayerWeights:
         """All weights of one layer."""
         meeting = layer.attention
-        attention: MeetingWeights
-        if isinstance(meeting, StateDescription):
+        attention: MeetingWeights | None
+        if meeting is None:
+            attention = None
+        elif isinstance(meeting, StateDescription):
             attention = self._state(meeting)
         elif isinstance(meeting, LatentDescription):
             attention = self._latents(meeting)
@@ -330,7 +332,7 @@ class WeightLoader:
         described, mlp, experts = layer.mlp, None, None
         if isinstance(described, MoeBlock):
             experts = self._experts(described)
-        else:
+        elif described is not None:
             mlp = self._mlp(described)
         beside, before, cross = layer.residual_mlp, layer.residual_norm, layer.cross
         return LayerWeights(
@@ -338,6 +340,7 @@ class WeightLoader:
             input_norm=self.norm(layer.input_norm),
             attention=attention,
             attention_out_norm=self.norm(layer.attention_out_norm),
+            state=None if layer.state is None else self._state(layer.state),
             mlp_norm=mlp_norm,
             mlp=mlp,
             experts=experts,
@@ -421,26 +424,36 @@ class WeightLoader:
         state, heads = described.state, described.state.num_heads
         conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
         bias = f"{described.conv}.bias" if state.conv_bias else ""
-        scan, norm = None, torch.empty(0)
+        scan, norm, scales = None, None, None
         if state.kind != "conv":
+            decays = (heads, state.key_size) if state.kind == "mamba1" else (heads,)
             scan = ScanWeights(
-                decay=-self.vector(described.decay, heads).exp(),
+                decay=-self.vector(described.decay, *decays).exp(),
                 rate_bias=self.vector(described.rate_bias, heads),
                 skip=self.vector(described.skip, heads) if described.skip else None,
                 limits=state.limits,
                 delta=state.kind == "delta",
             )
+        if described.norm.name:
             # Without the offset that the family's other norms have.
             norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
+        if state.input_scales:
+            scales = torch.tensor(state.input_scales, device=self.ops.device)
+            sizes = torch.tensor(state.input_sizes, device=self.ops.device)
+            scales = scales.repeat_interleave(sizes)
+        selection = described.selection
         return StateWeights(
             state=state,
             inputs=self.linear(described.inputs),
+            selection=None if selection is None else self.linear(selection),
             rates=None if described.rates is None else self.linear(described.rates),
             output=self.linear(described.output),
             conv=conv[:, 0].T.contiguous(),
             conv_bias=self.vector(bias, state.channels) if bias else None,
             scan=scan,
             norm=norm,
+            input_scales=scales,
+            selection_norms=tuple(self.norm(part) for part in described.selection_norms),
         )
 
     def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:

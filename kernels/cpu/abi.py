@@ -198,7 +198,7 @@ class LinearScan(ctypes.Structure):
         ("k_stride", L), ("v_stride", L), ("rate_stride", L), ("beta_stride", L), ("decay", P),
         ("rate_bias", P), ("skip", P), ("states", P), ("heads", L), ("key_heads", L),
         ("value_size", L), ("key_size", L), ("least_rate", F), ("most_rate", F), ("delta", N),
-        ("of", StateRows),
+        ("decay_by_key", N), ("of", StateRows),
     ]
 
 

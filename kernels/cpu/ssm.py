@@ -57,7 +57,8 @@ def linear_scan(
     tokens, heads, value_size = inputs.v.shape
     key_heads, key_size = inputs.k.shape[1:]
     check_dense("states", states, tuple(states.shape), torch.float32)
-    for name in ("decay", "rate_bias", "skip"):
+    check_dense("decay", weights.decay, tuple(weights.decay.shape), torch.float32)
+    for name in ("rate_bias", "skip"):
         vector: Tensor | None = getattr(weights, name)
         if vector is not None:
             check_dense(name, vector, (heads,), torch.float32)
@@ -86,6 +87,7 @@ def linear_scan(
         least_rate=weights.limits[0],
         most_rate=weights.limits[1],
         delta=weights.delta,
+        decay_by_key=weights.decay.dim() == 2,
         of=_rows(of, tokens, states),
     )
     if status := library.linear_scan(ctypes.byref(args), num_threads()):

@@ -83,6 +83,18 @@ def test_a_scan_takes_in_one_token_after_the_other(
     assert_close(states, after, torch.float32, 20.0)
 
 
+@pytest.mark.parametrize("value_size", [1, 7])
+def test_each_key_of_a_head_may_have_a_decay(
+    kernels: KernelSet, threads: int, value_size: int
+) -> None:
+    inputs, weights, states = scan(False, 40, 1, value_size, 20)
+    weights = replace(weights, decay=-torch.rand(40, 20) * 2)
+    wanted, after = by_definition(inputs, weights, states, whose())
+    got = kernels.linear_scan(inputs, weights, states, whose())
+    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(states, after, torch.float32, 20.0)
+
+
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_sees_the_inputs_of_earlier_steps(
@@ -150,10 +162,13 @@ def test_states_that_nothing_can_be_kept_in_are_refused(
         )
 
 
-@pytest.mark.parametrize("delta", [False, True])
-def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, delta: bool) -> None:
+@pytest.mark.parametrize("kind", ["mamba1", "mamba2", "delta"])
+def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, kind: str) -> None:
     """Other sequences and a prompt in one piece, or each token by itself."""
-    inputs, weights, states = scan(delta, 4, 2, 18, 24)
+    inputs, weights, states = scan(kind == "delta", 4, 2, 18, 24)
+    if kind == "mamba1":
+        inputs, weights, states = scan(False, 40, 1, 1, 20)
+        weights = replace(weights, decay=-torch.rand(40, 20))
     of, alone, conv = whose(), states.clone(), torch.randn(ROWS, 3, 40)
     x, weight, apart = torch.randn(TOKENS, 40), torch.randn(4, 40), conv.clone()
     together = compiled.linear_scan(inputs, weights, states, of)

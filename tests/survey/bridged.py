@@ -16,14 +16,6 @@ _ROUTED = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-_SSM = {"state_size": 8, "num_heads": 4, "head_dim": 32, "n_groups": 1, "chunk_size": 16}
-_MAMBA2 = {
-    "mamba_n_heads": 4,
-    "mamba_d_head": 32,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": 16,
-}
 _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -148,22 +140,8 @@ BRIDGED |= {
 
 #: A state for each sequence, beside pages or alone.
 STATEFUL: dict[str, dict[str, Any]] = {
-    "jamba": recipe(
-        "jamba",
-        num_experts=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        mamba_d_state=4,
-        mamba_dt_rank=8,
-    ),
-    "falcon_h1": recipe("falcon_h1", **_MAMBA2, mamba_d_ssm=128, head_dim=16),
     "falcon_mamba": recipe("falcon_mamba", state_size=8),
-    "lfm2_moe": recipe(
-        "lfm2_moe", **_EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention"]
-    ),
-    "mamba": recipe("mamba", state_size=8),
-    "mamba2": recipe("mamba2", **_SSM),
-    "nemotron_h": recipe(
+    "nemotron_h-moe": recipe(
         "nemotron_h",
         num_hidden_layers=4,
         layers_block_type=["mamba", "attention", "mlp", "moe"],

@@ -50,9 +50,18 @@ from engine.models.layers.linear import (
     StateWeights,
     TableDescription,
 )
-from engine.models.layers.mamba import MambaMixer, ShortConvMixer
+from engine.models.layers.mamba import Mamba1Mixer, MambaMixer, ShortConvMixer, make_mixer
 from engine.models.layers.mla import MlaAttention
-from engine.models.layers.norm import NoNorm, Norm, Scale, Transform, chain, make_norm, mlp_of
+from engine.models.layers.norm import (
+    NoNorm,
+    Norm,
+    Scale,
+    Transform,
+    chain,
+    make_norm,
+    mlp_of,
+    scaled,
+)
 from engine.models.lora import LoraContext, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec, HeadNormWeights, NormWeights
@@ -88,15 +97,20 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
 
     up = tuple(at + name for name in names.up)
     shares = spec.wiring == "parallel" and not beside and not names.mlp_norm
+    attention, state = _meeting(spec, index, at)
+    mlp: MlpDescription | MoeBlock | None = None
+    if not spec.has_mlp or spec.has_mlp[index]:
+        inner = spec.intermediate_size
+        mlp = _mlp(spec, up, at + names.down, inner) if moe is None else _experts(spec, at, moe)
+    shares = shares or mlp is None or attention is None
     return LayerDescription(
         wiring="residual_experts" if beside else spec.wiring,
         input_norm=norm(names.attention_norm),
-        attention=_meeting(spec, index, at),
+        attention=attention,
         attention_out_norm=norm(names.attention_out_norm),
+        state=state,
         mlp_norm=None if shares else norm(names.mlp_norm),
-        mlp=_mlp(spec, up, at + names.down, spec.intermediate_size)
-        if moe is None
-        else _experts(spec, at, moe),
+        mlp=mlp,
         mlp_out_norm=norm(names.mlp_out_norm),
         residual_norm=norm(names.residual_norm) if beside else None,
         residual_mlp=_mlp(
@@ -134,12 +148,18 @@ def _linear(
 
 def _meeting(
     spec: DecoderSpec, index: int, at: str
-) -> AttentionDescription | StateDescription | LatentDescription:
+) -> tuple[
+    AttentionDescription | StateDescription | LatentDescription | None, StateDescription | None
+]:
+    """What lets a layer's tokens meet, and the state beside it."""
+    state = None
     if spec.states is not None and spec.states.layers[index]:
-        return _state(spec, spec.states, at)
+        state = _state(spec, spec.states, at)
+    if index not in spec.attention_layers:
+        return state, None
     if spec.latents is not None:
-        return _latents(spec, spec.latents, at)
-    return _attention(spec, index, at)
+        return _latents(spec, spec.latents, at), state
+    return _attention(spec, index, at), state
 
 
 def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
@@ -205,12 +225,18 @@ def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
     def name(relative: str) -> str:
         return at + relative if relative else ""
 
+    rates = selection = None
+    if state.x_proj:
+        rates = _linear(at + state.dt_proj, values, state.dt_rank, False)
+        selection = _linear(at + state.x_proj, sum(state.x_sizes), values, False)
+    elif state.dt_proj:
+        rates = _linear(at + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
+    norms = (state.dt_norm, state.key_norm, state.query_norm)
     return StateDescription(
         state=state,
         inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
-        rates=_linear(at + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
-        if state.dt_proj
-        else None,
+        selection=selection,
+        rates=rates,
         conv=at + state.conv,
         decay=name(state.decay),
         rate_bias=name(state.rate_bias),
@@ -219,6 +245,11 @@ def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
             name(state.gated_norm), state.value_size if state.kind == "delta" else values
         ),
         output=_linear(at + state.output, hidden, values, state.bias),
+        selection_norms=tuple(
+            NormDescription(name(norm), size)
+            for norm, size in zip(norms, state.x_sizes, strict=True)
+            if selection is not None
+        ),
     )
 
 
@@ -250,8 +281,70 @@ def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> MoeBlock:
     return MoeBlock(router, moe, at, shared, gate if moe.shared_gate else None)
 
 
+Mixer = MambaMixer | Mamba1Mixer | ShortConvMixer
+
+
+@dataclass(slots=True)
+class AttentionBesideState:
+    """Sum of what attention and a state give for the same tokens.
+
+    Its cache is a pair: of keys and values, and of states.
+    """
+
+    attention: SelfAttention | MlaAttention
+    mixer: Mixer
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: Any) -> Tensor:
+        """[num_tokens, hidden] of the same."""
+        keys_and_values, states = cache
+        return self.attention(x, context, keys_and_values).add_(self.mixer(x, context, states))
+
+
 #: What lets tokens meet. Attention takes a `LayerCache`, what carries a state `LayerStateCache`.
-Meeting = SelfAttention | MlaAttention | MambaMixer | ShortConvMixer
+Meeting = SelfAttention | MlaAttention | Mixer | AttentionBesideState
+
+
+@dataclass(slots=True)
+class MixerLayer:
+    """residual += attention(norm(residual)): no MLP follows."""
+
+    attention: Meeting
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionMetadata,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        x = self.attention(x, context, cache)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        return self.next_norm.add_and_norm(x, residual), residual
+
+
+@dataclass(slots=True)
+class MlpLayer:
+    """residual += mlp(norm(residual)): tokens don't meet."""
+
+    mlp: Transform
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionMetadata,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        return self.next_norm.add_and_norm(self.mlp(x), residual), residual
 
 
 @dataclass(slots=True)
@@ -370,7 +463,7 @@ class ResidualExpertsLayer:
         return self.next_norm.add_and_norm(x.add_(chosen), residual), residual
 
 
-Layer = SequentialLayer | CrossLayer | ParallelLayer | ResidualExpertsLayer
+Layer = SequentialLayer | CrossLayer | ParallelLayer | ResidualExpertsLayer | MixerLayer | MlpLayer
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
@@ -385,22 +478,34 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
         up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
         return replace(weights, up=up, down=down)
 
-    def meeting(weights: MeetingWeights) -> MeetingWeights:
+    def state(weights: StateWeights) -> StateWeights:
+        rates = None if weights.rates is None else one(weights.rates, "state_rates")
+        selection = weights.selection
+        return replace(
+            weights,
+            inputs=one(weights.inputs, "state_in"),
+            selection=None if selection is None else one(selection, "state_selection"),
+            rates=rates,
+            output=one(weights.output, "state_out"),
+        )
+
+    def meeting(weights: MeetingWeights | None) -> MeetingWeights | None:
+        if weights is None:
+            return None
+        if isinstance(weights, StateWeights):
+            return state(weights)
         if isinstance(weights, AttentionWeights):
             return replace(weights, qkv=one(weights.qkv, "qkv"), o=one(weights.o, "o"))
-        if isinstance(weights, LatentWeights):
-            queries = None if weights.queries is None else one(weights.queries, "latent_q")
-            inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
-            return replace(weights, inputs=inputs, queries=queries, o=o)
-        rates = None if weights.rates is None else one(weights.rates, "state_rates")
-        inputs, output = one(weights.inputs, "state_in"), one(weights.output, "state_out")
-        return replace(weights, inputs=inputs, rates=rates, output=output)
+        queries = None if weights.queries is None else one(weights.queries, "latent_q")
+        inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
+        return replace(weights, inputs=inputs, queries=queries, o=o)
 
     experts = layer.experts
     return replace(
         layer,
         experts=None if experts is None else LoraMoe(experts, index, step),
         attention=meeting(layer.attention),
+        state=None if layer.state is None else state(layer.state),
         mlp=mlp(layer.mlp, ""),
         residual_mlp=mlp(layer.residual_mlp, "residual_"),
     )
@@ -421,21 +526,14 @@ def build_layer(
             after.append(Scale(spec.residual_scale))
         return chain(first, *after)
 
+    def mixer(weights: StateWeights) -> Mixer:
+        output = scaled(weights.output, weights.state.output_scale)
+        return make_mixer(ops, weights, finished(output, out_norm), spec.norm_eps)
+
     out_norm, attention = layer.attention_out_norm, layer.attention
-    meeting: Meeting
+    meeting: Meeting | None = None
     if isinstance(attention, StateWeights):
-        output = finished(attention.output, out_norm)
-        if attention.scan is None:
-            meeting = ShortConvMixer(ops=ops, weights=attention, output=output)
-        else:
-            meeting = MambaMixer(
-                ops=ops,
-                weights=attention,
-                scan=attention.scan,
-                norm=attention.norm,
-                output=output,
-                eps=spec.norm_eps,
-            )
+        meeting = mixer(attention)
     elif isinstance(attention, LatentWeights):
         meeting = MlaAttention(
             ops=ops,
@@ -446,13 +544,24 @@ def build_layer(
             neox=spec.rope_neox,
             round_inputs=spec.round_attention,
         )
-    else:
+    elif attention is not None:
         meeting = _make_attention(spec, ops, attention)
-        meeting.output = finished(attention.o, out_norm)
-    block = layer.experts or (mlp_of(ops, layer.mlp) if layer.mlp is not None else None)
-    if block is None:
-        raise ValueError("a layer has either an MLP or experts")
-    mlp, after = finished(block, layer.mlp_out_norm), norm(following)
+        output = scaled(attention.o, spec.attention_output_scale)
+        meeting.output = finished(output, out_norm)
+        if layer.state is not None:
+            meeting = AttentionBesideState(meeting, mixer(layer.state))
+    after = norm(following)
+    block: Transform | None = layer.experts
+    if layer.mlp is not None:
+        block = mlp_of(ops, layer.mlp, spec.mlp_gate_scale)
+        block = scaled(block, spec.mlp_output_scale)
+    if block is None or meeting is None:
+        if meeting is not None:
+            return MixerLayer(meeting, after)
+        if block is not None:
+            return MlpLayer(finished(block, layer.mlp_out_norm), after)
+        raise ValueError("A layer must have attention, a state, an MLP or experts.")
+    mlp = finished(block, layer.mlp_out_norm)
     mlp_norm = None if layer.mlp_norm is None else norm(layer.mlp_norm)
     if layer.residual_mlp is not None:
         beside = mlp_of(ops, layer.residual_mlp)

@@ -123,14 +123,19 @@ class StateDescription:
 
     Attributes:
         state: its sizes.
-        inputs, output: the products before and after; `rates`: one more before it, or None.
+        inputs, output: the products before and after.
+        selection: of the convolution's result, what rates are made of, keys, queries; or None.
+        rates: the product that gives rates, or None.
         conv: of the convolution, [channels, 1, width].
-        decay, rate_bias, skip: vectors, a value a head; "" where there are none.
+        decay, rate_bias, skip: vectors, a value a head ("mamba1": a decay for each of its keys);
+            "" where there are none.
         norm: of what the heads give, if there are any.
+        selection_norms: of the parts of `selection`; (): it is None.
     """
 
     state: MambaSpec
     inputs: FusedLinear
+    selection: FusedLinear | None
     rates: FusedLinear | None
     conv: str
     decay: str
@@ -138,10 +143,13 @@ class StateDescription:
     skip: str
     norm: NormDescription
     output: FusedLinear
+    selection_norms: tuple[NormDescription, ...] = ()
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
         yield "state_in", self.inputs
+        if self.selection is not None:
+            yield "state_selection", self.selection
         if self.rates is not None:
             yield "state_rates", self.rates
         yield "state_out", self.output
@@ -231,28 +239,38 @@ class LayerDescription:
     Attributes:
         wiring: see `engine.models.layers.decoder_layer`.
         input_norm: before attention.
-        attention: what lets tokens meet: attention, maybe over latents, or a state that is carried.
+        attention: what lets tokens meet: attention, maybe over latents, or a state that is carried;
+            None: the layer is an MLP alone.
+        state: a state that is carried beside attention; None: none is.
         attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
         mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
-            takes.
+            takes, or there is one norm.
+        mlp: None: the layer has none.
         residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
         cross: attention to an encoder's states, before the MLP; None: there is no encoder.
     """
 
     wiring: Wiring
     input_norm: NormDescription
-    attention: AttentionDescription | StateDescription | LatentDescription
+    attention: AttentionDescription | StateDescription | LatentDescription | None
     attention_out_norm: NormDescription
     mlp_norm: NormDescription | None
-    mlp: MlpDescription | MoeBlock
+    mlp: MlpDescription | MoeBlock | None
     mlp_out_norm: NormDescription
+    state: StateDescription | None = None
     residual_norm: NormDescription | None = None
     residual_mlp: MlpDescription | None = None
     cross: CrossDescription | None = None
 
+    def attention_linears(self) -> Iterator[tuple[str, FusedLinear]]:
+        """The linear layers of attention and of the state, by their slots."""
+        for part in (self.attention, self.state):
+            if part is not None:
+                yield from part.linears()
+
     def linears(self) -> Iterator[FusedLinear]:
         """Its linear layers, but for the experts that tokens are sent to."""
-        yield from (linear for _, linear in self.attention.linears())
+        yield from (linear for _, linear in self.attention_linears())
         if self.cross is not None:
             yield from (self.cross.queries, self.cross.kv, self.cross.output)
         if isinstance(self.attention, LatentDescription):
@@ -317,22 +335,29 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateWeights:
-    """See `StateDescription`. `conv` [width, channels] and what follows are float32."""
+    """See `StateDescription`. `conv` [width, channels] and what follows are float32.
+
+    Attributes:
+        input_scales: of the first product's outputs; None: 1.
+    """
 
     state: MambaSpec
     inputs: LinearLayer
+    selection: LinearLayer | None
     rates: LinearLayer | None
     output: LinearLayer
     conv: Tensor
     conv_bias: Tensor | None
     scan: ScanWeights | None
-    norm: Tensor
+    norm: Tensor | None
+    input_scales: Tensor | None
+    selection_norms: tuple[NormWeights, ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes that a pass over one token reads."""
-        rates = 0 if self.rates is None else self.rates.nbytes
-        return self.inputs.nbytes + rates + self.output.nbytes
+        parts = (self.inputs, self.selection, self.rates, self.output)
+        return sum(part.nbytes for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,13 +408,14 @@ class CrossWeights:
 class LayerWeights:
     """See `LayerDescription`: what layers that run one by one and compiled ones are made of.
 
-    It has either an `mlp` or `experts`.
+    It has an `mlp` or `experts`, or neither.
     """
 
     wiring: Wiring
     input_norm: NormWeights
-    attention: MeetingWeights
+    attention: MeetingWeights | None
     attention_out_norm: NormWeights = NO_NORM
+    state: StateWeights | None = None
     mlp_norm: NormWeights | None
     mlp: MlpWeights | None = None
     experts: MixtureOfExperts | None = None
@@ -401,8 +427,10 @@ class LayerWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of weights that a pass over one token reads."""
-        blocks = (self.mlp, self.experts, self.residual_mlp, self.cross)
-        return self.attention.nbytes + sum(block.nbytes for block in blocks if block is not None)
+        blocks = (
+            self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.cross
+        )  # fmt: skip
+        return sum(block.nbytes for block in blocks if block is not None)
 
 
 def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.models.decoder_spec import MambaSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import StateWeights
-from engine.models.layers.norm import Transform
-from kernels import KernelSet
+from engine.models.layers.norm import Norm, Transform, make_norm
+from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
 
 
@@ -99,14 +99,13 @@ class MambaMixer:
     """One layer's product, convolution, recurrence, gated norm and product.
 
     Attributes:
-        weights: of the layer, `scan` and `norm` among them.
+        weights: of the layer, `scan` among them.
         output: what follows the gated norm: [T, values] -> [T, hidden].
     """
 
     ops: KernelSet
     weights: StateWeights
     scan: ScanWeights
-    norm: Tensor
     output: Transform
     eps: float
 
@@ -116,8 +115,8 @@ class MambaMixer:
         delta = state.kind == "delta"
         gate, mixed, rate, beta = self._delta(x) if delta else self._mamba2(x)
         conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, weights.conv_bias, cache.of)
-        keys, values = state.keys, state.values
-        sizes = (keys, keys, values) if delta else (values, keys, keys)
+        keys = state.keys
+        sizes = (keys, keys, state.values) if delta else (state.values, keys, keys)
         first, second, third = conv.split(sizes, dim=-1)
         q, k, v = (first, second, third) if delta else (third, second, first)
         by_key = (state.num_key_heads, state.key_size)
@@ -128,14 +127,17 @@ class MambaMixer:
             rate,
             beta,
         )
-        found = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
-        return self.output(self._normed(found, gate))
+        values = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        if state.norm_before_gate:
+            return self.output(_gated(self.ops, self._normed(values), gate))
+        return self.output(self._normed(_gated(self.ops, values, gate)))
 
     def _mamba2(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gates, what goes through the convolution, rates."""
-        state = self.weights.state
-        parts = self.weights.inputs(x).split((state.values, state.channels, state.num_heads), -1)
-        return *parts, None
+        state, projected = self.weights.state, self.weights.inputs(x)
+        if self.weights.input_scales is not None:
+            projected.mul_(self.weights.input_scales)
+        return *projected.split((state.values, state.channels, state.num_heads), -1), None
 
     def _delta(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Gates, what goes through the convolution, rates, betas: sorted out by key head."""
@@ -150,20 +152,53 @@ class MambaMixer:
         mixed = torch.cat([part.flatten(1) for part in (q, k, v)], dim=-1)
         return gate.flatten(1), mixed, rate.flatten(1), beta.flatten(1)
 
-    def _normed(self, found: Tensor, gate: Tensor) -> Tensor:
-        """The gated norm: by head before the gate ("delta"), or behind it by key head."""
-        ops, state, weight = self.ops, self.weights.state, self.norm
+    def _normed(self, values: Tensor) -> Tensor:
+        """The norm, if there is one: by head with one weight ("delta"), or by key head."""
+        ops, state, weight = self.ops, self.weights.state, self.weights.norm
+        if weight is None:
+            return values
         if state.kind == "delta":
-            rows = found.reshape(-1, state.value_size)
-            found = ops.rms_norm(rows, weight, self.eps).view(found.shape)
-            return ops.silu_and_mul(torch.cat((gate, found), dim=-1))
-        gated = ops.silu_and_mul(torch.cat((gate, found), dim=-1))
+            rows = values.reshape(-1, state.value_size)
+            return ops.rms_norm(rows, weight, self.eps).view(values.shape)
         if state.num_key_heads == 1:
-            return ops.rms_norm(gated, weight, self.eps)
+            return ops.rms_norm(values, weight, self.eps)
         size = state.values // state.num_key_heads
         ones = torch.ones(size, dtype=weight.dtype, device=weight.device)
-        rows = ops.rms_norm(gated.view(-1, size), ones, self.eps)
-        return rows.view(gated.shape).mul_(weight)
+        rows = ops.rms_norm(values.reshape(-1, size), ones, self.eps)
+        return rows.view(values.shape).mul_(weight)
+
+
+@dataclass(slots=True, kw_only=True)
+class Mamba1Mixer:
+    """One layer of Mamba (arXiv 2312.00752): product, convolution, the products that select rates,
+    keys and queries by its result, recurrence, gate, product.
+
+    Attributes:
+        weights: of the layer; `scan`, `selection` and `rates` are some of them.
+        selected: norms of what makes rates, of keys, of queries.
+        output: what follows the gate: [T, values] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    weights: StateWeights
+    scan: ScanWeights
+    selection: LinearLayer
+    rates: LinearLayer
+    selected: tuple[Norm, ...]
+    output: Transform
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
+        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        weights, state = self.weights, self.weights.state
+        values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
+        values = self.ops.causal_conv(values, cache.conv, weights.conv, weights.conv_bias, cache.of)
+        parts = self.selection(values).split(state.x_sizes, dim=-1)
+        rate, k, q = (
+            norm(part.contiguous()) for norm, part in zip(self.selected, parts, strict=True)
+        )
+        inputs = ScanInputs(q.unsqueeze(1), k.unsqueeze(1), values.unsqueeze(-1), self.rates(rate))
+        scanned = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        return self.output(_gated(self.ops, scanned, gate))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -187,3 +222,28 @@ class ShortConvMixer:
             before * values, cache.conv, weights.conv, weights.conv_bias, cache.of, silu=False
         )
         return self.output(after * conv)
+
+
+def make_mixer(
+    ops: KernelSet, weights: StateWeights, output: Transform, eps: float
+) -> MambaMixer | Mamba1Mixer | ShortConvMixer:
+    """The layer of these weights; `output` is what follows it."""
+    if weights.scan is None:
+        return ShortConvMixer(ops=ops, weights=weights, output=output)
+    if weights.selection is None or weights.rates is None:
+        return MambaMixer(ops=ops, weights=weights, scan=weights.scan, output=output, eps=eps)
+    norms = zip(weights.selection_norms, weights.state.x_sizes, strict=True)
+    return Mamba1Mixer(
+        ops=ops,
+        weights=weights,
+        scan=weights.scan,
+        selection=weights.selection,
+        rates=weights.rates,
+        selected=tuple(make_norm(ops, norm, size, eps) for norm, size in norms),
+        output=output,
+    )
+
+
+def _gated(ops: KernelSet, values: Tensor, gate: Tensor) -> Tensor:
+    """values * silu(gate)."""
+    return ops.silu_and_mul(torch.cat((gate, values), dim=-1))

@@ -113,6 +113,23 @@ class Scale:
         return x.mul_(self.factor)
 
 
+@dataclass(frozen=True, slots=True)
+class ScaleGate:
+    """Multiplication in place of the first half of each row with a number."""
+
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x itself."""
+        x[:, : x.shape[1] // 2].mul_(self.factor)
+        return x
+
+
+def scaled(first: Transform, factor: float) -> Transform:
+    """`first` with its result times `factor`."""
+    return first if factor == 1.0 else Sequential(first, Scale(factor))
+
+
 def make_norm(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
     """A norm over `size` values."""
     if norm.kind == "rms" and norm.weight is not None:
@@ -120,8 +137,9 @@ def make_norm(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
     return NoNorm() if norm.kind == "none" else LayerNorm(size, norm.weight, norm.bias, eps)
 
 
-def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Transform:
-    """up, the activation, down."""
+def mlp_of(ops: KernelSet, mlp: MlpWeights, gate_scale: float = 1.0) -> Transform:
+    """up, the activation, down. `gate_scale`: of the activated half of a gated MLP."""
     spec = mlp.activation
     act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
-    return Sequential(mlp.up, act, mlp.down)
+    scale = [] if gate_scale == 1.0 else [ScaleGate(gate_scale)]
+    return Sequential(mlp.up, *scale, act, mlp.down)

@@ -18,7 +18,7 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, num_mtp_layers, with_mtp_layer
 from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.attention import SelfAttention
-from engine.models.layers.decoder_layer import build_layer, describe_layer
+from engine.models.layers.decoder_layer import MlpLayer, build_layer, describe_layer
 from engine.models.layers.linear import (
     FusedLinear,
     LayerWeights,
@@ -26,7 +26,6 @@ from engine.models.layers.linear import (
     NormDescription,
     TableDescription,
 )
-from engine.models.layers.mamba import MambaMixer, ShortConvMixer
 from engine.models.layers.mla import MlaAttention
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import make_norm
@@ -64,8 +63,8 @@ class MtpLayer(PagedLayer):
     def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
         super().__init__(ops, spec)
         self._layer = build_layer(spec, ops, weights, NO_NORM)
-        attention = self._layer.attention
-        if isinstance(attention, (MambaMixer, ShortConvMixer)) or (
+        attention = None if isinstance(self._layer, MlpLayer) else self._layer.attention
+        if not isinstance(attention, (SelfAttention, MlaAttention)) or (
             isinstance(attention, SelfAttention) and attention.gated
         ):
             raise ModelLoadError(

@@ -302,6 +302,7 @@ struct LinearScan {
   int64_t heads, key_heads, value_size, key_size;
   float least_rate, most_rate;
   int32_t delta;
+  int32_t decay_by_key;  // decay is [heads, key_size]
   StateRows of;
 };
 

@@ -333,6 +333,7 @@ QUIRE_OFFSET(LinearScan, key_size, 144);
 QUIRE_OFFSET(LinearScan, least_rate, 152);
 QUIRE_OFFSET(LinearScan, most_rate, 156);
 QUIRE_OFFSET(LinearScan, delta, 160);
+QUIRE_OFFSET(LinearScan, decay_by_key, 164);
 QUIRE_OFFSET(LinearScan, of, 168);
 
 }  // namespace quire

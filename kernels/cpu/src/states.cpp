@@ -36,6 +36,7 @@ inline __attribute__((always_inline)) void for_saves(const StateRows& of, int64_
 // ---- convolution --------------------------------------------------------------------------------
 
 constexpr int64_t kChannels = 256;
+constexpr int64_t kRows = 16;  // of states, that one thread takes at once
 
 // Channels [low, high) of one sequence.
 void convolve(const CausalConv& c, int64_t seq, int64_t low, int64_t high) {
@@ -87,11 +88,12 @@ void scaled(float* out, const float* x, int64_t size, float factor) {
   });
 }
 
-// R rows of a head's state take in one token, and give what its query finds.
+// R rows of a head's state take in one token, and give what its query finds. A key's decay is
+// exp(rate * decays[i]) where there are `decays`, otherwise `decay`.
 template <int R, bool DELTA>
 void advance(float* rows, const float* q, const float* k, const float* v, float* out, int64_t size,
-             float decay, float beta) {
-  const vf kept = vset(decay);
+             float decay, float beta, const float* decays = nullptr, float rate = 0.0f) {
+  vf kept = vset(decay);
   float taken[4], found[4];
   vf sums[4];
   for (int r = 0; r < R; r++) taken[r] = v[r] * beta;
@@ -110,6 +112,7 @@ void advance(float* rows, const float* q, const float* k, const float* v, float*
   for (int r = 0; r < 4; r++) sums[r] = vset(0.0f);
   for_lanes(size, [&](int64_t i, int n) {
     const vf key = vload_some(k + i, n), query = vload_some(q + i, n);
+    if (decays) kept = vexp(vload_some(decays + i, n) * vset(rate));
     for (int r = 0; r < R; r++) {
       const vf before = vload_some(rows + r * size + i, n) * kept;
       const vf state = vfma(key, vset(taken[r]), before);
@@ -134,7 +137,8 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
     const float raw = s.rate[t * s.rate_stride + head] + s.rate_bias[head];
     const float soft = raw > 20.0f ? raw : std::log1p(std::exp(raw));
     const float rate = std::min(std::max(soft, s.least_rate), s.most_rate);
-    const float decay = std::exp(rate * s.decay[head]);
+    const float* decays = s.decay_by_key ? s.decay + head * size : nullptr;
+    const float decay = decays ? 1.0f : std::exp(rate * s.decay[head]);
     float beta = rate;
     if (s.beta) beta = 1.0f / (1.0f + std::exp(-s.beta[t * s.beta_stride + head]));
     if (DELTA) {
@@ -144,9 +148,9 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
     }
     int64_t p = 0;
     for (; p + 4 <= s.value_size; p += 4)
-      advance<4, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta);
+      advance<4, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta, decays, rate);
     for (; p < s.value_size; p++)
-      advance<1, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta);
+      advance<1, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta, decays, rate);
     if (s.skip) {
       for_lanes(s.value_size, [&](int64_t i, int n) {
         vstore_some(out + i, vfma(vload_some(v + i, n), vset(s.skip[head]), vload_some(out + i, n)),
@@ -181,11 +185,16 @@ int linear_scan(const LinearScan& s, int threads) {
   Layout layout;
   layout.add(&scratch, team * 2 * s.key_size);
   layout.take(Scratch::kStates);
-  deal(team, s.of.num_seqs * s.heads, [&](int64_t piece, int slot) {
+  // A head of Mamba has one value: handing them out one by one would cost more than their work.
+  const int64_t together = std::max<int64_t>(1, kRows / s.value_size);
+  const int64_t parts = (s.heads + together - 1) / together;
+  deal(team, s.of.num_seqs * parts, [&](int64_t piece, int slot) {
     float* own = scratch + slot * 2 * s.key_size;
-    const int64_t seq = piece / s.heads, head = piece % s.heads;
-    if (s.delta) scan_head<true>(s, seq, head, own);
-    else scan_head<false>(s, seq, head, own);
+    const int64_t seq = piece / parts, first = piece % parts * together;
+    for (int64_t head = first; head < std::min(s.heads, first + together); head++) {
+      if (s.delta) scan_head<true>(s, seq, head, own);
+      else scan_head<false>(s, seq, head, own);
+    }
   });
   return kOk;
 }

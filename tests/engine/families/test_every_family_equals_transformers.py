@@ -16,8 +16,11 @@ from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 NAMES = list(NATIVE)
-STATES = ("bamba", "granite4", "granite4-groups", "lfm2", "lfm2-biases", "qwen3_next")
-"""What carries a state: it's in no block, so that prefixes aren't cached."""
+STATES = (
+    "bamba", "falcon_h1", "falcon_h1-norm", "granite4", "granite4-groups", "jamba", "lfm2",
+    "lfm2-biases", "lfm2_moe", "mamba", "mamba-biases", "mamba2", "nemotron_h", "qwen3_next",
+)  # fmt: skip
+"""What carries a state."""
 LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
 LAYER_BY_LAYER = ("arctic", *LATENTS, *STATES)
 """What doesn't run in one call: experts beside attention, latents, and what carries a state."""
