@@ -107,22 +107,25 @@ PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class MediaItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A picture in a prompt: which tokens stand for it, and what it is. Or a window of sound.
+    """A picture or video in a prompt: which tokens stand for it, and what it is. Or a window of
+    sound.
 
     Attributes:
-        kind: "image", "audio".
+        kind: "image", "video", "audio".
         digest: sha256 of what the encoder reads and of how it was prepared, whole.
         ranges: (first position, count) of the placeholder tokens whose embeddings are the encoder's
             vectors, in their order. A picture that is cut into tiles has several; sound that the
             model attends to across has none.
         grid: frames, rows and columns of its vectors, for models whose tokens have three positions;
-            else ().
+            else (). Of a video whose frames have a range each: that of one frame.
+        time_interval: between the positions of two frames.
     """
 
     kind: str
     digest: bytes
     ranges: tuple[tuple[int, int], ...]
     grid: tuple[int, ...] = ()
+    time_interval: float = 1.0
 
     @property
     def start(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
 from engine.scheduler import Request, Sequence
 
+_NOUNS = {"image": "An image", "video": "A video"}
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -258,12 +260,16 @@ class InputProcessor:
             raise InvalidRequest(f"{self._config.name} takes no audio.", param="messages")
         if not self._facts.sees:
             raise InvalidRequest(f"{self._config.name} takes no images.", param="messages")
-        if len(message.media) > self._config.max_images:
-            raise InvalidRequest(
-                f"A prompt may have at most {self._config.max_images} images, this one has "
-                f"{len(message.media)}.",
-                param="messages",
-            )
+        kinds = Counter(item.kind for item in message.media)
+        if kinds["video"] and not self._facts.takes_videos:
+            raise InvalidRequest(f"{self._config.name} takes no videos.", param="messages")
+        limits = {"image": self._config.max_images, "video": self._config.max_videos}
+        for kind, limit in limits.items():
+            if kinds[kind] > limit:
+                raise InvalidRequest(
+                    f"A prompt may have at most {limit} {kind}s, this one has {kinds[kind]}.",
+                    param="messages",
+                )
         end = 0
         for item in message.media:
             for start, count in item.ranges:
@@ -272,11 +278,12 @@ class InputProcessor:
                 end = start + count
             if item.num_vectors > max_vectors:
                 raise InvalidRequest(
-                    f"An image takes {item.num_vectors} tokens; at most {max_vectors} are taken.",
+                    f"{_NOUNS[item.kind]} takes {item.num_vectors} tokens; at most {max_vectors} "
+                    "are taken.",
                     param="messages",
                 )
             if item.digest not in media:
-                raise InvalidRequest("An image is missing.", param="media")
+                raise InvalidRequest(f"{_NOUNS[item.kind]} is missing.", param="media")
         if end > len(message.prompt_token_ids):
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
 

@@ -58,7 +58,7 @@ class ModelFacts:
         load_seconds: how long the load took.
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
-        sees: pictures may stand in its prompts.
+        sees: pictures may stand in its prompts; `takes_videos`: videos, too.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
         num_mels: values of a frame that this encoder reads.
         logits_processors: module:Class of each that its family brings.
@@ -82,6 +82,7 @@ class ModelFacts:
     load_report: tuple[LayerReport, ...] = ()
     io_processor: str = ""
     sees: bool = False
+    takes_videos: bool = False
     states_in_blocks: bool = False
     encoder_length: int = 0
     num_mels: int = 0
@@ -197,7 +198,7 @@ class SupportsMultiModal(Protocol):
         """[num_vectors, hidden] of one picture: what its placeholder tokens stand for.
 
         Args:
-            kind: "image".
+            kind: "image" or "video".
             tensors: as the model's `MediaProcessor` prepared them.
         """
 

@@ -4,12 +4,20 @@ want one of videos, which needs torchvision. Their image processors need Pillow 
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: Pixels of a frame's patches, counted in what becomes one token: as `qwen_vl_utils` bounds them.
+_MAX_FRAME_TOKENS = 768
 
 
 class ImagePrompt(ABC):
@@ -43,16 +51,168 @@ class ImagePrompt(ABC):
         """What stands for the picture of which the image processor made `outputs`."""
 
 
-class _Qwen(ImagePrompt):
+@dataclass(frozen=True, slots=True)
+class VideoInput:
+    """What a model takes of a video.
+
+    Attributes:
+        tensors: what the encoder reads.
+        replacement: see `PreparedMedia`.
+        grid, time_interval: see `MediaItem`.
+        wrapper: see `Placed`.
+    """
+
+    tensors: Mapping[str, np.ndarray]
+    replacement: str
+    grid: tuple[int, ...] = ()
+    time_interval: float = 1.0
+    wrapper: tuple[int, ...] = ()
+
+
+class VideoPrompt(ImagePrompt):
+    """Of a model that takes videos.
+
+    Attributes:
+        video_token, video_token_id: the placeholder.
+        token_of_video, token_id_of_video: the token that stands for each vector of a video.
+        wrapper_texts: of `VideoInput.wrapper`.
+    """
+
+    video_token: str
+    video_token_id: int
+    token_of_video: str
+    token_id_of_video: int
+    wrapper_texts = ("", "")
+
+    @abstractmethod
+    def prepare_video(
+        self, frames: list[Image], times: list[float], options: dict[str, Any]
+    ) -> VideoInput:
+        """Prepare frames of one size that are shown at `times`, in seconds."""
+
+
+class _Qwen(VideoPrompt):
     """One token for each `merge_size` x `merge_size` patches."""
+
+    wrapper_texts = ("<|vision_start|>", "<|vision_end|>")
+
+    def __init__(self, folder: str | Path, images: Any) -> None:
+        super().__init__(folder, images)
+        self.video_token_id = self.token_id_of_video = int(self._config.video_token_id)
+        self.video_token = str(self._tokenizer.convert_ids_to_tokens(self.video_token_id))
+        self.token_of_video = self.video_token
+        self._video_size: dict[str, int] = {}
+        path = Path(folder) / "video_preprocessor_config.json"
+        if path.is_file():
+            self._video_size = json.loads(path.read_text(encoding="utf-8")).get("size") or {}
 
     def replacement(self, outputs: Mapping[str, Any]) -> str:
         count = int(outputs["image_grid_thw"][0].prod()) // self._images.merge_size**2
         return self.image_token * count
 
+    def prepare_video(
+        self, frames: list[Image], times: list[float], options: dict[str, Any]
+    ) -> VideoInput:
+        depth, merge = self._images.temporal_patch_size, self._images.merge_size
+        step_s = (times[-1] - times[0]) / max(1, len(times) - 1) * depth
+        frames = frames + frames[-1:] * (-len(frames) % depth)
+        times = times + times[-1:] * (-len(times) % depth)
+        size = {"size": self._frame_size(len(frames) // depth)}
+        outputs = self._images(frames, **(size | options | {"return_tensors": "np"}))
+        _, rows, columns = np.asarray(outputs["image_grid_thw"])[0].tolist()
+        num_steps = len(frames) // depth
+        # Each frame's patches have it `depth` times, where a video has that many frames.
+        values = np.asarray(outputs["pixel_values"]).reshape(
+            num_steps, depth, rows * columns, self._channels(), depth, -1
+        )
+        patches = np.moveaxis(values[:, :, :, :, 0], 1, 3)
+        tensors = {
+            "pixel_values": patches.reshape(num_steps * rows * columns, -1),
+            "image_grid_thw": np.array([[num_steps, rows, columns]]),
+        }
+        grid = num_steps, rows // merge, columns // merge
+        starts = [float(np.mean(times[i : i + depth])) for i in range(0, len(times), depth)]
+        return self._place(tensors, grid, starts, step_s)
 
-class _InternVL(ImagePrompt):
-    """As many tokens for each tile as for the picture itself."""
+    def _channels(self) -> int:
+        return len(self._images.image_mean)
+
+    def _frame_size(self, num_steps: int) -> dict[str, int]:
+        """Least and most pixels of a frame."""
+        side = self._images.patch_size * self._images.merge_size
+        size = {name: int(value) for name, value in dict(self._images.size).items() if value}
+        size |= self._video_size
+        longest = min(size["longest_edge"], _MAX_FRAME_TOKENS * side**2)
+        return {"longest_edge": longest, "shortest_edge": min(size["shortest_edge"], longest)}
+
+    def _place(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        grid: tuple[int, int, int],
+        times: list[float],
+        step_s: float,
+    ) -> VideoInput:
+        """`times`: of the steps in time, `step_s`: between two of them, both in seconds."""
+        return VideoInput(tensors, self.video_token * int(np.prod(grid)), grid)
+
+
+class _Qwen25(_Qwen):
+    """Positions in time say how far frames are apart."""
+
+    def _place(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        grid: tuple[int, int, int],
+        times: list[float],
+        step_s: float,
+    ) -> VideoInput:
+        text = self.video_token * int(np.prod(grid))
+        interval = step_s * self._config.vision_config.tokens_per_second
+        return VideoInput(tensors, text, grid, time_interval=interval)
+
+
+class _Qwen3(_Qwen):
+    """Each step in time stands behind its own seconds, as text."""
+
+    def _frame_size(self, num_steps: int) -> dict[str, int]:
+        if not self._video_size:
+            return super()._frame_size(num_steps)
+        frames = num_steps * self._images.temporal_patch_size
+        return {name: max(1, value // frames) for name, value in self._video_size.items()}
+
+    def _place(
+        self,
+        tensors: Mapping[str, np.ndarray],
+        grid: tuple[int, int, int],
+        times: list[float],
+        step_s: float,
+    ) -> VideoInput:
+        start, end = self.wrapper_texts
+        tokens = f"{start}{self.video_token * (grid[1] * grid[2])}{end}"
+        text = "".join(f"<{time:.1f} seconds>{tokens}" for time in times)
+        wrapper = tuple(int(self._tokenizer.vocab[token]) for token in (start, end))
+        return VideoInput(tensors, text, (1, *grid[1:]), wrapper=wrapper)
+
+
+class _InternVL(VideoPrompt):
+    """As many tokens for each tile as for the picture itself; a frame of a video has no tiles."""
+
+    def __init__(self, folder: str | Path, images: Any) -> None:
+        super().__init__(folder, images)
+        self.video_token = str(getattr(self._tokenizer, "video_token", "<video>"))
+        # A model whose tokenizer has no such token takes none.
+        self.video_token_id = int(self._tokenizer.vocab.get(self.video_token, -1))
+        self.token_of_video, self.token_id_of_video = self.image_token, self.image_token_id
+
+    def prepare_video(
+        self, frames: list[Image], times: list[float], options: dict[str, Any]
+    ) -> VideoInput:
+        whole = {"crop_to_patches": False, "return_tensors": "np"}
+        outputs = self._images(frames, **(options | whole))
+        start, end = self._tokenizer.start_image_token, self._tokenizer.end_image_token
+        tokens = f"{start}{self.image_token * self._config.image_seq_length}{end}"
+        text = "\n".join(f"Frame{number}: {tokens}" for number in range(1, len(frames) + 1))
+        return VideoInput({"pixel_values": np.asarray(outputs["pixel_values"])}, text)
 
     def options(self, requested: dict[str, Any]) -> dict[str, Any]:
         return {"crop_to_patches": True} | requested
@@ -100,6 +260,12 @@ class _SmolVLM(ImagePrompt):
         return f"{text}{fake}<global-img>{tokens}{fake}"
 
 
+#: By `model_type`, where another image processor says too little.
+_QWEN_KINDS: dict[str, type[_Qwen]] = {
+    "qwen2_5_vl": _Qwen25,
+    "qwen3_vl": _Qwen3,
+    "qwen3_vl_moe": _Qwen3,
+}
 #: By how the class of `transformers`' image processor begins.
 _IMAGE_PROMPTS: dict[str, type[ImagePrompt]] = {
     "Qwen2VL": _Qwen,
@@ -109,7 +275,18 @@ _IMAGE_PROMPTS: dict[str, type[ImagePrompt]] = {
 }
 
 
-def find_image_prompt(images: Any) -> type[ImagePrompt] | None:
-    """The class for an image processor; None: `transformers`' own processor of the model does."""
+def find_image_prompt(folder: str | Path, images: Any) -> ImagePrompt | None:
+    """For an image processor; None: `transformers`' own processor of the model does.
+
+    Raises as `ImagePrompt`.
+    """
+    from transformers import AutoConfig
+
     name = type(images).__name__
-    return next((kind for key, kind in _IMAGE_PROMPTS.items() if name.startswith(key)), None)
+    kind = next((kind for key, kind in _IMAGE_PROMPTS.items() if name.startswith(key)), None)
+    if kind is _Qwen:
+        config = AutoConfig.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+        kind = _QWEN_KINDS.get(config.model_type, _Qwen)
+    return None if kind is None else kind(folder, images)

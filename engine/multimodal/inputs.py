@@ -75,31 +75,38 @@ def folder_version(folder: str | Path) -> str:
 
 
 class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
-    """A picture for a model.
+    """A picture or a video for a model.
 
     Attributes:
         folder: of the model's files.
         version: see `folder_version`.
-        data: the picture's file.
+        data: the file.
         options: mm_processor_kwargs.
+        kind: "image" or "video".
+        sampling: see `read_video`.
     """
 
     folder: str
     data: bytes
     version: str = ""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    kind: str = "image"
+    sampling: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class PreparedPicture(msgspec.Struct, tag="picture"):
-    """See `PreparedMedia`. `tensors` as `encode_tensors` wrote them; `size`: width and height."""
+    """See `PreparedMedia`. `tensors` as `encode_tensors` wrote them."""
 
+    kind: str
     digest: bytes
     replacement: str
     num_vectors: int
-    image_token_id: int
+    placeholder_id: int
+    token_id: int
     tensors: bytes
-    size: tuple[int, int]
     grid: tuple[int, ...] = ()
+    time_interval: float = 1.0
+    wrapper: tuple[int, ...] = ()
 
 
 class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +13,27 @@ from engine.contract.messages import MediaItem
 
 
 class Placed(Protocol):
-    """A prepared picture."""
+    """A prepared picture or video."""
+
+    @property
+    def kind(self) -> str:
+        """See `MediaItem`."""
+
+    @property
+    def placeholder_id(self) -> int:
+        """The token that stands for it in a prompt that isn't expanded."""
+
+    @property
+    def token_id(self) -> int:
+        """The token that stands for each of its vectors."""
+
+    @property
+    def wrapper(self) -> tuple[int, ...]:
+        """The tokens before and after the placeholder that its replacement brings itself, or ()."""
+
+    @property
+    def time_interval(self) -> float:
+        """See `MediaItem`."""
 
     @property
     def digest(self) -> bytes:
@@ -27,49 +48,76 @@ class Placed(Protocol):
         """See `MediaItem`."""
 
 
-def check_placeholders(num_placeholders: int, num_images: int) -> None:
-    """Raise `InvalidRequest` unless there is a placeholder for each image."""
-    if num_placeholders != num_images:
+def check_placeholders(num_placeholders: int, num_items: int, kind: str = "image") -> None:
+    """Raise `InvalidRequest` unless there is a placeholder for each item of a kind."""
+    if num_placeholders != num_items:
         raise InvalidRequest(
-            f"The prompt has {num_placeholders} placeholders for {num_images} images.",
+            f"The prompt has {num_placeholders} placeholders for {num_items} {kind}s.",
             param="prompt",
         )
 
 
 def expand_placeholders(
-    token_ids: Sequence[int], image_token_id: int, replacements: Sequence[Sequence[int]]
-) -> list[int]:
-    """The prompt with each placeholder replaced by the tokens that stand for its picture.
+    token_ids: Sequence[int], media: Sequence[Placed], replacements: Sequence[Sequence[int]]
+) -> tuple[list[int], list[int]]:
+    """The prompt with each placeholder replaced by the tokens that stand for its picture, and the
+    indices of `media` in the prompt's order. Those of one kind are in that order already.
 
     Raises `InvalidRequest` unless there is one for each.
     """
-    check_placeholders(list(token_ids).count(image_token_id), len(replacements))
-    remaining = iter(replacements)
+    token_ids = list(token_ids)
+    remaining: defaultdict[int, deque[int]] = defaultdict(deque)
+    for index, item in enumerate(media):
+        remaining[item.placeholder_id].append(index)
+    for placeholder_id, indices in remaining.items():
+        kind = media[indices[0]].kind
+        check_placeholders(token_ids.count(placeholder_id), len(indices), kind)
     expanded: list[int] = []
-    for token in token_ids:
-        expanded += next(remaining) if token == image_token_id else (token,)
-    return expanded
+    order: list[int] = []
+    position = 0
+    while position < len(token_ids):
+        token = token_ids[position]
+        position += 1
+        if not remaining.get(token):
+            expanded.append(token)
+            continue
+        order.append(remaining[token].popleft())
+        wrapper = media[order[-1]].wrapper
+        if wrapper and (*expanded[-1:], *token_ids[position : position + 1]) == wrapper:
+            expanded.pop()
+            position += 1
+        expanded += replacements[order[-1]]
+    return expanded, order
 
 
-def locate_media(
-    token_ids: Sequence[int], image_token_id: int, pictures: Sequence[Placed]
-) -> list[MediaItem]:
-    """Which tokens of an expanded prompt stand for which picture.
+def locate_media(token_ids: Sequence[int], media: Sequence[Placed]) -> list[MediaItem]:
+    """Which tokens of an expanded prompt stand for which picture, in the prompt's order.
 
-    Raises `InvalidRequest` where there are more or fewer than the pictures need.
+    `media`: those whose vectors have the same token, in that order. Raises `InvalidRequest` where
+    there are more or fewer tokens than they need.
     """
-    positions = np.flatnonzero(np.asarray(token_ids) == image_token_id)
-    num_needed = sum(picture.num_vectors for picture in pictures)
+    tokens = np.asarray(token_ids)
+    items: list[MediaItem] = []
+    for token_id in dict.fromkeys(item.token_id for item in media):
+        items += _locate_token(tokens, [item for item in media if item.token_id == token_id])
+    return sorted(items, key=lambda item: item.start)
+
+
+def _locate_token(token_ids: np.ndarray, media: Sequence[Placed]) -> list[MediaItem]:
+    """The same for media whose vectors have one token."""
+    positions = np.flatnonzero(token_ids == media[0].token_id)
+    num_needed = sum(item.num_vectors for item in media)
     if len(positions) != num_needed:
+        kind = media[0].kind
         raise InvalidRequest(
-            f"The prompt has {len(positions)} image tokens; its images need {num_needed}.",
+            f"The prompt has {len(positions)} {kind} tokens; its {kind}s need {num_needed}.",
             param="prompt",
         )
     items, first = [], 0
-    for picture in pictures:
-        part = positions[first : first + picture.num_vectors]
-        first += picture.num_vectors
+    for item in media:
+        part = positions[first : first + item.num_vectors]
+        first += item.num_vectors
         runs = np.split(part, np.flatnonzero(np.diff(part) != 1) + 1)
         ranges = tuple((int(run[0]), len(run)) for run in runs)
-        items.append(MediaItem("image", picture.digest, ranges, picture.grid))
+        items.append(MediaItem(item.kind, item.digest, ranges, item.grid, item.time_interval))
     return items

@@ -7,6 +7,8 @@ numpy. So every family of its image-text-to-text models has one.
 from __future__ import annotations
 
 import io
+import re
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +17,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.multimodal.image_prompts import ImagePrompt, find_image_prompt
+from engine.multimodal.image_prompts import (
+    ImagePrompt,
+    VideoInput,
+    VideoPrompt,
+    find_image_prompt,
+)
 from engine.multimodal.inputs import MediaTensors, encode_tensors, media_digest
 from engine.multimodal.placeholders import check_placeholders
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from engine.multimodal.video_files import Video
 
 #: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
 MAX_PIXELS = 89_478_485
@@ -29,13 +38,15 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 @dataclass(frozen=True, slots=True)
 class PreparedMedia:
-    """One picture.
+    """One picture or video.
 
     Attributes:
         digest: see `MediaItem`.
         replacement: text that takes the placeholder's place in the prompt.
-        num_vectors: placeholder tokens in it.
-        grid: see `MediaItem`.
+        num_vectors: tokens in it that stand for a vector each.
+        placeholder: text in the prompt that isn't expanded, and `placeholder_id` its token.
+        token_id, wrapper: see `Placed`.
+        grid, time_interval: see `MediaItem`.
         tensors: what the encoder reads, and `encoded` the same as bytes.
     """
 
@@ -45,7 +56,12 @@ class PreparedMedia:
     num_vectors: int
     tensors: MediaTensors
     encoded: bytes
+    placeholder: str = ""
+    placeholder_id: int = -1
+    token_id: int = -1
     grid: tuple[int, ...] = ()
+    time_interval: float = 1.0
+    wrapper: tuple[int, ...] = ()
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:
@@ -115,6 +131,36 @@ class MediaProcessor:
         self.image_token: str = self._processor.image_token
         self.image_token_id: int = int(self._processor.image_token_id)
 
+    def prepare_video(self, video: Video, options: dict[str, Any] | None = None) -> PreparedMedia:
+        """What the encoder reads of a video's frames. `options`: mm_processor_kwargs.
+
+        Raises `InvalidRequest` for a model that takes none, and where its processor refuses them.
+        """
+        prompt = getattr(self._processor, "video_prompt", None)
+        if prompt is None:
+            raise InvalidRequest("The model takes no videos.", param="messages")
+        try:
+            prepared: VideoInput = prompt.prepare_video(video.frames, video.times, options or {})
+        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+            raise InvalidRequest(f"The video can't be prepared: {error}", param="video") from error
+        tensors = {name: _contiguous(np.asarray(v)) for name, v in prepared.tensors.items()}
+        encoded = encode_tensors(tensors)
+        return PreparedMedia(
+            kind="video",
+            # Frames that are alike have other positions at another rate.
+            digest=media_digest(f"video {prepared.time_interval}", encoded),
+            replacement=prepared.replacement,
+            num_vectors=prepared.replacement.count(prompt.token_of_video),
+            placeholder=prompt.video_token,
+            placeholder_id=prompt.video_token_id,
+            token_id=prompt.token_id_of_video,
+            tensors=tensors,
+            encoded=encoded,
+            grid=prepared.grid,
+            time_interval=prepared.time_interval,
+            wrapper=prepared.wrapper,
+        )
+
     def prepare(self, image: Image, options: dict[str, Any] | None = None) -> PreparedMedia:
         """What the encoder reads of a picture. `options`: mm_processor_kwargs.
 
@@ -143,25 +189,51 @@ class MediaProcessor:
             frames, rows, columns = tensors["image_grid_thw"][0].tolist()
             merge = self._processor.image_processor.merge_size
             grid = frames, rows // merge, columns // merge
-        return PreparedMedia("image", digest, replacement, count, tensors, encoded, grid)
+        return PreparedMedia(
+            kind="image",
+            digest=digest,
+            replacement=replacement,
+            num_vectors=count,
+            placeholder=self.image_token,
+            placeholder_id=self.image_token_id,
+            token_id=self.image_token_id,
+            tensors=tensors,
+            encoded=encoded,
+            grid=grid,
+        )
 
-    def expand(self, text: str, media: Sequence[PreparedMedia]) -> str:
-        """The prompt with each placeholder replaced by what stands for its picture.
+    def expand(
+        self, text: str, media: Sequence[PreparedMedia]
+    ) -> tuple[str, tuple[PreparedMedia, ...]]:
+        """The prompt with each placeholder replaced by what stands for its picture or video, and
+        these in the prompt's order.
 
         Raises `InvalidRequest` unless there is one for each.
         """
-        parts = text.split(self.image_token)
-        check_placeholders(len(parts) - 1, len(media))
-        pairs = zip(media, parts[1:], strict=True)
-        return parts[0] + "".join(item.replacement + part for item, part in pairs)
+        remaining: defaultdict[str, deque[PreparedMedia]] = defaultdict(deque)
+        for item in media:
+            remaining[item.placeholder].append(item)
+        for placeholder, items in remaining.items():
+            check_placeholders(text.count(placeholder), len(items), items[0].kind)
+            if items[0].wrapper:
+                start, end = self._processor.video_prompt.wrapper_texts
+                text = text.replace(f"{start}{placeholder}{end}", placeholder)
+        ordered: list[PreparedMedia] = []
+
+        def replace(match: re.Match[str]) -> str:
+            ordered.append(remaining[match[0]].popleft())
+            return ordered[-1].replacement
+
+        expanded = re.sub("|".join(map(re.escape, remaining)) or "(?!)", replace, text)
+        return expanded, tuple(ordered)
 
 
 def _make_processor(folder: str, images: Any) -> Any:
     """`transformers`' processor of a model folder, or one that does the same for pictures."""
     from transformers import AutoProcessor
 
-    if (prompt := find_image_prompt(images)) is not None:
-        return _ImagesProcessor(images, prompt(folder, images))
+    if (prompt := find_image_prompt(folder, images)) is not None:
+        return _ImagesProcessor(images, prompt)
     return AutoProcessor.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True, backend="pil"
     )
@@ -172,6 +244,7 @@ class _ImagesProcessor:
 
     def __init__(self, images: Any, prompt: ImagePrompt) -> None:
         self.image_processor, self._prompt = images, prompt
+        self.video_prompt = prompt if isinstance(prompt, VideoPrompt) else None
         self.image_token, self.image_token_id = prompt.image_token, prompt.image_token_id
 
     def __call__(

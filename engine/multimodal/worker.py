@@ -38,6 +38,7 @@ def main() -> int:
     from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
     from engine.multimodal.processor import MediaProcessor, open_image
     from engine.multimodal.sound_files import split_sound
+    from engine.multimodal.video_files import read_video
 
     processors: OrderedDict[tuple[str, str], MediaProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
@@ -53,16 +54,22 @@ def main() -> int:
                 processors.popitem(last=False)
         processors.move_to_end(key)
         processor = processors[key]
-        image = open_image(request.data)
-        prepared = processor.prepare(image, request.options)
+        if request.kind == "video":
+            video = read_video(request.data, request.sampling)
+            prepared = processor.prepare_video(video, request.options)
+        else:
+            prepared = processor.prepare(open_image(request.data), request.options)
         return PreparedPicture(
+            kind=prepared.kind,
             digest=prepared.digest,
             replacement=prepared.replacement,
             num_vectors=prepared.num_vectors,
-            image_token_id=processor.image_token_id,
+            placeholder_id=prepared.placeholder_id,
+            token_id=prepared.token_id,
             tensors=prepared.encoded,
-            size=image.size,
             grid=prepared.grid,
+            time_interval=prepared.time_interval,
+            wrapper=prepared.wrapper,
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:

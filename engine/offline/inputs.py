@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NotRequired, TypedDict
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
 from engine.multimodal.placeholders import expand_placeholders, locate_media
-from engine.multimodal.processor import MediaProcessor, PreparedMedia
+from engine.multimodal.processor import MediaProcessor, PreparedMedia, to_rgb
 from engine.multimodal.sound_processor import SoundProcessor
+from engine.multimodal.video_files import DEFAULT_FPS, MAX_FPS, MAX_FRAMES, Video
 from engine.text.tokenizer import Tokenizer
 
 
@@ -20,10 +22,13 @@ class MultiModalDataDict(TypedDict, total=False):
     """Media of a prompt.
 
     `image`: pictures in the order of their placeholders, PIL images or arrays, uint8 [height,
-    width, 3]. `audio`: what an encoder of sound hears, (samples, rate) or samples at 16 kHz.
+    width, 3]. `video`: frames, uint8 [n, height, width, 3] or PIL images, or these with their rate,
+    (frames, {"fps": frames per second}); or a list of such. `audio`: what an encoder of sound
+    hears, (samples, rate) or samples at 16 kHz.
     """
 
     image: Any
+    video: Any
     audio: Any
 
 
@@ -226,21 +231,32 @@ def _with_media(
     if tokenizer is None:
         raise InvalidRequest("Images need a tokenizer.", param="multi_modal_data")
     options = prompt.get("mm_processor_kwargs") or {}
-    images = _images(prompt["multi_modal_data"])
-    media = tuple(processor.prepare(image, options) for image in images)
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, dict) or set(data) - {"image", "video"}:
+        raise InvalidRequest(
+            "multi_modal_data must be a dict with the keys 'image' and 'video'.",
+            param="multi_modal_data",
+        )
+    media = (
+        *(processor.prepare(image, options) for image in _images(data.get("image"))),
+        *(processor.prepare_video(video, options) for video in _videos(data.get("video"))),
+    )
     text = prompt.get("prompt")
     if "prompt_token_ids" in prompt:
         token_ids = _checked(prompt["prompt_token_ids"])
-        if token_ids.count(processor.image_token_id) == len(media):
+        placeholders = Counter(item.placeholder_id for item in media)
+        if all(token_ids.count(token_id) == n for token_id, n in placeholders.items()):
             replacements = [
                 tokenizer.encode(item.replacement, add_special_tokens=False) for item in media
             ]
-            token_ids = expand_placeholders(token_ids, processor.image_token_id, replacements)
+            token_ids, order = expand_placeholders(token_ids, media, replacements)
+            media = tuple(media[index] for index in order)
     elif isinstance(text, str):
-        token_ids = tokenizer.encode(processor.expand(text, media))
+        expanded, media = processor.expand(text, media)
+        token_ids = tokenizer.encode(expanded)
     else:
         raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
-    locate_media(token_ids, processor.image_token_id, media)
+    locate_media(token_ids, media)
     return TokenPrompt(text, token_ids, media=media)
 
 
@@ -298,17 +314,12 @@ def _with_sound(
     return TokenPrompt(text, tokenizer.encode(text, add_special_tokens=False), media=media)
 
 
-def _images(data: Any) -> list[Any]:
-    """PIL images from `multi_modal_data`. Raises `InvalidRequest` for anything else."""
+def _images(values: Any) -> list[Any]:
+    """PIL images from an image or a list of them. Raises `InvalidRequest` for anything else."""
     from PIL import Image
 
-    if not isinstance(data, dict) or set(data) - {"image"}:
-        raise InvalidRequest(
-            "multi_modal_data must be a dict with the key 'image'.", param="multi_modal_data"
-        )
-    values = data.get("image")
     images = []
-    for value in values if isinstance(values, list | tuple) else [values]:
+    for value in values if isinstance(values, list | tuple) else [] if values is None else [values]:
         if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3):
             value = Image.fromarray(value)
         if not isinstance(value, Image.Image):
@@ -319,6 +330,44 @@ def _images(data: Any) -> list[Any]:
             )
         images.append(value)
     return images
+
+
+def _videos(values: Any) -> list[Video]:
+    """One video or a list of them: frames, uint8 [n, height, width, 3] or a list of PIL images, or
+    these with their rate, (frames, {"fps": frames per second}).
+
+    Raises `InvalidRequest` for anything else.
+    """
+    if values is None:
+        return []
+    is_list = isinstance(values, list) and all(
+        isinstance(value, list | tuple) or np.ndim(value) == 4 for value in values
+    )
+    return [_video(value) for value in (values if is_list else [values])]
+
+
+def _video(value: Any) -> Video:
+    metadata: Any = {}
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+        value, metadata = value
+    fps = metadata.get("fps", DEFAULT_FPS)
+    if not isinstance(fps, int | float) or not 0 < fps <= MAX_FPS:
+        raise InvalidRequest(
+            f"The fps of a video must be over 0 and at most {MAX_FPS}; got {fps!r}.",
+            param="multi_modal_data",
+        )
+    if not isinstance(value, list | tuple | np.ndarray):
+        raise InvalidRequest(
+            f"multi_modal_data's video must be frames, not {type(value).__name__}.",
+            param="multi_modal_data",
+        )
+    frames = [to_rgb(image) for image in _images(list(value))]
+    if not 0 < len(frames) <= MAX_FRAMES or len({frame.size for frame in frames}) > 1:
+        raise InvalidRequest(
+            f"A video must have 1 to {MAX_FRAMES} frames of one size; got {len(frames)}.",
+            param="multi_modal_data",
+        )
+    return Video(frames, [index / fps for index in range(len(frames))])
 
 
 def _of_embeds(embeds: Any) -> TokenPrompt:

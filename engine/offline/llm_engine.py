@@ -228,7 +228,7 @@ class LLMEngine:
     def _locate(self, entry: TokenPrompt) -> list[MediaItem]:
         if not entry.media or isinstance(self._processor, SoundProcessor):
             return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
-        return locate_media(entry.token_ids, self._processor.image_token_id, entry.media)
+        return locate_media(entry.token_ids, entry.media)
 
     def _on_finished(self, params: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
         """Parameters by which an output also ends on the EOS of an adapter's own tokenizer."""

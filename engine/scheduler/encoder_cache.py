@@ -36,8 +36,17 @@ class EncoderItem:
         """Which tokens its vectors stand for."""
         inputs, offset = [], 0
         for start, count in self.item.ranges:
-            grid = self.item.grid
-            inputs.append(EncoderInput(start, count, key=self.key, offset=offset, grid=grid))
+            item = self.item
+            inputs.append(
+                EncoderInput(
+                    start,
+                    count,
+                    key=self.key,
+                    offset=offset,
+                    grid=item.grid,
+                    time_interval=item.time_interval,
+                )
+            )
             offset += count
         return inputs
 

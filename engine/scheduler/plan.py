@@ -37,7 +37,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
         handle: float32 [count, hidden], see `Executor.attach`; -1: an encoder's output, by its key.
         key: of the encoder's output in the worker's cache.
         offset: the first of its vectors that is meant.
-        grid: see `MediaItem`.
+        grid, time_interval: see `MediaItem`.
     """
 
     start: int
@@ -46,6 +46,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
     key: bytes = b""
     offset: int = 0
     grid: tuple[int, ...] = ()
+    time_interval: float = 1.0
 
 
 class EncodeTask(msgspec.Struct, frozen=True):

@@ -85,6 +85,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         num_mels=facts.num_mels,
         num_ranks=config.tensor_parallel_size,
         max_images=config.max_images,
+        max_videos=config.max_videos if facts.takes_videos else 0,
     )
 
 

@@ -67,6 +67,10 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
         positions[token : picture.start] = (position + np.arange(text))[:, None]
         position += text
         cells = np.indices(picture.grid).reshape(3, -1).T
+        # In float32, as the models were trained.
+        cells[:, 0] = (cells[:, 0].astype(np.float32) * np.float32(picture.time_interval)).astype(
+            int
+        )
         positions[picture.start : picture.start + picture.count] = position + cells
         position += max(picture.grid[1:])
         token = picture.start + picture.count

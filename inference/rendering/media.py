@@ -128,12 +128,11 @@ async def insert_image_tokens(
     pictures = await asyncio.gather(
         *(pool.prepare(source, info.path, caller.tenant) for source in sources)
     )
-    image_token_id = pictures[0].image_token_id
     replacements = [
         tokenizer.encode(picture.replacement, add_special_tokens=False) for picture in pictures
     ]
-    expanded = expand_placeholders(token_ids, image_token_id, replacements)
-    items = locate_media(expanded, image_token_id, pictures)
+    expanded, order = expand_placeholders(token_ids, pictures, replacements)
+    items = locate_media(expanded, [pictures[index] for index in order])
     return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
 
 

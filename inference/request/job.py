@@ -199,9 +199,9 @@ class Job:
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of all prompts that stand for images."""
+        """Tokens of all prompts that stand for images, frames of videos among them."""
         items = (item for media in self.media for item in media)
-        return sum(item.num_vectors for item in items if item.kind == "image")
+        return sum(item.num_vectors for item in items if item.kind != "audio")
 
     def prompt_token_ids(self, number: int) -> list[int]:
         """A prompt's tokens; [] for prompt embeddings."""

@@ -41,7 +41,10 @@ class VisionFamily(ABC):
     Attributes:
         text_prefixes: how names of the text part may begin: what stands before `model.` of a causal
             language model, and what replaces `model.` itself.
+        takes_videos: whether `encode` takes several frames.
     """
+
+    takes_videos: ClassVar[bool] = False
 
     text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
         ("language_model.", "language_model.model."),
@@ -84,6 +87,11 @@ class VisionDecoder(NativeDecoder):
 
     family: VisionFamily
 
+    @property
+    def takes_videos(self) -> bool:
+        """Whether videos may stand in its prompts."""
+        return self.family.takes_videos
+
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)
         self.family.load(
@@ -92,7 +100,7 @@ class VisionDecoder(NativeDecoder):
 
     @torch.inference_mode()
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
-        if kind != "image":
+        if kind != "image" and not (kind == "video" and self.family.takes_videos):
             raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
         device = self.ops.device
         found = {name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()}

@@ -33,8 +33,9 @@ _EPS = 1e-5
 
 
 class InternVL(VisionFamily):
-    """A picture as tiles and as a whole."""
+    """A picture as tiles and as a whole; frames of a video are as tiles."""
 
+    takes_videos = True
     _tower: VisionTower
     _projector: Transform
 

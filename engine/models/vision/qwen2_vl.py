@@ -27,8 +27,11 @@ _EPS = 1e-6
 
 
 class Qwen2VL(VisionFamily):
-    """All patches of a picture attend to each other; four neighbours become one token."""
+    """All patches of a picture, or of two frames, attend to each other; four neighbours become one
+    token.
+    """
 
+    takes_videos = True
     text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
         ("", "model."),
         ("", "model.language_model."),

@@ -282,7 +282,7 @@ def internvl_rms(folder: Path) -> Any:
 
 
 def _internvl(folder: Path, **vision: Any) -> Any:
-    tokenizer = tokenizer_with(IMAGE_TOKEN, "<img>", "</img>")
+    tokenizer = tokenizer_with(IMAGE_TOKEN, "<img>", "</img>", "<video>")
     names = {"start_image_token": "<img>", "end_image_token": "</img>"}
     tokenizer._set_model_specific_special_tokens(names)
     config = tf.InternVLConfig(
