@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
-from django.http import HttpRequest, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponseRedirect, StreamingHttpResponse
 from django.http.multipartparser import MultiPartParserError
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
@@ -35,7 +34,7 @@ from inference.web.responses import (
     resource_closers,
 )
 from inference.web.views import LIST_COST, GatewayRequest, GatewayView, json_response
-from storage.access import StoredFile, access_file, access_files, blob_path, page
+from storage.access import StoredFile, access_file, access_files, blob_url, open_blob, page
 from storage.actions import create_file, delete_file
 from storage.actions.files import lifetime
 from tenants.authentication import Caller
@@ -250,14 +249,17 @@ class FileContentView(GatewayView):
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
         """The whole file, always as a download: nothing in it can run in a browser."""
         row = await run_in_db_thread(access_file, request.caller, file_id)
-        path = blob_path(row.tenant_id, row.public_id)
+        disposition = content_disposition_header(True, row.filename) or "attachment"
+        url = await asyncio.to_thread(blob_url, row.tenant_id, row.public_id, disposition)
+        if url is not None:  # a client that follows it leaves its key behind: it's another host
+            return HttpResponseRedirect(url)
         try:
-            file = await asyncio.to_thread(Path.open, path, "rb")
+            file = await run_in_file_thread(open_blob, row.tenant_id, row.public_id)
         except FileNotFoundError:
             raise NotFound("The content of the file no longer exists.", param="id") from None
         response = StreamingHttpResponse(_chunks(file), content_type="application/octet-stream")
         response["Content-Length"] = str(row.size)
-        response["Content-Disposition"] = content_disposition_header(True, row.filename)
+        response["Content-Disposition"] = disposition
         response["X-Content-Type-Options"] = "nosniff"
         resource_closers(response).append(file.close)
         return response

@@ -8,11 +8,11 @@ import binascii
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -38,7 +38,7 @@ from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
 from inference.schemas.chat import IMAGE_PARTS, part_type
 from storage.access import access_file
-from storage.blobs import blob_path
+from storage.blobs import open_blob
 from tenants.authentication import Caller
 
 #: Processes that prepare pictures, and threads that fetch them.
@@ -61,13 +61,13 @@ class ImageSource:
         url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
         param: names it in errors.
         file_id: of a file that the tenant has uploaded.
-        path: of that file's bytes.
+        tenant_id: that file's owner.
     """
 
     url: str
     param: str
     file_id: str = ""
-    path: Path | None = None
+    tenant_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ async def insert_image_tokens(
 
 
 def _locate_files(caller: Caller, sources: Sequence[ImageSource]) -> list[ImageSource]:
-    """The sources with the paths of stored files. Raises `InvalidRequest` for another's file."""
+    """The sources with the owners of stored files. Raises `InvalidRequest` for another's file."""
     located = []
     for source in sources:
         if source.file_id:
@@ -145,7 +145,7 @@ def _locate_files(caller: Caller, sources: Sequence[ImageSource]) -> list[ImageS
                 row = access_file(caller, source.file_id)
             except NotFound as error:
                 raise InvalidRequest(error.message, param=source.param) from None
-            source = replace(source, path=blob_path(row.tenant_id, row.public_id))
+            source = replace(source, tenant_id=row.tenant_id)
         located.append(source)
     return located
 
@@ -230,12 +230,13 @@ class MediaPool:
 
 def _read(source: ImageSource) -> tuple[bytes, bytes]:
     """A picture's file and its sha256. Raises `InvalidRequest`."""
-    if source.path is not None:
-        data = _read_file(source.path, source.param)
+    if source.file_id:
+        data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param)
     elif source.url.startswith("data:"):
         data = _decode_data_url(source)
     elif source.url.startswith("file:"):
-        data = _read_file(_local_path(source), source.param)
+        path = _local_path(source)
+        data = _read_file(lambda: path.open("rb"), source.param)
     else:
         try:
             data = fetch(
@@ -270,10 +271,10 @@ def _local_path(source: ImageSource) -> Path:
     return path
 
 
-def _read_file(path: Path, param: str) -> bytes:
+def _read_file(open_file: Callable[[], IO[bytes]], param: str) -> bytes:
     limit = settings.QUIRE.max_body_bytes
     try:
-        with path.open("rb") as file:
+        with open_file() as file:
             data = file.read(limit + 1)
     except OSError:
         raise InvalidRequest("The image's file no longer exists.", param=param) from None

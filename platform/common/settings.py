@@ -179,6 +179,20 @@ def _check_group_target(target: str) -> str:
     return target
 
 
+def _check_object_storage(text: SecretStr) -> SecretStr:
+    entry = _parse_object(text.get_secret_value() or "{}")
+    assert isinstance(entry, dict)  # noqa: S101 - `_parse_object` has checked it
+    if entry and not (
+        isinstance(entry.get("BACKEND"), str)
+        and isinstance(entry.get("OPTIONS", {}), dict)
+        and entry.keys() <= {"BACKEND", "OPTIONS"}
+    ):
+        raise ValueError(
+            'must be such as {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": {}}'
+        )
+    return text
+
+
 Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
@@ -289,6 +303,22 @@ class QuireSettings(BaseSettings):
         default_factory=lambda data: data["data_dir"],
         description="Directory of tenants' files (`files/`) and LoRA adapters (`adapters/`). Must "
         "be shared by all gateways, workers and replicas. Default: the data directory.",
+    )
+    object_storage: Annotated[SecretStr, AfterValidator(_check_object_storage)] = _storage(
+        SecretStr(""),
+        description="Object storage of tenants' files: an entry of Django's STORAGES as JSON, such "
+        'as `{"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": {"bucket_name": "quire"}}`. '
+        "Default: the storage directory.",
+    )
+    object_cache_bytes: Bytes = _storage(
+        10 * GIB,
+        description="Maximum size of the copies of objects that a machine keeps in its data "
+        "directory.",
+    )
+    presigned_downloads: bool = _storage(
+        False,
+        description="Redirect downloads of files to the object storage (S3). Clients must be able "
+        "to reach it.",
     )
     adapter_dirs: Directories = _storage(
         default_factory=lambda data: (data["data_dir"], BASE_DIR / "demo" / "adapters"),
@@ -604,6 +634,8 @@ class QuireSettings(BaseSettings):
         """Settings that need each other."""
         if self.smtp_url and not self.mail_from:
             raise ValueError("QUIRE_MAIL_FROM must be set where QUIRE_SMTP_URL is")
+        if self.presigned_downloads and "S3" not in self.object_storage.get_secret_value():
+            raise ValueError("QUIRE_PRESIGNED_DOWNLOADS needs S3 as QUIRE_OBJECT_STORAGE")
         client = self.oidc_client_id and self.oidc_client_secret.get_secret_value()
         if self.oidc_issuer and not client:
             raise ValueError(
@@ -612,8 +644,16 @@ class QuireSettings(BaseSettings):
         return self
 
     @property
+    def storages(self) -> dict[str, Any]:
+        """What the object storage adds to Django's STORAGES."""
+        text = self.object_storage.get_secret_value()
+        return {"objects": json.loads(text)} if text else {}
+
+    @property
     def files_dir(self) -> Path:
-        """Directory of tenants' files."""
+        """Directory of tenants' files; with an object storage that of copies of them."""
+        if self.storages:
+            return self.data_dir / "file-cache"
         return self.storage_dir / "files"
 
     @property

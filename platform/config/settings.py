@@ -198,6 +198,11 @@ USE_TZ = True
 FORMAT_MODULE_PATH = "config.formats"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+    **QUIRE.storages,
+}
 STATIC_URL = f"{FORCE_SCRIPT_NAME}/static/"
 # Where `collectstatic` puts files for a proxy that serves them.
 STATIC_ROOT = BASE_DIR / "staticfiles"

@@ -15,7 +15,7 @@ from django.utils import timezone
 from common.errors import NotFound
 from common.files import is_id
 from engine.contract.errors import InvalidRequest
-from storage.blobs import blob_path
+from storage.blobs import blob_url, open_blob
 from storage.models import (
     OPEN,
     Batch,
@@ -395,10 +395,11 @@ __all__ = [
     "access_response",
     "access_response_chain",
     "access_upload",
-    "blob_path",
+    "blob_url",
     "claimable_batches",
     "lease_is_free",
     "open_batches",
+    "open_blob",
     "open_responses",
     "page",
     "stored_bytes",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from django.db.models import QuerySet
 
-from storage.blobs import blob_path, tenant_dir
+from storage.blobs import fetched_blob, remove_tenant_blobs
 from storage.models import (
     Batch,
     ConversationItem,
@@ -49,7 +48,7 @@ def _parts(tenant: Tenant) -> QuerySet[UploadPart]:
 
 def _part_bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
     for public_id in _parts(tenant).values_list("public_id", flat=True).iterator():
-        yield public_id, blob_path(tenant.pk, public_id)
+        yield public_id, fetched_blob(tenant.pk, public_id)
 
 
 def _rows(tenant: Tenant) -> QuerySet[StoredFile]:
@@ -58,11 +57,11 @@ def _rows(tenant: Tenant) -> QuerySet[StoredFile]:
 
 def _bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
     for public_id in _rows(tenant).values_list("public_id", flat=True).iterator():
-        yield public_id, blob_path(tenant.pk, public_id)
+        yield public_id, fetched_blob(tenant.pk, public_id)
 
 
 def _erase(tenant: Tenant) -> int:
     """Rows first: bytes without a row are nobody's, and a sweep would find them."""
     removed = delete_in_batches(_rows(tenant))
-    shutil.rmtree(tenant_dir(tenant.pk), ignore_errors=True)
+    remove_tenant_blobs(tenant.pk)
     return removed

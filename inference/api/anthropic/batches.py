@@ -12,7 +12,6 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import msgspec
@@ -46,7 +45,7 @@ from storage.access import (
     BatchStatus,
     access_batch,
     access_batches,
-    blob_path,
+    open_blob,
     page,
 )
 from storage.actions import cancel_batch, create_message_batch, delete_batch
@@ -170,19 +169,19 @@ def result_lines(row: Batch) -> Iterator[bytes]:
     for file in (row.output_file, row.error_file):
         if file is None:
             continue
-        for line in _lines(blob_path(row.tenant_id, file.public_id)):
+        for line in _lines(row.tenant_id, file.public_id):
             done.add(line["custom_id"])
             yield _encoded(line["custom_id"], _result(line))
     if row.status == BatchStatus.COMPLETED:
         return
-    for line in _lines(blob_path(row.tenant_id, row.input_file_id)):
+    for line in _lines(row.tenant_id, row.input_file_id):
         if line["custom_id"] not in done:
             yield _encoded(line["custom_id"], _not_run_result(row))
 
 
-def _lines(path: Path) -> Iterator[ResultLine]:
+def _lines(tenant_id: int, public_id: str) -> Iterator[ResultLine]:
     try:
-        with path.open("rb") as file:
+        with open_blob(tenant_id, public_id) as file:
             for raw in file:
                 yield json.loads(raw)
     except FileNotFoundError:  # it was deleted: what is left is told

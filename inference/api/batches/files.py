@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -79,6 +79,21 @@ class ResultJournal:
             raise
         self._replay_line(line)
 
+    def merge(self, saved: Iterable[bytes], other_ids: Collection[str] = ()) -> None:
+        """Add the lines that another machine wrote, but those whose `custom_id` is here already or
+        among `other_ids`.
+        """
+        for raw in saved:
+            line = json.loads(raw)
+            if line["custom_id"] not in self.custom_ids and line["custom_id"] not in other_ids:
+                self.append(line)
+
+    def read_from(self, offset: int) -> bytes:
+        """The whole lines from an offset on. Blocks."""
+        handle = self._file.fileno()
+        content = os.pread(handle, os.fstat(handle).st_size - offset, offset)
+        return content[: content.rfind(b"\n") + 1]
+
     def sync(self) -> None:
         """Have it on the disk: a machine that loses power loses nothing from before."""
         os.fsync(self._file.fileno())
@@ -102,30 +117,29 @@ class BatchLine:
     length: int
 
 
-def index_lines(path: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
+def index_lines(file: IO[bytes], endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
     """All requests of the file by place, and what is wrong with it (an empty file is). Blocks."""
     lines: list[BatchLine] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     limit, longest = settings.QUIRE.max_batch_requests, settings.QUIRE.max_body_bytes
     offset = 0
-    with path.open("rb") as file:
-        for number, raw in enumerate(_bounded_lines(file), start=1):
-            line_offset, offset = offset, offset + len(raw)
-            if not raw.strip() and len(raw) <= longest:
-                continue
-            if len(lines) >= limit:
-                errors.append(_error(f"A batch may hold at most {limit} requests.", number))
+    for number, raw in enumerate(_bounded_lines(file), start=1):
+        line_offset, offset = offset, offset + len(raw)
+        if not raw.strip() and len(raw) <= longest:
+            continue
+        if len(lines) >= limit:
+            errors.append(_error(f"A batch may hold at most {limit} requests.", number))
+            break
+        try:
+            custom_id = _check(raw, endpoint, seen)
+        except InvalidRequest as error:
+            errors.append(_error(error.message, number, error.param, error.code))
+            if len(errors) >= MAX_ERRORS:
                 break
-            try:
-                custom_id = _check(raw, endpoint, seen)
-            except InvalidRequest as error:
-                errors.append(_error(error.message, number, error.param, error.code))
-                if len(errors) >= MAX_ERRORS:
-                    break
-                continue
-            seen.add(custom_id)
-            lines.append(BatchLine(custom_id, line_offset, len(raw)))
+            continue
+        seen.add(custom_id)
+        lines.append(BatchLine(custom_id, line_offset, len(raw)))
     if not lines and not errors:
         errors.append(_error("The file holds no request.", None))
     return lines, errors
@@ -181,9 +195,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     return parse_object(raw.strip(), quire.max_json_depth)
 
 
-def read_body(path: Path, line: BatchLine) -> dict[str, Any]:
-    """The body of one request. Blocks."""
-    with path.open("rb") as file:
-        file.seek(line.offset)
-        body: dict[str, Any] = parse_line(file.read(line.length))["body"]
+def read_body(file: IO[bytes], line: BatchLine) -> dict[str, Any]:
+    """The body of one request. Blocks; several threads may read at once."""
+    body: dict[str, Any] = parse_line(os.pread(file.fileno(), line.length, line.offset))["body"]
     return body

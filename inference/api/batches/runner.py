@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import stamina
 from django.conf import settings
@@ -21,6 +20,7 @@ from django.utils import timezone
 from common.db import run_in_db_thread
 from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
 from common.log_context import bind_request
+from common.object_storage import has_object_storage
 from engine.contract.errors import QuireError
 from inference.api.batches.dispatch import DispatchResult, dispatch_request
 from inference.api.batches.files import (
@@ -34,9 +34,10 @@ from inference.errors import is_about_storage
 from inference.request.context import new_id
 from inference.tracing import background_span, set_span_result
 from inference.work import Lease, lease_seconds, load_trace_parent
-from storage.access import Batch, BatchStatus, blob_path
+from storage.access import Batch, BatchStatus, open_blob
 from storage.actions import claim_batch, fail_batch, finish_batch, start_batch, update_progress
 from storage.actions.batches import journal_paths
+from storage.blobs import remove_saved_journal, save_journal_lines, saved_journal_lines
 from tenants.authentication import Caller, reload_caller
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,9 @@ class BatchCounts:
 
 
 PROGRESS_EVERY_S = 1.0
+#: With an object storage: a worker's machine that is lost takes the results since then with it, and
+#: their requests run again.
+SAVE_EVERY_S = 10.0
 #: An answer of these is no result yet: the request is sent again, after what the answer asks for.
 RETRYABLE_STATUSES = frozenset({429, 503})
 MAX_PAUSE_S = 30.0
@@ -113,24 +117,67 @@ async def run_batch(public_id: str, owner: str) -> None:
     bind_request(tenant=row.tenant.slug)
     async with Lease(row, owner):
         try:
-            source = blob_path(row.tenant_id, row.input_file_id)
-            lines, errors = await asyncio.to_thread(_index, source, row.endpoint)
-            if errors:
-                await run_in_db_thread(fail_batch, row=row, errors=errors)
-                return
-            started = await run_in_db_thread(start_batch, row=row, total=len(lines))
-            origin = await load_trace_parent(public_id)
-            await BatchRun(started, source, lines, origin).run()
-        except JournalInUse:
-            logger.warning("batch %s is still being written by a worker that lost it", public_id)
+            source = await asyncio.to_thread(open_blob, row.tenant_id, row.input_file_id)
+        except FileNotFoundError:
+            gone = {"code": "file_not_found", "message": "The input file is gone."}
+            errors = [{**gone, "param": "input_file_id", "line": None}]
+            await run_in_db_thread(fail_batch, row=row, errors=errors)
+            return
+        with source:
+            await _run_lines_of(row, source)
 
 
-def _index(source: Path, endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
+async def _run_lines_of(row: Batch, source: IO[bytes]) -> None:
+    lines, errors = await asyncio.to_thread(index_lines, source, row.endpoint)
+    if errors:
+        await run_in_db_thread(fail_batch, row=row, errors=errors)
+        return
+    started = await run_in_db_thread(start_batch, row=row, total=len(lines))
+    origin = await load_trace_parent(row.public_id)
     try:
-        return index_lines(source, endpoint)
-    except FileNotFoundError:
-        gone = {"code": "file_not_found", "message": "The input file is gone."}
-        return [], [{**gone, "param": "input_file_id", "line": None}]
+        await BatchRun(started, source, lines, origin).run()
+    except JournalInUse:
+        logger.warning("batch %s is still being written by a worker that lost it", row.public_id)
+
+
+class SavedJournals:
+    """A batch's journals in the object storage, where another machine's worker goes on with them.
+
+    Each save is an object with the lines since the last one. Without an object storage the journals
+    are in a folder that all workers share, and nothing is done here.
+    """
+
+    def __init__(self, row: Batch, output: ResultJournal, errors: ResultJournal) -> None:
+        self._row = row
+        self._journals = {".output": output, ".errors": errors}
+        self._num_bytes = dict.fromkeys(self._journals, 0)
+
+    def restore(self) -> None:
+        """Add what other machines saved to the journals of this one. Blocks."""
+        if has_object_storage():
+            for suffix, journal in self._journals.items():
+                other_ids = {name for other in self._journals.values() for name in other.custom_ids}
+                for lines in saved_journal_lines(self._row.tenant_id, self._row.public_id, suffix):
+                    journal.merge(lines.splitlines(), other_ids)
+
+    def save(self) -> None:
+        """Save what was added since the last time; at first all of it. Blocks."""
+        for suffix, journal in self._journals.items():
+            if lines := journal.read_from(self._num_bytes[suffix]):
+                save_journal_lines(
+                    self._row.tenant_id,
+                    self._row.public_id,
+                    suffix,
+                    lines,
+                    replace=not self._num_bytes[suffix],
+                )
+                self._num_bytes[suffix] += len(lines)
+
+    def remove(self) -> None:
+        """Remove them once the batch has ended. Blocks."""
+        if has_object_storage():
+            for suffix in self._journals:
+                remove_saved_journal(self._row.tenant_id, self._row.public_id, suffix)
 
 
 class BatchRun:
@@ -139,7 +186,9 @@ class BatchRun:
     `origin`: the `traceparent` of the request that made it, "" where it isn't known.
     """
 
-    def __init__(self, row: Batch, source: Path, lines: list[BatchLine], origin: str = "") -> None:
+    def __init__(
+        self, row: Batch, source: IO[bytes], lines: list[BatchLine], origin: str = ""
+    ) -> None:
         self._row, self._source, self._lines = row, source, lines
         self._origin = origin
         self._tally = BatchCounts()
@@ -151,7 +200,10 @@ class BatchRun:
         try:
             self._errors = ResultJournal(self._errors_path, self._tally.add_result)
             try:
-                await self._run_and_finish()
+                saved = SavedJournals(self._row, self._output, self._errors)
+                await asyncio.to_thread(saved.restore)
+                await self._run_and_finish(saved)
+                await asyncio.to_thread(saved.remove)
             finally:
                 self._errors.close()
         finally:
@@ -159,7 +211,7 @@ class BatchRun:
         for path in (self._output_path, self._errors_path):
             path.unlink(missing_ok=True)
 
-    async def _run_and_finish(self) -> None:
+    async def _run_and_finish(self, saved: SavedJournals) -> None:
         status: Any = BatchStatus.COMPLETED
         if self._row.status == BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
@@ -167,7 +219,7 @@ class BatchRun:
         problems: list[dict[str, Any]] = []
         try:
             if status == BatchStatus.COMPLETED:
-                await self._run_lines()
+                await self._run_lines(saved)
         except* BatchStopped as stops:
             stop = _first(stops)
             status, refusal = stop.status, stop.error
@@ -189,16 +241,18 @@ class BatchRun:
             problems=problems,
         )
 
-    async def _run_lines(self) -> None:
+    async def _run_lines(self, saved: SavedJournals) -> None:
         """Raises a group with one `BatchStopped` when the batch ends early."""
         todo = iter([line for line in self._lines if not self._done(line)])
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch_status())
+            save = group.create_task(self._save_journals(saved))
             workers = [
                 group.create_task(self._work(todo)) for _ in range(settings.QUIRE.batch_concurrency)
             ]
             await asyncio.wait(workers)
             watch.cancel()
+            save.cancel()
 
     def _done(self, line: BatchLine) -> bool:
         name = line.custom_id
@@ -219,6 +273,14 @@ class BatchRun:
             if self._row.expires_at is not None and timezone.now() >= self._row.expires_at:
                 raise BatchStopped(BatchStatus.EXPIRED)
             await asyncio.sleep(PROGRESS_EVERY_S)
+
+    async def _save_journals(self, saved: SavedJournals) -> None:
+        while has_object_storage():
+            await asyncio.sleep(SAVE_EVERY_S)
+            try:
+                await asyncio.to_thread(saved.save)
+            except ServiceUnavailable as error:
+                logger.warning("the results of %s are not saved yet: %s", self._row, error)
 
     async def _work(self, todo: Iterator[BatchLine]) -> None:
         for line in todo:

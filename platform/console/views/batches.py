@@ -12,12 +12,12 @@ from typing import Any, cast
 from asgiref.sync import async_to_sync
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import FileResponse, HttpResponse
+from django.http import FileResponse, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.http import urlencode
+from django.utils.http import content_disposition_header, urlencode
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 from pydantic import ValidationError
@@ -31,7 +31,7 @@ from inference.api.files import MAX_LIFETIME_S
 from inference.schemas.base import BatchRequest
 from inference.work import send_job
 from storage import access, actions
-from storage.access import Batch, StoredFile, blob_path
+from storage.access import Batch, StoredFile, blob_url, open_blob
 from storage.actions.files import lifetime, needed_by_batches
 from storage.models import OPEN
 from tenants.access import access_role, first_tenant
@@ -334,9 +334,11 @@ def download(request: UserRequest, public_id: str) -> HttpResponseBase:
         if not may_write(request.user, tenant):
             # As by the API, where a viewer's key has no right to files: they hold prompts.
             raise PermissionDenied(f"Only members of {tenant.slug} read files.")
-        path = blob_path(row.tenant_id, row.public_id)
+        disposition = content_disposition_header(True, row.filename) or "attachment"
+        if url := blob_url(row.tenant_id, row.public_id, disposition):
+            return HttpResponseRedirect(url)
         try:
-            content = path.open("rb")
+            content = open_blob(row.tenant_id, row.public_id)
         except FileNotFoundError:
             raise NotFound("The content of the file no longer exists.") from None
     except QuireError as error:

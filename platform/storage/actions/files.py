@@ -18,7 +18,7 @@ from common.errors import Conflict, StorageFull
 from common.files import new_id
 from engine.contract.errors import InvalidRequest
 from storage.access import access_file, access_upload, stored_bytes
-from storage.blobs import CHUNK, blob_path, delete_orphan_blobs, remove_blob, write_blob
+from storage.blobs import CHUNK, delete_orphan_blobs, open_blob, remove_blob, write_blob
 from storage.models import (
     OPEN,
     Batch,
@@ -333,7 +333,7 @@ def _check_parts(row: StoredUpload, more: int) -> None:
 
 def _chunks(tenant_id: int, part_ids: Iterable[str]) -> Iterator[bytes]:
     for name in part_ids:
-        with blob_path(tenant_id, name).open("rb") as file:
+        with open_blob(tenant_id, name) as file:
             while chunk := file.read(CHUNK):
                 yield chunk
 

@@ -124,7 +124,8 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
     data = as_lines([request_line(1)]) + b" " * 100_000 + as_lines([request_line(2)])
     path = Path(str(settings.QUIRE.files_dir)).with_name("huge.jsonl")
     path.write_bytes(data)
-    found, errors = lines.index_lines(path, CHAT)
+    with path.open("rb") as file:
+        found, errors = lines.index_lines(file, CHAT)
     assert [line.custom_id for line in found] == ["r1"]
     assert [error["line"] for error in errors] == [2]
     assert max(sizes) <= 1002

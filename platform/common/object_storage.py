@@ -1,0 +1,153 @@
+"""Object storage (S3, Google Cloud, Azure) behind Django's storage API, where an operator set one.
+
+It is `STORAGES["objects"]`. Objects never change: who writes one under a name that exists writes
+the same bytes. Without it everything stays in folders, and nothing here is called.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from django.conf import settings
+from django.core.files import File
+from django.core.files.storage import Storage, storages
+
+from common.errors import ServiceUnavailable
+
+ALIAS = "objects"
+#: Temporary files begin with this.
+PARTIAL = ".upload-"
+#: Seconds that a presigned URL is good for: a client follows the redirect at once.
+URL_LIFETIME_S = 300
+
+
+def has_object_storage() -> bool:
+    """Whether an operator has set one."""
+    return ALIAS in settings.STORAGES
+
+
+def upload_object(name: str, path: Path) -> None:
+    """Store a file under a name; an object of this name is replaced.
+
+    Raises: `ServiceUnavailable`.
+    """
+    with _storage() as storage, path.open("rb") as file:
+        storage.delete(name)  # some back ends would choose another name
+        saved = storage.save(name, File(file))
+        if saved != name:
+            storage.delete(saved)
+            raise ServiceUnavailable(f"The object storage stored {name} as {saved}.")
+
+
+def download_object(name: str, target: Path) -> None:
+    """Write an object to a path, whole or not at all, mode 0600.
+
+    Raises: FileNotFoundError; `ServiceUnavailable`; OSError when the disk doesn't take it.
+    """
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=PARTIAL)
+    try:
+        with os.fdopen(handle, "wb") as file, _storage() as storage, storage.open(name) as source:
+            shutil.copyfileobj(source, file)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_object(name: str) -> bytes:
+    """The bytes of a small object. Raises FileNotFoundError, `ServiceUnavailable`."""
+    with _storage() as storage, storage.open(name) as source:
+        content: bytes = source.read()
+    return content
+
+
+def delete_object(name: str) -> None:
+    """Delete an object, if it's there. Raises `ServiceUnavailable`."""
+    with _storage() as storage:
+        storage.delete(name)
+
+
+def list_objects(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the objects right below a folder. Raises `ServiceUnavailable`."""
+    with _storage() as storage:
+        try:
+            folders, objects = storage.listdir(folder)
+        except FileNotFoundError:
+            return [], []
+    return sorted(name for name in folders if name), sorted(name for name in objects if name)
+
+
+def delete_folder(folder: str) -> None:
+    """Delete all objects below a folder. Raises `ServiceUnavailable`."""
+    folders, objects = list_objects(folder)
+    for name in objects:
+        delete_object(f"{folder}/{name}")
+    for name in folders:
+        delete_folder(f"{folder}/{name}")
+
+
+def modified_at(name: str) -> datetime:
+    """When an object was written. Raises FileNotFoundError, `ServiceUnavailable`."""
+    with _storage() as storage:
+        return storage.get_modified_time(name)
+
+
+def presigned_url(name: str, disposition: str) -> str | None:
+    """A URL that gives the object to whoever has it, for `URL_LIFETIME_S`; None: no such URLs here.
+
+    Args:
+        disposition: the answer's Content-Disposition.
+    """
+    if not (has_object_storage() and settings.QUIRE.presigned_downloads):
+        return None
+    with _storage() as storage:
+        url: str = storage.url(  # type: ignore[call-arg]
+            name,
+            parameters={
+                "ResponseContentDisposition": disposition,
+                "ResponseContentType": "application/octet-stream",
+            },
+            expire=URL_LIFETIME_S,
+        )
+    return url
+
+
+@contextmanager
+def _storage() -> Iterator[Storage]:
+    """The back end; what it raises becomes `ServiceUnavailable`, missing objects excepted."""
+    try:
+        yield storages[ALIAS]
+    except (OSError, ServiceUnavailable):
+        raise
+    except Exception as error:  # each back end has a tree of errors of its own
+        raise ServiceUnavailable(
+            f"The object storage is unavailable ({type(error).__name__}). Try again later."
+        ) from error
+
+
+def trim_cache(folder: Path, max_bytes: int) -> None:
+    """Remove the files of a cache that were used longest ago, until the rest fits.
+
+    Args:
+        folder: the cache; its files are one folder below.
+    """
+    entries = []
+    for path in folder.glob("*/*"):
+        if "." not in path.name:  # neither a partial file nor a journal
+            try:
+                facts = path.stat()
+            except FileNotFoundError:  # another process trims too
+                continue
+            entries.append((facts.st_mtime, facts.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries)[:-1]:
+        if total <= max_bytes:
+            return
+        path.unlink(missing_ok=True)
+        total -= size
