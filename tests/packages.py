@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLE = Path(__file__).parent / "engine" / "plugins" / "package"
-DEVICE = Path(__file__).parent / "engine" / "devices" / "package"
+DEVICE = Path(__file__).parents[1] / "packages" / "toy"
 
 
 def install(package: Path, target: Path, **more: dict[str, str]) -> Path:

@@ -110,6 +110,7 @@ class EngineCore:
             else None,
             capacity.layout,
             facts.max_model_len,
+            mixes=capacity.mixes,
         )
         self.requests: dict[str, Request] = {}
         self.tokenizer = (

@@ -92,6 +92,15 @@ def resolve_scheduler_config(
     An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
     depends on the last token alone. Nobody decodes, so prompts needn't leave room.
     """
+    caches = config.enable_prefix_caching and capacity.caches_prefixes
+    config = replace(config, enable_prefix_caching=caches)
+    if capacity.runs_whole_prompts:
+        config = replace(
+            config,
+            enable_chunked_prefill=False,
+            max_model_len=facts.max_model_len,
+            max_num_batched_tokens=capacity.token_budget,
+        )
     if facts.stateful:
         seats = min(config.max_num_seqs, capacity.max_stateful_sequences or config.max_num_seqs)
         caches = config.enable_prefix_caching and capacity.layout.state_group is not None

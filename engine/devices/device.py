@@ -128,6 +128,13 @@ class Device(ABC):
     runs_logits_processors: ClassVar[bool] = False
     #: Whether host memory that is pinned gets to it sooner.
     pins_memory: ClassVar[bool] = False
+    #: Whether a step may hold prompts and decodes; else it holds one or the other.
+    mixes: ClassVar[bool] = True
+    #: Whether a prompt is computed in one step, which then has room for the longest.
+    runs_whole_prompts: ClassVar[bool] = False
+    #: Whether a prompt may start with blocks that others' prompts have filled. An instance may set
+    #: it when it knows its model.
+    caches_prefixes: bool = True
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

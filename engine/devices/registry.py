@@ -6,11 +6,13 @@ import functools
 import importlib
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError
+from engine.contract.errors import ConfigError, ModelLoadError, QuireError
 from engine.contract.plugins import DEVICES, check_device, selected_entry_points
 from engine.devices.device import CONTRACT_VERSION, Device
 
@@ -27,7 +29,9 @@ def make_device(config: EngineConfig) -> Device:
     """
     name = _auto() if config.device == "auto" else config.device
     kind = device_class(name)
-    if obstacle := kind.unavailable_reason():
+    with device_errors(name, "unavailable_reason"):
+        obstacle = kind.unavailable_reason()
+    if obstacle:
         raise ConfigError(f"device is {name}, but {obstacle}", param="device")
     cache = config.kv_cache_dtype
     if cache != "auto" and cache not in kind.kv_cache_dtypes:
@@ -42,7 +46,25 @@ def make_device(config: EngineConfig) -> Device:
             f"{', '.join(missing)}.",
             param="device",
         )
-    return kind(config)
+    with device_errors(name, "__init__"):
+        return kind(config)
+
+
+@contextmanager
+def device_errors(name: str, method: str) -> Iterator[None]:
+    """Within it a method of the device is called: an error names both.
+
+    Raises `ModelLoadError` for whatever isn't a refusal, a lack of memory included.
+    """
+    try:
+        yield
+    except QuireError:
+        raise
+    except Exception as error:  # whatever a package's method runs into
+        raise ModelLoadError(
+            f"The device {name} failed in {method}: {type(error).__name__}: {error}",
+            param="device",
+        ) from error
 
 
 def device_class(name: str) -> type[Device]:

@@ -36,6 +36,7 @@ class Capacity:
         token_budget: maximum number of tokens of a step.
         max_stateful_sequences: number of sequences whose states fit into memory; None: sequences
             have no states.
+        mixes, runs_whole_prompts, caches_prefixes: facts of the device; see `Device`.
     """
 
     num_blocks: int
@@ -43,6 +44,9 @@ class Capacity:
     kv_bytes_per_token: int
     token_budget: int
     max_stateful_sequences: int | None = None
+    mixes: bool = True
+    runs_whole_prompts: bool = False
+    caches_prefixes: bool = True
 
 
 class Executor(Protocol):

@@ -15,7 +15,7 @@ from engine.contract.messages import KV_CACHE, WEIGHTS
 from engine.contract.replica_state import CACHE, KERNELS, READING, Numerics, report_load_phase
 from engine.devices.device import CacheRequirements, RunnerInputs
 from engine.devices.host_memory import num_virtual_blocks
-from engine.devices.registry import make_device
+from engine.devices.registry import device_errors, make_device
 from engine.distributed.memory import RankMemory
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
@@ -159,6 +159,9 @@ class Worker:
             kv_bytes_per_token=self._token_bytes(),
             token_budget=budget,
             max_stateful_sequences=max_stateful,
+            mixes=self.device.mixes,
+            runs_whole_prompts=self.device.runs_whole_prompts,
+            caches_prefixes=self.device.caches_prefixes,
         )
         self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
         return self.capacity
@@ -201,18 +204,18 @@ class Worker:
         token_bytes += self.drafts.bytes_per_token
         if token_bytes == 0:
             return num_virtual_blocks(config, token_budget)
-        return self.device.num_blocks(
-            CacheRequirements(
-                self.loaded,
-                self._kv_dtype,
-                layout,
-                token_bytes,
-                blocks_per_sequence,
-                token_budget,
-                self.drafts.need,
-                self.drafts.taps,
-            )
+        requirements = CacheRequirements(
+            self.loaded,
+            self._kv_dtype,
+            layout,
+            token_bytes,
+            blocks_per_sequence,
+            token_budget,
+            self.drafts.need,
+            self.drafts.taps,
         )
+        with device_errors(self.device.name, "num_blocks"):
+            return self.device.num_blocks(requirements)
 
     def _max_stateful_sequences(self) -> int | None:
         """Number of sequences whose states fit into memory; None: sequences have no states."""
@@ -235,7 +238,8 @@ class Worker:
             budget = self.device.token_budget
             if not isinstance(self.loaded.model, NativeDecoder):
                 budget = min(budget, _OTHER_MODELS_TOKEN_BUDGET)
-        if not self._config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
+        in_one_step = self.device.runs_whole_prompts or self.loaded.runs_whole_prompts
+        if not self._config.enable_chunked_prefill or in_one_step:
             budget = max(budget, self.loaded.max_model_len)
         rope = self.loaded.spec.rope
         if rope is not None and rope.planes and budget > MAX_PLANE_ROWS:
@@ -285,7 +289,8 @@ class Worker:
             self.drafts.attach(batch, capacity.num_blocks, capacity.layout),
             custom=self._logits_processors(),
         )
-        return self.device.make_runner(parts)
+        with device_errors(self.device.name, "make_runner"):
+            return self.device.make_runner(parts)
 
     def _logits_processors(self) -> LogitsProcessors | None:
         """The engine's logits processors, one set a runner; None: there are none."""

@@ -71,6 +71,8 @@ class Scheduler:
         prefill_share: PrefillLimits | None = None,
         layout: KVCacheConfig | None = None,
         max_model_len: int = 0,
+        *,
+        mixes: bool = True,
     ) -> None:
         """
         Args:
@@ -80,8 +82,12 @@ class Scheduler:
             prefill_share: prompt tokens of a step in which others decode; None: no limit.
             layout: the model's KV cache groups; None: full attention in all layers.
             max_model_len: the model's context length; 0: unbounded.
+            mixes: whether a step may hold prompts and decodes.
         """
         self.config = config
+        self._mixes = mixes
+        #: Whether the last step held prompts alone: then decodes come first.
+        self._ran_prompts = False
         self.max_num_seqs = config.max_num_seqs
         self.limits = StepLimits(
             token_budget,
@@ -219,11 +225,51 @@ class Scheduler:
                 short_step.heavy_tenants, short_step.heavy_tenant_prompt_tokens
             )
             skipped = self._rotation.skipped(short_step)
-        skipped_set = set(skipped)
-        isolated = self._isolated_running()
         self._runs.sort()
 
-        # 1. Decodes: running sequences with one token to compute.
+        # 1. Decodes, 2. prompts. Where a step holds one or the other, they take turns.
+        prompts_first = not self._mixes and not self._ran_prompts
+        partial_prefills = self._schedule_decodes(step, set(skipped), prompts_only=prompts_first)
+        self._ran_prompts = False
+        if self._mixes or not step.scheduled:
+            self._schedule_prompts(step, partial_prefills)
+            self._ran_prompts = bool(step.scheduled)
+        if prompts_first and not step.scheduled:
+            self._schedule_decodes(step, set(skipped))
+        if step.preempted or self._num_starved_steps:
+            if not self.running or step.num_scheduled_tokens(self.running[0]):
+                self._num_starved_steps = 0
+            elif step.preempted:
+                self._num_starved_steps += 1
+
+        # 3. Tokens that a heavy tenant's prompts couldn't use go to its skipped rows, which preempt
+        # nobody.
+        if short_step is not None:
+            self._rotation.record_prompts(short_step, step.prefill.remaining)
+            may_decode = self._mixes or not self._ran_prompts
+            for sequence in skipped[: step.num_unused_tenant_tokens]:
+                if (
+                    may_decode
+                    and step.budget > 0
+                    and sequence.status is SequenceStatus.RUNNING
+                    and sequence is not self._isolated_running()
+                    and not (sequence.num_placeholders and sequence.ends_in_flight)
+                    and sequence not in step  # preempted and started again
+                    and self._runs.can_allocate(sequence, 1)
+                ):
+                    self._allocate(step, sequence, 1)
+                    self._rotation.record_decode(sequence)
+            # Drafts make a step longer, too.
+            step.limit_budget(short_step.target_tokens)
+        return self._finish_plan(step)
+
+    def _schedule_decodes(
+        self, step: StepBuilder, skipped: set[Sequence], *, prompts_only: bool = False
+    ) -> list[Sequence]:
+        """Schedule running sequences with one token to compute, unless the step is for prompts
+        only; returns those whose prompts have started.
+        """
+        isolated = self._isolated_running()
         block_size = self.config.block_size
         block_edges = (0, block_size - 1)
         partial_prefills: list[Sequence] = []
@@ -233,7 +279,7 @@ class Scheduler:
             if (
                 sequence.status is not SequenceStatus.RUNNING
                 or sequence is isolated
-                or sequence in skipped_set
+                or sequence in skipped
                 or (sequence.num_placeholders and sequence.ends_in_flight)
             ):
                 continue
@@ -243,14 +289,20 @@ class Scheduler:
                 partial_prefills.append(sequence)
             elif num_pending == 1:
                 has_output = num_computed >= sequence.num_prompt_tokens
-                if has_output and num_computed % block_size not in block_edges:
-                    step.add_decode(sequence)  # the usual row: needs no block and fills none
-                elif sequence.request.media and not has_output:
+                if not has_output and (sequence.request.media or not self._mixes):
                     partial_prefills.append(sequence)  # the last token may be a picture's
+                elif prompts_only:
+                    continue
+                elif has_output and num_computed % block_size not in block_edges:
+                    step.add_decode(sequence)  # the usual row: needs no block and fills none
                 else:
                     self._allocate(step, sequence, 1)
+        return partial_prefills
 
-        # 2. Prompts, started or waiting, in the policy's order: while budget, seats, blocks last.
+    def _schedule_prompts(self, step: StepBuilder, partial_prefills: list[Sequence]) -> None:
+        """Schedule prompts, started or waiting, in the policy's order: while budget, seats and
+        blocks last.
+        """
         starved = self._num_starved_steps >= MAX_STARVED_STEPS
         if starved and partial_prefills and partial_prefills[0] is self.running[0]:
             # It ends one day, and with it the others' being started and preempted in turns.
@@ -266,30 +318,6 @@ class Scheduler:
                 break
             self._start_head(step, head)
         self.waiting.clear_skipped()
-        if step.preempted or self._num_starved_steps:
-            if not self.running or step.num_scheduled_tokens(self.running[0]):
-                self._num_starved_steps = 0
-            elif step.preempted:
-                self._num_starved_steps += 1
-
-        # 3. Tokens that a heavy tenant's prompts couldn't use go to its skipped rows, which preempt
-        # nobody.
-        if short_step is not None:
-            self._rotation.record_prompts(short_step, step.prefill.remaining)
-            for sequence in skipped[: step.num_unused_tenant_tokens]:
-                if (
-                    step.budget > 0
-                    and sequence.status is SequenceStatus.RUNNING
-                    and sequence is not self._isolated_running()
-                    and not (sequence.num_placeholders and sequence.ends_in_flight)
-                    and sequence not in step  # preempted and started again
-                    and self._runs.can_allocate(sequence, 1)
-                ):
-                    self._allocate(step, sequence, 1)
-                    self._rotation.record_decode(sequence)
-            # Drafts make a step longer, too.
-            step.limit_budget(short_step.target_tokens)
-        return self._finish_plan(step)
 
     def _finish_plan(self, step: StepBuilder) -> tuple[StepPlan, list[Sequence]]:
         """Add changes since the last step, drafts, and the KV connector's part."""

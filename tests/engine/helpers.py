@@ -24,6 +24,7 @@ class Driver:
         prefill_share: PrefillLimits | None = None,
         windows: tuple[int, ...] = (),
         max_model_len: int = 0,
+        mixes: bool = True,
         **settings: Any,
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
@@ -31,7 +32,7 @@ class Driver:
         self.layout = make_kv_cache_config(windows, len(windows) or 1, max_model_len=10**6)
         share = prefill_share or (PrefillLimits(prefill_limit) if prefill_limit else None)
         self.scheduler = Scheduler(
-            self.config, num_blocks, token_budget, share, self.layout, max_model_len
+            self.config, num_blocks, token_budget, share, self.layout, max_model_len, mixes=mixes
         )
         self.count = 0
         #: Who got a token in the last step.

@@ -33,6 +33,45 @@ def test_decodes_come_first_and_prompts_take_the_rest_of_the_budget() -> None:
     assert driver.step().num_scheduled == [1, 15]
 
 
+def test_a_device_that_does_not_mix_alternates_prompts_and_decodes() -> None:
+    driver = Driver(num_blocks=100, token_budget=16, mixes=False)
+    driver.add([1, 2, 3])
+    assert driver.step().num_scheduled == [3]
+    driver.add(list(range(50, 83)))
+    # Chunks of 16, 16 and 1 tokens; the last one isn't a decode although it has one token.
+    steps = [driver.step().num_scheduled for _ in range(7)]
+    assert steps == [[1], [16], [1], [16], [1], [1], [1, 1]]
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("num_blocks", [14, 60])
+def test_without_mixing_every_sequence_ends(chunked: bool, num_blocks: int) -> None:
+    driver = Driver(
+        num_blocks=num_blocks, token_budget=48, mixes=False, enable_chunked_prefill=chunked
+    )
+    rng = random.Random(3)
+    waiting = [[rng.randrange(50) for _ in range(rng.randrange(1, 30))] for _ in range(12)]
+    sequences: list[Sequence] = []
+    for _ in range(2_000):
+        if waiting:
+            sequences.append(driver.add(waiting.pop()))
+        computed = {each.seq_id: each.num_tokens for each in sequences}
+        plan = driver.step()
+        decodes = {
+            seq_id
+            for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True)
+            if count == 1 and computed[seq_id] > sequences[seq_id].num_prompt_tokens
+        }
+        started = {new.seq_id for new in plan.new}
+        assert decodes - started == set() or not started
+        for sequence in sequences:
+            if not sequence.finished and sequence.num_output_tokens >= 10:
+                driver.scheduler.finish(sequence, "length")
+        if not waiting and all(sequence.finished for sequence in sequences):
+            break
+    assert [each for each in sequences if not each.finished] == []
+
+
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
     driver = Driver(num_blocks=100, token_budget=16, enable_chunked_prefill=False)
     driver.add(list(range(10)))

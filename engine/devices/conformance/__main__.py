@@ -37,12 +37,15 @@ def run_check(check: Check, bench: Bench) -> Outcome:
     except (ConfigError, InvalidRequest) as error:
         status, detail = "refused", error.message
     except Exception as error:  # whatever a package's methods run into
-        status, detail = "failed", f"{type(error).__name__}: {error}{_raised_in(error)}"
+        status, detail = (
+            "failed",
+            f"{type(error).__name__}: {error}{_raised_in(error.__cause__ or error)}",
+        )
     seconds = time.perf_counter() - started
     return Outcome(check.name, status, " ".join(detail.split())[:300], round(seconds, 2))
 
 
-def _raised_in(error: Exception) -> str:
+def _raised_in(error: BaseException) -> str:
     """The innermost function outside of Quire and torch, or of all."""
     frames, trace = [], error.__traceback__
     while trace is not None:

@@ -121,6 +121,8 @@ def _chunked(bench: Bench, family: str) -> None:
 
 def _cached(bench: Bench, family: str) -> None:
     with bench.llm(family) as llm:
+        if not llm.core.capacity.caches_prefixes:
+            raise ConfigError(f"The device {bench.device} caches no prefixes.", param="device")
         tokens(llm, prompts())
         outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
         answers = [list(output.outputs[0].token_ids) for output in outputs]

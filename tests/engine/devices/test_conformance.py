@@ -5,46 +5,53 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine import LLM
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import Device, registry
 from engine.devices.conformance.checks import all_checks
+from engine.devices.cpu import CpuDevice
 from engine.devices.device import CONTRACT_VERSION
 from engine.worker.interface import Runner
+from kernels import KernelSet
+from kernels.reference import ReferenceKernels
 from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("contract.txt")
-#: What the example of docs/extending.md doesn't do.
+PAGE = ROOT / "docs" / "devices.md"
+#: What the example of docs/extending/device.md doesn't do.
 REFUSED = {"adapters", "sleep"}
 #: Variations of it that do something wrong, and the check that finds it.
 WRONG = """
-from quire_testdevice import TestDevice
+from quire_toy import ToyDevice
 from kernels.reference import ReferenceKernels
 
 class Inexact(ReferenceKernels):
     def paged_attention(self, args):
         return super().paged_attention(args) * 1.01
 
-class InexactDevice(TestDevice):
+class InexactDevice(ToyDevice):
     name = "inexact"
     def make_kernels(self):
         return Inexact()
 
-class RaisingDevice(TestDevice):
+class RaisingDevice(ToyDevice):
     name = "raising"
     def make_runner(self, parts):
         raise RuntimeError("the card is on fire")
 
-class OldDevice(TestDevice):
+class OldDevice(ToyDevice):
     name = "old"
     contract_version = 0
 """
@@ -55,7 +62,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the example is installed, with its wrong variations."""
     names = {"inexact": "InexactDevice", "raising": "RaisingDevice", "old": "OldDevice"}
     points = {name: f"quire_wrong:{device}" for name, device in names.items()}
-    points["testdevice"] = "quire_testdevice:TestDevice"
+    points |= {"toy": "quire_toy:ToyDevice", "phased": "quire_toy:PhasedDevice"}
     folder = install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": points})
     (folder / "quire_wrong.py").write_text(WRONG)
     return folder
@@ -77,10 +84,25 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def page_table(device: str) -> dict[str, str]:
+    """Check -> outcome, by a device's column of docs/devices.md."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    header, *table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    column = header.index(f"`{device}`")
+    return {row[0]: row[column] for row in table if row[column] != "-"}
+
+
+def assert_on_page(device: str, outcomes: list[dict[str, Any]]) -> None:
+    assert page_table(device) == {row["check"]: row["status"] for row in outcomes}, (
+        "write docs/devices.md again: python -m tests.engine.devices"
+    )
+
+
 @pytest.mark.system
 def test_the_cpu_device_passes_every_check(package: Path) -> None:
     done = conformance("cpu", package)
     outcomes = rows(done)
+    assert_on_page("cpu", outcomes)
     assert len(outcomes) >= 60
     assert [row for row in outcomes if row["status"] != "passed"] == []
     assert done.returncode == 0
@@ -88,11 +110,22 @@ def test_the_cpu_device_passes_every_check(package: Path) -> None:
 
 @pytest.mark.system
 def test_the_example_package_passes_or_refuses(package: Path) -> None:
-    done = conformance("testdevice", package)
+    done = conformance("toy", package)
     outcomes = rows(done)
+    assert_on_page("toy", outcomes)
     assert [row for row in outcomes if row["status"] == "failed"] == []
     assert {row["check"] for row in outcomes if row["status"] == "refused"} <= REFUSED
     assert done.returncode == 0
+
+
+@pytest.mark.system
+def test_a_device_with_prompts_or_decodes_and_whole_prompts_passes(package: Path) -> None:
+    done = conformance("phased", package, "--only", "llama:")
+    outcomes = {row["check"]: row for row in rows(done)}
+    refused = outcomes.pop("llama: with a cached prefix")
+    assert (refused["status"], "caches no prefixes" in refused["detail"]) == ("refused", True)
+    assert len(outcomes) == 5
+    assert {row["status"] for row in outcomes.values()} == {"passed"}
 
 
 @pytest.mark.system
@@ -116,6 +149,41 @@ def test_a_device_of_another_contract_is_refused_by_name(package: Path) -> None:
     done = conformance("old", package)
     assert done.returncode == 2
     assert "old was written for version 0 of the device contract" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["__init__", "unavailable_reason", "num_blocks", "make_runner"])
+@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError("no memory left")])
+def test_a_method_that_raises_is_named(
+    model_folder: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    error: Exception,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    class Broken(CpuDevice):
+        name = "broken"
+
+        def make_kernels(self) -> KernelSet:
+            return ReferenceKernels()
+
+    setattr(Broken, method, classmethod(fail) if method == "unavailable_reason" else fail)
+    monkeypatch.setattr(registry, "device_class", lambda name: Broken)
+    sentence = f"The device [a-z]+ failed in {method}: {type(error).__name__}: {error}"
+    with pytest.raises(ModelLoadError, match=sentence) as raised:
+        LLM(str(model_folder("llama")), device="cpu", num_gpu_blocks_override=20, max_model_len=64)
+    assert raised.value.param == "device"
+
+
+def test_the_tutorial_shows_the_packages_code() -> None:
+    page = (ROOT / "docs" / "extending" / "device.md").read_text()
+    code = (DEVICE / "quire_toy.py").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    assert [block for block in blocks if block not in code] == []
+    (entries,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert entries in (DEVICE / "pyproject.toml").read_text()
 
 
 def test_a_device_without_a_method_is_refused_by_the_methods_name(

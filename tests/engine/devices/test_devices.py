@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "demo" / "model"
 #: Entry points of two that are no devices.
 WRONG = {
-    "testdevice": "quire_testdevice:TestDevice",
+    "toy": "quire_toy:ToyDevice",
     "broken": "quire_nowhere:Device",
-    "nodevice": "quire_testdevice:ModelRunner",
+    "nodevice": "quire_toy:ModelRunner",
 }
 
 
@@ -54,7 +54,7 @@ def told(device):
     return [llm.core.executor.worker.device.name, llm.core.capacity.num_blocks, text]
 def refusal():
     try:
-        LLM({str(DEMO)!r}, device="testdevice", logits_processors=["engine:AdapterLogitsProcessor"])
+        LLM({str(DEMO)!r}, device="toy", logits_processors=["engine:AdapterLogitsProcessor"])
     except ValueError as error:
         return str(error)
 """
@@ -64,7 +64,7 @@ def refusal():
 def answers(package: Path) -> dict[str, Any]:
     """What a CPU says, what is loaded then, and what the package's device says, in a process."""
     script = "cpu = told('cpu')\nloaded = sorted(sys.modules)\n"
-    script += "own, refused = told('testdevice'), refusal()\n"
+    script += "own, refused = told('toy'), refusal()\n"
     script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': own, 'refused': refused}))"
     return run(GENERATE + script, package)
 
@@ -81,13 +81,13 @@ def refusals(package: Path) -> dict[str, list[list[str]]]:
 def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
     own, blocks, text = answers["own"]
     name, _, expected = answers["cpu"]
-    assert (own, blocks, name) == ("testdevice", 128, "cpu")
+    assert (own, blocks, name) == ("toy", 128, "cpu")
     assert text == expected
     assert "Paris" in text
 
 
 def test_a_device_names_the_logits_processors_that_it_cant_run(answers: dict[str, Any]) -> None:
-    words = "logits_processors (AdapterLogitsProcessor) aren't supported on the device testdevice."
+    words = "logits_processors (AdapterLogitsProcessor) aren't supported on the device toy."
     assert words in answers["refused"]
     assert "QUIRE_PLUGINS" in answers["refused"]  # for those that nobody asked for by name
 
@@ -101,10 +101,10 @@ def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs(answers: dict[str, Any
 
 
 REFUSED = [
-    ("tpu", {}, "device", "must be one of auto, cpu, cuda, broken, nodevice, testdevice"),
+    ("tpu", {}, "device", "must be one of auto, cpu, cuda, broken, nodevice, toy"),
     ("broken", {}, "device", "quire_nowhere"),
     ("nodevice", {}, "device", "no subclass of engine.devices.Device"),
-    ("testdevice", {"kv_cache_dtype": "int8"}, "kv_cache_dtype", "which keeps float32"),
+    ("toy", {"kv_cache_dtype": "int8"}, "kv_cache_dtype", "which keeps float32"),
 ]
 REFUSE = f"""
 import json, os
@@ -149,7 +149,7 @@ def test_plug_ins_that_the_operator_left_out_are_no_devices(
 ) -> None:
     assert refusals["other"][-1] == [
         "device",
-        "device must be one of auto, cpu, cuda; got 'testdevice'.",
+        "device must be one of auto, cpu, cuda; got 'toy'.",
     ]
 
 
