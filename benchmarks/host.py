@@ -121,7 +121,7 @@ class Host:
             append_accepted(self.batch, inputs, drawn.tolist(), output, result)
         taken_at = time.perf_counter()
         if self.drafter is not None:
-            self.drafter.note_following(result.tracking_seconds)
+            self.drafter.record_tracking(result.tracking_seconds)
         self.outputs.process_outputs(plan, scheduled, result)
         if self.drafter is not None:
             self.drafter.note_step(plan, 0.001 * plan.num_tokens)

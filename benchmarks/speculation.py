@@ -128,9 +128,9 @@ class Planning:
         self.drafted += bool(drafts)
         return drafts
 
-    def _drawn(self, wanted: Any) -> dict[int, list[int]]:
+    def _drawn(self, requests: Any) -> dict[int, list[int]]:
         started = time.thread_time()
-        drafts: dict[int, list[int]] = self._draw(wanted)  # type: ignore[misc]
+        drafts: dict[int, list[int]] = self._draw(requests)  # type: ignore[misc]
         self.seconds -= time.thread_time() - started
         return drafts
 

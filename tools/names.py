@@ -34,6 +34,8 @@ CLEAN = (
     "engine/sampling",
     "engine/scheduler",
     "engine/serving",
+    "engine/speculative",
+    "engine/speculative/heads",
     "engine/structured_output",
     "engine/system",
     "engine/text",

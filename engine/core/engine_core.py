@@ -372,7 +372,7 @@ class EngineCore:
             self._steps_in_flight.popleft()
             bitmask = None if step.bitmask is None else step.bitmask.result()
             if self.drafter is not None:
-                self.drafter.note_following(result.tracking_seconds)
+                self.drafter.record_tracking(result.tracking_seconds)
             deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
             for later in self._steps_in_flight:
                 if later.plan.awaits_bitmask:

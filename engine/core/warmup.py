@@ -87,7 +87,7 @@ def measure_draft_costs(core: EngineCore) -> None:
         return
     _time_model(core, core.drafter, prompt, max_tokens)
     _time_widths(core, core.drafter, prompt, max_tokens)
-    core.drafter.start_over()
+    core.drafter.clear_history()
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.drop_idle()
     core.reset_stats()

@@ -47,7 +47,7 @@ def draft_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:
 log = logging.getLogger(__name__)
 
 #: After so many failed steps one behind the other there are no more drafts.
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 #: The weight of a new step in what a token takes that is read.
 _NEW = 0.3
 #: What it reads for a token that it can't know.
@@ -61,7 +61,7 @@ class _Row:
     Attributes:
         computed: of all of these, those whose KV is there.
         is_up_to_date: the step that is being made leaves nothing of the sequence's own to compute.
-        wanted: drafts of this round.
+        num_wanted_drafts: of this round.
     """
 
     sequence: Sequence
@@ -69,7 +69,7 @@ class _Row:
     computed: int = 0
     drafts: list[int] = field(default_factory=list)
     is_up_to_date: bool = False
-    wanted: int = 0
+    num_wanted_drafts: int = 0
 
     def valid(self) -> int:
         """Computed tokens that are the sequence's, as far as that has come by now."""
@@ -107,7 +107,7 @@ class DraftModelProposer:
     ) -> None:
         """`run`: runs its steps; `max_num_seqs`: rows of its batch."""
         self._facts = facts
-        self._most_rows = max_num_seqs
+        self._max_rows = max_num_seqs
         self._ends = frozenset(eos_token_ids)
         self._run = run
         self.kv = make_coordinator(facts.layout, facts.num_blocks, block_size)
@@ -124,11 +124,11 @@ class DraftModelProposer:
         #: Of a token that is read, at the pace that the machine had at first.
         self._token_seconds = 0.0
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Drafts by sequence id, at most as many as are wanted for each."""
         started = time.perf_counter()
         try:
-            return self._propose(wanted)
+            return self._propose(requests)
         except Exception:  # whatever it is, the target goes on without drafts
             self._failures += 1
             log.exception("The draft model failed; %d in a row", self._failures)
@@ -140,7 +140,7 @@ class DraftModelProposer:
     @property
     def is_healthy(self) -> bool:
         """Whether there may be drafts."""
-        return self._failures < _MOST_FAILURES
+        return self._failures < _MAX_FAILURES
 
     def supports(self, sequence: Sequence) -> bool:
         """Whether it can read a sequence."""
@@ -156,8 +156,8 @@ class DraftModelProposer:
         reads anyway, its newest token or two, is no reading.
         """
         row = self._rows.get(sequence.seq_id)
-        behind = sequence.num_tokens - (0 if row is None else row.valid())
-        return 0.0 if behind <= 2 else behind * self._token_seconds * self.costs.speed.value
+        num_unread = sequence.num_tokens - (0 if row is None else row.valid())
+        return 0.0 if num_unread <= 2 else num_unread * self._token_seconds * self.costs.speed.value
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has left; what was read of it stays cached."""
@@ -178,30 +178,30 @@ class DraftModelProposer:
         """Raise RuntimeError unless its pool's books balance."""
         self.kv.check_integrity(dict.fromkeys(self._rows, "drafts"))
 
-    def _propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+    def _propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         plan = self._new_plan()
-        left, rows = self._facts.token_budget, []
-        busy = {sequence.seq_id for sequence, _ in wanted}
-        for sequence, count in wanted:
-            row = self._scheduled(plan, sequence, count, left, busy)
+        budget, rows = self._facts.token_budget, []
+        busy = {sequence.seq_id for sequence, _ in requests}
+        for sequence, count in requests:
+            row = self._scheduled(plan, sequence, count, budget, busy)
             if row is not None:
-                left -= plan.num_scheduled[-1]
+                budget -= plan.num_scheduled[-1]
                 rows.append(row)
         if not rows:
             return {}
         started = time.perf_counter()
-        rows = self._take(self._execute(plan), rows)
+        rows = self._append_drafts(self._execute(plan), rows)
         took = time.perf_counter() - started
         if plan.num_tokens <= 2 * len(plan.seq_ids):  # all of them decode, or nearly so
             self.costs.record(len(plan.seq_ids), took)
         else:
             self.reading = took
-            each = took / plan.num_tokens / self.costs.speed.value
-            self._token_seconds += _NEW * (each - self._token_seconds)
+            token_seconds = took / plan.num_tokens / self.costs.speed.value
+            self._token_seconds += _NEW * (token_seconds - self._token_seconds)
         for row in rows:
             sequence = row.sequence
-            own = min(row.computed, row.num_cached)
-            self.kv.cache_full_blocks(sequence, own)
+            num_own_tokens = min(row.computed, row.num_cached)
+            self.kv.cache_full_blocks(sequence, num_own_tokens)
         drawing = [row for row in rows if row.is_up_to_date]
         while drawing := [row for row in drawing if self._goes_on(row)]:
             drawing = self._draw(drawing)
@@ -210,7 +210,7 @@ class DraftModelProposer:
 
     def _goes_on(self, row: _Row) -> bool:
         """Whether one more draft is wanted behind those that a row has."""
-        return 0 < len(row.drafts) < row.wanted and row.drafts[-1] not in self._ends
+        return 0 < len(row.drafts) < row.num_wanted_drafts and row.drafts[-1] not in self._ends
 
     def _draw(self, rows: list[_Row]) -> list[_Row]:
         """One more draft for each."""
@@ -219,11 +219,11 @@ class DraftModelProposer:
         plan.num_scheduled, plan.num_samples = [1] * len(rows), [1] * len(rows)
         for row in rows:
             row.computed += 1
-        left = self._take(self._execute(plan), rows)
+        going = self._append_drafts(self._execute(plan), rows)
         self.costs.record(len(rows), time.perf_counter() - started)
-        return left
+        return going
 
-    def _take(self, result: StepResult, rows: list[_Row]) -> list[_Row]:
+    def _append_drafts(self, result: StepResult, rows: list[_Row]) -> list[_Row]:
         """Take over what was drawn; the rows that may go on."""
         going = []
         for row, token_ids in zip(rows, result.token_ids, strict=True):
@@ -231,7 +231,7 @@ class DraftModelProposer:
                 self.forget(row.sequence)  # NaN, say: it's read anew, if ever
                 continue
             if token_ids and token_ids[0] >= self._facts.vocab_size:
-                row.wanted = 0  # an id that the target lacks
+                row.num_wanted_drafts = 0  # an id that the target lacks
             elif token_ids:
                 row.drafts.append(token_ids[0])
             going.append(row)
@@ -248,12 +248,12 @@ class DraftModelProposer:
         return StepPlan(self._step)
 
     def _scheduled(
-        self, plan: StepPlan, sequence: Sequence, count: int, left: int, busy: set[int]
+        self, plan: StepPlan, sequence: Sequence, count: int, budget: int, busy: set[int]
     ) -> _Row | None:
         """Put what a sequence is behind into the plan, and room for `count` drafts; None where
         budget or blocks don't suffice.
         """
-        seq_id, known = sequence.seq_id, sequence.num_tokens
+        seq_id, total = sequence.seq_id, sequence.num_tokens
         row, prefix = self._rows.pop(seq_id, None), None
         if row is None:
             prefix = self.kv.get_computed_blocks(sequence)
@@ -261,13 +261,13 @@ class DraftModelProposer:
         else:
             self._rows[seq_id] = row  # used lately
             computed = row.valid()
-        behind = min(known - computed, left)
-        caught_up = computed + behind == known
-        room = behind + (count - 1 if caught_up else 0)
-        if behind < 1:
+        num_unread = min(total - computed, budget)
+        caught_up = computed + num_unread == total
+        num_tokens = num_unread + (count - 1 if caught_up else 0)
+        if num_unread < 1:
             return None
-        fresh = self._allocate(sequence, computed, room, busy, prefix)
-        if fresh is None:
+        new_blocks = self._allocate(sequence, computed, num_tokens, busy, prefix)
+        if new_blocks is None:
             return None
         if row is None:
             row = self._rows[seq_id] = _Row(sequence)
@@ -275,12 +275,12 @@ class DraftModelProposer:
         else:
             rest = self._readable(sequence, row.num_cached)
             plan.rewound.append(RewoundSequence(seq_id, row.num_cached, rest, computed))
-            if fresh:
-                plan.new_blocks.append((seq_id, _ids(fresh)))
-        row.num_cached, row.computed, row.drafts = known, computed + behind, []
-        row.is_up_to_date, row.wanted = caught_up, count
+            if new_blocks:
+                plan.new_blocks.append((seq_id, _ids(new_blocks)))
+        row.num_cached, row.computed, row.drafts = total, computed + num_unread, []
+        row.is_up_to_date, row.num_wanted_drafts = caught_up, count
         plan.seq_ids.append(seq_id)
-        plan.num_scheduled.append(behind)
+        plan.num_scheduled.append(num_unread)
         plan.num_samples.append(int(caught_up))
         return row
 
@@ -294,7 +294,7 @@ class DraftModelProposer:
     ) -> BlockTables | None:
         """Blocks for a sequence that has a row or can get one; those idle longest give theirs."""
         while True:
-            if sequence.seq_id in self._rows or len(self._rows) < self._most_rows:
+            if sequence.seq_id in self._rows or len(self._rows) < self._max_rows:
                 blocks = self.kv.allocate_slots(
                     sequence, self._quota, computed, count, prefix, lookahead=True
                 )
@@ -309,10 +309,10 @@ class DraftModelProposer:
         """A sequence's tokens from `start` on, another one in the place of each that its adapter
         brings: the draft model has no such token, and what it says behind one is checked as ever.
         """
-        token_ids, most = sequence.token_ids[start:], self._facts.vocab_size
-        if sequence.request.vocab_size <= most:
+        token_ids, vocab_size = sequence.token_ids[start:], self._facts.vocab_size
+        if sequence.request.vocab_size <= vocab_size:
             return token_ids
-        return [token if token < most else _UNKNOWN for token in token_ids]
+        return [token if token < vocab_size else _UNKNOWN for token in token_ids]
 
     def _described(self, sequence: Sequence, computed: int) -> NewSequence:
         return NewSequence(

@@ -143,14 +143,14 @@ class Drafter:
         self.costs = StepTimes(speed=None if model is None else model.costs.speed)
         #: Average seconds of a row's lookup, seconds of planning since the last step, and steps
         #: since the last lookup.
-        self._look_seconds, self._looked, self._num_unseen = 0.0, 0.0, 0
+        self._lookup_seconds, self._planning_seconds, self._num_unseen = 0.0, 0.0, 0
         #: Average seconds of giving a step a model's drafts, drawing excluded.
         self._planning = 0.0
         #: Seconds that tracking took in the last step.
         self._tracking_seconds = 0.0
-        self.start_over()
+        self.clear_history()
 
-    def start_over(self) -> None:
+    def clear_history(self) -> None:
         """Forget texts, acceptance and losses, but not what steps take."""
         max_match = self._config.prompt_lookup_max if self.model is None else 0
         self._acceptance = TenantAcceptance(max_match)
@@ -190,17 +190,19 @@ class Drafter:
         """Tokens per second while `width` rows decode without drafts."""
         return width / self.costs.seconds(width)
 
-    def note_following(self, seconds: float) -> None:
+    def record_tracking(self, seconds: float) -> None:
         """Record the seconds that tracking took in the last step."""
         self._tracking_seconds = seconds
 
-    def propose(self, decoding: list[Sequence], room: int, beside: int = 0) -> dict[int, list[int]]:
+    def propose(
+        self, decoding: list[Sequence], max_drafts: int, num_prompt_tokens: int = 0
+    ) -> dict[int, list[int]]:
         """Drafts by sequence id.
 
         Args:
             decoding: the rows of the step that decode.
-            room: maximum number of drafts of the step.
-            beside: tokens of prompts in the step.
+            max_drafts: of the step.
+            num_prompt_tokens: in the step.
         """
         self._acceptance.step += 1
         if not decoding or self._is_paused(decoding):
@@ -214,7 +216,9 @@ class Drafter:
             acceptance.update(result.match_length, result.num_drafts, result.num_accepted)
         self._remove_finished()
         rows, width = [self._row(sequence) for sequence in decoding], len(decoding)
-        step = DraftStep(width, min(room, self.costs.max_width - width), beside, self._planning)
+        step = DraftStep(
+            width, min(max_drafts, self.costs.max_width - width), num_prompt_tokens, self._planning
+        )
         is_off = 0 < self._config.disable_by_batch_size <= width
         if is_off or step.max_drafts < 1:
             return self._pause_drafting(decoding)
@@ -223,10 +227,13 @@ class Drafter:
             return self._pause_drafting(decoding, _LONG_PAUSE)
         self._losses.begin_step(self._acceptance.step, _rows_by_tenant(decoding))
         drafts = self._propose_paying(rows, step, is_trial_due)
-        self._looked = self.clock() - started - (self.model.seconds if self.model else 0.0)
+        self._planning_seconds = (
+            self.clock() - started - (self.model.seconds if self.model else 0.0)
+        )
         if self.model is not None and self.model.seconds:
-            self._planning = self._average(self._planning, self._looked, step)
-        seconds = min(self._looked, self.costs.seconds(width))  # else the machine stood still
+            self._planning = self._average(self._planning, self._planning_seconds, step)
+        # If it took longer than a step, the machine stood still.
+        seconds = min(self._planning_seconds, self.costs.seconds(width))
         self._charge(self._losses.charge, seconds / width, rows, step)
         return drafts
 
@@ -236,7 +243,7 @@ class Drafter:
         """Drafts of the rows whose drafts may pay; of any where a trial is due."""
         if self._is_timed:
             return self._draw(rows, step)
-        min_odds = self._planner.min_log_odds(step, step.width * self._look_seconds)
+        min_odds = self._planner.min_log_odds(step, step.width * self._lookup_seconds)
         candidates = [
             row
             for row in rows
@@ -252,14 +259,14 @@ class Drafter:
                 pause = _LONG_PAUSE
             self._pause_drafting([row.sequence for row in rows], pause)
             return drafts
-        if candidates and (affordable := self._rows_that_can_look(candidates, step)):
+        if candidates and (affordable := self._rows_with_lookup_budget(candidates, step)):
             drafts = self._look_up_paying(affordable, step)
             if drafts or not is_trial_due:
                 return drafts
         self._num_unseen += 1
         budget = PROBE_TIME_FRACTION * self._num_unseen * self.costs.seconds(step.width)
-        if step.width * self._look_seconds <= budget:
-            self._look_up(self._rows_that_can_look(rows, step), step)
+        if step.width * self._lookup_seconds <= budget:
+            self._look_up(self._rows_with_lookup_budget(rows, step), step)
         return self._pause_drafting([row.sequence for row in rows], pause)
 
     def _is_tracked(self, sequence: Sequence) -> bool:
@@ -285,11 +292,13 @@ class Drafter:
     def _is_timed(self) -> bool:
         return self.timing and self.model is not None
 
-    def _rows_that_can_look(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
+    def _rows_with_lookup_budget(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
         """Rows whose tenants can bear that nothing is found."""
-        price = self._look_seconds * self._token_rate(step.width)
+        price = self._lookup_seconds * self._token_rate(step.width)
         counts = Counter([row.tenant for row in rows])
-        able = {tenant for tenant, n in counts.items() if self._losses.can_look(tenant, n * price)}
+        able = {
+            tenant for tenant, n in counts.items() if self._losses.can_look_up(tenant, n * price)
+        }
         return [row for row in rows if row.tenant in able]
 
     def _look_up_paying(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
@@ -318,8 +327,8 @@ class Drafter:
         self._num_unseen = 0
         if rows:
             seconds = (self.clock() - started) / len(rows) * step.width
-            average = self._average(self._look_seconds * step.width, seconds, step)
-            self._look_seconds = average / step.width
+            average = self._average(self._lookup_seconds * step.width, seconds, step)
+            self._lookup_seconds = average / step.width
         return proposed
 
     def _average(self, average: float, seconds: float, step: DraftStep) -> float:
@@ -388,8 +397,8 @@ class Drafter:
             seconds -= self.model.seconds
             self.model.seconds = self.model.reading = 0.0
         tracking_seconds, self._tracking_seconds = self._tracking_seconds, 0.0
-        seconds -= self._looked + tracking_seconds
-        self._looked = 0.0
+        seconds -= self._planning_seconds + tracking_seconds
+        self._planning_seconds = 0.0
         if self._tracking is not None and not self.timing:
             rate = self._token_rate(len(plan.seq_ids)) if plan.seq_ids else 0.0
             self._tracking.charge(plan, seconds, tracking_seconds, self._losses, rate)

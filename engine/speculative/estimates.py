@@ -156,7 +156,7 @@ def _clamp(log_odds: float) -> float:
 
 # Limits of a tenant's loss, in tokens per row: while it is below, drafts may cost something, looks
 # for drafts in text may, and another sequence may be read.
-_MAX_LOSS, _MAX_LOSS_TO_LOOK, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
+_MAX_LOSS, _MAX_LOSS_TO_LOOK_UP, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
 #: Savings that count, and those that outlast the sequence whose drafts brought them.
 _MAX_SAVINGS, _MAX_LASTING_SAVINGS = 2.0, 0.3
 #: The loss is reduced by this part of each token, so that drafts are tried again.
@@ -214,10 +214,10 @@ class LossBound:
         loss = self._losses[tenant]
         return (loss.max_tokens - loss.tokens) * loss.rows
 
-    def can_look(self, tenant: str, tokens: float) -> bool:
+    def can_look_up(self, tenant: str, tokens: float) -> bool:
         """Whether looking for drafts may take the time of `tokens`."""
         loss = self._losses[tenant]
-        return loss.tokens + tokens / loss.rows <= _MAX_LOSS_TO_LOOK
+        return loss.tokens + tokens / loss.rows <= _MAX_LOSS_TO_LOOK_UP
 
     def can_read(self, tenant: str, pending: float = 0.0) -> bool:
         """Whether one more sequence may be read, beside others that take `pending` tokens."""
@@ -410,7 +410,7 @@ class StepTimes:
         steps are part of another's and seem free before any width is known.
         """
         self._is_draft, self._unknown = is_draft, 0.0 if is_draft else 1.0
-        self._known: list[int] = []
+        self._measured_widths: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._noise = _NOISE
         self.speed = speed or SpeedFactor()
@@ -435,19 +435,19 @@ class StepTimes:
         """Steps since the next wider known width was measured or tried, if it is to be tried again;
         else 0.
         """
-        index = bisect_right(self._known, _rounded(width)) if width else 0
-        if index == len(self._known):
+        index = bisect_right(self._measured_widths, _rounded(width)) if width else 0
+        if index == len(self._measured_widths):
             return 0
-        entry = self._widths[self._known[index]]
+        entry = self._widths[self._measured_widths[index]]
         age = self.speed.num_steps - max(entry.last, entry.last_trial)
         return age if age >= entry.interval else 0
 
     def record_trial(self, width: int, count: int) -> None:
         """The next step is `count` tokens wider than `width`, as a trial."""
-        first = bisect_right(self._known, _rounded(width)) if width else 0
-        last = bisect_left(self._known, _rounded(width + count))
-        for known in self._known[first : last + 1]:
-            entry = self._widths[known]
+        first = bisect_right(self._measured_widths, _rounded(width)) if width else 0
+        last = bisect_left(self._measured_widths, _rounded(width + count))
+        for measured in self._measured_widths[first : last + 1]:
+            entry = self._widths[measured]
             entry.last_trial = self.speed.num_steps
             entry.interval = min(2 * entry.interval, _MAX_TRIAL_INTERVAL)
 
@@ -455,19 +455,23 @@ class StepTimes:
         """Whether the old measurement of such steps came from a busy machine; then this step
         replaces it, and old ones that are wider or seem slower are forgotten.
         """
-        index = bisect_left(self._known, width)
-        if index == len(self._known) or not self._is_old(self._known[index]):
+        index = bisect_left(self._measured_widths, width)
+        if index == len(self._measured_widths) or not self._is_old(self._measured_widths[index]):
             return False
         if seconds >= _BUSY * self.seconds(width):
             return False
         seconds /= self.speed.value
-        for known in list(self._known):
-            slower = known >= width or self._widths[known].seconds > seconds
-            if slower and self._is_old(known):
-                del self._widths[known]
+        for measured in list(self._measured_widths):
+            slower = measured >= width or self._widths[measured].seconds > seconds
+            if slower and self._is_old(measured):
+                del self._widths[measured]
         self._widths[width] = _Width(seconds, self.speed.num_steps, 1, [seconds])
-        self._known = [known for known in self._known if known in self._widths and known != width]
-        insort(self._known, width)
+        self._measured_widths = [
+            measured
+            for measured in self._measured_widths
+            if measured in self._widths and measured != width
+        ]
+        insort(self._measured_widths, width)
         return True
 
     def _is_old(self, width: int) -> bool:
@@ -475,11 +479,11 @@ class StepTimes:
 
     def _add(self, entry: _Width, width: int) -> None:
         entry.seconds = median(entry.first)
-        if width not in self._known:
-            index = bisect_left(self._known, width)
-            if index < len(self._known):
-                entry.interval = self._widths[self._known[index]].interval
-            self._known.insert(index, width)
+        if width not in self._measured_widths:
+            index = bisect_left(self._measured_widths, width)
+            if index < len(self._measured_widths):
+                entry.interval = self._widths[self._measured_widths[index]].interval
+            self._measured_widths.insert(index, width)
 
     def _update(self, entry: _Width, width: int, factor: float) -> None:
         """`factor`: the step's seconds over the width's."""
@@ -496,12 +500,12 @@ class StepTimes:
 
     def clear(self) -> None:
         """Forget all measurements."""
-        self._known, self._widths, self._noise, self.speed.value = [], {}, _NOISE, 1.0
+        self._measured_widths, self._widths, self._noise, self.speed.value = [], {}, _NOISE, 1.0
 
     @property
     def widest(self) -> int:
         """Widest known width; 0: none."""
-        return self._known[-1] if self._known else 0
+        return self._measured_widths[-1] if self._measured_widths else 0
 
     @property
     def max_width(self) -> int:
@@ -510,19 +514,19 @@ class StepTimes:
 
     def seconds(self, width: int) -> float:
         """Expected seconds of a step of `width` tokens."""
-        known = self._known
-        if not known:
+        measured = self._measured_widths
+        if not measured:
             return self._unknown
-        index = bisect_left(known, width)
-        if index == len(known):
-            seconds = self._widths[known[-1]].seconds
-            if known[0] <= known[-1] // 2:  # else too near to tell
-                seconds += self._slope() * (width - known[-1])
+        index = bisect_left(measured, width)
+        if index == len(measured):
+            seconds = self._widths[measured[-1]].seconds
+            if measured[0] <= measured[-1] // 2:  # else too near to tell
+                seconds += self._slope() * (width - measured[-1])
             return self.speed.value * seconds
-        above = known[index]
+        above = measured[index]
         seconds = self._widths[above].seconds
         if above != width and index:
-            below = known[index - 1]
+            below = measured[index - 1]
             low = self._widths[below].seconds
             seconds = low + (seconds - low) * (width - below) / (above - below)
         return self.speed.value * seconds
@@ -537,7 +541,7 @@ class StepTimes:
 
     def uncertainty(self, width: int) -> float:
         """By which part `seconds` may be off: of many widths one always seems too fast."""
-        if not self._known:
+        if not self._measured_widths:
             return 0.0
         if width > self.widest:
             return _DOUBT * _NOISE / sqrt(_MIN_STEPS)
@@ -547,13 +551,14 @@ class StepTimes:
 
     def _slope(self) -> float:
         """Seconds of one token more in the widest known steps."""
-        if not self._known:
+        if not self._measured_widths:
             return self._unknown
-        widest = self._known[-1]
-        seconds, index = self._widths[widest].seconds, bisect_right(self._known, widest // 2)
+        widest = self._measured_widths[-1]
+        seconds = self._widths[widest].seconds
+        index = bisect_right(self._measured_widths, widest // 2)
         if index == 0:
             return seconds / widest
-        half = self._known[index - 1]
+        half = self._measured_widths[index - 1]
         return max(0.0, seconds - self._widths[half].seconds) / (widest - half)
 
 

@@ -13,7 +13,7 @@ from engine.speculative.interface import HeadFacts, HeadPlan, HeadResult
 log = logging.getLogger(__name__)
 
 #: After so many failed rounds one behind the other there are no more drafts.
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3
 
 
 class HeadProposer:
@@ -31,14 +31,16 @@ class HeadProposer:
     @property
     def is_healthy(self) -> bool:
         """See `DraftProposer`."""
-        return self._failures < _MOST_FAILURES
+        return self._failures < _MAX_FAILURES
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """See `DraftProposer`."""
-        if not wanted:
+        if not requests:
             return {}
         started = time.perf_counter()
-        plan = HeadPlan([each.seq_id for each, _ in wanted], [count for _, count in wanted])
+        plan = HeadPlan(
+            [sequence.seq_id for sequence, _ in requests], [count for _, count in requests]
+        )
         try:
             result = self._run(plan)
         except Exception:  # whatever it is, the model goes on without drafts
@@ -52,8 +54,10 @@ class HeadProposer:
             for seq_id in result.lost:
                 self.following.remove(seq_id)
         if depth := max(map(len, drafts)):
-            self.costs.record(len(wanted), (self.seconds - self.reading) / depth)
-        return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
+            self.costs.record(len(requests), (self.seconds - self.reading) / depth)
+        return {
+            seq_id: tokens for seq_id, tokens in zip(plan.seq_ids, drafts, strict=True) if tokens
+        }
 
     def supports(self, sequence: Sequence) -> bool:
         """See `DraftProposer`: a hidden state is a hidden state, but a vector is no token."""

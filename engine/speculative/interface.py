@@ -102,11 +102,11 @@ _SHARED = (
 )  # fmt: skip
 
 
-def draft_config(config: EngineConfig, wanted: SpeculativeConfig) -> EngineConfig:
+def draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
     """The settings of the draft beside a model with `config`."""
     shared = {name: getattr(config, name) for name in _SHARED}
     return EngineConfig(
-        model=wanted.model, quantization=wanted.quantization, enable_lora=False, **shared
+        model=speculative.model, quantization=speculative.quantization, enable_lora=False, **shared
     )
 
 
@@ -129,7 +129,7 @@ class DraftProposer(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """Drafts by sequence id, at most as many as are wanted for each."""
 
     def supports(self, sequence: Sequence) -> bool:

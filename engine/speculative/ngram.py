@@ -23,7 +23,7 @@ class NgramIndex:
         self._lengths = range(longest, shortest - 1, -1)
         #: By length: run -> where the token after it stood last.
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._lengths}
-        self._known = 0
+        self._num_indexed = 0
         #: Tokens whose runs it knows: about 450 bytes each.
         self.size = 0
 
@@ -35,10 +35,10 @@ class NgramIndex:
     def extend(self, tokens: Sequence[int]) -> None:
         """Take note of a text that begins with what it was before."""
         for length, after in self._after.items():
-            for end in range(max(self._known, length), len(tokens)):
+            for end in range(max(self._num_indexed, length), len(tokens)):
                 after[tuple(tokens[end - length : end])] = end
-        self.size += len(tokens) - self._known
-        self._known = len(tokens)
+        self.size += len(tokens) - self._num_indexed
+        self._num_indexed = len(tokens)
 
     def find(self, newest: Sequence[int]) -> int | None:
         """Where the token after the longest run stands that `latest_request_at` ends with, in the
@@ -47,9 +47,9 @@ class NgramIndex:
         """
         for length, after in self._after.items():
             if length <= len(newest):
-                at = after.get(tuple(newest[-length:]))
-                if at is not None:
-                    return at
+                start = after.get(tuple(newest[-length:]))
+                if start is not None:
+                    return start
         return None
 
 
@@ -82,16 +82,16 @@ class MultiTextNgramIndex:
         """Where the token after the longest run stands that `latest_request_at` ends with."""
         for length, after in self._after.items():
             if length <= len(newest):
-                found = after.get(tuple(newest[-length:]))
-                if found is not None:
-                    return found
+                match = after.get(tuple(newest[-length:]))
+                if match is not None:
+                    return match
         return None
 
 
-def copy_continuation(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    """`count` tokens from `at` on; where the text ends, what was copied goes on as its end."""
-    copied = list(tokens[at : at + count])
-    period = len(tokens) - at
+def copy_continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
+    """`count` tokens from `start` on; where the text ends, what was copied goes on as its end."""
+    copied = list(tokens[start : start + count])
+    period = len(tokens) - start
     while len(copied) < count:
         copied.append(copied[len(copied) - period])
     return copied
@@ -99,7 +99,7 @@ def copy_continuation(tokens: Sequence[int], at: int, count: int) -> list[int]:
 
 #: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
 #: 115 MB each.
-MOST_TOKENS = 1 << 18
+MAX_TOKENS = 1 << 18
 
 
 class Proposal(NamedTuple):
@@ -127,7 +127,7 @@ class Proposer(ABC):
 class NgramProposer(Proposer):
     """From the sequence's own prompt and output.
 
-    Of many long sequences, `MOST_TOKENS` together, the longest forget what they said so far.
+    Of many long sequences, `MAX_TOKENS` together, the longest forget what they said so far.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -138,21 +138,21 @@ class NgramProposer(Proposer):
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """See the base."""
         tokens = sequence.token_ids
-        at = self.lookup_of(sequence).find(tokens)
-        if at is None:
+        start = self.lookup_of(sequence).find(tokens)
+        if start is None:
             return Proposal([], 0)
-        return Proposal(copy_continuation(tokens, at, count), _matched(tokens, tokens, at))
+        return Proposal(copy_continuation(tokens, start, count), _matched(tokens, tokens, start))
 
     def lookup_of(self, sequence: EngineSequence) -> NgramIndex:
         """The sequence's own, up to date."""
         lookup = self._lookups.get(sequence.seq_id)
         if lookup is None:
             lookup = self._lookups[sequence.seq_id] = NgramIndex(*self._lengths)
-        before = lookup.size
+        previous_size = lookup.size
         lookup.extend(sequence.token_ids)
-        self._size += lookup.size - before
-        while self._size > MOST_TOKENS:
-            longest = max(self._lookups.values(), key=lambda each: each.size)
+        self._size += lookup.size - previous_size
+        while self._size > MAX_TOKENS:
+            longest = max(self._lookups.values(), key=lambda index: index.size)
             self._size -= longest.size
             longest.clear()
         return lookup
@@ -179,8 +179,8 @@ class _Outputs:
 
     def drop(self, output: list[int]) -> None:
         self.count -= 1
-        if any(each is output for each in self._new):
-            self._new = [each for each in self._new if each is not output]
+        if any(new is output for new in self._new):
+            self._new = [new for new in self._new if new is not output]
         else:
             self._lookup.drop(output)
 
@@ -196,56 +196,56 @@ class SuffixProposer(Proposer):
     """From earlier outputs of the same tenant too, where more of the newest tokens stand in one of
     those than in its own (after Oliaro et al. 2024, "SuffixDecoding").
 
-    They hold `MOST_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
+    They hold `MAX_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
     namespace's: what others were told shows neither in a draft nor in its time.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        self._own = NgramProposer(config)
+        self._ngrams = NgramProposer(config)
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
-        self._most = config.suffix_decoding_max_cached_requests
+        self._max_outputs = config.suffix_decoding_max_cached_requests
         #: Namespace and output, oldest first.
-        self._said: deque[tuple[tuple[str, str], list[int]]] = deque()
+        self._history: deque[tuple[tuple[str, str], list[int]]] = deque()
         self._outputs: dict[tuple[str, str], _Outputs] = {}
         self._size = 0
 
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
-        own, tokens = self._own.propose(sequence, count), sequence.token_ids
+        proposal, tokens = self._ngrams.propose(sequence, count), sequence.token_ids
         outputs = self._outputs.get(_namespace(sequence))
-        if own.match_length >= MAX_KIND or outputs is None:
-            return own
-        found = outputs.find(tokens[-self._lengths[1] :])
-        if found is None or (matched := _matched(tokens, *found)) <= own.match_length:
-            return own
-        return Proposal(copy_continuation(*found, count), matched)
+        if proposal.match_length >= MAX_KIND or outputs is None:
+            return proposal
+        match = outputs.find(tokens[-self._lengths[1] :])
+        if match is None or (matched := _matched(tokens, *match)) <= proposal.match_length:
+            return proposal
+        return Proposal(copy_continuation(*match, count), matched)
 
     def forget(self, sequence: EngineSequence) -> None:
         """Keep what it said."""
-        self._own.forget(sequence)
+        self._ngrams.forget(sequence)
         output = sequence.token_ids[sequence.num_prompt_tokens :]
-        if not self._most or len(output) <= self._lengths[0]:
+        if not self._max_outputs or len(output) <= self._lengths[0]:
             return
         namespace = _namespace(sequence)
-        self._said.append((namespace, output))
+        self._history.append((namespace, output))
         self._outputs.setdefault(namespace, _Outputs(self._lengths)).add(output)
         self._size += len(output)
-        while len(self._said) > self._most or self._size > MOST_TOKENS:
+        while len(self._history) > self._max_outputs or self._size > MAX_TOKENS:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        namespace, output = self._said.popleft()
+        namespace, output = self._history.popleft()
         self._size -= len(output)
         self._outputs[namespace].drop(output)
         if not self._outputs[namespace].count:
             del self._outputs[namespace]
 
 
-def _matched(newest: list[int], source: list[int], at: int) -> int:
-    """How many tokens before `at` are those that `latest_request_at` ends with, `MAX_KIND` at
+def _matched(newest: list[int], source: list[int], start: int) -> int:
+    """How many tokens before `start` are those that `latest_request_at` ends with, `MAX_KIND` at
     most."""
-    matched, most = 0, min(MAX_KIND, at, len(newest))
-    while matched < most and source[at - matched - 1] == newest[-matched - 1]:
+    matched, limit = 0, min(MAX_KIND, start, len(newest))
+    while matched < limit and source[start - matched - 1] == newest[-matched - 1]:
         matched += 1
     return matched
 

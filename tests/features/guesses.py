@@ -54,7 +54,7 @@ def guessing() -> Iterator[Guesses]:
         mock.patch.object(StepTimes, "record"),
         mock.patch.object(StepTimes, "widest", 10**6),
         mock.patch.object(LossBound, "budget", return_value=1e9),
-        mock.patch.object(LossBound, "can_look", return_value=True),
+        mock.patch.object(LossBound, "can_look_up", return_value=True),
         mock.patch.object(LossBound, "can_read", return_value=True),
         mock.patch.object(LossBound, "can_draft", return_value=True),
         mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),

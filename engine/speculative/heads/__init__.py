@@ -82,8 +82,8 @@ def load_layer_heads(
     """The same of heads that are a layer."""
     config, weights = read_config(folder), _weights(folder)
     for name in _NESTED:
-        if isinstance(own := config.get(name), dict):
-            config = {**own, **config}
+        if isinstance(nested := config.get(name), dict):
+            config = {**nested, **config}
     source = HeadCheckpoint(folder, config, weights, *target.sizes, ops, dtype, quantization)
     heads = LAYER_METHODS[method](source, target)
     log.info("%s: a layer of %d MB", method, heads.nbytes >> 20)

@@ -20,7 +20,7 @@ from kernels import KernelSet, LinearLayer
 from kernels.tensors import to_device
 
 #: Sizes beyond this are no model's.
-_MOST = 1 << 20
+_MAX_SIZE = 1 << 20
 
 
 @dataclass(slots=True)
@@ -45,56 +45,56 @@ class HeadCheckpoint:
     quantization: str | None = None
     nbytes: int = 0
 
-    def whole(self, key: str, low: int, high: int = _MOST, default: int | None = None) -> int:
+    def integer(self, key: str, low: int, high: int = _MAX_SIZE, default: int | None = None) -> int:
         """A whole number of config.json. Raises `ModelLoadError` for one that isn't in range."""
         value = self.config.get(key, default)
         if value is None:
-            raise self.wrong(f"config.json lacks {key!r}")
+            raise self.error(f"config.json lacks {key!r}")
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise self.wrong(f"{key} must be a whole number in [{low}, {high}], got {value!r:.80}")
+            raise self.error(f"{key} must be a whole number in [{low}, {high}], got {value!r:.80}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """A boolean of config.json."""
         value = self.config.get(key, default)
         if not isinstance(value, bool):
-            raise self.wrong(f"{key} must be true or false, got {value!r:.80}")
+            raise self.error(f"{key} must be true or false, got {value!r:.80}")
         return value
 
     def positive(self, key: str, default: float) -> float:
         """A number of config.json above 0."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise self.wrong(f"{key} must be a positive number, got {value!r:.80}")
+            raise self.error(f"{key} must be a positive number, got {value!r:.80}")
         return float(value)
 
-    def whole_numbers(self, name: str, count: int) -> Tensor:
+    def integers(self, name: str, count: int) -> Tensor:
         """A tensor of so many whole numbers, int64."""
         if name not in self.weights:
-            raise self.wrong(f"the checkpoint has no {name!r}")
+            raise self.error(f"the checkpoint has no {name!r}")
         self.weights.mark_used([name])
-        found = self.weights.stored(name).clone()
-        if found.dtype not in (torch.int64, torch.int32) or tuple(found.shape) != (count,):
-            raise self.wrong(f"{name!r} must be [{count}] whole numbers")
-        return found.long()
+        tensor = self.weights.stored(name).clone()
+        if tensor.dtype not in (torch.int64, torch.int32) or tuple(tensor.shape) != (count,):
+            raise self.error(f"{name!r} must be [{count}] whole numbers")
+        return tensor.long()
 
     def same(self, key: str, size: int) -> None:
         """Raise `ModelLoadError` unless a size of config.json, where it has it, is the model's."""
-        if self.whole(key, 1, default=size) != size:
-            raise self.wrong(f"{key} is {self.config[key]}, the model's is {size}")
+        if self.integer(key, 1, default=size) != size:
+            raise self.error(f"{key} is {self.config[key]}, the model's is {size}")
 
-    def prefix(self, *known: str) -> str:
-        """That of `known` which the checkpoint's names begin with, maybe behind `model.`; the
+    def prefix(self, *prefixes: str) -> str:
+        """That of `prefixes` which the checkpoint's names begin with, maybe behind `model.`; the
         first, where none does.
         """
         names = list(self.weights.names())
-        found = (
-            before + prefix
-            for prefix in known
-            for before in ("", "model.")
-            if any(name.startswith(before + prefix) for name in names)
+        matches = (
+            model_prefix + prefix
+            for prefix in prefixes
+            for model_prefix in ("", "model.")
+            if any(name.startswith(model_prefix + prefix) for name in names)
         )
-        return next(found, known[0])
+        return next(matches, prefixes[0])
 
     @property
     def feeds(self) -> torch.dtype:
@@ -120,7 +120,7 @@ class HeadCheckpoint:
             if f"{name}.bias" in self.weights
         ]
         if biases and len(biases) < len(parts):
-            raise self.wrong(f"some of {', '.join(name for name, _ in parts)} have no bias")
+            raise self.error(f"some of {', '.join(name for name, _ in parts)} have no bias")
         return self._packed(matrices, torch.cat(biases) if biases else None)
 
     def pack(self, matrix: WeightSource | Tensor, bias: Tensor | None = None) -> LinearLayer:
@@ -134,7 +134,7 @@ class HeadCheckpoint:
         self.nbytes += layer.nbytes
         return layer
 
-    def wrong(self, why: str) -> ModelLoadError:
+    def error(self, why: str) -> ModelLoadError:
         """What is raised for a checkpoint that can't be used."""
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
@@ -187,9 +187,9 @@ class HeadRounds:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """See `DraftRounds`."""
-        found, self._state = self._heads.logits(self._depth, self._state, tokens)
+        logits, self._state = self._heads.logits(self._depth, self._state, tokens)
         self._depth += 1
-        return found
+        return logits
 
     def keep(self, rows: list[int]) -> None:
         """See `DraftRounds`."""
@@ -230,16 +230,16 @@ class HeadSampler:
             logits = rounds.logits(to_device(newest, self._device))
             drawn = self._sampler.sample(logits, [states[row] for row in rows]).token_ids.tolist()
             going = []
-            for at, (row, token) in enumerate(zip(rows, drawn, strict=True)):
+            for index, (row, token) in enumerate(zip(rows, drawn, strict=True)):
                 if token < 0:  # nothing can be drawn
                     continue
                 drafts[row].append(token)
                 states[row].output_token_ids.append(token)
                 if len(drafts[row]) < counts[row] and token not in self._ends:
-                    going.append(at)
+                    going.append(index)
             if not going:
                 break
             if len(going) < len(rows):
-                rows = [rows[at] for at in going]
+                rows = [rows[index] for index in going]
                 rounds.keep(going)
         return drafts

@@ -34,12 +34,12 @@ class Eagle3(LayerDraftHeads):
         width = self.width = spec.hidden_size
         self._eps = spec.norm_eps
         self.taps = tapped_layers(source, target.model.spec.num_layers)
-        fusion, at = source.prefix("fc."), source.prefix("midlayer.", "layers.0.")
+        fusion, layer_prefix = source.prefix("fc."), source.prefix("midlayer.", "layers.0.")
         self.columns = len(self.taps) * source.hidden_size
         self._fusion = source.stacked([(fusion.removesuffix("."), width)], self.columns)
-        self.layer = HeadLayer(source, spec, at, 2 * width, target.max_model_len)
-        self._token_norm = source.vector(f"{at}input_layernorm.weight", width)
-        self._state_norm = source.vector(f"{at}hidden_norm.weight", width)
+        self.layer = HeadLayer(source, spec, layer_prefix, 2 * width, target.max_model_len)
+        self._token_norm = source.vector(f"{layer_prefix}input_layernorm.weight", width)
+        self._state_norm = source.vector(f"{layer_prefix}hidden_norm.weight", width)
         self._norm = source.vector(f"{source.prefix('norm.')}weight", width)
         usual = "speculators_model_type" in source.config
         self._adds_normed = source.flag("norm_before_residual", default=usual)
@@ -49,11 +49,11 @@ class Eagle3(LayerDraftHeads):
         self._vocab_size, count = source.vocab_size, len(self._tokens)
         self._head = source.linear("lm_head.weight", count, width)
         self._embedding = target.model.embedding
-        own = f"{source.prefix('embed_tokens.')}weight"
-        if own in weights:
-            self._embedding = source.linear(own, source.vocab_size, width)
+        embedding_name = f"{source.prefix('embed_tokens.')}weight"
+        if embedding_name in weights:
+            self._embedding = source.linear(embedding_name, source.vocab_size, width)
         elif width != source.hidden_size:
-            raise source.wrong(f"hidden_size is {width}: it needs embed_tokens of its own")
+            raise source.error(f"hidden_size is {width}: it needs embed_tokens of its own")
         self._ops, self.nbytes = source.ops, source.nbytes
 
     def states(self, hidden: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class Eagle3(LayerDraftHeads):
 
     def logits(self, states: Tensor) -> Tensor:
         """See the base."""
-        found = self._head(self._ops.rms_norm(states, self._norm, self._eps)).float() * self._scale
-        spread = found.new_full((len(found), self._vocab_size), -torch.inf)
-        return spread.index_copy_(1, self._tokens, found)
+        logits = self._head(self._ops.rms_norm(states, self._norm, self._eps)).float() * self._scale
+        spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        return spread.index_copy_(1, self._tokens, logits)
 
 
 def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
@@ -81,15 +81,15 @@ def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
     """
     within = source.config.get("eagle_config") or {}
     if not isinstance(within, dict) or within.get("use_aux_hidden_state", True) is not True:
-        raise source.wrong("eagle_config without use_aux_hidden_state isn't run")
-    given = source.config.get(_IDS) or within.get(_IDS)
-    layers = [2, num_layers // 2, num_layers - 3] if given is None else given
-    whole = isinstance(layers, list) and all(type(each) is int for each in layers)
-    sound = whole and len(layers) > 0 and layers == sorted({*layers})
+        raise source.error("eagle_config without use_aux_hidden_state isn't run")
+    layer_ids = source.config.get(_IDS) or within.get(_IDS)
+    layers = [2, num_layers // 2, num_layers - 3] if layer_ids is None else layer_ids
+    are_integers = isinstance(layers, list) and all(type(layer) is int for layer in layers)
+    sound = are_integers and len(layers) > 0 and layers == sorted({*layers})
     if not sound or not 0 <= layers[0] <= layers[-1] < num_layers:
-        said = "by default" if given is None else "in config.json"
-        raise source.wrong(
-            f"{_IDS} must be ascending layers of the model's {num_layers}; {said} they are "
+        origin = "by default" if layer_ids is None else "in config.json"
+        raise source.error(
+            f"{_IDS} must be ascending layers of the model's {num_layers}; {origin} they are "
             f"{layers!r:.80}"
         )
     return tuple(layers)
@@ -98,13 +98,13 @@ def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
 def _draft_tokens(source: HeadCheckpoint) -> Tensor:
     """int64 [draft_vocab_size], the tokens of the output layer's columns."""
     vocab = source.vocab_size
-    count = source.whole("draft_vocab_size", 1, vocab, default=vocab)
+    count = source.integer("draft_vocab_size", 1, vocab, default=vocab)
     source.weights.mark_used(["t2d"])  # the same, from the other side
     tokens = torch.arange(count)
     if count < vocab or "d2t" in source.weights:
-        tokens = tokens + source.whole_numbers("d2t", count)
+        tokens = tokens + source.integers("d2t", count)
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab or len(tokens.unique()) < count:
-        raise source.wrong(f"'d2t' must lead to different tokens in [0, {vocab})")
+        raise source.error(f"'d2t' must lead to different tokens in [0, {vocab})")
     return tokens
 
 
@@ -118,15 +118,17 @@ class Eagle(LayerDraftHeads):
         source.same("hidden_size", source.hidden_size)
         source.same("truncated_vocab_size", source.vocab_size)
         if source.flag("layernorms", default=False) or source.flag("add_para_norm", default=False):
-            raise source.wrong("its inputs are normed (layernorms), which isn't run")
+            raise source.error("its inputs are normed (layernorms), which isn't run")
         spec, weights = layer_spec(source), source.weights
-        at = source.prefix("layers.0.", "transformer.")
-        if f"{at}input_layernorm.weight" in weights:
-            raise source.wrong(f"{at}input_layernorm.weight is there: EAGLE's layer has none")
+        layer_prefix = source.prefix("layers.0.", "transformer.")
+        if f"{layer_prefix}input_layernorm.weight" in weights:
+            raise source.error(
+                f"{layer_prefix}input_layernorm.weight is there: EAGLE's layer has none"
+            )
         fusion = source.prefix("fc", "fusion_fc")
         self.width = self.columns = spec.hidden_size
         self._fusion = source.stacked([(fusion, self.width)], 2 * self.width)
-        self.layer = HeadLayer(source, spec, at, self.width, target.max_model_len)
+        self.layer = HeadLayer(source, spec, layer_prefix, self.width, target.max_model_len)
         # Checkpoints that have these too have copies of the model's.
         weights.mark_used([name for name in weights.names() if name.startswith(_COPIES)])
         self._model = target.model

@@ -67,22 +67,27 @@ class HeadLayer(PagedLayer):
     """Attention and an MLP behind it, each added to the residual."""
 
     def __init__(
-        self, source: HeadCheckpoint, spec: DecoderSpec, at: str, columns: int, max_model_len: int
+        self,
+        source: HeadCheckpoint,
+        spec: DecoderSpec,
+        prefix: str,
+        columns: int,
+        max_model_len: int,
     ) -> None:
-        """Read the weights. `at`: prefix of their names; `columns`: what attention takes."""
+        """Read the weights. `prefix`: prefix of their names; `columns`: what attention takes."""
         super().__init__(source.ops, spec)
         hidden, inner = spec.hidden_size, spec.intermediate_size
-        kv = [(f"{at}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
-        self._q = source.stacked([(f"{at}self_attn.q_proj", spec.q_size)], columns)
+        kv = [(f"{prefix}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
+        self._q = source.stacked([(f"{prefix}self_attn.q_proj", spec.q_size)], columns)
         self._kv = source.stacked(kv, columns)
-        self._o = source.stacked([(f"{at}self_attn.o_proj", hidden)], spec.q_size)
-        up = [(f"{at}mlp.{part}_proj", inner) for part in ("gate", "up")]
+        self._o = source.stacked([(f"{prefix}self_attn.o_proj", hidden)], spec.q_size)
+        up = [(f"{prefix}mlp.{part}_proj", inner) for part in ("gate", "up")]
         self._up = source.stacked(up, hidden)
-        self._down = source.stacked([(f"{at}mlp.down_proj", hidden)], inner)
-        self._norm = source.vector(f"{at}post_attention_layernorm.weight", hidden)
+        self._down = source.stacked([(f"{prefix}mlp.down_proj", hidden)], inner)
+        self._norm = source.vector(f"{prefix}post_attention_layernorm.weight", hidden)
         self._q_norm, self._k_norm = (
             source.vector(name, spec.head_dim) if name in source.weights else None
-            for name in (f"{at}self_attn.{part}_norm.weight" for part in ("q", "k"))
+            for name in (f"{prefix}self_attn.{part}_norm.weight" for part in ("q", "k"))
         )
         self._activation = gated_activation(self._ops, ActivationSpec(spec.activation))
         rope = spec.rope
@@ -191,10 +196,10 @@ def layer_spec(source: HeadCheckpoint) -> DecoderSpec:
     """The layer's sizes, by config.json. Raises `ModelLoadError` for what isn't run."""
     config = source.config
     source.same("vocab_size", source.vocab_size)
-    if (count := source.whole("num_hidden_layers", 1, default=1)) != 1:
-        raise source.wrong(f"it has {count} layers: only heads of one layer are run")
+    if (count := source.integer("num_hidden_layers", 1, default=1)) != 1:
+        raise source.error(f"it has {count} layers: only heads of one layer are run")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise source.wrong("sliding_window is set: only heads that see all tokens are run")
+        raise source.error("sliding_window is set: only heads that see all tokens are run")
     shape = {
         "hidden_size": source.hidden_size,
         "vocab_size": source.vocab_size,

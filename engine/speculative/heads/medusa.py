@@ -35,19 +35,19 @@ class _Layout:
     def of(cls, source: HeadCheckpoint) -> _Layout:
         """The checkpoint's."""
         if "medusa_num_heads" in source.config:
-            count = source.whole("medusa_num_heads", 1, 64)
-            depth = source.whole("medusa_num_layers", 0, 64, default=1)
-            return cls(count, depth, "{head}.{at}.linear", f"{{head}}.{depth}.weight", True)
-        count = source.whole("num_heads", 1, 64)
-        depth = source.whole("num_hidden_layers", 0, 64, default=1)
-        before = "medusa_heads." if "medusa_heads.lm_heads.0.weight" in source.weights else ""
+            count = source.integer("medusa_num_heads", 1, 64)
+            depth = source.integer("medusa_num_layers", 0, 64, default=1)
+            return cls(count, depth, "{head}.{block}.linear", f"{{head}}.{depth}.weight", True)
+        count = source.integer("num_heads", 1, 64)
+        depth = source.integer("num_hidden_layers", 0, 64, default=1)
+        prefix = "medusa_heads." if "medusa_heads.lm_heads.0.weight" in source.weights else ""
         shared = source.flag("original_lm_head", default=False)
         head = "0" if shared else "{head}"
         return cls(
             count,
             depth,
-            f"{before}blocks.{{head}}.layers.{{at}}",
-            f"{before}lm_heads.{head}.weight",
+            f"{prefix}blocks.{{head}}.layers.{{block}}",
+            f"{prefix}lm_heads.{head}.weight",
             source.flag("medusa_fc_bias", default=False),
         )
 
@@ -72,7 +72,7 @@ class Medusa(DraftHeads):
             name = layout.output.format(head=head)
             if name not in outputs:
                 outputs[name] = self._output(source, name)
-            blocks = [_block(source, layout, head, at) for at in range(layout.depth)]
+            blocks = [_block(source, layout, head, block) for block in range(layout.depth)]
             self._heads.append(_Head(blocks, outputs[name]))
         if self._tokens is not None:
             self._tokens = self._tokens.to(source.ops.device)
@@ -81,13 +81,13 @@ class Medusa(DraftHeads):
         self.nbytes = source.nbytes
 
     def _output(self, source: HeadCheckpoint, name: str) -> LinearLayer:
-        whole = source.vocab_size, source.hidden_size
+        shape = source.vocab_size, source.hidden_size
         if self._tokens is None:
-            return source.linear(name, *whole)
+            return source.linear(name, *shape)
         count = len(self._tokens)
         if name in source.weights and source.weights.stored_shape(name)[:1] == (count,):
             return source.linear(name, count, source.hidden_size)
-        return source.pack(source.weights.get(name, whole)[self._tokens])
+        return source.pack(source.weights.get(name, shape)[self._tokens])
 
     def start(self, hidden: Tensor) -> Tensor:
         """See the base."""
@@ -98,31 +98,31 @@ class Medusa(DraftHeads):
         head, x = self._heads[depth], state
         for block in head.blocks:
             x = x + silu(apply_linear(block, x, self._feeds))
-        found = apply_linear(head.output, x, self._feeds) * self._scale
+        logits = apply_linear(head.output, x, self._feeds) * self._scale
         if self._tokens is None:
-            return found, state
-        spread = found.new_full((len(found), self._vocab_size), -torch.inf)
-        spread[:, self._tokens] = found
+            return logits, state
+        spread = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+        spread[:, self._tokens] = logits
         return spread, state
 
 
-def _block(source: HeadCheckpoint, layout: _Layout, head: int, at: int) -> LinearLayer:
-    name, size = layout.block.format(head=head, at=at), source.hidden_size
+def _block(source: HeadCheckpoint, layout: _Layout, head: int, block: int) -> LinearLayer:
+    name, size = layout.block.format(head=head, block=block), source.hidden_size
     bias = source.vector(f"{name}.bias", size) if layout.bias else None
     return source.linear(f"{name}.weight", size, size, bias)
 
 
 def _token_map(source: HeadCheckpoint) -> Tensor | None:
     """int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
-    count = source.whole("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
+    count = source.integer("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
     if "token_map" not in source.weights:
         if count < source.vocab_size:
-            raise source.wrong("truncated_vocab_size is set, but there is no 'token_map'")
+            raise source.error("truncated_vocab_size is set, but there is no 'token_map'")
         return None
     if count == source.vocab_size:
         source.weights.mark_used(["token_map"])
         return None
-    tokens = source.whole_numbers("token_map", count)
+    tokens = source.integers("token_map", count)
     if int(tokens.min()) < 0 or int(tokens.max()) >= source.vocab_size:
-        raise source.wrong(f"'token_map' names tokens outside [0, {source.vocab_size})")
+        raise source.error(f"'token_map' names tokens outside [0, {source.vocab_size})")
     return tokens

@@ -40,24 +40,24 @@ class MlpSpeculator(DraftHeads):
     def __init__(self, source: HeadCheckpoint) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
         if (kind := source.config.get("speculator_type", "mlp")) != "mlp":
-            raise source.wrong(f"speculator_type {kind!r:.80} isn't run: only plain MLPs are")
+            raise source.error(f"speculator_type {kind!r:.80} isn't run: only plain MLPs are")
         source.same("emb_dim", source.hidden_size)
         source.same("vocab_size", source.vocab_size)
-        self.max_drafts = source.whole("n_predict", 1, 64)
-        self._inner = source.whole("inner_dim", 0, default=0) or source.hidden_size
+        self.max_drafts = source.integer("n_predict", 1, 64)
+        self._inner = source.integer("inner_dim", 0, default=0) or source.hidden_size
         self._scales_input = source.flag("scale_input", default=False)
         tied = source.flag("tie_weights", default=False)
         if tied and self.max_drafts == 1:
-            raise source.wrong("tie_weights needs n_predict of 2 at least")
+            raise source.error("tie_weights needs n_predict of 2 at least")
         self._feeds = source.feeds
-        self._stages = _tied(source, self.max_drafts, self._inner) if tied else self._own(source)
-        kept = 0.5 ** (0.5 / self.max_drafts)
-        self._token_weight = math.sqrt((1 - kept**2) * (self._inner / 2)) / kept
+        self._stages = _tied(source, self.max_drafts, self._inner) if tied else self._untied(source)
+        decay = 0.5 ** (0.5 / self.max_drafts)
+        self._token_weight = math.sqrt((1 - decay**2) * (self._inner / 2)) / decay
         self.nbytes = source.nbytes
 
-    def _own(self, source: HeadCheckpoint) -> list[_Stage]:
+    def _untied(self, source: HeadCheckpoint) -> list[_Stage]:
         sizes = [source.hidden_size, *[self._inner] * (self.max_drafts - 1)]
-        return [_stage(source, at, self._inner, size) for at, size in enumerate(sizes)]
+        return [_stage(source, index, self._inner, size) for index, size in enumerate(sizes)]
 
     def start(self, hidden: Tensor) -> Tensor:
         """See the base."""
@@ -76,14 +76,14 @@ def _normed(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + _EPS)
 
 
-def _stage(source: HeadCheckpoint, at: int, inner: int, size: int) -> _Stage:
-    """The stage number `at`, whose state has `size` numbers."""
+def _stage(source: HeadCheckpoint, index: int, inner: int, size: int) -> _Stage:
+    """The stage number `index`, whose state has `size` numbers."""
     return _Stage(
-        embedding=source.linear(f"{_PREFIX}emb.{at}.weight", source.vocab_size, inner),
-        projection=source.linear(f"{_PREFIX}proj.{at}.weight", inner, size),
-        norm_weight=source.vector(f"{_PREFIX}ln.{at}.weight", inner),
-        norm_bias=source.vector(f"{_PREFIX}ln.{at}.bias", inner),
-        head=source.linear(f"{_PREFIX}head.{at}.weight", source.vocab_size, inner),
+        embedding=source.linear(f"{_PREFIX}emb.{index}.weight", source.vocab_size, inner),
+        projection=source.linear(f"{_PREFIX}proj.{index}.weight", inner, size),
+        norm_weight=source.vector(f"{_PREFIX}ln.{index}.weight", inner),
+        norm_bias=source.vector(f"{_PREFIX}ln.{index}.bias", inner),
+        head=source.linear(f"{_PREFIX}head.{index}.weight", source.vocab_size, inner),
     )
 
 
@@ -93,9 +93,9 @@ def _tied(source: HeadCheckpoint, count: int, inner: int) -> list[_Stage]:
     shared = source.linear(f"{_PREFIX}proj.1.weight", inner, inner)
     later = _Stage(first.embedding, shared, first.norm_weight, first.norm_bias, first.head)
     copies = [
-        f"{_PREFIX}{part}.{at}.{kind}"
+        f"{_PREFIX}{part}.{index}.{kind}"
         for part in ("emb", "proj", "ln", "head")
-        for at in range(1, count)
+        for index in range(1, count)
         for kind in ("weight", "bias")
     ]
     source.weights.mark_used(copies)  # some files say what is shared once a stage

@@ -52,7 +52,7 @@ class MtpSource:
     dtype: torch.dtype
     scheme: QuantScheme
 
-    def wrong(self, why: str) -> ModelLoadError:
+    def error(self, why: str) -> ModelLoadError:
         """What is raised for a checkpoint that can't be used."""
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
@@ -108,24 +108,26 @@ class Mtp(LayerDraftHeads):
         """Read the checkpoint. Raises `ModelLoadError` for one without such a layer."""
         model = target.model
         _check(source, model.spec)
-        spec, at = with_mtp_layer(model.spec), model.spec.names.layer.format(model.spec.num_layers)
+        spec = with_mtp_layer(model.spec)
+        prefix = model.spec.names.layer.format(model.spec.num_layers)
         loader = WeightLoader(
             spec, model.ops, source.dtype, target.max_model_len, source.weights, source.scheme
         )
-        if f"{at}eh_proj.weight" not in source.weights and not loader.has_packed(f"{at}eh_proj"):
-            raise source.wrong(
+        projection = f"{prefix}eh_proj"
+        if f"{projection}.weight" not in source.weights and not loader.has_packed(projection):
+            raise source.error(
                 f"config.json's {COUNT} is {num_mtp_layers(source.config)}, but the checkpoint has "
-                f"no '{at}eh_proj.weight': its layers for drafts were left out"
+                f"no '{prefix}eh_proj.weight': its layers for drafts were left out"
             )
         width = self.width = self.columns = spec.hidden_size
 
         def norm(name: str) -> Callable[[Tensor], Tensor]:
-            weights = loader.norm(NormDescription(at + name, width))
+            weights = loader.norm(NormDescription(prefix + name, width))
             return make_norm(model.ops, weights, width, spec.norm_eps)
 
         self._token_norm, self._state_norm = norm("enorm"), norm("hnorm")
         self._norm = norm("shared_head.norm")
-        part = (LinearPart(f"{at}eh_proj", width),)
+        part = (LinearPart(f"{prefix}eh_proj", width),)
         self._fusion = loader.linear(FusedLinear(parts=part, columns=2 * width))
         weights = loader.layer(describe_layer(spec, model.spec.num_layers))
         self._input_norm = make_norm(model.ops, weights.input_norm, width, spec.norm_eps)
@@ -133,13 +135,13 @@ class Mtp(LayerDraftHeads):
         self.nbytes = self._fusion.nbytes + weights.nbytes
         self._model, self._embedding, self._head = model, model.embedding, None
         names = spec.names
-        own = names.embedding if spec.tie_embeddings else names.lm_head
+        model_head = names.embedding if spec.tie_embeddings else names.lm_head
         table = spec.vocab_size, width
-        if not _is_copy(source.weights, f"{at}embed_tokens", names.embedding, table):
-            self._embedding = loader.table(TableDescription(f"{at}embed_tokens"))
+        if not _is_copy(source.weights, f"{prefix}embed_tokens", names.embedding, table):
+            self._embedding = loader.table(TableDescription(f"{prefix}embed_tokens"))
             self.nbytes += self._embedding.nbytes
-        if not _is_copy(source.weights, f"{at}shared_head.head", own, table):
-            self._head = loader.table(TableDescription(f"{at}shared_head.head"))
+        if not _is_copy(source.weights, f"{prefix}shared_head.head", model_head, table):
+            self._head = loader.table(TableDescription(f"{prefix}shared_head.head"))
             self.nbytes += self._head.nbytes
 
     def states(self, hidden: Tensor) -> Tensor:
@@ -161,22 +163,22 @@ class Mtp(LayerDraftHeads):
 def _check(source: MtpSource, spec: DecoderSpec) -> None:
     """Raise `ModelLoadError` unless the checkpoint says that it has one such layer."""
     if spec.architecture not in FAMILIES:
-        raise source.wrong(
+        raise source.error(
             f"no layers for drafts are known of {spec.architecture}; of {', '.join(FAMILIES)} they "
             "are"
         )
     if (count := num_mtp_layers(source.config)) != 1:
         had = f"{count} layers for drafts" if count else "no layers for drafts"
-        raise source.wrong(f"the checkpoint has {had} ({COUNT} in config.json); one is run")
+        raise source.error(f"the checkpoint has {had} ({COUNT} in config.json); one is run")
 
 
 def _is_copy(weights: Weights, name: str, original: str, shape: tuple[int, int]) -> bool:
     """Whether a table isn't there, or is another one once more."""
-    found = [f"{each}.weight" for each in (name, original)]
-    if not isinstance(weights, WeightReader) or found[0] not in weights:
+    names = [f"{table}.weight" for table in (name, original)]
+    if not isinstance(weights, WeightReader) or names[0] not in weights:
         return True
-    if found[1] not in weights:
+    if names[1] not in weights:
         return False
-    same = torch.equal(*(weights.get(each, shape) for each in found))
+    same = torch.equal(*(weights.get(name, shape) for name in names))
     weights.release()
     return same

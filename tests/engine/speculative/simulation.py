@@ -103,20 +103,20 @@ class _Model:
     def max_drafts(self, sequence: Sequence) -> int:
         return 10**6
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+    def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
         """As many steps as the deepest draft, each of the rows that are still wanted."""
-        owner, deepest = self._owner, max((count for _, count in wanted), default=0)
-        self.reading = sum(self.num_unread_tokens(sequence) for sequence, _ in wanted)
-        self._known |= {sequence.seq_id for sequence, _ in wanted}
+        owner, deepest = self._owner, max((count for _, count in requests), default=0)
+        self.reading = sum(self.num_unread_tokens(sequence) for sequence, _ in requests)
+        self._known |= {sequence.seq_id for sequence, _ in requests}
         self.seconds += self.reading
         owner.now += self.reading
         for depth in range(deepest):
-            rows = sum(count > depth for _, count in wanted)
+            rows = sum(count > depth for _, count in requests)
             seconds = owner.noisy(self._cost(rows))
             self.costs.record(rows, seconds)
             owner.now += self._cost(rows)
             self.seconds += seconds
-        return {sequence.seq_id: [_RIGHT] * count for sequence, count in wanted}
+        return {sequence.seq_id: [_RIGHT] * count for sequence, count in requests}
 
     def num_unread_tokens(self, sequence: Sequence) -> float:
         """What isn't known of it."""
@@ -221,16 +221,16 @@ class Simulation:
 
     def _took(self, plan: StepPlan, seconds: float, following: float) -> None:
         self.now += seconds + following
-        self.drafter.note_following(following)
+        self.drafter.record_tracking(following)
         self.drafter.note_step(plan, seconds + following)
 
     def _note(self, seq_ids: list[int], widths: list[int], following: float = 0.0) -> None:
         self._pace += self.rng.gauss(0.0, self._noise / 2) - 0.02 * self._pace
         drafts = {seq_id: [0] * (width - 1) for seq_id, width in zip(seq_ids, widths, strict=True)}
         model = self.drafter.model
-        before = self.drafter._looked + (0.0 if model is None else model.seconds)
+        before = self.drafter._planning_seconds + (0.0 if model is None else model.seconds)
         plan = StepPlan(1, seq_ids, widths, widths, drafts)
-        self.drafter.note_following(following)
+        self.drafter.record_tracking(following)
         self.drafter.note_step(plan, before + following + self.noisy(self._cost(sum(widths))))
 
     def _fill(self) -> list[Sequence]:

@@ -277,7 +277,9 @@ def _drafted(
     for count in range(most):
         drafts = made.propose(rows, 100)
         widths = [1 + len(drafts.get(row.seq_id, [])) for row in rows]
-        seconds = cost(sum(widths)) + made._looked + (made.model.seconds if made.model else 0.0)
+        seconds = (
+            cost(sum(widths)) + made._planning_seconds + (made.model.seconds if made.model else 0.0)
+        )
         seq_ids = [row.seq_id for row in rows]
         made.note_step(StepPlan(1, seq_ids, widths, widths, drafts), seconds)
         for row in rows:

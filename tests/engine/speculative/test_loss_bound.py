@@ -30,12 +30,12 @@ def test_a_full_batch_may_lose_little() -> None:
 
 def test_looks_end_before_drafts_have_no_budget_left() -> None:
     losses = started(a=4)
-    assert losses.can_look("a", 1.0)
+    assert losses.can_look_up("a", 1.0)
     losses.charge("a", 1.8)
-    assert not losses.can_look("a", 0.0)
+    assert not losses.can_look_up("a", 0.0)
     assert losses.budget("a") > 0.0
     losses.begin_step(100, {"a": 4})
-    assert losses.can_look("a", 0.1)
+    assert losses.can_look_up("a", 0.1)
 
 
 def test_a_loss_is_reduced_by_a_small_part_of_each_token() -> None:

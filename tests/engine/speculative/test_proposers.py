@@ -144,7 +144,7 @@ def test_the_longest_run_wins_whoever_said_it() -> None:
 
 
 def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposers, "MOST_TOKENS", 10)
+    monkeypatch.setattr(proposers, "MAX_TOKENS", 10)
     proposer = SuffixProposer(CONFIG)
     for first in (1, 11, 21):
         proposer.forget(sequence([50], [first, first + 1, 90, 91], namespace=f"of {first}"))
@@ -155,12 +155,12 @@ def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPat
     assert known == [[], [90], [90]]
     proposer.forget(sequence([50], list(range(100, 120)), namespace="too long"))
     assert not proposer._outputs
-    assert not proposer._said
+    assert not proposer._history
     assert proposer._size == 0
 
 
 def test_long_sequences_that_run_forget_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposers, "MOST_TOKENS", 12)
+    monkeypatch.setattr(proposers, "MAX_TOKENS", 12)
     proposer = NgramProposer(CONFIG)
     long, short = sequence([1, 2, 3, 4, 5, 6, 7], [1, 2]), sequence([8, 9, 7], [8, 9], 1)
     assert proposer.propose(long, 2).tokens == [3, 4]
