@@ -40,6 +40,11 @@ class LinearLayer(ABC):
         """The tensors that it is made of, by name; none where its memory isn't torch's."""
         return {}
 
+    @property
+    def row_size(self) -> int:
+        """K: the inputs that each output depends on, those of other ranks included."""
+        return self.in_features
+
 
 SLICE_ROWS = 32
 """Pieces of a weight hold a multiple of so many of its rows."""

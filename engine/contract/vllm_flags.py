@@ -486,7 +486,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         ([], [1], [1.0]),
         "rotary embeddings are the model's for all adapters. For LongLoRA set rope_scaling.",
     ),
-    ignored_flag("fully_sharded_loras", bool, "one device has nothing to share out."),
+    ignored_flag("fully_sharded_loras", bool, "each rank has all of A, which takes no gather."),
     restricted_flag("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
     restricted_flag(
         "scheduler_delay_factor",

@@ -13,11 +13,17 @@ from typing import Any
 
 import msgspec
 
-from engine.contract.errors import ConfigError, EngineFault, ModelLoadError, QuireError
+from engine.contract.errors import (
+    ConfigError,
+    EngineFault,
+    InvalidRequest,
+    ModelLoadError,
+    QuireError,
+)
 
 _LENGTH = struct.Struct("<I")
 _ERRORS: dict[str, type[QuireError]] = {
-    error.__name__: error for error in (ConfigError, EngineFault, ModelLoadError)
+    error.__name__: error for error in (ConfigError, EngineFault, InvalidRequest, ModelLoadError)
 }
 
 

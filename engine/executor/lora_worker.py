@@ -15,6 +15,12 @@ from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel
 from engine.models.lora import AdapterWeights
 from engine.models.supports_lora import SupportsLoRA
+from engine.pooling.heads import ClassifierHeadFactory
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    """Bytes of this rank's adapters that wait in host memory, which all ranks share."""
+    return adapter_bytes(32, 1) // config.tensor_parallel_size
 
 
 class LoraWorker:
@@ -31,7 +37,7 @@ class LoraWorker:
             StoreLimits(
                 max_rank=device.max_adapter_rank,
                 dtype=None if config.lora_dtype == "auto" else dtypes[config.lora_dtype],
-                host_bytes=adapter_bytes(32, 1) if device.caches_adapters_on_host else 0,
+                host_bytes=_host_bytes(config) if device.caches_adapters_on_host else 0,
                 host_adapters=config.max_cpu_loras,
             )
         )
@@ -55,9 +61,6 @@ class LoraWorker:
         if self._loaded is None:
             return "There is no model yet."
         model = self._loaded.model
-        if self._loaded.ranks is not None:
-            size = self._loaded.ranks.size
-            return f"Adapters aren't supported with tensor_parallel_size={size}: leave that out."
         if isinstance(model, SupportsLoRA):
             return self._obstacle
         other = (
@@ -69,18 +72,31 @@ class LoraWorker:
 
     @property
     def num_bytes(self) -> int:
-        return self._device.adapter_bytes()
+        return self._device.adapter_bytes() // self._config.tensor_parallel_size
 
     @property
     def max_adapters(self) -> int | None:
         return self._device.max_adapters
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
+        return self._store.load(ref, *self._target)
+
+    def stage(self, ref: AdapterRef) -> None:
+        """Read and pack an adapter, which no step finds before `publish`. Raises as `load`."""
+        self._store.stage(ref, *self._target)
+
+    def publish(self, digest: str) -> None:
+        """Let steps find an adapter that is staged."""
+        self._store.publish(digest)
+
+    @property
+    def _target(self) -> tuple[AdaptableModel, ClassifierHeadFactory | None]:
+        """What adapters are packed for."""
         if self._loaded is None:
             raise RuntimeError("There is no model yet.")
         pooler = self._loaded.pooler
         heads = None if pooler is None else pooler.maker
-        return self._store.load(ref, cast(AdaptableModel, self._loaded.model), heads)
+        return cast(AdaptableModel, self._loaded.model), heads
 
     def unload(self, digest: str) -> None:
         self._store.unload(digest)

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
+from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
 from engine.devices.threads import default_num_threads, parse_cpus
 from engine.executor.abstract import Capacity, Executor, StepFuture
+from engine.executor.lora_worker import LoraWorker
 from engine.executor.rank_process import PackedTensor, RemoteCall
 from engine.executor.rank_processes import RankProcesses
 from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
+from engine.lora.store import AdapterFacts
 from engine.models.interface import ModelFacts
 from engine.models.sharding import PARAM
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -62,6 +65,50 @@ class _FailureScope:
             self._executor.raise_failure(self._step, error)
 
 
+class RankedAdapters:
+    """The adapters of a model that ranks share; see `AdapterHost`.
+
+    Ranks read them while steps run. Where plans may name one is said in the order of plans, so that
+    all ranks have it in the same steps.
+    """
+
+    def __init__(self, local: LoraWorker, ranks: RankProcesses) -> None:
+        self._local, self._ranks = local, ranks
+
+    @property
+    def refusal(self) -> str:
+        return self._local.refusal
+
+    @property
+    def num_bytes(self) -> int:
+        return self._local.num_bytes
+
+    @property
+    def max_adapters(self) -> int | None:
+        return self._local.max_adapters
+
+    def load(self, ref: AdapterRef) -> AdapterFacts:
+        facts = self._local.load(ref)
+        try:
+            self._ranks.stage_adapter(ref)
+            self._ranks.broadcast("publish_adapter", ref.digest)
+        except BaseException:
+            self.unload(ref.digest)
+            raise
+        return facts
+
+    def unload(self, digest: str) -> None:
+        self._ranks.broadcast("unload_adapter", digest)
+        self._local.unload(digest)
+
+    def drop_host_copy(self, digest: str) -> None:
+        self._ranks.broadcast("drop_host_copy", digest)
+        self._local.drop_host_copy(digest)
+
+    def has_host_copy(self, digest: str) -> bool:
+        return self._local.has_host_copy(digest)
+
+
 class MultiprocExecutor(UniProcExecutor):
     """Runs one worker here and the others in processes of their own.
 
@@ -90,6 +137,7 @@ class MultiprocExecutor(UniProcExecutor):
             self._ranks.start([each.to_mapping() for each in settings[1:]])
             super().__init__(settings[0], self._ranks.memory)
             self._ranks.watch.group = self._group
+            self.adapters = RankedAdapters(self.worker.adapters, self._ranks)
             self._ranks.collect("start", None)
         except BaseException:
             self._ranks.close()

@@ -1,7 +1,7 @@
 """`python -m engine.executor.rank_process`: a rank that runs what the first one sends.
 
-Arguments: its rank, the number of ranks, the descriptors of the shared memory and of a socket. It
-ends when the socket is closed, so that no rank outlives the first.
+Arguments: its rank, the number of ranks, the descriptors of the shared memory and of two sockets,
+for steps and for adapters. It ends when the former is closed, so that no rank outlives the first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from engine.contract.engine_config import EngineConfig
+from engine.contract.lora import AdapterRef
 from engine.distributed.channel import (
     Channel,
     ChannelClosed,
@@ -34,6 +35,7 @@ from engine.scheduler.plan import GrammarOutput, StepPlan
 log = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 0.1
+_POLL_S = 60.0
 
 
 class RemoteCall(msgspec.Struct):
@@ -61,6 +63,7 @@ CALLS: dict[str, Any] = {
     "sleep": int,
     "wake_up": list[str],
     "collective_rpc": RemoteCall,
+    "stage_adapter": AdapterRef,
 }
 #: Those that aren't: what goes wrong in a step is said at the next reset.
 CASTS: dict[str, Any] = {
@@ -71,14 +74,18 @@ CASTS: dict[str, Any] = {
     "attach": PackedTensor,
     "detach": int,
     "on_serving": None,
+    "publish_adapter": str,
+    "unload_adapter": str,
+    "drop_host_copy": str,
 }
 
 
 class RankProcess:
     """Another rank than the first. Each command is a method of its name."""
 
-    def __init__(self, channel: Channel, memory: RankMemory) -> None:
-        self._channel, self._memory = channel, memory
+    def __init__(self, channel: Channel, adapters: Channel, memory: RankMemory) -> None:
+        """`adapters`: for commands that are run beside steps."""
+        self._channel, self._adapters, self._memory = channel, adapters, memory
         self._commands: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._failed_steps: list[int] = []
         self.worker: Worker | None = None
@@ -86,19 +93,33 @@ class RankProcess:
     def run(self) -> None:
         """Run commands until the first rank ends."""
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
+        threading.Thread(target=self._stage_adapters, name="adapters", daemon=True).start()
         while True:
             message = self._commands.get()
-            command = message.command
-            body = _decode(message)
-            if command in CASTS:
-                self._cast(command, body)
-                continue
+            if message.command in CASTS:
+                self._cast(message.command, _decode(message))
+            else:
+                self._channel.send(self._call(message))
+
+    def _call(self, message: RankMessage) -> bytes:
+        """Run a command that is answered; the frame of its reply."""
+        try:
+            reply = getattr(self, message.command)(*_decode(message)) or RankReply()
+        except Exception as error:  # sent to the first rank, which raises it
+            log.exception("%s failed", message.command)
+            reply = RankReply.from_error(error)
+        return encode_reply(reply)
+
+    def _stage_adapters(self) -> None:
+        """Read adapters while steps run; the first rank says between which two they appear."""
+        while True:
             try:
-                reply = getattr(self, command)(*body) or RankReply()
-            except Exception as error:  # sent to the first rank, which raises it
-                log.exception("%s failed", command)
-                reply = RankReply.from_error(error)
-            self._channel.send(encode_reply(reply))
+                data = self._adapters.receive(_POLL_S)
+                if data is not None:
+                    message = msgspec.msgpack.decode(data, type=RankMessage)
+                    self._adapters.send(self._call(message))
+            except ChannelClosed:
+                return  # the other channel is closed as well, which ends the process
 
     def _receive(self) -> None:
         """Read commands, and say that this process lives; masks overtake the step they are for."""
@@ -168,6 +189,18 @@ class RankProcess:
     def detach(self, handle: int) -> None:
         self._loaded.detach(handle)
 
+    def stage_adapter(self, ref: AdapterRef) -> None:
+        self._loaded.adapters.stage(ref)
+
+    def publish_adapter(self, digest: str) -> None:
+        self._loaded.adapters.publish(digest)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._loaded.adapters.unload(digest)
+
+    def drop_host_copy(self, digest: str) -> None:
+        self._loaded.adapters.drop_host_copy(digest)
+
     def reset(self) -> RankReply:
         worker, failed = self._loaded, self._failed_steps
         self._failed_steps = []
@@ -195,13 +228,13 @@ def _decode(message: RankMessage) -> tuple[Any, ...]:
 
 def main(argv: list[str]) -> None:
     """See the module."""
-    rank, size, memory, connection = (int(argument) for argument in argv)
+    rank, size, memory, commands, adapters = (int(argument) for argument in argv)
     logging.basicConfig(
         level=logging.WARNING, format=f"rank {rank} %(levelname)s %(name)s: %(message)s"
     )
-    channel = Channel(socket.socket(fileno=connection))
+    channels = [Channel(socket.socket(fileno=fileno)) for fileno in (commands, adapters)]
     try:
-        RankProcess(channel, RankMemory.open(memory, rank, size)).run()
+        RankProcess(channels[0], channels[1], RankMemory.open(memory, rank, size)).run()
     except ChannelClosed:
         return
 

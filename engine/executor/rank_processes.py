@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import EngineFault
+from engine.contract.lora import AdapterRef
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
 from engine.executor.rank_process import BEAT_INTERVAL_S
@@ -96,20 +97,29 @@ class RankProcesses:
         """`num_bytes`: of shared memory for the kernels."""
         self.memory = RankMemory.create(size, num_bytes)
         self._channels: list[Channel] = []
+        self._adapter_channels: list[Channel] = []
+        self._adapter_lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
             self._start(rank, size)
         self.watch = RankWatch(self.memory, self._processes)
         self._finalizer = weakref.finalize(
-            self, _end, self.watch, self._channels, self._processes, self.memory.descriptor
+            self,
+            _end,
+            self.watch,
+            self._channels,
+            self._adapter_channels,
+            self._processes,
+            self.memory.descriptor,
         )
 
     def _start(self, rank: int, size: int) -> None:
         ours, theirs = socket.socketpair()
-        descriptors = self.memory.descriptor, theirs.fileno()
+        our_adapters, their_adapters = socket.socketpair()
+        descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        with theirs:
+        with theirs, their_adapters:
             self._processes.append(
                 subprocess.Popen(
                     [
@@ -124,6 +134,7 @@ class RankProcesses:
                 )
             )
         self._channels.append(Channel(ours))
+        self._adapter_channels.append(Channel(our_adapters))
 
     def start(self, settings: Sequence[dict[str, Any]]) -> None:
         """Have each rank from 1 on make a worker by its settings."""
@@ -137,8 +148,19 @@ class RankProcesses:
 
     def broadcast(self, command: str, body: Any = None) -> None:
         """Send a command to all ranks. Raises `EngineFault` where one has ended."""
-        frame = encode_message(command, body)
-        for rank, channel in enumerate(self._channels, 1):
+        self._send(self._channels, encode_message(command, body))
+
+    def stage_adapter(self, ref: AdapterRef) -> None:
+        """Have all ranks read an adapter while steps run. Any thread may call it. Raises as
+        `collect`.
+        """
+        command = "stage_adapter"
+        with self._adapter_lock:
+            self._send(self._adapter_channels, encode_message(command, ref))
+            self._collect(self._adapter_channels, command, CALL_TIMEOUT_S)
+
+    def _send(self, channels: Sequence[Channel], frame: bytes) -> None:
+        for rank, channel in enumerate(channels, 1):
             try:
                 channel.send(frame)
             except ChannelClosed as error:
@@ -151,10 +173,15 @@ class RankProcesses:
         Raises what a rank raised, and `EngineFault` where one has ended or doesn't reply in time;
         None: as long as they live.
         """
+        return self._collect(self._channels, command, timeout_s)
+
+    def _collect(
+        self, channels: Sequence[Channel], command: str, timeout_s: float | None
+    ) -> list[RankReply]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         replies = [
             self._reply(rank, channel, command, deadline)
-            for rank, channel in enumerate(self._channels, 1)
+            for rank, channel in enumerate(channels, 1)
         ]
         for rank, reply in enumerate(replies, 1):
             if reply.error:
@@ -186,11 +213,12 @@ class RankProcesses:
 def _end(
     watch: RankWatch,
     channels: Sequence[Channel],
+    adapter_channels: Sequence[Channel],
     processes: Sequence[subprocess.Popen[bytes]],
     descriptor: int,
 ) -> None:
     watch.stop()
-    for channel in channels:
+    for channel in (*channels, *adapter_channels):
         channel.close()
     for process in processes:
         try:

@@ -18,6 +18,7 @@ from engine.distributed.memory import RankMemory
 from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.worker import Worker
 from engine.kv_transfer.base import KVConnectorBase
+from engine.lora.store import AdapterHost
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.interface import PendingStep
@@ -127,7 +128,8 @@ class UniProcExecutor:
     def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
         """`memory`: see `Worker`."""
         self.worker = worker = Worker(config, memory)
-        self.adapters, self.drafts = worker.adapters, worker.drafts
+        self.adapters: AdapterHost = worker.adapters
+        self.drafts = worker.drafts
         self._thread: StepThread | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

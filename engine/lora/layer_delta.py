@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -52,7 +53,7 @@ class LayerDeltaBuilder:
     @property
     def sizes(self) -> tuple[int, int]:
         """Inputs and outputs of the layer."""
-        return self._layer.in_features, self._layer.out_features
+        return self._layer.row_size, self._layer.out_features
 
     @property
     def round_inputs(self) -> bool:
@@ -64,7 +65,7 @@ class LayerDeltaBuilder:
         chosen = slice(None) if order is None else order
         a, b = delta.a, delta.b
         if a is None or b is None:
-            a, b = torch.zeros(0, self._layer.in_features), torch.zeros(rows, 0)
+            a, b = torch.zeros(0, self._layer.row_size), torch.zeros(rows, 0)
         else:
             b = b[chosen]
         if not (delta.b_bias is None and delta.magnitude is None and delta.bias is None):
@@ -75,6 +76,20 @@ class LayerDeltaBuilder:
             self.a.append(a)
             self._rank += len(a)
         self.parts.append((first, b, start, delta.scale))
+
+    def select_rows(self, rows: Sequence[range]) -> None:
+        """Go on with these of the layer's rows alone, over each other; all others are dropped.
+
+        Only of deltas that have nothing but matrices.
+        """
+        parts, self.parts, offset = self.parts, [], 0
+        for local in rows:
+            for first, b, start, scale in parts:
+                low, high = max(local.start, first), min(local.stop, first + len(b))
+                if low < high:
+                    at = offset + low - local.start
+                    self.parts.append((at, b[low - first : high - first], start, scale))
+            offset += len(local)
 
     def _change(
         self, at: slice, delta: LoRALayer, a: Tensor, b: Tensor, chosen: Tensor | slice

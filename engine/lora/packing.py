@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from engine.models.encoders.encoder import NativeEncoder
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import Transform
 from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora
+from engine.models.sharding import PARAM, ModelShard
 from engine.models.supports_lora import AdaptableLinear
 from engine.models.weight_loader import repeat_kv_rows, ungroup_qkv_rows
 from engine.pooling.heads import ClassifierHeadFactory
@@ -27,6 +28,10 @@ from kernels.lora import HEAD, EmbeddingWeights, LoraSlice, LoraWeights, PackedL
 
 if TYPE_CHECKING:
     from engine.transformers_backend.model import TransformersModel
+
+
+#: Linear layers that ranks can have adapters of.
+_SHARDED_SLOTS = ("qkv", "o", "up", "down")
 
 
 class TransformersModules(TargetModules):
@@ -84,7 +89,7 @@ class TransformersModules(TargetModules):
 def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None) -> TargetModules:
     """The modules of a model; `heads`: of a classifier."""
     if isinstance(model, NativeDecoder | NativeEncoder):
-        return TargetModules(model.spec, None if heads is None else heads.shapes)
+        return TargetModules(_full_spec(model), None if heads is None else heads.shapes)
     return TransformersModules(model)
 
 
@@ -118,18 +123,60 @@ def pack_adapter(
             "Adapters that bring tokens of their own aren't supported for this model.",
             param="modules_to_save",
         )
+    shard = _shard_of(model)
+    if shard is not None:
+        _check_shardable(adapter, shard)
     packer = AdapterPacker(adapter, model, dtype, modules or modules_of(model))
     layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
     embedding, head = packer.embedding(), packer.head()
+    table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
+    if shard is not None and table is None:
+        raise _shard_error(shard, f"of {model.spec.architecture}")
     return AdapterWeights(
         digest=adapter.digest,
         layers=layers,
-        table=model.lora_table([*layers, packer.ends] if model.lora_slots else layers),
+        table=table,
         embedding=embedding,
         head=head,
         classifier=packer.classifier(heads),
         vocab_size=adapter.vocab_size,
         num_bytes=packer.num_bytes,
+    )
+
+
+def has_only_matrices(adapter: LoRAAdapter) -> bool:
+    """Whether only linear layers are changed, the output layer not among them."""
+    others = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
+    ends = (adapter.embedding, adapter.head)
+    return bool(adapter.modules) and not any(others) and all(end is None for end in ends)
+
+
+def _shard_of(model: AdaptableModel) -> ModelShard | None:
+    """A rank's share of the model; None: all of it is here."""
+    return model.shard if isinstance(model, NativeDecoder) else None
+
+
+def _full_spec(model: AdaptableModel) -> Any:
+    """The model that adapters are of, of which this rank may have a part."""
+    shard = _shard_of(model)
+    return model.spec if shard is None else shard.full_spec
+
+
+def _check_shardable(adapter: LoRAAdapter, shard: ModelShard) -> None:
+    """Raise `InvalidRequest` for what would need other ranks' weights while it is packed."""
+    if not has_only_matrices(adapter):
+        raise _shard_error(shard, "that change the embedding or the output layer")
+    for delta in adapter.modules.values():
+        if delta.magnitude is not None:
+            raise _shard_error(shard, "with DoRA")
+        if delta.bias is not None or delta.b_bias is not None:
+            raise _shard_error(shard, "with biases")
+
+
+def _shard_error(shard: ModelShard, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"Adapters {what} can't be used with {PARAM}={shard.ranks.size}: serve them with one rank.",
+        param="model",
     )
 
 
@@ -172,7 +219,24 @@ class AdapterPacker:
                         f"Adapters of {linear.parts[0].name} aren't supported.",
                         param=linear.parts[0].name,
                     )
-                yield slot, self._fused(linear, layers[slot], deltas)
+                parts = self._fused(linear, layers[slot], deltas)
+                if (rows := self._local_rows(index, slot)) is not None:
+                    parts.select_rows(rows)
+                yield slot, parts
+
+    def _local_rows(self, index: int, slot: str) -> list[range] | None:
+        """This rank's rows of a linear layer; None: it gives all of them."""
+        shard, linears = _shard_of(self._model), self.modules.layers[index]
+        if shard is None:
+            return None
+        if slot not in _SHARDED_SLOTS:
+            raise _shard_error(shard, f"of {linears[slot].parts[0].name}")
+        if slot == "qkv":
+            return shard.qkv_rows
+        if slot == "up":
+            inner = linears["down"].columns
+            return shard.up_rows(inner, gated=linears["up"].rows > inner)
+        return None
 
     def _fused(
         self, linear: FusedLinear, layer: AdaptableLinear, deltas: list[LoRALayer | None]
@@ -190,7 +254,7 @@ class AdapterPacker:
 
     def _row_orders(self, linear: FusedLinear) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
-        spec = self._model.spec
+        spec = _full_spec(self._model)
         if not isinstance(spec, DecoderSpec):
             return [None] * len(linear.parts)
         if linear.order == "grouped":

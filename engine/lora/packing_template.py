@@ -30,7 +30,7 @@ from engine.contract.lora import (
 )
 from engine.lora.adapter import LoRAAdapter
 from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder
-from engine.lora.packing import AdapterPacker
+from engine.lora.packing import AdapterPacker, has_only_matrices
 from engine.lora.target_modules import TargetModules
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.lora import AdapterWeights
@@ -167,7 +167,7 @@ class PackingTemplates:
         `kept`: what weights are kept in, None: as they are.
         """
         others = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
-        if others or not _of_matrices_alone(adapter):
+        if others or not has_only_matrices(adapter):
             return
         dtypes, files = {tensor.dtype for tensor in adapter.tensors()}, _read(Path(path))
         if files is None or len(dtypes) != 1 or kept not in (None, *dtypes):
@@ -213,13 +213,6 @@ def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
         with suppress(OSError):
             digest_cache.store(path, states, digest, "")
     return digest
-
-
-def _of_matrices_alone(adapter: LoRAAdapter) -> bool:
-    """Whether only linear layers are changed, and those by nothing but matrices."""
-    others = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
-    ends = (adapter.embedding, adapter.head)
-    return bool(adapter.modules) and not any(others) and all(end is None for end in ends)
 
 
 def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:

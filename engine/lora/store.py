@@ -63,7 +63,7 @@ class StoreLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
+class PackedAdapter:
     """An adapter as kernels run it, and the largest rank of its modules."""
 
     weights: AdapterWeights
@@ -80,7 +80,8 @@ class AdapterStore:
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._device: dict[str, AdapterWeights] = {}
-        self._host: OrderedDict[str, _Packed] = OrderedDict()
+        self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
+        self._staged: dict[str, PackedAdapter] = {}
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
         self._templates = PackingTemplates()
@@ -100,6 +101,16 @@ class AdapterStore:
         this model can't have.
         """
         started = time.perf_counter()
+        packed = self.stage(ref, model, heads)
+        self.publish(ref.digest)
+        seconds = time.perf_counter() - started
+        weights = packed.weights
+        return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
+
+    def stage(
+        self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None
+    ) -> PackedAdapter:
+        """Read and pack an adapter, which no step finds before `publish`. Raises as `load`."""
         with self._lock:
             packed = self._host.pop(ref.digest, None)
         if packed is None:
@@ -107,18 +118,23 @@ class AdapterStore:
                 ref, model, heads
             )
         with self._lock:
-            self._ranks[ref.digest] = packed.rank
-            self._device[ref.digest] = packed.weights
-        seconds = time.perf_counter() - started
-        weights = packed.weights
-        return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
+            self._staged[ref.digest] = packed
+        return packed
+
+    def publish(self, digest: str) -> None:
+        """Let steps find an adapter that is staged."""
+        with self._lock:
+            packed = self._staged.pop(digest)
+            self._ranks[digest] = packed.rank
+            self._device[digest] = packed.weights
 
     def unload(self, digest: str) -> None:
         """Free an adapter's device memory; host memory keeps it as far as there is room."""
         with self._lock:
+            self._staged.pop(digest, None)
             weights = self._device.pop(digest, None)
             if weights is not None:
-                self._host[digest] = _Packed(weights, self._ranks.pop(digest))
+                self._host[digest] = PackedAdapter(weights, self._ranks.pop(digest))
                 self._trim()
 
     def drop_host_copy(self, digest: str) -> None:
@@ -149,15 +165,15 @@ class AdapterStore:
 
     def _load_by_template(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
-    ) -> _Packed | None:
+    ) -> PackedAdapter | None:
         """An adapter whose files are laid out as others' were."""
         self._modules_of(model, heads)
         found = self._templates.load(ref, model) if ref.path else None
-        return None if found is None else _Packed(*found)
+        return None if found is None else PackedAdapter(*found)
 
     def _load_by_reader(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
-    ) -> _Packed:
+    ) -> PackedAdapter:
         """Any adapter."""
         modules, dtype = self._modules_of(model, heads), self._limits.dtype
         adapter = self._read(ref, modules)
@@ -165,7 +181,7 @@ class AdapterStore:
         self._templates.add_template(ref.path, adapter, model, dtype, modules)
         # In one piece, as those that follow: steps read it faster.
         again = self._templates.load(ref, model)
-        return _Packed(weights, adapter.rank) if again is None else _Packed(*again)
+        return PackedAdapter(weights, adapter.rank) if again is None else PackedAdapter(*again)
 
     def _read(self, ref: AdapterRef, modules: TargetModules) -> LoRAAdapter:
         if not ref.path:

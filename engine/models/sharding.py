@@ -37,6 +37,7 @@ class ModelShard:
 
     Attributes:
         ranks: the group.
+        full_spec: the model.
         spec: the model as this rank's layers are: with its heads and its part of the MLP.
         splits_heads: whether ranks have heads of their own; else each has all, and all of the KV
             cache.
@@ -46,7 +47,7 @@ class ModelShard:
         """Raises `ConfigError` for a model that can't be cut."""
         check_shardable(spec, ranks.size)
         self.ranks, size = ranks, ranks.size
-        self._full, self.splits_heads = spec, splits_heads(spec, size)
+        self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
         if not self.splits_heads and ranks.rank == 0:
             log.warning(
                 "Each of %d ranks computes all heads of %s, and has all of its KV cache.",
@@ -69,7 +70,7 @@ class ModelShard:
         size = self.ranks.size
         if not self.splits_heads:
             return None
-        return tuple(self._full.q_size // size * rank for rank in range(size + 1))
+        return tuple(self.full_spec.q_size // size * rank for rank in range(size + 1))
 
     def inner(self, columns: int) -> tuple[int, ...]:
         """Likewise, of the middle of an MLP or an expert, of `columns` in all."""
@@ -86,13 +87,13 @@ class ModelShard:
         """This rank's KV heads. Of fewer than ranks several ranks have the same one."""
         first = 0
         if self.splits_heads:
-            first = self._full.num_kv_heads * self.ranks.rank // self.ranks.size
+            first = self.full_spec.num_kv_heads * self.ranks.rank // self.ranks.size
         return slice(first, first + self.spec.num_kv_heads)
 
     @property
     def qkv_rows(self) -> list[range] | None:
         """This rank's rows of queries, keys and values over each other; None: ranks share them."""
-        full, local, rank = self._full, self.spec, self.ranks.rank
+        full, local, rank = self.full_spec, self.spec, self.ranks.rank
         if not self.splits_heads:
             return None
         query = local.q_size * rank

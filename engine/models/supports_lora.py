@@ -72,6 +72,11 @@ class StackedExpert:
     in_features: int
     out_features: int
 
+    @property
+    def row_size(self) -> int:
+        """See `LinearLayer.row_size`."""
+        return self.in_features
+
 
 #: What an adapter changes: a layer that can be asked for its weights, or the sizes of one.
 AdaptableLinear = LinearLayer | StackedExpert

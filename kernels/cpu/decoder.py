@@ -136,7 +136,7 @@ def _sizes(layer: DecoderLayer, attention: AttentionWeights) -> dict[str, tuple[
     slots = {"qkv": attention.qkv, "o": attention.o}
     if layer.mlp is not None:
         slots |= {"up": layer.mlp.up, "down": layer.mlp.down}
-    sizes = {slot: (linear.in_features, linear.out_features) for slot, linear in slots.items()}
+    sizes = {slot: (linear.row_size, linear.out_features) for slot, linear in slots.items()}
     experts = None if layer.experts is None else layer.experts.layers
     return sizes if experts is None else sizes | sizes_of(experts)
 

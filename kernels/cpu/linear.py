@@ -49,7 +49,7 @@ class CpuLinear(LinearLayer):
             raise MemoryError(f"no memory for packed weights [{out_features}, {k}]")
         self.handle = handle
         self.out_features, self.in_features = out_features, k
-        self._row_size = k  # of which ranks may have parts as inputs
+        self._row_size = k
         self.nbytes = library.packed_bytes(handle)
         self._linear, self._rows = library.linear, library.linear_rows
         # Not at exit: a thread of a process that ends may be in the middle of a product.
@@ -75,6 +75,10 @@ class CpuLinear(LinearLayer):
         if status:
             check(status)
         return out
+
+    @property
+    def row_size(self) -> int:
+        return self._row_size
 
     def rows(self, ids: Tensor) -> Tensor:
         if ids.dim() != 1 or ids.dtype != torch.int64 or not ids.is_contiguous():

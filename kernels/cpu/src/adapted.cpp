@@ -14,12 +14,13 @@ struct Adapting {
   int64_t count() const { return static_cast<int64_t>(uses.size()); }
 
   static Adapting& of(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot,
-                      const float* x, int64_t stride, int64_t low, int64_t rows, int threads) {
+                      const Packed& w, const float* x, int64_t stride, int64_t low, int64_t rows,
+                      int threads) {
     thread_local Adapting kept;
     kept.uses.clear();
     if (adapters.count)
       lora_uses(kept.uses, adapters.groups, adapters.count, adapters.layer, slot, low, low + rows);
-    kept.by_panels = kept.count() && adds_by_panels(kept.uses.data(), kept.count());
+    kept.by_panels = kept.count() && !w.shard && adds_by_panels(kept.uses.data(), kept.count());
     if (kept.by_panels) kept.call.begin(x, stride, kept.uses.data(), kept.count(), low, threads);
     return kept;
   }
@@ -28,9 +29,15 @@ struct Adapting {
 int product(Adapting& found, const Packed& w, float* y, const float* x, int64_t stride, int64_t low,
             int64_t rows, int threads) {
   if (found.by_panels) return linear(w, y, x, stride, rows, kF32, threads, &found.call);
-  const int wrong = linear(w, y, x, stride, rows, kF32, threads);
-  if (!wrong && found.count())
-    add_lora(y, w.n, x, stride, found.uses.data(), found.count(), low, threads);
+  if (!w.shard || !found.count()) {
+    const int wrong = linear(w, y, x, stride, rows, kF32, threads);
+    if (!wrong && found.count())
+      add_lora(y, w.n, x, stride, found.uses.data(), found.count(), low, threads);
+    return wrong;
+  }
+  // Every rank adds to all columns: A and B are whole where outputs are gathered.
+  const int wrong = sharded_linear(w, y, &x, &stride, rows, threads);
+  if (!wrong) add_lora(y, w.outputs(), x, stride, found.uses.data(), found.count(), low, threads);
   return wrong;
 }
 
@@ -39,14 +46,14 @@ int product(Adapting& found, const Packed& w, float* y, const float* x, int64_t 
 int adapted_linear(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot,
                    const Packed& w, float* y, const float* x, int64_t stride, int64_t low,
                    int64_t rows, int threads) {
-  Adapting& found = Adapting::of(adapters, slot, x, stride, low, rows, threads);
+  Adapting& found = Adapting::of(adapters, slot, w, x, stride, low, rows, threads);
   return product(found, w, y, x, stride, low, rows, threads);
 }
 
 int adapted_gated_linear(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot,
                          const Packed& w, float* out, float* gated, const float* x, int64_t width,
                          int64_t low, int64_t rows, const Activation& how, int threads) {
-  Adapting& found = Adapting::of(adapters, slot, x, w.k, low, rows, threads);
+  Adapting& found = Adapting::of(adapters, slot, w, x, w.k, low, rows, threads);
   if (!found.count()) return gated_linear(w, out, gated, x, width, rows, how, threads);
   if (found.by_panels && can_gate(w, rows))
     return linear_gated(w, out, x, w.k, rows, how, threads, &found.call);

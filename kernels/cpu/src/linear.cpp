@@ -316,8 +316,8 @@ int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t ro
            int threads, const LoraCall* adapters) {
   if (dtype > kF16 || (w.shard && (dtype != kF32 || adapters))) return kBadDType;
   if (w.shard) {
-    return sharded_linear(w, static_cast<float*>(out), static_cast<const float*>(x), stride, rows,
-                          threads);
+    const float* values = static_cast<const float*>(x);
+    return sharded_linear(w, static_cast<float*>(out), &values, &stride, rows, threads);
   }
   return multiply_all(w, out, x, stride, rows, dtype, nullptr, adapters, threads);
 }

@@ -136,8 +136,9 @@ int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t ro
 // The same with the rows of W that are here: out [rows, n].
 int local_linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
                  int threads);
-// linear of a layer that ranks share, without adapters.
-int sharded_linear(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+// linear of a layer that ranks share, without adapters. Afterwards `x` and `stride` are of all ranks'
+// inputs, until the next such call.
+int sharded_linear(const Packed& w, float* out, const float** x, int64_t* stride, int64_t rows,
                    int threads);
 
 // out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is

@@ -157,7 +157,7 @@ int gather_columns(RankGroup& group, float* out, const float* local, int64_t str
   return kOk;
 }
 
-int sharded_linear(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+int sharded_linear(const Packed& w, float* out, const float** x, int64_t* stride, int64_t rows,
                    int threads) {
   const Shard& shard = *w.shard;
   RankGroup& group = *shard.group;
@@ -168,12 +168,12 @@ int sharded_linear(const Packed& w, float* out, const float* x, int64_t stride, 
   layout.add(&outputs, fits ? 0 : rows * w.n);
   layout.take(Scratch::kRanks);
   if (!shard.inputs.empty()) {
-    if (const int wrong = gather_columns(group, inputs, x, stride, rows, shard.inputs, threads))
+    if (const int wrong = gather_columns(group, inputs, *x, *stride, rows, shard.inputs, threads))
       return wrong;
-    x = inputs, stride = w.k;
+    *x = inputs, *stride = w.k;
   }
   if (fits) outputs = group.slot();
-  if (const int wrong = local_linear(w, outputs, x, stride, rows, kF32, threads)) return wrong;
+  if (const int wrong = local_linear(w, outputs, *x, *stride, rows, kF32, threads)) return wrong;
   return gather_columns(group, out, outputs, w.n, rows, shard.outputs, threads);
 }
 
