@@ -249,7 +249,7 @@ def test_after_faults_of_the_store_tokens_are_right(model_folder: Folder, record
         records.set(name, bytes(data))
     core = with_store(folder, records.url)
     assert run(core, prompts) == expected
-    assert 0 < connector_of(core).num_matched_tokens < 3 * 80
+    assert connector_of(core).num_matched_tokens < 3 * 80
     assert core.snapshot().kv_tier_failures_total["authentication"] >= 1
     core.shutdown()
 
