@@ -2,6 +2,10 @@
 
 from django.urls import path
 
+from inference.api.audio.realtime import RealtimeConsumer
 from inference.playground import PlaygroundConsumer
 
-websocket_urlpatterns = [path("ws/playground/", PlaygroundConsumer.as_asgi())]
+websocket_urlpatterns = [
+    path("ws/playground/", PlaygroundConsumer.as_asgi()),
+    path("v1/realtime", RealtimeConsumer.as_asgi()),
+]

@@ -1,43 +1,82 @@
-"""Thousands of things, without holding up the event loop."""
+"""Sound that comes piece by piece is cut into turns where its speaker pauses."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import io
+import wave
 
+import numpy as np
 import pytest
 
-from inference.loop.fair_dispatch import (
-    INLINE_MAX_ITEMS,
-    iterate_cooperatively,
-    run_in_thread_if_many,
-)
+from inference.api.audio.turns import SoundBuffer, TurnChange, TurnDetection, wav_file
+
+RATE = 24_000
 
 
-@pytest.mark.parametrize(
-    ("count", "beside"), [(INLINE_MAX_ITEMS, False), (INLINE_MAX_ITEMS + 1, True)]
-)
-def test_many_things_are_gone_through_in_another_thread(count: int, *, beside: bool) -> None:
-    thread = asyncio.run(run_in_thread_if_many(count, threading.get_ident))
-    assert (thread != threading.get_ident()) is beside
+def tone(seconds: float, loudness: float = 0.1) -> bytes:
+    """A tone of this amplitude."""
+    wave_ = loudness * np.sin(np.arange(int(seconds * RATE)) * 0.1)
+    return (wave_ * 32767).astype("<i2").tobytes()
 
 
-def test_what_fails_beside_the_loop_fails_its_caller() -> None:
-    def fail() -> None:
-        raise LookupError
+def changes(buffer: SoundBuffer, sound: bytes, size: int) -> tuple[list[TurnChange], list[bytes]]:
+    """What happens while sound comes in pieces of so many bytes."""
+    seen, turns = [], []
+    for first in range(0, len(sound), size):
+        buffer.append(sound[first : first + size])
+        while (change := buffer.next_change()) is not None:
+            seen.append(change)
+            if change.kind == "stopped":
+                turns.append(buffer.pop_turn())
+    return seen, turns
 
-    with pytest.raises(LookupError):
-        asyncio.run(run_in_thread_if_many(INLINE_MAX_ITEMS + 1, fail))
+
+@pytest.mark.parametrize("size", [2, 960, 7_002, 1 << 20])
+def test_turns_are_the_same_however_sound_is_cut(size: int) -> None:
+    silence = tone(1, 0)
+    sound = silence + tone(1) + silence + tone(0.5) + tone(0.3, 0) + tone(0.5) + silence
+    seen, turns = changes(SoundBuffer(RATE, TurnDetection()), sound, size)
+    assert seen == [
+        TurnChange("started", 700),
+        TurnChange("stopped", 2_500),
+        TurnChange("started", 2_700),
+        TurnChange("stopped", 4_800),
+    ]
+    assert [len(turn) / 2 / RATE for turn in turns] == pytest.approx([1.8, 2.1])
+    assert turns[0] == sound[int(0.7 * RATE) * 2 : int(2.5 * RATE) * 2]
 
 
-def test_others_come_in_between_two_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inference.loop.fair_dispatch.SLICE_S", -1.0)
-    seen: list[str] = []
+def test_silence_takes_no_memory() -> None:
+    buffer = SoundBuffer(RATE, TurnDetection())
+    for _ in range(60):
+        buffer.append(tone(10, 0.001))
+        assert buffer.next_change() is None
+        assert buffer.duration_ms <= 400
 
-    async def go() -> None:
-        asyncio.get_running_loop().call_soon(seen.append, "other")
-        async for number in iterate_cooperatively(range(3)):
-            seen.append(str(number))
 
-    asyncio.run(go())
-    assert seen == ["other", "0", "1", "2"]
+def test_a_click_begins_no_turn_and_a_hum_ends_one() -> None:
+    buffer = SoundBuffer(RATE, TurnDetection())
+    assert changes(buffer, tone(1, 0) + tone(0.03) + tone(1, 0), 960) == ([], [])
+    seen, _ = changes(buffer, tone(60, 0.05), 9_600)
+    assert [change.kind for change in seen] == ["started", "stopped"]
+
+
+def test_a_higher_threshold_needs_louder_speech() -> None:
+    sound = tone(1, 0) + tone(1, 0.02) + tone(1, 0)
+    for threshold, count in ((0.1, 2), (1.0, 0)):
+        buffer = SoundBuffer(RATE, TurnDetection(threshold))
+        assert len(changes(buffer, sound, 960)[0]) == count
+
+
+def test_without_detection_all_sound_is_one_turn() -> None:
+    buffer = SoundBuffer(RATE, None)
+    sound = tone(1) + tone(2, 0)
+    assert changes(buffer, sound, 999) == ([], [])
+    assert (buffer.pop_all(), len(buffer)) == (sound, 0)
+
+
+def test_a_turn_is_a_file() -> None:
+    sound = tone(0.5)
+    with wave.open(io.BytesIO(wav_file(sound, RATE))) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
+        assert file.readframes(file.getnframes()) == sound

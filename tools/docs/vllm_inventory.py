@@ -97,7 +97,11 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/audio/transcriptions"),
     Route("POST", "/v1/audio/translations"),
     Route("POST", "/v1/audio/speech", reason=_SPEECH),
-    Route("GET", "/v1/realtime", reason=_SPEECH),
+    Route(
+        "GET",
+        "/v1/realtime",
+        reason="a WebSocket is, in OpenAI's transcription form",
+    ),
     Route("POST", "/v1/images/generations", reason="models of images don't run here"),
     Route("POST", "/v1/fine_tuning/jobs", reason="nothing is trained here; adapters are uploaded"),
     Route("POST", "/scale_elastic_ep", reason=_ONE_ENGINE),

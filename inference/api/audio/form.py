@@ -48,6 +48,7 @@ class AudioForm:
         data: the file.
         model: as the client named it; None: the only one.
         translates: whether the text is to be English.
+        endpoint: for the ledger; "": that of the task.
         language: code such as "de"; "": whichever is spoken.
         prompt: what was said before, or words as they are spelled.
         temperature: None: 0, and higher where the text isn't plausible.
@@ -66,6 +67,7 @@ class AudioForm:
     max_completion_tokens: int | None = None
     stream: bool = False
     include_logprobs: bool = False
+    endpoint: str = ""
 
     @property
     def is_timed(self) -> bool:

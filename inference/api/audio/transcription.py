@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from django.conf import settings
 
+from common.db import run_in_file_thread
 from engine.contract.errors import EngineOverloaded, EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
@@ -34,8 +35,10 @@ from engine.text.tokenizer_files import read_generation_config
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText, split_segments
 from inference.generation.generation import Generation
+from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
 from inference.loop.offload import get_render_pool
+from inference.rendering.media import get_media_pool
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from metering.access import BudgetSpent, RateLimited
@@ -368,7 +371,8 @@ class Transcription:
         job = Job(
             ctx=self._ctx,
             request_id=self._ctx.ids.new("transcript"),
-            endpoint="audio.translations" if self._form.translates else "audio.transcriptions",
+            endpoint=self._form.endpoint
+            or ("audio.translations" if self._form.translates else "audio.transcriptions"),
             model=self._served,
             prompts=[list(prompt) for _ in windows],
             media=[[MediaItem("audio", window.digest, ())] for window in windows],
@@ -476,6 +480,26 @@ class Transcription:
             for window in windows
             for token, logprob in window.logprobs
         ]
+
+
+async def load_model(ctx: RequestContext, form: AudioForm) -> tuple[ResolvedModel, WhisperTokens]:
+    """The model of a form. Raises what `resolve_model` does, `InvalidRequest` for one that takes no
+    audio, and what `check_queue` does.
+    """
+    served = await resolve_model(ctx, form.model)
+    if not served.info.num_mels:
+        raise InvalidRequest(f"The model {served.name} takes no audio.", param="model")
+    check_queue(ctx, served, 0, stream=form.stream)
+    return served, await run_in_file_thread(WhisperTokens.of_model, served)
+
+
+async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcription:
+    """A file's transcription, not started. Raises as `load_model`, and for a file that is none."""
+    served, tokens = await load_model(ctx, form)
+    sound = await get_media_pool().prepare_sound(
+        form.data, served.info.num_mels, 2 * served.info.encoder_length, ctx.caller.tenant
+    )
+    return Transcription(ctx, served, form, sound, tokens)
 
 
 def _probability(entry: TokenLogprobs | None, token: int) -> float:

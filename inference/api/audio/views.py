@@ -14,13 +14,10 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from common.db import run_in_file_thread
-from engine.contract.errors import InvalidRequest
 from inference.api.audio.form import FORMATS, AudioForm, read_audio_form
 from inference.api.audio.segments import WindowText, srt, transcript, verbose_segments, vtt
-from inference.api.audio.transcription import Transcription, WhisperTokens
+from inference.api.audio.transcription import Transcription, open_transcription
 from inference.errors import as_quire_error, encode_error, report
-from inference.generation.model_resolution import check_queue, resolve_model
-from inference.rendering.media import get_media_pool
 from inference.schemas import objects
 from inference.serving.respond import add_headers
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
@@ -81,16 +78,7 @@ class _AudioView(GatewayView):
             record.model, record.stream = (form.model or "")[:200], form.stream
         # Transcripts can't be resumed.
         request.ctx = replace(request.ctx, last_event_id=None)
-        served = await resolve_model(request.ctx, form.model)
-        info = served.info
-        if not info.encoder_length:
-            raise InvalidRequest(f"The model {served.name} takes no audio.", param="model")
-        check_queue(request.ctx, served, 0, stream=form.stream)
-        tokens = await run_in_file_thread(WhisperTokens.of_model, served)
-        sound = await get_media_pool().prepare_sound(
-            form.data, info.num_mels, 2 * info.encoder_length, request.caller.tenant
-        )
-        transcription = Transcription(request.ctx, served, form, sound, tokens)
+        transcription = await open_transcription(request.ctx, form)
         try:
             await transcription.start()
             if form.stream:

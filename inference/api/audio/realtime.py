@@ -1,0 +1,345 @@
+"""`WS /v1/realtime`: transcripts of sound while it comes, in OpenAI's transcription form."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import math
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.conf import settings
+
+from common.log_context import bind_request
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.multimodal.inputs import PreparedSound
+from inference.api.audio.form import AudioForm
+from inference.api.audio.segments import WindowText, transcript
+from inference.api.audio.transcription import Transcription, load_model, open_transcription
+from inference.api.audio.turns import SoundBuffer, TurnDetection, wav_file
+from inference.errors import as_quire_error, envelope, report
+from inference.request.context import (
+    RequestContext,
+    RequestRecord,
+    log_rejected_request,
+    new_id,
+)
+from inference.schemas.realtime import (
+    SessionUpdate,
+    TranscriptionSession,
+    check_supported,
+    merge_settings,
+)
+from inference.web.authentication import FailedKeyLimiter
+from inference.web.json_body import parse_object
+from tenants import api_keys as scopes
+from tenants.audit import client_ip
+from tenants.authentication import Caller, authenticate, check_still_valid
+
+logger = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+PATH = "/v1/realtime"
+#: Of one frame: 49 s of sound.
+MAX_FRAME_CHARS = 3 << 20
+#: Of one session, transcribed or not: sound that waits.
+MAX_WAITING_SECONDS = 600
+#: OpenAI's least sound of a turn.
+MIN_TURN_MS = 100
+#: Close codes: the key isn't let in; what came is no event.
+REFUSED, BAD_FRAME = 4401, 1003
+#: By which browsers, which set no headers, send a key.
+_KEY_PROTOCOL = "openai-insecure-api-key."
+_TRANSCRIPTION = "conversation.item.input_audio_transcription"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Sound that was committed, with the settings of that moment."""
+
+    item_id: str
+    form: AudioForm
+    num_bytes: int
+
+
+class RealtimeConsumer(AsyncWebsocketConsumer):
+    """One session: sound comes in, and a task transcribes one turn after the other."""
+
+    # It has no groups: an idle socket holds no subscription in Redis.
+    channel_layer_alias = "none"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._caller: Caller | None = None
+        self._id = new_id("sess")
+        self._session = TranscriptionSession()
+        self._buffer = _new_buffer(self._session)
+        self._item_id = new_id("item")
+        self._previous_item_id: str | None = None
+        self._turns: asyncio.Queue[Turn] = asyncio.Queue()
+        #: Bytes of sound in `_turns`, and of the turn that is transcribed.
+        self._num_waiting = 0
+        self._transcriber: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Accepted before anything is checked, so that a refusal says why."""
+        protocols = self.scope.get("subprotocols") or []
+        await self.accept("realtime" if "realtime" in protocols else None)
+        query = parse_qs(self.scope.get("query_string", b"").decode("latin1"))
+        try:
+            self._caller = await self._authenticate(protocols)
+            intent = query.get("intent", ["transcription"])[0]
+            if intent != "transcription":
+                raise InvalidRequest("intent must be 'transcription'.", param="intent")
+        except QuireError as error:
+            await self._send_error(error)
+            await self.close(REFUSED)
+            return
+        bind_request(request_id=self._id, tenant=self._caller.tenant)
+        if model := query.get("model", [""])[0][:200]:
+            self._session.audio.input.transcription.model = model
+        self._transcriber = asyncio.create_task(self._transcribe_turns())
+        await self._send_event("session.created", session=self._describe_session())
+
+    async def _authenticate(self, protocols: list[str]) -> Caller:
+        headers = {
+            name.decode("latin1").lower(): value.decode("latin1")
+            for name, value in self.scope["headers"]
+        }
+        address = (self.scope.get("client") or [""])[0]
+        client_ip.set(address)
+        keys = [name for name in protocols if name.startswith(_KEY_PROTOCOL)]
+        authorization = headers.get("authorization")
+        if authorization is None and keys:
+            authorization = f"Bearer {keys[0].removeprefix(_KEY_PROTOCOL)}"
+        caller = await authenticate(
+            authorization, headers.get("x-api-key"), guard=FailedKeyLimiter(address)
+        )
+        caller.check_address(address)
+        caller.require(scopes.INFERENCE)
+        caller.check_endpoint(PATH)
+        return caller
+
+    async def disconnect(self, code: int) -> None:
+        """Abort what runs."""
+        if self._transcriber is not None:
+            self._transcriber.cancel()
+            await asyncio.gather(self._transcriber, return_exceptions=True)
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """Handle one event; an error is an event too, and the session goes on."""
+        if self._caller is None:
+            return  # already closing
+        if text_data is None or len(text_data) > MAX_FRAME_CHARS:
+            await self._send_error(
+                InvalidRequest(f"An event must be JSON text of at most {MAX_FRAME_CHARS} bytes.")
+            )
+            await self.close(BAD_FRAME)
+            return
+        event: dict[str, Any] = {}
+        try:
+            body = text_data.encode("utf-8", "surrogatepass")
+            event = parse_object(body, settings.QUIRE.max_json_depth)
+            await self._handle(event)
+        except Exception as error:
+            report(error, self._id)
+            await self._send_error(as_quire_error(error), event.get("event_id"))
+
+    async def _handle(self, event: dict[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "session.update":
+            await self._update_session(event.get("session"))
+        elif kind == "input_audio_buffer.append":
+            await self._append(event.get("audio"))
+        elif kind == "input_audio_buffer.commit":
+            await self._commit(self._buffer.pop_all())
+        elif kind == "input_audio_buffer.clear":
+            self._buffer = _new_buffer(self._session)
+            await self._send_event("input_audio_buffer.cleared")
+        else:
+            raise InvalidRequest(
+                "type must be 'session.update' or 'input_audio_buffer.append', '.commit' or "
+                "'.clear'.",
+                param="type",
+                code="unknown_event",
+            )
+
+    async def _update_session(self, changes: Any) -> None:
+        """Change settings, of turns that begin later. Raises for what the model doesn't do."""
+        if not isinstance(changes, dict):
+            raise InvalidRequest("session must be an object.", param="session")
+        merged = merge_settings(self._session.model_dump(), changes)
+        check_supported(merged)
+        session = SessionUpdate.model_validate({"session": merged}).session
+        form = _form(session, b"")
+        ctx = self._context(form)
+        served, tokens = await load_model(ctx, form)
+        Transcription(ctx, served, form, PreparedSound(0.0, []), tokens)  # raises for a language
+        previous, current = self._session.audio.input, session.audio.input
+        self._session = session
+        if (previous.format, previous.turn_detection) != (current.format, current.turn_detection):
+            self._buffer = _new_buffer(session)
+        await self._send_event("session.updated", session=self._describe_session())
+
+    async def _append(self, audio: Any) -> None:
+        try:
+            data = base64.b64decode(audio, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise InvalidRequest("audio must be base64.", param="audio") from None
+        if len(data) % 2:
+            raise InvalidRequest("audio must hold whole samples of 16 bits.", param="audio")
+        limit = MAX_WAITING_SECONDS * self._buffer.rate * 2
+        if len(self._buffer) + self._num_waiting + len(data) > limit:
+            raise InvalidRequest(
+                f"More than {MAX_WAITING_SECONDS} s of sound wait to be transcribed. Commit or "
+                "clear the buffer, and send no faster than transcripts come.",
+                param="audio",
+                code="input_audio_buffer_full",
+            )
+        self._buffer.append(data)
+        while (change := self._buffer.next_change()) is not None:
+            if change.kind == "started":
+                await self._send_event(
+                    "input_audio_buffer.speech_started",
+                    audio_start_ms=change.time_ms,
+                    item_id=self._item_id,
+                )
+            else:
+                await self._send_event(
+                    "input_audio_buffer.speech_stopped",
+                    audio_end_ms=change.time_ms,
+                    item_id=self._item_id,
+                )
+                await self._commit(self._buffer.pop_turn())
+
+    async def _commit(self, sound: bytes) -> None:
+        if len(sound) * 500 < MIN_TURN_MS * self._buffer.rate:
+            raise InvalidRequest(
+                f"The buffer must hold at least {MIN_TURN_MS} ms of sound.",
+                code="input_audio_buffer_commit_empty",
+            )
+        item_id, previous = self._item_id, self._previous_item_id
+        self._item_id, self._previous_item_id = new_id("item"), item_id
+        form = _form(self._session, wav_file(sound, self._buffer.rate))
+        self._num_waiting += len(sound)
+        self._turns.put_nowait(Turn(item_id, form, len(sound)))
+        await self._send_event(
+            "input_audio_buffer.committed", item_id=item_id, previous_item_id=previous
+        )
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        await self._send_event("conversation.item.added", item=item, previous_item_id=previous)
+
+    async def _transcribe_turns(self) -> None:
+        while True:
+            turn = await self._turns.get()
+            ctx = self._context(turn.form)
+            try:
+                await check_still_valid(ctx.caller)
+                await self._transcribe(ctx, turn)
+            except Exception as error:
+                log_rejected_request(ctx, error)
+                report(error, turn.item_id)
+                await self._send_event(
+                    f"{_TRANSCRIPTION}.failed",
+                    item_id=turn.item_id,
+                    content_index=0,
+                    **envelope(as_quire_error(error)),
+                )
+            finally:
+                self._num_waiting -= turn.num_bytes
+
+    async def _transcribe(self, ctx: RequestContext, turn: Turn) -> None:
+        """Send a turn's text, window by window, and then all of it."""
+        transcription = await open_transcription(ctx, turn.form)
+        windows: list[WindowText] = []
+        about: dict[str, Any] = {"item_id": turn.item_id, "content_index": 0}
+        try:
+            await transcription.start()
+            async with aclosing(transcription.windows()) as texts:
+                async for window in texts:
+                    text = window.text.strip()
+                    if text:
+                        delta = f" {text}" if transcript(windows) else text
+                        await self._send_event(
+                            f"{_TRANSCRIPTION}.delta",
+                            **about,
+                            delta=delta,
+                            **_logprobs(turn.form, transcription, [window]),
+                        )
+                    windows.append(window)
+        finally:
+            transcription.release()
+        await self._send_event(
+            f"{_TRANSCRIPTION}.completed",
+            **about,
+            transcript=transcript(windows),
+            usage={"type": "duration", "seconds": math.ceil(transcription.seconds)},
+            **_logprobs(turn.form, transcription, windows),
+        )
+
+    def _context(self, form: AudioForm) -> RequestContext:
+        """Of one turn, which is logged and billed as a request."""
+        if self._caller is None:
+            raise RuntimeError("The session has no caller.")
+        record = RequestRecord("realtime", model=form.model or "", stream=True)
+        return RequestContext(caller=self._caller, record=record)
+
+    def _describe_session(self) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "realtime.transcription_session",
+            **self._session.model_dump(),
+        }
+
+    async def _send_event(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "event_id": new_id("event"), **fields}
+        await self.send(text_data=_encode(event).decode())
+
+    async def _send_error(self, error: QuireError, event_id: Any = None) -> None:
+        """Say what is wrong, and with which of the client's events."""
+        named = event_id[:200] if isinstance(event_id, str) else None
+        body = envelope(error)["error"] | {"event_id": named}
+        await self._send_event("error", error=body)
+
+
+def _new_buffer(session: TranscriptionSession) -> SoundBuffer:
+    sound = session.audio.input
+    vad = sound.turn_detection
+    detection = None
+    if vad is not None:
+        detection = TurnDetection(vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms)
+    return SoundBuffer(sound.format.rate, detection)
+
+
+def _form(session: TranscriptionSession, data: bytes) -> AudioForm:
+    options = session.audio.input.transcription
+    return AudioForm(
+        data=data,
+        model=options.model or None,
+        translates=False,
+        language=(options.language or "").strip().lower(),
+        prompt=options.prompt or "",
+        stream=True,
+        include_logprobs=bool(session.include),
+        endpoint="realtime",
+    )
+
+
+def _logprobs(
+    form: AudioForm, transcription: Transcription, windows: list[WindowText]
+) -> dict[str, Any]:
+    """The field `logprobs`, where the session includes it."""
+    return {"logprobs": transcription.logprob_objects(windows)} if form.include_logprobs else {}

@@ -1,0 +1,145 @@
+"""`SoundBuffer`: the sound that a client sends piece by piece, cut into turns where it pauses."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+#: Milliseconds by which loudness is measured, and those of sound that begin a turn.
+FRAME_MS, ONSET_MS = 20, 60
+#: Root mean square of the quietest speech at a threshold of 1: 34 dB under full scale.
+_LOUD = 0.02
+#: Speech is that much louder than the noise behind it, whose estimate rises so fast a frame.
+_SPEECH_TO_NOISE, _NOISE_RISE = 3.0, 1.005
+_MIN_NOISE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class TurnDetection:
+    """When a turn begins and ends, as OpenAI's `server_vad` has it.
+
+    Attributes:
+        threshold: 0 to 1; the higher, the louder must speech be.
+        prefix_padding_ms: what a turn has before its speech.
+        silence_duration_ms: silence that ends a turn.
+    """
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TurnChange:
+    """A turn begins or ends. `time_ms`: in all the sound that the client sent."""
+
+    kind: Literal["started", "stopped"]
+    time_ms: int
+
+
+class SoundBuffer:
+    """Sound since the last turn, 16 bits a sample.
+
+    Args:
+        rate: samples a second.
+        detection: None: only the client says where turns end.
+
+    Attributes:
+        is_speaking: whether a turn has begun.
+    """
+
+    def __init__(self, rate: int, detection: TurnDetection | None) -> None:
+        self.rate, self.detection = rate, detection
+        self._data = bytearray()
+        #: Bytes of it that were measured, and all that came before it.
+        self._num_measured = self._num_dropped = 0
+        self.is_speaking = False
+        self._loud_ms = self._quiet_ms = 0
+        self._noise = 1.0
+
+    def __len__(self) -> int:
+        """Bytes."""
+        return len(self._data)
+
+    @property
+    def duration_ms(self) -> int:
+        """Its length."""
+        return self._ms(len(self._data))
+
+    def append(self, data: bytes) -> None:
+        """Add samples. `next_change` measures them."""
+        self._data += data
+
+    def next_change(self) -> TurnChange | None:
+        """Measure until a turn begins or ends; None where none does in what is there."""
+        if self.detection is None:
+            return None
+        size = self._bytes(FRAME_MS)
+        while self._num_measured + size <= len(self._data):
+            first = self._num_measured
+            self._num_measured += size
+            change = self._measure(self._data[first : first + size])
+            if change is not None:
+                return change
+            if not self.is_speaking:
+                self._trim()
+        return None
+
+    def pop_turn(self) -> bytes:
+        """The sound up to what was measured last, or all of it without detection."""
+        end = len(self._data) if self.detection is None else self._num_measured
+        turn = bytes(self._data[:end])
+        self._drop(end)
+        self.is_speaking = False
+        self._loud_ms = self._quiet_ms = 0
+        return turn
+
+    def pop_all(self) -> bytes:
+        """All of it, measured or not."""
+        self._num_measured = len(self._data)
+        return self.pop_turn()
+
+    def _measure(self, frame: bytearray) -> TurnChange | None:
+        detection = self.detection
+        if detection is None:
+            return None
+        samples = np.frombuffer(bytes(frame), dtype="<i2").astype(np.float32) / 32768
+        level = float(np.sqrt(np.mean(np.square(samples))))
+        self._noise = max(_MIN_NOISE, min(level, self._noise * _NOISE_RISE))
+        is_loud = level >= max(_LOUD * detection.threshold, _SPEECH_TO_NOISE * self._noise)
+        self._loud_ms = self._loud_ms + FRAME_MS if is_loud else 0
+        self._quiet_ms = 0 if is_loud else self._quiet_ms + FRAME_MS
+        if not self.is_speaking and self._loud_ms >= ONSET_MS:
+            self.is_speaking = True
+            return TurnChange("started", self._ms(self._num_dropped))
+        if self.is_speaking and self._quiet_ms >= detection.silence_duration_ms:
+            return TurnChange("stopped", self._ms(self._num_dropped + self._num_measured))
+        return None
+
+    def _trim(self) -> None:
+        """Forget what no turn will have."""
+        if self.detection is not None:
+            padding_ms = self.detection.prefix_padding_ms + ONSET_MS - FRAME_MS
+            self._drop(self._num_measured - self._bytes(padding_ms))
+
+    def _drop(self, count: int) -> None:
+        if count > 0:
+            del self._data[:count]
+            self._num_dropped += count
+            self._num_measured = max(0, self._num_measured - count)
+
+    def _bytes(self, milliseconds: int) -> int:
+        return self.rate * milliseconds // 1000 * 2
+
+    def _ms(self, num_bytes: int) -> int:
+        return num_bytes * 500 // self.rate
+
+
+def wav_file(samples: bytes, rate: int) -> bytes:
+    """A file of one channel of 16 bits."""
+    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
+    data = struct.pack("<4sI", b"data", len(samples)) + samples
+    return struct.pack("<4sI4s", b"RIFF", 4 + len(form) + len(data), b"WAVE") + form + data
