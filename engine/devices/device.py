@@ -25,6 +25,7 @@ from engine.devices.offload import HostCopy
 from engine.devices.threads import Threads
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.model_loader.loader import LoadedModel
+from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.scheduler.plan import StepPlan
 from engine.system.host import available_memory
@@ -153,6 +154,13 @@ class Device(ABC):
     @abstractmethod
     def make_kernels(self) -> KernelSet:
         """Its kernels. Raises `ConfigError` where the settings ask for others than there are."""
+
+    def build_model(self, request: BuildRequest) -> LoadedImpl:
+        """Make the model of a checkpoint: the engine's own, unless the device brings others.
+
+        Raises `ModelLoadError` or `ConfigError`.
+        """
+        return build_model(request)
 
     @property
     def torch_device(self) -> torch.device:

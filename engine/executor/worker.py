@@ -108,7 +108,9 @@ class Worker:
         """
         report_load_phase(READING)
         self.device.use_threads_to_load()
-        self.loaded = load_model(self._config, self.device.kernels, progress, self.ranks)
+        self.loaded = load_model(
+            self._config, self.device.kernels, progress, self.ranks, self.device.build_model
+        )
         self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._check_logits_processors()
         self._sleeper = SleepController(self.loaded, self._config, self.device)

@@ -99,8 +99,11 @@ def load_model(
     ops: KernelSet,
     progress: Callable[[int, int], None],
     ranks: RankGroup | None = None,
+    build: Callable[[BuildRequest], LoadedImpl] = build_model,
 ) -> LoadedModel:
     """Load the model that `config` names, or this rank's share, for the kernels of its device.
+
+    `build`: makes the model of a checkpoint; see `Device.build_model`.
 
     Raises `ModelLoadError` or `ConfigError`.
     """
@@ -121,7 +124,7 @@ def load_model(
     except ModelLoadError:
         refuse_unknown(order)  # which would be why it can't be read, and matters more
         raise
-    built = build_model(order)
+    built = build(order)
     spec = built.spec
     for line in report_lines(getattr(built.model, "load_report", ())):
         log.info("weights: %s", line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import re
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
@@ -248,8 +249,12 @@ class ModelRegistry:
         return sorted({*known_architectures(), *cls._classes})
 
     @classmethod
-    def find(cls, config: dict[str, Any]) -> type | None:
+    def find(cls, config: dict[str, Any], methods: Sequence[str] = _CONTRACT) -> type | None:
         """The class registered for a config.json, imported; None: there is none.
+
+        Args:
+            config: of which `architectures` is read.
+            methods: that the class must have, unless it is a class of `transformers`.
 
         Raises `ModelLoadError` when it can't be imported or lacks a method.
         """
@@ -259,7 +264,7 @@ class ModelRegistry:
             return None
         found = cls._classes[name]
         model = _imported(name, found) if isinstance(found, str) else found
-        missing = [] if is_transformers(model) else [m for m in _CONTRACT if not hasattr(model, m)]
+        missing = [] if is_transformers(model) else [m for m in methods if not hasattr(model, m)]
         if missing:
             raise ModelLoadError(
                 f"{name}: {model.__qualname__} lacks {', '.join(missing)} and is no "
