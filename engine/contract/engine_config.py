@@ -64,7 +64,12 @@ class EngineConfig(Settings):
     """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
 
     model: str = cli_field("", "model folder, or hub id when a hub is in reach")
-    tokenizer: str | None = cli_field(None, "tokenizer folder; default: the model's")
+    tokenizer: str | None = cli_field(
+        None, "tokenizer folder, or hub id when a hub is in reach; default: the model's"
+    )
+    tokenizer_revision: str | None = cli_field(
+        None, "branch, tag or commit of the tokenizer on the hub"
+    )
     skip_tokenizer_init: bool = cli_field(False, "load no tokenizer; prompts must be token ids")
     served_model_name: str | None = cli_field(
         None, "name that clients use; default: the model's", several=True
@@ -575,12 +580,21 @@ def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> 
 TORCH_WEIGHTS = "*pytorch_model*.bin"
 
 
+#: Configuration and tokenizer files of a hub repository.
+TOKENIZER_PATTERNS = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name that is no existing path has the form `owner/name`."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
 def file_patterns(config: EngineConfig, names: Collection[str] = ()) -> list[str]:
     """Return the `allow_patterns` of a hub download: the files that the model needs.
 
     `names`: files of the repository. PyTorch's weights are needed where no others are.
     """
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+    patterns = [*TOKENIZER_PATTERNS, "*.safetensors"]
     if config.load_format in ("pt", "npcache"):
         patterns += ["*.bin", "*.pt", "*.pth"]
     has_safe_weights = any(name.endswith((".safetensors", ".gguf")) for name in names)

@@ -416,12 +416,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "code comes with the model: give its commit as revision, or a folder as model.",
     ),
     restricted_flag(
-        "tokenizer_revision",
-        str,
-        (),
-        "the tokenizer comes with the model: give revision, or a folder as tokenizer.",
-    ),
-    restricted_flag(
         "config_format",
         str,
         ("auto", "hf"),

@@ -99,8 +99,8 @@ VARIABLES: tuple[Variable, ...] = (
         "",
         "`LLM` runs in its caller's process, a served engine in its own",
     ),
-    Variable("VLLM_IMAGE_FETCH_TIMEOUT", "", "models are served for text alone"),
-    Variable("VLLM_MEDIA_LOADING_THREAD_COUNT", "", "models are served for text alone"),
+    Variable("VLLM_IMAGE_FETCH_TIMEOUT", "", "media are fetched within 10 s"),
+    Variable("VLLM_MEDIA_LOADING_THREAD_COUNT", "", "processes of gateways prepare media"),
     Variable("VLLM_XLA_CACHE_PATH", "", "there is no TPU"),
     Variable(
         "VLLM_FUSED_MOE_CHUNK_SIZE", "--max-num-batched-tokens", "a step's tokens are one chunk"

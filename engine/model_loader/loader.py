@@ -14,7 +14,7 @@ import torch
 from engine.checkpoints.ctranslate2 import ctranslate2_folder, is_ctranslate2
 from engine.checkpoints.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.checkpoints.model_files import apply_overrides, download
-from engine.contract.engine_config import EngineConfig
+from engine.contract.engine_config import EngineConfig, is_hub_id
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.plugins import io_processor
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown
@@ -222,7 +222,7 @@ def resolve_folder(config: EngineConfig) -> Path:
         return folder.resolve()
     if folder.suffix == SUFFIX:
         raise ModelLoadError(f"There is no file {config.model}.", param="model")
-    if folder.is_absolute() or config.model.count("/") != 1 or config.model.startswith("."):
+    if not is_hub_id(config.model):
         raise ModelLoadError(f"There is no folder {config.model}.", param="model")
     return download(config)
 

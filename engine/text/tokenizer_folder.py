@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.contract.engine_config import EngineConfig
+from engine.contract.engine_config import TOKENIZER_PATTERNS, EngineConfig, is_hub_id
 from engine.contract.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
@@ -84,10 +84,11 @@ def cache_entry(destination: Path) -> Iterator[Path]:
 def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
     """The folder with `tokenizer.json`.
 
-    A folder that holds only a slow tokenizer is converted once, into the cache. Raises
-    `ModelLoadError` when there's nothing to convert.
+    A hub id as `tokenizer` is downloaded, without the weights beside it. A folder that holds only a
+    slow tokenizer is converted once, into the cache. Raises `ModelLoadError` when there's nothing
+    to convert, or the tokenizer can't be downloaded.
     """
-    folder = Path(config.tokenizer).expanduser() if config.tokenizer else model_folder
+    folder = _source_folder(config, model_folder)
     if config.skip_tokenizer_init or (folder / "tokenizer.json").exists():
         return folder
 
@@ -104,6 +105,40 @@ def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:
                 param="model",
             ) from error
     return destination
+
+
+def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
+    """The folder of `tokenizer`, else the model's; downloaded where it is a hub id."""
+    # Another revision of the tokenizer alone, of a model on the hub.
+    name = config.tokenizer or (config.model if config.tokenizer_revision else "")
+    if not name:
+        return model_folder
+    folder = Path(name).expanduser()
+    if folder.exists() or not is_hub_id(name):
+        if config.tokenizer_revision:
+            raise ModelLoadError(
+                f"tokenizer_revision={config.tokenizer_revision!r} needs a tokenizer on the hub; "
+                f"{name} is a path. Leave it out.",
+                param="tokenizer_revision",
+            )
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=config.tokenizer_revision,
+                cache_dir=config.download_dir,
+                allow_patterns=[*TOKENIZER_PATTERNS, *(["*.py"] * config.trust_remote_code)],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"The tokenizer {name} is no folder and couldn't be downloaded: {error}",
+            param="tokenizer",
+        ) from error
 
 
 def _identity(folder: Path) -> str:

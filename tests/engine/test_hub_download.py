@@ -84,3 +84,44 @@ def test_what_is_in_the_cache_needs_no_hub(model_folder: Folder, tmp_path: Path)
     with Hub("someone/tiny", model_folder("llama")) as hub:
         assert download(hub, tmp_path).returncode == 0
     assert download(hub, tmp_path).returncode == 0
+
+
+TOKENIZER = """
+import sys
+from pathlib import Path
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ModelLoadError
+from engine.text.tokenizer_folder import tokenizer_folder
+model, tokenizer, revision = sys.argv[1:4]
+config = EngineConfig(model=model, tokenizer=tokenizer or None, tokenizer_revision=revision or None)
+try:
+    print(*sorted(file.name for file in tokenizer_folder(config, Path(model)).iterdir()))
+except ModelLoadError as error:
+    print("refused:", error.param, error.message)
+"""
+
+
+@pytest.mark.system
+def test_a_tokenizer_comes_from_the_hub_without_the_weights_beside_it(
+    model_folder: Folder, tmp_path: Path
+) -> None:
+    model = model_folder("llama")
+
+    def ask(model: str, tokenizer: str, revision: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", TOKENIZER, model, tokenizer, revision],
+            env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert not done.returncode, done.stderr[-2000:]
+        return done.stdout
+
+    with Hub("someone/tiny", model) as hub:
+        names = ask(str(model), "someone/tiny").split()
+        assert "tokenizer.json" in names
+        assert not any(name.endswith(".safetensors") for name in names)
+        assert "tokenizer.json" in ask("someone/tiny", "", "main").split()
+        assert ask(str(model), "someone/else").startswith("refused: tokenizer The tokenizer someon")
+        assert "refused: tokenizer_revision" in ask(str(model), str(model), "main")

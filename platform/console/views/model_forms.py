@@ -55,8 +55,9 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Adapters", "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype"),
     (
         "Where the weights come from",
-        "revision download_dir load_format model_loader_extra_config tokenizer skip_tokenizer_init "
-        "model_impl hf_overrides rope_scaling rope_theta trust_remote_code",
+        "revision download_dir load_format model_loader_extra_config tokenizer "
+        "tokenizer_revision skip_tokenizer_init model_impl hf_overrides rope_scaling rope_theta "
+        "trust_remote_code",
     ),
     ("Vectors, labels and scores", "runner convert pooler_config io_processor_plugin"),
     (
