@@ -277,6 +277,10 @@ class BlockPool:
     def discard(self, block: Block) -> None:
         """Forget the content of a block that nobody uses; it's the next to be taken."""
         self.evict(block)
+        self.evict_first(block)
+
+    def evict_first(self, block: Block) -> None:
+        """Have a block be the next of its tenant to be taken, unless somebody uses it."""
         if block.ref_count == 0 and block.charged_to is not None:
             block.charged_to.free.remove(block)
             block.charged_to.free.prepend(block)

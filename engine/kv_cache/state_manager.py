@@ -80,20 +80,37 @@ class CheckpointedSequence:
 
     Attributes:
         num_tokens: how many it had when it started.
+        end: where its prompt ends, in full blocks.
+        branch: where its prompt parts from earlier ones, in full blocks.
         positions: where checkpoints are still to be written, the next one last.
         cached: (number of tokens, key) of those that are cached.
+        num_computed: how many tokens it has after the steps that are planned.
         latest: the last one in its output, with its key, which the next one replaces.
+        previous: the sequence that this one continues, as a conversation's next turn does, until
+            this one has a checkpoint.
+        continues_output: it goes on from a state in the output of `previous`: the conversation's
+            client repeats outputs as they were.
     """
 
     num_tokens: int
+    end: int
+    branch: int
     positions: list[int]
     cached: list[tuple[int, bytes]]
+    num_computed: int
     latest: tuple[Block, bytes] | None = None
+    previous: CheckpointedSequence | None = None
+    continues_output: bool = False
 
 
 class StateManager(SingleTypeManager):
     """Blocks of states. The pool has at least one for each running sequence, so none ever lacks its
-    own; checkpoints take what is left, and are evicted where they were used least recently.
+    own; checkpoints take what is left.
+
+    Checkpoints that later ones make superfluous are evicted first, then those that were used least
+    recently. Superfluous are those in the middle of a prompt once its end is cached; those of a
+    turn of a conversation once the next one has its own, unless prompts part there; and the end of
+    a prompt once its output has one, in a conversation that went on from an output before.
     """
 
     def __init__(
@@ -103,6 +120,8 @@ class StateManager(SingleTypeManager):
         # States are cached by the hash of full blocks; both are powers of two.
         self._interval = max(CHECKPOINT_INTERVAL, block_size)
         self._sequences: dict[int, CheckpointedSequence] = {}
+        #: By key the sequence that a checkpoint is of, of those that nothing continues yet.
+        self._last_turns: dict[bytes, CheckpointedSequence] = {}
         #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
@@ -160,12 +179,24 @@ class StateManager(SingleTypeManager):
         num_tokens, size = len(sequence.token_ids), self.block_size
         # The last token is computed in any case, so no prompt goes on from behind it.
         end = (num_tokens - 1) // size * size
+        previous = None
+        if num_computed:
+            hashes = sequence.block_hashes.hash_full_blocks(sequence.token_ids, size)
+            previous = self._last_turns.get(hashes[num_computed // size - 1] + self.suffix)
+        if previous is not None and not previous.end <= num_computed < end:
+            previous = None
+        if previous is not None and previous.num_computed < branch + size:
+            branch = 0  # Nothing parts where the last turn ended.
         positions = [
             position
             for position in checkpoint_positions(num_computed, end, branch)
             if position % size == 0
         ]
-        self._sequences[sequence.seq_id] = CheckpointedSequence(num_tokens, positions, [])
+        record = CheckpointedSequence(
+            num_tokens, end, branch, positions, [], num_computed, previous=previous
+        )
+        record.continues_output = previous is not None and num_computed > previous.end
+        self._sequences[sequence.seq_id] = record
 
     def schedule_checkpoints(
         self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_tokens: int
@@ -174,6 +205,7 @@ class StateManager(SingleTypeManager):
         `num_computed` tokens and `num_tokens`, as long as there are free blocks.
         """
         record = self._sequences[sequence.seq_id]
+        record.num_computed = num_tokens
         positions, quota = record.positions, self._state_quota(quota)
         while positions and positions[-1] <= num_tokens:
             self._keep(sequence, positions.pop(), quota)
@@ -203,10 +235,35 @@ class StateManager(SingleTypeManager):
             if record is None or not is_new:
                 continue
             record.cached.append((num_tokens, key))
+            if num_tokens >= record.end:
+                self._evict_superfluous(record, num_tokens)
+                self._last_turns[key] = record
             if num_tokens > record.num_tokens:
                 if record.latest is not None and record.latest[0].block_hash == record.latest[1]:
                     self.pool.discard(record.latest[0])
                 record.latest = block, key
+
+    def _evict_superfluous(self, record: CheckpointedSequence, num_tokens: int) -> None:
+        """Have those be evicted first that the checkpoint after `num_tokens`, at the end of its
+        prompt or in its output, replaces.
+        """
+        first_needed = num_tokens if record.continues_output else record.end
+        for sequence in (record, record.previous):
+            if sequence is None:
+                continue
+            for position, key in sequence.cached:
+                block = self.pool.get_cached_block(key)
+                is_replaced = sequence is not record or position < first_needed
+                if block is not None and is_replaced and position != sequence.branch:
+                    self.pool.evict_first(block)
+                if sequence is not record:
+                    self._last_turns.pop(key, None)
+        record.previous = None
+        if len(self._last_turns) > 2 * self.pool.num_blocks:
+            cached = self.pool.get_cached_block
+            self._last_turns = {
+                key: turn for key, turn in self._last_turns.items() if cached(key) is not None
+            }
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:
         """(sequence id, number of tokens, block id) of what the plan just made must keep."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -29,8 +30,10 @@ class Tokens:
     lora_name: None = None
 
 
-def make(num_states: int, block_size: int = BLOCK_SIZE) -> tuple[KVCacheCoordinator, StateManager]:
-    kv = make_coordinator(single_group_config(1).with_states(num_states), 400, block_size)
+def make(
+    num_states: int, block_size: int = BLOCK_SIZE, num_blocks: int = 400
+) -> tuple[KVCacheCoordinator, StateManager]:
+    kv = make_coordinator(single_group_config(1).with_states(num_states), num_blocks, block_size)
     assert kv.states is not None
     return kv, kv.states
 
@@ -239,3 +242,70 @@ def test_in_large_blocks_states_before_drafts_are_kept_at_their_ends_alone() -> 
     kv.start_step()
     assert states.pool.num_cached == 0
     finish(kv, sequence)
+
+
+def hits_of_chats(num_states: int, order: list[int], repeats_outputs: bool = True) -> float:
+    """Share of earlier texts that is reused by chats, which take turns in this order and begin with
+    the same 300 tokens.
+    """
+    kv, states = make(num_states, num_blocks=20_000)
+    source, quota = random.Random(0), kv.quotas.get("")
+    texts = [[source.randrange(10**6) for _ in range(300)]] * (max(order) + 1)
+    num_hit = num_shared = 0
+    for seq_id, chat in enumerate(order):
+        num_shared += len(texts[chat])
+        sequence = Tokens(seq_id, texts[chat] + source.choices(range(10**6), k=100))
+        num_hit += start(kv, sequence)
+        num_prompt = len(sequence.token_ids)
+        for token in source.choices(range(10**6), k=source.randrange(70, 150)):
+            sequence.token_ids.append(token)
+            states.pop_checkpoints()
+            states.pop_copies()
+            kv.start_step()
+            assert kv.allocate_slots(sequence, quota, len(sequence.token_ids) - 1, 1) is not None
+        kv.start_step()
+        kv.free(seq_id, quota)
+        texts[chat] = sequence.token_ids[: None if repeats_outputs else num_prompt]
+    kv.check_integrity({})
+    return num_hit / num_shared
+
+
+def random_order() -> list[int]:
+    """Twelve turns of sixteen chats."""
+    order = list(range(16)) * 12
+    random.Random(1).shuffle(order)
+    return order
+
+
+@pytest.mark.parametrize("num_states", [5, 17, 33])
+@pytest.mark.parametrize("repeats_outputs", [True, False])
+def test_chats_reuse_more_than_by_the_last_use_alone(
+    num_states: int, repeats_outputs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a quarter of a state for each chat, with one and with two."""
+    share = hits_of_chats(num_states, random_order(), repeats_outputs)
+    monkeypatch.setattr(StateManager, "_evict_superfluous", lambda *_: None)
+    by_last_use = hits_of_chats(num_states, random_order(), repeats_outputs)
+    assert share >= by_last_use
+    if num_states > 5 and repeats_outputs:
+        assert share >= 1.2 * by_last_use
+
+
+def test_chats_that_take_turns_need_three_states_each() -> None:
+    """The ends of a prompt and of its output, and what the current turn adds to them."""
+    assert hits_of_chats(1 + 3 * 16, list(range(16)) * 12) >= 0.85
+
+
+def test_where_chats_part_is_not_evicted_first() -> None:
+    kv, _ = make(9)
+    shared = list(range(160))
+    for seq_id, own in enumerate((1000, 2000, 3000, 4000)):
+        turn = Tokens(seq_id, [*shared, *range(own, own + 40)])
+        hit = start(kv, turn)
+        kv.start_step()
+        finish(kv, turn)
+        again = Tokens(100 + seq_id, [*turn.token_ids, *range(own + 40, own + 80)])
+        assert start(kv, again) == 192
+        kv.start_step()
+        finish(kv, again)
+    assert hit == 160
