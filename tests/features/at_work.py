@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.executor.multiproc_executor import MultiprocExecutor
 from tests.features.lab import Run
 from tests.features.workload import LENGTHS
 
@@ -46,4 +47,5 @@ AT_WORK: dict[str, Callable[[Run], object]] = {
     "speculation": _drafts_held,
     "draft model": _drafts_held,
     "heads": _drafts_held,
+    "ranks": lambda run: isinstance(run.cores[0].executor, MultiprocExecutor),
 }

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tier": {"enable_prefix_caching": True, "kv_offloading_size": 0.1, "swap_space": 0.1},
     "async scheduling": {"async_scheduling": True},
     "speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
+    "ranks": {"tensor_parallel_size": 2},
 }
 #: Tokens that all have together when something befalls them.
 SLEEPS_AT, KILLED_AT = 20, 45
@@ -131,6 +132,13 @@ class Lab:
             self._cores[key] = EngineCore(EngineConfig(**settings))
             gc.freeze()  # an engine that sleeps collects what it can, again and again
         return self._cores[key]
+
+    def end_ranks(self) -> None:
+        """End the processes of all engines with ranks, which are made anew where they're needed."""
+        for key, core in list(self._cores.items()):
+            if core.config.tensor_parallel_size > 1:
+                core.shutdown()
+                del self._cores[key]
 
     def _plain_texts(self, kind: str) -> list[list[int]]:
         """What a checkpoint's model says without any other feature, behind the prompts."""

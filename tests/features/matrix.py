@@ -15,7 +15,7 @@ NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
-    *("speculation", "draft model", "heads", "pictures", "tier"),
+    *("speculation", "draft model", "heads", "pictures", "tier", "ranks"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
@@ -38,7 +38,13 @@ class Outcome:
 
 def outcome(lab: Lab, first: str, second: str) -> Outcome:
     """Run the two together. Raises `AssertionError` where they break each other."""
-    features = frozenset({first, second})
+    try:
+        return _outcome(lab, frozenset({first, second}))
+    finally:
+        lab.end_ranks()
+
+
+def _outcome(lab: Lab, features: Features) -> Outcome:
     if features in NEVER:
         return Outcome(NEVER[features])
     try:

@@ -25,9 +25,10 @@ Six requests (prompts of 18 to 60 tokens, two greedy, four sampled with seeds, e
 the feature) go through engines with tiny random models. A ✓ means:
 
 - Some features only change how a result is computed: prefix cache, chunks, preemption, failover,
-  sleep, tier, async scheduling, several replicas, speculation, draft model, heads. They were used
-  in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run without
-  them, *to the bit*. If the Transformers bridge keeps a state, only the tokens must be equal.
+  sleep, tier, async scheduling, several replicas, speculation, draft model, heads, ranks. They were
+  used in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run
+  without them, *to the bit*. If the Transformers bridge keeps a state, only the tokens must be
+  equal.
 - Each other feature keeps its rule in [laws.py](../tests/features/laws.py). Answers follow their
   schema. Tool calls are the same from deltas as from the whole text. Reasoning ends at its budget.
   Log probabilities equal those of the same tokens in a prompt. Each of `n` outputs equals that of
@@ -41,7 +42,8 @@ with its streams (`manage.py chaos --kills 40` kills processes). Quantised weigh
 are int8. Every second layer has a window; the model with states is LFM2; the bridge runs Llama;
 pooling takes vectors from Llama; pictures are seen by LLaVA. Speculation's drafts are mostly right;
 the draft model is the model itself with slightly different weights; the heads are EAGLE's, trained
-on the requests' outputs. A tier is in host memory, and the KV cache is empty between two runs.
+on the requests' outputs. A tier is in host memory, and the KV cache is empty between two runs. Two
+ranks share a model.
 
 """
 
