@@ -6,7 +6,9 @@ QUIRE_PLUGINS (or vLLM's VLLM_PLUGINS), if set, is a comma-separated list of the
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence, Set
@@ -21,6 +23,8 @@ import numpy
 from engine.contract.errors import ConfigError
 from engine.contract.lora import LoRARequest
 from engine.contract.pooling_params import PoolingParams
+
+log = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
 DEVICES = "quire.devices"
@@ -38,13 +42,42 @@ def selected_entry_points(group: str) -> list[EntryPoint]:
     return [point for point in _installed(group, tuple(sys.path)) if is_selected(point.name)]
 
 
+#: vLLM's groups with the same meaning, for packages that import `engine` in place of `vllm`.
+_VLLM_GROUPS = {
+    "quire.general_plugins": "vllm.general_plugins",
+    "quire.io_processors": "vllm.io_processor_plugins",
+    "quire.logits_processors": "vllm.logits_processors",
+    "quire.stat_loggers": "vllm.stat_logger_plugins",
+}
+
+
 @cache
 def _installed(group: str, folders: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of packages in these folders.
+    """Return the entry points of packages in these folders, vLLM's groups included.
 
     Cached: the scan takes longer than the rest of a small model's start.
     """
-    return tuple(entry_points(group=group))
+    points = list(entry_points(group=group))
+    names = {point.name for point in points}
+    for point in entry_points(group=_VLLM_GROUPS[group]) if group in _VLLM_GROUPS else ():
+        if _requires_vllm(point):
+            log.warning(
+                "Plug-in %s (%s) isn't loaded: its package requires vllm. For Quire import engine "
+                "instead.",
+                point.name,
+                point.value,
+            )
+        elif point.name not in names:
+            points.append(point)
+    return tuple(points)
+
+
+def _requires_vllm(point: EntryPoint) -> bool:
+    """Whether the package of an entry point depends on vLLM, and extends that alone."""
+    requirements = (point.dist.requires if point.dist else None) or []
+    return any(
+        re.match(r"vllm(?![\w.-])", requirement, re.IGNORECASE) for requirement in requirements
+    )
 
 
 def load_subclass(point: EntryPoint, base: type[Kind]) -> type[Kind]:
