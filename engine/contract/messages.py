@@ -31,6 +31,7 @@ import msgspec
 
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.lora import AdapterRef
+from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.redis_keys import base_request_id, output_field, prompt_field
 from engine.contract.replica_state import EngineStats as EngineStats
@@ -172,6 +173,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         trace_headers: W3C's `traceparent` and `tracestate` of the span that asked; {} for none.
         isolated: it runs in steps of its own until it brings a token: replicas have died over steps
             that held it among others.
+        message_version: see `engine.contract.message_version`.
     """
 
     request_id: str
@@ -195,6 +197,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     media: list[MediaItem] = msgspec.field(default_factory=list)
     media_data: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     isolated: bool = False
+    message_version: int = 1
 
     @property
     def adapter_digest(self) -> str:
@@ -431,8 +434,45 @@ class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     held: list[str] | None = None
 
 
+class _NumOutputs(msgspec.Struct):
+    """What of a request's sampling parameters says how many outputs end."""
+
+    n: int = 1
+    best_of: int | None = None
+
+
+class UnreadableRequest(msgspec.Struct, kw_only=True):
+    """What is left of an `EngineRequest` of another release that can't be read. Never sent.
+
+    Attributes:
+        problem: why it can't.
+    """
+
+    request_id: str
+    gateway_id: str
+    sampling: _NumOutputs = msgspec.field(default_factory=_NumOutputs)
+    message_version: int = 1
+    problem: str = ""
+
+    @property
+    def error(self) -> EngineFault:
+        """What its client is told."""
+        return EngineFault(
+            f"The replica can't read this request: {self.problem}. The gateway writes messages of "
+            f"version {self.message_version}, the replica reads those of version "
+            f"{MESSAGE_VERSION}: update the older one.",
+            code="unreadable_request",
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of outputs that the gateway waits for."""
+        return self.sampling.best_of or self.sampling.n
+
+
 _inbox_encoder = msgspec.msgpack.Encoder()
 _inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | ControlRequest)
+_unreadable_decoder = msgspec.msgpack.Decoder(UnreadableRequest)
 _outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _news_decoder = msgspec.msgpack.Decoder(ReplicaEvent)
@@ -453,6 +493,13 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode_inbox(data: bytes) -> InboxMessage:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no inbox message."""
     return _decoded(_inbox_decoder, data)
+
+
+def decode_unreadable_request(data: bytes, problem: str) -> UnreadableRequest:
+    """Who sent a message that `decode_inbox` refuses. Raises as `decode_inbox`, if nobody waits."""
+    request = _decoded(_unreadable_decoder, data)
+    request.problem = problem
+    return request
 
 
 def decode_outbox(data: bytes) -> OutboxBatch:

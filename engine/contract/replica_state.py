@@ -339,6 +339,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `spare`: it takes requests only while no other replica of its model does.
     `loading`: what it's doing while it loads; `load_progress` is the part of its layers.
     `held`: the requests that its loop is at, once that hasn't come round for a while; else None.
+    `message_version`: see `engine.contract.message_version`.
     """
 
     replica_id: str
@@ -360,3 +361,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     sleep_level: int = 0
     loading: LoadPhase | None = None
     held: list[str] | None = None
+    message_version: int = 1

@@ -16,7 +16,14 @@ import redis
 
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from engine.contract.messages import AbortRequest, EngineRequest, InboxMessage, gc_untracked
+from engine.contract.message_version import is_compatible
+from engine.contract.messages import (
+    AbortRequest,
+    EngineRequest,
+    InboxMessage,
+    UnreadableRequest,
+    gc_untracked,
+)
 from engine.system.host import request_short_time_slice
 from engine.system.redis_client import is_temporary
 
@@ -67,7 +74,8 @@ class IncarnationFence:
 
 
 #: The id of an inbox entry, and what stood in it.
-Entry = tuple[bytes, InboxMessage]
+ReceivedMessage = InboxMessage | UnreadableRequest
+Entry = tuple[bytes, ReceivedMessage]
 
 
 @dataclass(slots=True)
@@ -135,6 +143,8 @@ class TenantInbox:
                     self._aborts.append(entry)
                 else:
                     queued.round.add(queued.tenant, queued.priority, entry)
+            elif isinstance(message, UnreadableRequest):
+                self._aborts.append(entry)  # like one that nothing has to wait for
             else:
                 self._rounds[-1].end = entry
                 self._rounds.append(_Epoch())
@@ -295,8 +305,9 @@ class InboxReader(threading.Thread):
             self._has_lost_reply = False
 
     def _decode_entries(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
+        data = fields.get(protocol.STREAM_FIELD, b"")
         try:
-            message = protocol.decode_inbox(fields.get(protocol.STREAM_FIELD, b""))
+            message = decode_message(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             # Whoever wrote it can't be told; keeping it would only make it come again.
             log.error("Inbox entry %s isn't a message (%s); deleted.", entry_id.decode(), error)
@@ -306,3 +317,17 @@ class InboxReader(threading.Thread):
         if isinstance(message, EngineRequest):
             gc_untracked(message.prompt_token_ids)
         self.messages.put((entry_id, message))
+
+
+def decode_message(data: bytes) -> ReceivedMessage:
+    """Decode a message, or of a request that can't be read what is needed to refuse it.
+
+    Raises: msgspec.DecodeError, msgspec.ValidationError.
+    """
+    try:
+        message = protocol.decode_inbox(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return protocol.decode_unreadable_request(data, str(error))
+    if isinstance(message, EngineRequest) and not is_compatible(message.message_version):
+        return protocol.decode_unreadable_request(data, "its version is too far away")
+    return message

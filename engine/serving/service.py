@@ -24,6 +24,7 @@ from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import EngineFault, QuireError
+from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import (
     AbortRequest,
     ControlReply,
@@ -33,6 +34,7 @@ from engine.contract.messages import (
     Heartbeat,
     OutboxBatch,
     TokenDelta,
+    UnreadableRequest,
 )
 from engine.contract.replica_state import (
     WARM_UP,
@@ -48,7 +50,7 @@ from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
 from engine.scheduler import Request, Sequence
 from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
-from engine.serving.inbox import InboxReader, IncarnationFence
+from engine.serving.inbox import InboxReader, IncarnationFence, ReceivedMessage
 from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from engine.serving.operator_commands import AdapterControls, Pause, abort_requests, unload
 from engine.serving.outbox import OutboxWriter, StepOutput
@@ -150,12 +152,12 @@ def _describe(core: EngineCore) -> None:
         )
 
 
-def rejection_deltas(message: EngineRequest, error: QuireError) -> list[TokenDelta]:
+def rejection_deltas(request_id: str, num_sequences: int, error: QuireError) -> list[TokenDelta]:
     """Return final deltas of every output with the typed error."""
     info = ErrorInfo.of(error)
     return [
-        TokenDelta(request_id=message.request_id, index=index, finish_reason="error", error=info)
-        for index in range(message.sampling.num_sequences)
+        TokenDelta(request_id=request_id, index=index, finish_reason="error", error=info)
+        for index in range(num_sequences)
     ]
 
 
@@ -332,11 +334,15 @@ class EngineService:
         except queue.Empty:
             return
 
-    def _handle(self, core: EngineCore, entry_id: bytes, message: protocol.InboxMessage) -> None:
+    def _handle(self, core: EngineCore, entry_id: bytes, message: ReceivedMessage) -> None:
         if isinstance(message, EngineRequest):
             self._add(core, entry_id, message)
             return
-        if isinstance(message, AbortRequest):
+        if isinstance(message, UnreadableRequest):
+            self._gateways[message.request_id] = message.gateway_id
+            deltas = rejection_deltas(message.request_id, message.num_sequences, message.error)
+            self._queue_deltas(deltas)
+        elif isinstance(message, AbortRequest):
             self._queue_deltas(core.abort(message.request_id, message.index, message.finish_reason))
         else:
             self._control(core, message)
@@ -360,7 +366,8 @@ class EngineService:
             self._in_flight.record_request(request_id, core.sequences_in_flight)
             core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
         except QuireError as error:
-            self._queue_deltas(rejection_deltas(message, error))
+            deltas = rejection_deltas(request_id, message.sampling.num_sequences, error)
+            self._queue_deltas(deltas)
             self._output.done.append(entry_id)
 
     def _control(self, core: EngineCore, message: ControlRequest) -> None:
@@ -493,6 +500,7 @@ class EngineService:
             spare=self.spare,
             adapters=core.adapters.states() if core else [],
             loading=self.loading,
+            message_version=MESSAGE_VERSION,
             held=self._in_flight.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
 

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.contract import redis_keys
+from engine.contract.message_version import MESSAGE_VERSION, is_compatible
 from engine.contract.messages import (
     HEARTBEAT_TIMEOUT_S,
     HEARTBEAT_TTL_S,
@@ -152,6 +153,15 @@ class Fleet:
                 beat = decode_heartbeat(data)
             except (msgspec.DecodeError, msgspec.ValidationError):
                 logger.warning("Replica %s sends heartbeats that can't be read.", replica_id)
+                continue
+            if not is_compatible(beat.message_version):
+                logger.warning(
+                    "Replica %s gets no requests: its messages have version %d, this gateway's "
+                    "version %d. Update the older one.",
+                    replica_id,
+                    beat.message_version,
+                    MESSAGE_VERSION,
+                )
                 continue
             if beat.incarnation not in self._dead:
                 seen[replica_id] = self._update_replica(replica_id, beat, now)

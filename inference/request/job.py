@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from catalog.access import ModelCard
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
 from engine.contract.lora import AdapterRef
+from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import EngineRequest, MediaItem, ModelInfo, PromptEmbeds
 from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
@@ -336,6 +337,7 @@ class Job:
                 media_data={item.digest: self.media_data[item.digest] for item in media},
                 sampling=self.sampling,
                 arrival_time=self.started_at,
+                message_version=MESSAGE_VERSION,
                 tenant=self.caller.tenant,
                 weight=self.caller.weight,
                 kv_reserved_fraction=self.caller.kv_reserved_fraction,

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 import torch
@@ -52,6 +53,27 @@ def served(
 @pytest.fixture
 def gateway(served: tuple[Gateway, subprocess.Popen[bytes]]) -> Gateway:
     return served[0]
+
+
+def test_a_request_of_a_later_release_is_refused_in_a_sentence(gateway: Gateway) -> None:
+    """It was dropped, and its gateway waited for ever."""
+    request = {
+        "type": "request",
+        "request_id": "later",
+        "gateway_id": "g1",
+        "prompt_token_ids": [1, 2],
+        "sampling": {"n": 2, "of_a_later_release": 1},
+        "message_version": 2,
+    }
+    key = redis_keys.inbox_key(gateway.replica_id, gateway.prefix)
+    gateway.redis.xadd(key, {protocol.STREAM_FIELD: msgspec.msgpack.encode(request)})
+    gateway.wait(lambda: len(gateway.deltas.get("later", [])) == 2, timeout=60)
+    deltas = gateway.deltas["later"]
+    assert [(delta.index, delta.finish_reason) for delta in deltas] == [(0, "error"), (1, "error")]
+    assert all(delta.error and delta.error.code == "unreadable_request" for delta in deltas)
+    assert deltas[0].error is not None
+    assert "unknown field `of_a_later_release`" in deltas[0].error.message
+    settled(gateway)
 
 
 def settled(gateway: Gateway) -> None:

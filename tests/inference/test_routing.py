@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 
+import pytest
+
 from engine.contract import messages as protocol
+from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference.engine_client.fleet import Fleet, Replica, choose_replica, prefix_key
 
@@ -106,8 +110,6 @@ def beat(replica_id: str, at: float, incarnation: str = "1") -> bytes:
 
 
 def test_a_fleet_follows_heartbeats() -> None:
-    import time
-
     now = time.monotonic()
     fleet = Fleet(_NoRedis(), "p")  # type: ignore[arg-type]
     fleet.update({"a": beat("a", 1.0), "b": None, "c": b"nonsense"}, now)
@@ -127,9 +129,23 @@ def test_a_fleet_follows_heartbeats() -> None:
     assert fleet.model("m") is not None, "a model is remembered when its replica has gone"
 
 
-def test_a_heartbeat_that_stands_still_is_a_dead_ones() -> None:
-    import time
+def test_a_replica_whose_messages_are_too_far_away_gets_no_requests(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def encoded(replica_id: str, version: int) -> bytes:
+        heartbeat = protocol.decode_heartbeat(beat(replica_id, 1.0))
+        heartbeat.message_version = version
+        return protocol.encode(heartbeat)
 
+    fleet = Fleet(_NoRedis(), "p")  # type: ignore[arg-type]
+    near, far = MESSAGE_VERSION + 1, MESSAGE_VERSION + 2
+    values: dict[str, bytes | None] = {"a": encoded("a", near), "b": encoded("b", far)}
+    fleet.update(values, time.monotonic())
+    assert [replica.heartbeat.replica_id for replica in fleet] == ["a"]
+    assert f"Replica b gets no requests: its messages have version {far}" in caplog.text
+
+
+def test_a_heartbeat_that_stands_still_is_a_dead_ones() -> None:
     now = time.monotonic()
     fleet = Fleet(_NoRedis(), "p")  # type: ignore[arg-type]
     fleet.update({"a": beat("a", 1.0)}, now - protocol.HEARTBEAT_TTL_S - 1)
