@@ -44,7 +44,15 @@ GROUPS = {
     ),
     "Operate": (
         *("status", "bench", "list_settings", "gateway", "supervise", "engine", "worker"),
-        *("run_batch", "chaos", "migrate", "drain_usage", "reconcile_usage", "changepassword"),
+        *(
+            "run_batch",
+            "chaos",
+            "migrate",
+            "upgrade",
+            "drain_usage",
+            "reconcile_usage",
+            "changepassword",
+        ),
         "openapi",
     ),
 }
