@@ -28,7 +28,20 @@ log = logging.getLogger(__name__)
 
 Kind = TypeVar("Kind")
 DEVICES = "quire.devices"
+#: Entry points of vLLM, which are answered by name.
+VLLM_PLATFORMS = "vllm.platform_plugins"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
+_NO_PACKAGE = "There is no package for it; docs/extending/device.md describes how to write one."
+#: By vLLM's names of devices, what to do instead.
+_DEVICE_REMEDIES = {
+    "openvino": "On Intel CPUs --device cpu runs Quire's own kernels.",
+    "tt": "Install packages/tt (docs/tenstorrent.md).",
+    "rocm": "torch names AMD GPUs cuda.",
+    "xpu": _NO_PACKAGE,
+    "tpu": _NO_PACKAGE,
+    "neuron": _NO_PACKAGE,
+    "hpu": _NO_PACKAGE,
+}
 
 
 def is_selected(name: str) -> bool:
@@ -128,7 +141,15 @@ def check_device(name: str) -> None:
     installed = sorted(point.name for point in selected_entry_points(DEVICES))
     if name not in installed:
         allowed = ", ".join([*_BUILT_IN_DEVICES, *installed])
-        raise ConfigError(f"device must be one of {allowed}; got {name!r}.", param="device")
+        remedy = _DEVICE_REMEDIES.get(name, "")
+        if any(point.name == name for point in selected_entry_points(VLLM_PLATFORMS)):
+            remedy = (
+                f"The plug-in {name} is a platform of vLLM, whose workers can't run here; a device "
+                "of Quire is an entry point in quire.devices (docs/extending/device.md)."
+            )
+        raise ConfigError(
+            f"device must be one of {allowed}; got {name!r}. {remedy}".rstrip(), param="device"
+        )
 
 
 GROUP = "quire.io_processors"

@@ -6,8 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile, supported_activities
 
 from engine.contract.errors import InvalidRequest
 
@@ -38,10 +37,7 @@ class TorchProfiler:
             raise InvalidRequest(
                 f"The profile's folder can't be made: {error}", param="folder"
             ) from error
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        self._running = profile(activities=activities)
+        self._running = profile(activities=supported_activities())
         self._running.start()
 
     def stop(self) -> str:

@@ -12,5 +12,5 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
         shutdown_ray: no effect; an engine uses no Ray.
     """
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

@@ -86,7 +86,8 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def page_table(device: str) -> dict[str, str]:
     """Check -> outcome, by a device's column of docs/devices.md."""
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    text = PAGE.read_text()
+    lines = [line for line in text[text.index("| check |") :].splitlines() if line.startswith("| ")]
     header, *table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     column = header.index(f"`{device}`")
     return {row[0]: row[column] for row in table if row[column] != "-"}

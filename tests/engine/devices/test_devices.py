@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.contract import plugins
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
@@ -151,6 +154,62 @@ def test_plug_ins_that_the_operator_left_out_are_no_devices(
         "device",
         "device must be one of auto, cpu, cuda; got 'toy'.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("openvino", "--device cpu"),
+        ("xpu", "There is no package for it"),
+        ("tpu", "There is no package for it"),
+        ("neuron", "There is no package for it"),
+        ("tt", "Install packages/tt"),
+    ],
+)
+def test_vllms_devices_are_answered_by_name(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"got '{name}'") as caught:
+        EngineConfig(model="m", device=name)
+    assert words in caught.value.message
+
+
+def test_a_platform_of_vllm_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("ascend", "vllm_ascend:register", plugins.VLLM_PLATFORMS)
+
+    def selected(group: str) -> list[EntryPoint]:
+        return [point] if group == plugins.VLLM_PLATFORMS else []
+
+    monkeypatch.setattr(plugins, "selected_entry_points", selected)
+    with pytest.raises(ConfigError, match="The plug-in ascend is a platform of vLLM"):
+        EngineConfig(model="m", device="ascend")
+
+
+#: Files that know their device: it is theirs alone. `auto` is decided in the registry.
+KNOW_THEIR_DEVICE = ("engine/devices/cuda.py", "engine/devices/registry.py", "engine/worker/gpu/")
+#: Ranks share models on CPUs; the conformance checks compare a name with the requested one.
+ASK_FOR_IT = (
+    "engine/devices/registry.py",
+    "engine/devices/conformance/",
+    "engine/executor/multiproc_executor.py",
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "exceptions"),
+    [
+        (r"torch\.(cuda|xpu|mps|hpu)\b", KNOW_THEIR_DEVICE),
+        (r"(config\.device|device\.name) (==|!=|in|not in) ", ASK_FOR_IT),
+    ],
+)
+def test_no_file_of_the_engine_asks_which_device_it_has(
+    words: str, exceptions: tuple[str, ...]
+) -> None:
+    asking = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "engine").rglob("*.py"))
+        if re.search(words, path.read_text())
+    ]
+    assert [name for name in asking if not name.startswith(exceptions)] == []
+    assert asking  # the words still find those that may
 
 
 def test_a_device_that_nobody_brings_is_refused_before_anything_is_loaded() -> None:
