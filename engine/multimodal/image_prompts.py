@@ -16,8 +16,9 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Pixels of a frame's patches, counted in what becomes one token: as `qwen_vl_utils` bounds them.
-_MAX_FRAME_TOKENS = 768
+#: Tokens of a step in time, as `qwen_vl_utils` bounds them, and of a video: what is prepared of one
+#: stays below `MAX_MEDIA_BYTES`.
+_MAX_FRAME_TOKENS, _MAX_VIDEO_TOKENS = 768, 8192
 
 
 class ImagePrompt(ABC):
@@ -140,10 +141,14 @@ class _Qwen(VideoPrompt):
     def _frame_size(self, num_steps: int) -> dict[str, int]:
         """Least and most pixels of a frame."""
         side = self._images.patch_size * self._images.merge_size
-        size = {name: int(value) for name, value in dict(self._images.size).items() if value}
-        size |= self._video_size
-        longest = min(size["longest_edge"], _MAX_FRAME_TOKENS * side**2)
+        max_tokens = max(1, min(_MAX_FRAME_TOKENS, _MAX_VIDEO_TOKENS // num_steps))
+        size = self._configured_size(num_steps)
+        longest = min(size["longest_edge"], max_tokens * side**2)
         return {"longest_edge": longest, "shortest_edge": min(size["shortest_edge"], longest)}
+
+    def _configured_size(self, num_steps: int) -> dict[str, int]:
+        size = {name: int(value) for name, value in dict(self._images.size).items() if value}
+        return size | self._video_size
 
     def _place(
         self,
@@ -174,11 +179,10 @@ class _Qwen25(_Qwen):
 class _Qwen3(_Qwen):
     """Each step in time stands behind its own seconds, as text."""
 
-    def _frame_size(self, num_steps: int) -> dict[str, int]:
-        if not self._video_size:
-            return super()._frame_size(num_steps)
+    def _configured_size(self, num_steps: int) -> dict[str, int]:
         frames = num_steps * self._images.temporal_patch_size
-        return {name: max(1, value // frames) for name, value in self._video_size.items()}
+        whole = {name: value // frames for name, value in self._video_size.items()}
+        return super()._configured_size(num_steps) | whole
 
     def _place(
         self,

@@ -144,11 +144,18 @@ class PreparedSound(msgspec.Struct, tag="sound"):
     stretches: list[SoundStretch]
 
 
+#: Fields of a request that say how its media are prepared.
+OPTION_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+
+
 class Refusal(msgspec.Struct, tag="refusal"):
-    """Why a picture or sound can't be prepared. `is_model`: no picture can, for this model."""
+    """Why a picture or sound can't be prepared. `is_model`: no picture can, for this model.
+    `param`: the request's field, where it's no part of a message.
+    """
 
     message: str
     is_model: bool = False
+    param: str = ""
 
 
 #: Of a media worker.

@@ -33,6 +33,16 @@ if TYPE_CHECKING:
 
 #: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
 MAX_PIXELS = 89_478_485
+#: What image processors raise for values that they can't use.
+_OPTION_ERRORS = (ValueError, TypeError, KeyError, ArithmeticError, AttributeError, IndexError)
+#: Options of image processors that decide what comes out in which form, and where.
+_FIXED_OPTIONS = {
+    "return_tensors",
+    "device",
+    "data_format",
+    "input_data_format",
+    "disable_grouping",
+}
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -136,12 +146,13 @@ class MediaProcessor:
 
         Raises `InvalidRequest` for a model that takes none, and where its processor refuses them.
         """
+        self._check_options(options)
         prompt = getattr(self._processor, "video_prompt", None)
         if prompt is None:
             raise InvalidRequest("The model takes no videos.", param="messages")
         try:
             prepared: VideoInput = prompt.prepare_video(video.frames, video.times, options or {})
-        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        except _OPTION_ERRORS as error:
             raise InvalidRequest(f"The video can't be prepared: {error}", param="video") from error
         tensors = {name: _contiguous(np.asarray(v)) for name, v in prepared.tensors.items()}
         encoded = encode_tensors(tensors)
@@ -166,6 +177,7 @@ class MediaProcessor:
 
         Raises `InvalidRequest` where the processor refuses them.
         """
+        self._check_options(options)
         try:
             outputs = self._processor(
                 images=[to_rgb(image)],
@@ -173,7 +185,7 @@ class MediaProcessor:
                 images_kwargs={**(options or {}), "return_tensors": "np"},
                 return_text_replacement_offsets=True,
             )
-        except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        except _OPTION_ERRORS as error:
             raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
         tensors = {
             name: _contiguous(np.asarray(outputs[name]))
@@ -201,6 +213,16 @@ class MediaProcessor:
             encoded=encoded,
             grid=grid,
         )
+
+    def _check_options(self, options: dict[str, Any] | None) -> None:
+        """Raise `InvalidRequest` for options that the image processor doesn't have."""
+        kind = type(self._processor.image_processor).valid_kwargs
+        names = kind.__optional_keys__ | kind.__required_keys__
+        for name in sorted((options or {}).keys() - (names - _FIXED_OPTIONS)):
+            raise InvalidRequest(
+                f"The model's image processor has no option {name[:50]!r}.",
+                param="mm_processor_kwargs",
+            )
 
     def expand(
         self, text: str, media: Sequence[PreparedMedia]

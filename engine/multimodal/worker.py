@@ -15,6 +15,7 @@ import msgspec
 
 from engine.contract.errors import ModelLoadError, QuireError
 from engine.multimodal.inputs import (
+    OPTION_FIELDS,
     PreparedPicture,
     PreparedSound,
     PrepareRequest,
@@ -95,7 +96,8 @@ def main() -> int:
             else:
                 answer = prepare_picture(request)
         except QuireError as error:
-            answer = Refusal(error.message, is_model=isinstance(error, ModelLoadError))
+            field = error.param if error.param in OPTION_FIELDS else ""
+            answer = Refusal(error.message, isinstance(error, ModelLoadError), field or "")
         except MemoryError:
             answer = Refusal("The file takes too much memory.")
         write_frame(answers, encode(answer))

@@ -21,7 +21,12 @@ from inference.chat.reasoning import (
 )
 from inference.errors import rename_error_param
 from inference.generation.output import TokenFormatter
-from inference.rendering.media import ChatPrompt, find_images, insert_image_tokens
+from inference.rendering.media import (
+    ChatPrompt,
+    MediaOptions,
+    find_media,
+    insert_media_tokens,
+)
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
@@ -118,7 +123,7 @@ async def build_chat_job(
         )
         if chat_prompt.media and len(prompt) < len(chat_prompt.token_ids):
             raise InvalidRequest(
-                "A prompt with images can't be cut.", param="truncate_prompt_tokens"
+                "A prompt with images or videos can't be cut.", param="truncate_prompt_tokens"
             )
         if chat.cuts_any_limit:
             clamp_max_tokens(sampling, len(prompt), served.info)
@@ -193,9 +198,10 @@ async def render_prompt(
 ) -> ChatPrompt:
     """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
 
-    Raises: what `chat_token_ids` and `insert_image_tokens` do.
+    Raises: what `chat_token_ids` and `insert_media_tokens` do.
     """
-    images = await ctx.offload(find_images, chat.raw_messages, served.info)
+    options = MediaOptions.from_chat(chat, served.info)
+    sources = await ctx.offload(find_media, chat.raw_messages, served.info)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
     messages = await ctx.offload(_messages, chat, served.tokenizer)
     tools = await ctx.offload(lambda: chat.tools_in_use)
@@ -217,7 +223,9 @@ async def render_prompt(
     )
     if chat.add_special_tokens:
         token_ids = add_special_tokens(token_ids, served)
-    return await insert_image_tokens(token_ids, images, served.info, served.tokenizer, ctx.caller)
+    return await insert_media_tokens(
+        token_ids, sources, options, served.info, served.tokenizer, ctx.caller
+    )
 
 
 def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:

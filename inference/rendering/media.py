@@ -1,4 +1,6 @@
-"""Pictures of a chat: fetched, prepared in processes of their own, and placed in the prompt."""
+"""Pictures and videos of a chat: fetched, prepared in processes of their own, and placed in the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +38,32 @@ from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
-from inference.schemas.chat import IMAGE_PARTS, part_type
+from inference.schemas.chat import IMAGE_PARTS, VIDEO_PART, ChatRequest, part_type
 from storage.access import access_file
 from storage.blobs import open_blob
 from tenants.authentication import Caller
 
 #: Processes that prepare pictures, and threads that fetch them.
 NUM_WORKERS, NUM_FETCHERS = 2, 8
-#: Of one picture; then its process is killed.
-PREPARE_TIMEOUT_S, FETCH_TIMEOUT_S = 20.0, 10.0
+#: Of one picture or video; then its process is killed.
+PREPARE_TIMEOUTS_S = {"image": 20.0, "video": 60.0}
+FETCH_TIMEOUT_S = 10.0
 #: The same for a file of sound, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
 #: What prepared pictures may take in this process, the least recently used go first.
 CACHE_BYTES = 128 << 20
 
+#: The field and the kind of parts that are pictures.
+_IMAGE = ("image_url", "image")
 _COMMAND = "engine.multimodal.worker"
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
-    """A picture of a message.
+class MediaSource:
+    """A picture or video of a message.
 
     Attributes:
+        kind: "image" or "video".
         url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
         param: names it in errors.
         file_id: of a file that the tenant has uploaded.
@@ -68,6 +74,34 @@ class ImageSource:
     param: str
     file_id: str = ""
     tenant_id: int = 0
+    kind: str = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """How a request's media are prepared.
+
+    Attributes:
+        processor: mm_processor_kwargs.
+        sampling: of videos, see `read_video`.
+    """
+
+    processor: dict[str, Any]
+    sampling: dict[str, Any]
+
+    @classmethod
+    def from_chat(cls, chat: ChatRequest, info: ModelInfo) -> MediaOptions:
+        """Options of a chat. "fps" and "num_frames" may be among mm_processor_kwargs, as vLLM has
+        it. Raises `InvalidRequest` for a model that takes no media.
+        """
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(chat, name) and not info.sees:
+                raise InvalidRequest(f"The model {info.name} takes no images.", param=name)
+        processor = dict(chat.mm_processor_kwargs or {})
+        sampling = {
+            name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
+        }
+        return cls(processor, sampling | (chat.media_io_kwargs or {}).get("video", {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +113,8 @@ class ChatPrompt:
     media_data: dict[bytes, bytes]
 
 
-def find_images(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[ImageSource]:
-    """The pictures of checked messages, in their order.
+def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[MediaSource]:
+    """The pictures and videos of checked messages, in their order.
 
     Raises `InvalidRequest` for a model that takes none, and for more than it takes.
     """
@@ -88,28 +122,34 @@ def find_images(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[Ima
     for number, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and part_type(part) in IMAGE_PARTS:
+            kind = part_type(part) if isinstance(part, dict) else "text"
+            if kind in (*IMAGE_PARTS, VIDEO_PART):
+                name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE
                 param = f"messages[{number}].content[{index}]"
-                address = part.get("image_url") or ""
+                address = part.get(name) or ""
                 url = address["url"] if isinstance(address, dict) else address
-                sources.append(ImageSource(url, param, part.get("file_id") or ""))
-    if sources and not info.sees:
-        raise InvalidRequest(
-            f"The model {info.name} takes no images (parts of type image_url).",
-            param=sources[0].param,
-        )
-    limit = info.max_images
-    if len(sources) > limit:
-        raise InvalidRequest(
-            f"A request may have at most {limit} images, this one has {len(sources)}.",
-            param="messages",
-        )
+                file_id = part.get("file_id") or ""
+                sources.append(MediaSource(url, param, file_id, kind=medium))
+    limits = {"image": info.max_images if info.sees else 0, "video": info.max_videos}
+    for medium, limit in limits.items():
+        of_kind = [source for source in sources if source.kind == medium]
+        if of_kind and not limit:
+            raise InvalidRequest(
+                f"The model {info.name} takes no {medium}s (parts of type {medium}_url).",
+                param=of_kind[0].param,
+            )
+        if len(of_kind) > limit:
+            raise InvalidRequest(
+                f"A request may have at most {limit} {medium}s, this one has {len(of_kind)}.",
+                param="messages",
+            )
     return sources
 
 
-async def insert_image_tokens(
+async def insert_media_tokens(
     token_ids: list[int],
-    sources: Sequence[ImageSource],
+    sources: Sequence[MediaSource],
+    options: MediaOptions,
     info: ModelInfo,
     tokenizer: Tokenizer,
     caller: Caller,
@@ -126,7 +166,7 @@ async def insert_image_tokens(
     if any(source.file_id for source in sources):
         sources = await run_in_db_thread(_locate_files, caller, sources)
     pictures = await asyncio.gather(
-        *(pool.prepare(source, info.path, caller.tenant) for source in sources)
+        *(pool.prepare(source, options, info.path, caller.tenant) for source in sources)
     )
     replacements = [
         tokenizer.encode(picture.replacement, add_special_tokens=False) for picture in pictures
@@ -136,7 +176,7 @@ async def insert_image_tokens(
     return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
 
 
-def _locate_files(caller: Caller, sources: Sequence[ImageSource]) -> list[ImageSource]:
+def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaSource]:
     """The sources with the owners of stored files. Raises `InvalidRequest` for another's file."""
     located = []
     for source in sources:
@@ -163,23 +203,29 @@ class MediaPool:
         self._preparing: dict[bytes, asyncio.Future[PreparedPicture | Refusal]] = {}
         self._cached_bytes = 0
 
-    async def prepare(self, source: ImageSource, folder: str, tenant: str) -> PreparedPicture:
-        """One picture for the model of a folder; the same one of a tenant only once.
+    async def prepare(
+        self, source: MediaSource, options: MediaOptions, folder: str, tenant: str
+    ) -> PreparedPicture:
+        """One picture or video for the model of a folder; the same one of a tenant only once.
 
-        Raises as `insert_image_tokens`.
+        Raises as `insert_media_tokens`.
         """
         data, digest, version = await asyncio.wrap_future(
             self._fetchers.submit(tenant, lambda: (*_read(source), folder_version(folder)))
         )
-        key = hashlib.sha256(f"{tenant}\0{folder}\0{version}\0".encode() + digest).digest()
+        sampling = options.sampling if source.kind == "video" else {}
+        settled = msgspec.json.encode([source.kind, options.processor, sampling], order="sorted")
+        scope = f"{tenant}\0{folder}\0{version}\0".encode()
+        key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         if (cached := self._prepared.get(key)) is not None:
             self._prepared.move_to_end(key)
             return cached
         if (running := self._preparing.get(key)) is None:
-            request = msgspec.msgpack.encode(PrepareRequest(folder, data, version))
-            job = self._preparers.submit(
-                tenant, lambda: self._ask(request, PREPARE_TIMEOUT_S, "image")
+            request = msgspec.msgpack.encode(
+                PrepareRequest(folder, data, version, options.processor, source.kind, sampling)
             )
+            timeout_s = PREPARE_TIMEOUTS_S[source.kind]
+            job = self._preparers.submit(tenant, lambda: self._ask(request, timeout_s, source.kind))
             running = self._preparing[key] = asyncio.wrap_future(job)
             running.add_done_callback(lambda done: self._finish(key, done))
         # A client that goes away doesn't take the picture from another that waits for it.
@@ -187,7 +233,7 @@ class MediaPool:
         if isinstance(answer, Refusal):
             if answer.is_model:
                 raise EngineUnavailable(answer.message)
-            raise InvalidRequest(answer.message, param=source.param)
+            raise InvalidRequest(answer.message, param=answer.param or source.param)
         return answer
 
     async def prepare_sound(
@@ -228,7 +274,7 @@ class MediaPool:
         return ANSWERS.decode(answer)
 
 
-def _read(source: ImageSource) -> tuple[bytes, bytes]:
+def _read(source: MediaSource) -> tuple[bytes, bytes]:
     """A picture's file and its sha256. Raises `InvalidRequest`."""
     if source.file_id:
         data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param)
@@ -251,7 +297,7 @@ def _read(source: ImageSource) -> tuple[bytes, bytes]:
     return data, hashlib.sha256(data).digest()
 
 
-def _local_path(source: ImageSource) -> Path:
+def _local_path(source: MediaSource) -> Path:
     """The path of a `file:` address. Raises `InvalidRequest` unless the operator allows it."""
     folder = settings.QUIRE.allowed_local_media_path
     refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
@@ -277,24 +323,25 @@ def _read_file(open_file: Callable[[], IO[bytes]], param: str) -> bytes:
         with open_file() as file:
             data = file.read(limit + 1)
     except OSError:
-        raise InvalidRequest("The image's file no longer exists.", param=param) from None
+        raise InvalidRequest("The file no longer exists.", param=param) from None
     if len(data) > limit:
-        raise InvalidRequest(f"The image's file has over {limit} bytes.", param=param)
+        raise InvalidRequest(f"The file has over {limit} bytes.", param=param)
     return data
 
 
-def _decode_data_url(source: ImageSource) -> bytes:
+def _decode_data_url(source: MediaSource) -> bytes:
     """The bytes of `data:image/png;base64,...`. Raises `InvalidRequest` for anything else."""
     head, comma, data = source.url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise InvalidRequest(
-            "A data: address must be data:image/...;base64, and then the file.", param=source.param
+            f"A data: address must be data:{source.kind}/...;base64, and then the file.",
+            param=source.param,
         )
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(
-            f"The image's base64 can't be read: {error}.", param=source.param
+            f"The {source.kind}'s base64 can't be read: {error}.", param=source.param
         ) from None
 
 

@@ -17,7 +17,7 @@ from engine.text.jinja_sandbox import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
-from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS, part_type
+from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS, VIDEO_PART, part_type
 
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
@@ -66,6 +66,8 @@ def _text_part(part: str | Message) -> str | Message:
         return part
     if (kind := part_type(part)) in IMAGE_PARTS:
         return {"type": "image"}
+    if kind == VIDEO_PART:
+        return {"type": "video"}
     return {"type": "text", "text": part[TEXT_PARTS[kind]]}
 
 

@@ -119,8 +119,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # vLLM's
     "kv_transfer_params": (),
     "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
     # What SDKs take apart before they send.
     "extra_body": (),
 }

@@ -36,11 +36,14 @@ TEXT_PARTS = {
 
 #: Parts that are pictures: they have an `image_url`, or the `file_id` of an uploaded file.
 IMAGE_PARTS = ("image_url", "input_image")
+#: A part that is a video: it has a `video_url`, or a `file_id`.
+VIDEO_PART = "video_url"
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
     """A content part's type; {"image_url": ...} and {"text": ...} alone are parts too."""
-    return part.get("type") or ("image_url" if "image_url" in part else "text")
+    untyped = next((name for name in ("image_url", VIDEO_PART) if name in part), "text")
+    return part.get("type") or untyped
 
 
 class ImageURL(BaseModel):
@@ -55,8 +58,16 @@ class ImageURL(BaseModel):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class VideoURL(BaseModel):
+    """A video's address: `data:` with the file in base64, or https."""
+
+    model_config = ConfigDict(strict=True)
+
+    url: str
+
+
 class ContentPart(BaseModel):
-    """A part of a message's content: text or a picture.
+    """A part of a message's content: text, a picture or a video.
 
     `uuid` is a hint: a picture is known by its content.
     """
@@ -69,6 +80,7 @@ class ContentPart(BaseModel):
     text: str | None = None
     refusal: str | None = None
     image_url: ImageURL | str | None = None
+    video_url: VideoURL | str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -77,11 +89,11 @@ class ContentPart(BaseModel):
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
-        if self.type in IMAGE_PARTS:
-            if (self.image_url is None) == (self.file_id is None):
+        if self.type in (*IMAGE_PARTS, VIDEO_PART):
+            name = VIDEO_PART if self.type == VIDEO_PART else "image_url"
+            if (getattr(self, name) is None) == (self.file_id is None):
                 raise ValueError(
-                    f"a part of type '{self.type}' needs one of the fields 'image_url' and "
-                    "'file_id'."
+                    f"a part of type '{self.type}' needs one of the fields '{name}' and 'file_id'."
                 )
             return self
         field = TEXT_PARTS.get(self.type)
@@ -184,6 +196,8 @@ class ChatRequest(SamplingFields):
     thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     #: What an endpoint that is built on chats allows beyond them.
     _clamp_max_tokens: bool = PrivateAttr(default=False)
@@ -250,6 +264,11 @@ class ChatRequest(SamplingFields):
             )
 
     def _check_limits(self) -> None:
+        for kind in sorted((self.media_io_kwargs or {}).keys() - {"video"}):
+            raise InvalidRequest(
+                f"media_io_kwargs must have the key 'video' alone; got {kind[:50]!r}.",
+                param="media_io_kwargs",
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
         if self.stream and (self.best_of or 1) > (self.n or 1):

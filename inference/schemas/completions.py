@@ -32,7 +32,12 @@ Prompt = str | list[int]
 class CompletionRequest(SamplingFields):
     """Prompts to complete. `prompts` is what `prompt` was, as a list."""
 
-    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "store": (False,)}
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **UNSUPPORTED,
+        "media_io_kwargs": ({},),
+        "mm_processor_kwargs": ({},),
+        "store": (False,),
+    }
 
     prompt: Any = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS

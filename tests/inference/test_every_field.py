@@ -142,6 +142,8 @@ ELSEWHERE = {
     "suffix": "test_completions.py",
     "prompt_embeds": "test_prompt_embeds.py",
     "store": "test_stored_completions.py",
+    "media_io_kwargs": "test_media_sources.py",
+    "mm_processor_kwargs": "test_media_sources.py",
 }
 #: What vLLM's and OpenAI's manuals name, from the inventory.
 MANUAL = """

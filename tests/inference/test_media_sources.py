@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
+from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import folder_version
-from inference.rendering.media import ImageSource, _read
+from inference.rendering.media import MediaOptions, MediaPool, MediaSource, _read, find_media
+from inference.schemas.chat import ChatRequest
+from tests.engine.multimodal.models import qwen2_vl
+from tests.engine.multimodal.test_videos import encoded
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 
 def read(url: str) -> bytes:
     """The file of an address."""
-    return _read(ImageSource(url, "messages[0].content[0]"))[0]
+    return _read(MediaSource(url, "messages[0].content[0]"))[0]
 
 
 def test_files_of_the_allowed_folder_are_read(folder: Path) -> None:
@@ -98,3 +104,66 @@ def test_prepared_pictures_follow_a_changed_model_folder(tmp_path: Path) -> None
     replaced.write_text("[]")
     replaced.rename(tmp_path / "preprocessor_config.json")
     assert folder_version(tmp_path) != before
+
+
+SEEING = ModelInfo(
+    name="seeing", path="", max_model_len=1, vocab_size=1, dtype="", sees=True, max_videos=1
+)
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
+def message(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def test_videos_are_found_among_pictures_and_counted_by_themselves() -> None:
+    picture = {"image_url": "data:image/png;base64,AAAA"}
+    sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING)
+    assert [(source.kind, source.param) for source in sources] == [
+        ("image", "messages[0].content[0]"),
+        ("video", "messages[0].content[1]"),
+    ]
+    with pytest.raises(InvalidRequest, match="at most 1 videos"):
+        find_media(message(VIDEO, VIDEO), SEEING)
+    blind = msgspec.structs.replace(SEEING, max_videos=0)
+    with pytest.raises(InvalidRequest, match="takes no videos") as refused:
+        find_media(message(picture, VIDEO), blind)
+    assert refused.value.param == "messages[0].content[1]"
+
+
+def test_options_of_media_are_read_from_both_fields() -> None:
+    chat = ChatRequest.model_validate(
+        {
+            "messages": message(VIDEO),
+            "mm_processor_kwargs": {"max_pixels": 9, "fps": 1, "num_frames": 3},
+            "media_io_kwargs": {"video": {"num_frames": 2}},
+        }
+    )
+    options = MediaOptions.from_chat(chat, SEEING)
+    assert options == MediaOptions({"max_pixels": 9}, {"fps": 1, "num_frames": 2})
+    with pytest.raises(InvalidRequest) as refused:
+        MediaOptions.from_chat(chat, msgspec.structs.replace(SEEING, sees=False))
+    assert refused.value.param == "mm_processor_kwargs"
+
+
+async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path) -> None:
+    qwen2_vl(tmp_path)
+    data = base64.b64encode(encoded("mp4", "mpeg4", count=12)).decode()
+    source = MediaSource(f"data:video/mp4;base64,{data}", "messages[0].content[0]", kind="video")
+    pool = MediaPool()
+    four, again, eight = [
+        await pool.prepare(source, MediaOptions({}, {"num_frames": count}), str(tmp_path), "acme")
+        for count in (4, 4, 8)
+    ]
+    assert four is again
+    assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
+    smaller = MediaOptions({"size": {"shortest_edge": 196, "longest_edge": 196}}, {"num_frames": 4})
+    assert (await pool.prepare(source, smaller, str(tmp_path), "acme")).num_vectors == 2
+    for options, param in (
+        (MediaOptions({}, {"num_frames": 0}), "media_io_kwargs"),
+        (MediaOptions({"device": "meta"}, {}), "mm_processor_kwargs"),
+        (MediaOptions({"size": "large"}, {}), "messages[0].content[0]"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            await pool.prepare(source, options, str(tmp_path), "acme")
+        assert refused.value.param == param

@@ -33,8 +33,6 @@ WITHOUT_EFFECT = {
     "functions": "`tools`",
     "kv_transfer_params": "no keys and values are handed from one engine to another",
     "logits_processors": "`logit_bias`, `bad_words`, `allowed_token_ids`",
-    "media_io_kwargs": "prompts are text alone",
-    "mm_processor_kwargs": "prompts are text alone",
     "modalities": "answers are text alone",
     "moderation": "`/v1/moderations`",
     "prediction": "a wish for speed: the engine drafts for itself, [speculation](speculation.md)",
