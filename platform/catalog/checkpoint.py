@@ -24,8 +24,8 @@ MAX_SHARDS = 2000
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-#: Types of layers that carry a state in the place of keys and values.
-_CARRYING = ("mamba", "linear_attention", "conv")
+#: Types of layers that keep no keys and values.
+_WITHOUT_KV = ("mamba", "linear_attention", "conv", "mlp", "moe")
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,16 @@ def shape_of(config: Mapping[str, Any]) -> KvShape | None:
 
 
 def _attention_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
-    """Whether each layer has keys and values; other layers carry a state."""
+    """Whether each layer has keys and values; others carry a state, or are an MLP alone."""
     types = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(types, list) and len(types) == layers:
-        return [kind not in _CARRYING for kind in types]
+        return [kind not in _WITHOUT_KV for kind in types]
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and len(pattern) == layers:
+        return [kind == "*" for kind in pattern]
+    period, offset = config.get("attn_layer_period"), config.get("attn_layer_offset")
+    if isinstance(period, int) and isinstance(offset, int) and period > 0:
+        return [layer % period == offset for layer in range(layers)]
     every = config.get("full_attention_interval")
     if isinstance(every, int) and every > 0:
         return [(layer + 1) % every == 0 for layer in range(layers)]

@@ -69,6 +69,9 @@ PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
         ({"text_config": {"head_dim": 8}}, (0, 0, 0), 4, 8),
         ({"layer_types": ["mamba", "attention", "mamba"]}, (0,), 4, 16),
         ({"full_attention_interval": 2}, (0,), 4, 16),
+        ({"layers_block_type": ["mlp", "full_attention", "linear_attention"]}, (0,), 4, 16),
+        ({"hybrid_override_pattern": "M*-"}, (0,), 4, 16),
+        ({"attn_layer_period": 2, "attn_layer_offset": 1}, (0,), 4, 16),
     ],
 )
 def test_windows_and_heads_are_those_of_the_family(
