@@ -441,7 +441,14 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
     restricted_flag("pipeline_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-pp",)),
-    restricted_flag("data_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dp",)),
+    restricted_flag(
+        "data_parallel_size",
+        int,
+        (1,),
+        "an engine is one replica. For `quire serve` and `manage.py load_model` it is the same as "
+        "--replicas.",
+        short=("-dp",),
+    ),
     restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
     restricted_flag("enable_expert_parallel", bool, (False,), _SINGLE_DEVICE, short=("-ep",)),
     ignored_flag("max_parallel_loading_workers", int, "one process loads the model, part by part."),

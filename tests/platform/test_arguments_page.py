@@ -75,3 +75,9 @@ def test_each_counterpart_is_there(variable: Variable) -> None:
             assert word in flags
         elif word != variable.name and not word.startswith("HF_"):
             assert word in {*variables(), *NO_SETTINGS}, f"{word} is read nowhere"
+
+
+def test_data_parallel_engines_are_replicas() -> None:
+    parser = Command().create_parser("quire", "serve")
+    assert parser.parse_args(["--data-parallel-size", "2"]).replicas == 2
+    assert parser.parse_args(["-dp", "3"]).replicas == 3

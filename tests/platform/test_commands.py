@@ -273,7 +273,7 @@ def test_the_count_of_keys_leaves_out_what_does_not_work(world: World) -> None:
 def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, folder: str) -> None:
     out = run(
         *("load_model", folder, "--max-model-len", "64", "--no-enable-prefix-caching"),
-        *("--replicas", "2", "--tenant", "acme"),
+        *("--data-parallel-size", "2", "--tenant", "acme"),
     )
     assert "tiny-model is being loaded" in out
     model = ServedModel.objects.get()

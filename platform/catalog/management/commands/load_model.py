@@ -32,7 +32,12 @@ class Command(QuireCommand):
         )
         parser.add_argument("--name", help="model name in the API (default: folder name)")
         parser.add_argument(
-            "--replicas", type=int, metavar="N", help="replicas on each node (default: 1)"
+            "--replicas",
+            "--data-parallel-size",
+            "-dp",
+            type=int,
+            metavar="N",
+            help="replicas on each node (default: 1)",
         )
         parser.add_argument(
             "--spares",
@@ -77,7 +82,7 @@ class Command(QuireCommand):
             metavar="S",
             help="seconds for --wait (default: 600)",
         )
-        add_cli_args(parser, skip=NAMED)
+        add_cli_args(parser, skip=NAMED | {"data_parallel_size"})
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Write the wish down; wait if asked."""

@@ -93,7 +93,12 @@ class Command(QuireCommand):
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
         )
         parser.add_argument(
-            "--replicas", type=int, metavar="N", help="engine processes of the model (default: 1)"
+            "--replicas",
+            "--data-parallel-size",
+            "-dp",
+            type=int,
+            metavar="N",
+            help="engine processes of the model (default: 1)",
         )
         parser.add_argument(
             "--spares",
@@ -124,7 +129,7 @@ class Command(QuireCommand):
             "api_key, model, admin_url, admin_user and admin_password",
         )
         add_server_flags(parser)
-        add_cli_args(parser, skip=NAMED)
+        add_cli_args(parser, skip=NAMED | {"data_parallel_size"})
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, prove, tell, run, stop."""
