@@ -51,6 +51,11 @@ def test_a_unit_starts_commands_that_are_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_lets_its_command_end_the_processes_that_it_started(path: Path) -> None:
+    assert service(path)["KillMode"] == "mixed"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_a_unit_writes_only_where_its_user_may(path: Path) -> None:
     found = service(path)
     assert found["User"] == "quire"
