@@ -29,7 +29,7 @@ MAX_WINDOWS = 120
 MAX_SECONDS = 12 * 3600
 #: Samples by which loudness is measured: 100 ms.
 _STEP = SAMPLE_RATE // 10
-#: Steps below this root mean square are silent: 60 dB under full scale.
+#: Steps below this standard deviation are silent: 60 dB under full scale.
 _SILENCE = 1e-3
 #: Steps of silence before a sound that its stretch begins with, and those that end a stretch.
 _LEAD, _PAUSE = 2, 50
@@ -151,7 +151,7 @@ class StretchSplitter:
             self._first_step = self._next_step
         self._steps.append(step)
         self._next_step += 1
-        self._measure(float(np.sqrt(np.mean(np.square(step, dtype=np.float64)))))
+        self._measure(float(np.std(step, dtype=np.float64)))  # a constant is no sound
         count = len(self._steps)
         if self._last_heard < 0:
             self._drop(count - _LEAD)

@@ -10,7 +10,7 @@ import numpy as np
 
 #: Milliseconds by which loudness is measured, and those of sound that begin a turn.
 FRAME_MS, ONSET_MS = 20, 60
-#: Root mean square of the quietest speech at a threshold of 1: 34 dB under full scale.
+#: Standard deviation of the quietest speech at a threshold of 1: 34 dB under full scale.
 _LOUD = 0.02
 #: Speech is that much louder than the noise behind it, whose estimate rises so fast a frame.
 _SPEECH_TO_NOISE, _NOISE_RISE = 3.0, 1.005
@@ -107,7 +107,7 @@ class SoundBuffer:
         if detection is None:
             return None
         samples = np.frombuffer(bytes(frame), dtype="<i2").astype(np.float32) / 32768
-        level = float(np.sqrt(np.mean(np.square(samples))))
+        level = float(np.std(samples))  # a constant is no sound
         self._noise = max(_MIN_NOISE, min(level, self._noise * _NOISE_RISE))
         is_loud = level >= max(_LOUD * detection.threshold, _SPEECH_TO_NOISE * self._noise)
         self._loud_ms = self._loud_ms + FRAME_MS if is_loud else 0

@@ -90,6 +90,11 @@ def test_windows_begin_with_sound_and_keep_their_place() -> None:
     assert [window.lead / SAMPLE_RATE for window in windows] == pytest.approx([0.2, 0.2])
 
 
+def test_a_constant_is_silence() -> None:
+    splitter = StretchSplitter(WINDOW)
+    assert not [*splitter.push(np.full(9 * SAMPLE_RATE, 0.1, np.float32)), *splitter.finish()]
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.005])
 def test_a_stretch_that_nearly_fills_a_window_ends_at_a_pause(noise: float) -> None:
     loud = sound(2, 70)
