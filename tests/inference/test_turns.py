@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import wave
+from typing import Any
 
 import numpy as np
 import pytest
 
+from inference.api.audio.realtime import RealtimeConsumer
 from inference.api.audio.turns import SoundBuffer, TurnChange, TurnDetection, wav_file
 
 RATE = 24_000
@@ -80,3 +83,19 @@ def test_a_turn_is_a_file() -> None:
     with wave.open(io.BytesIO(wav_file(sound, RATE))) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
         assert file.readframes(file.getnframes()) == sound
+
+
+async def test_a_client_that_left_while_an_event_was_sent_leaves_no_task() -> None:
+    consumer = RealtimeConsumer()
+    consumer._transcriber = asyncio.create_task(consumer._transcribe_turns())
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise ConnectionResetError
+
+    scope = {"type": "websocket", "headers": [], "path": "/v1/realtime"}
+    with pytest.raises(ConnectionResetError):
+        await consumer(scope, receive, send)
+    assert consumer._transcriber.cancelled()

@@ -126,11 +126,17 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         caller.check_endpoint(PATH)
         return caller
 
-    async def disconnect(self, code: int) -> None:
-        """Abort what runs."""
-        if self._transcriber is not None:
-            self._transcriber.cancel()
-            await asyncio.gather(self._transcriber, return_exceptions=True)
+    async def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Serve the socket, and abort what runs when it's gone.
+
+        Not in `disconnect`, which isn't called where an event to a client that left raises.
+        """
+        try:
+            await super().__call__(*args, **kwargs)
+        finally:
+            if self._transcriber is not None:
+                self._transcriber.cancel()
+                await asyncio.gather(self._transcriber, return_exceptions=True)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Handle one event; an error is an event too, and the session goes on."""
