@@ -166,6 +166,8 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     name = loaded.spec.architecture
     if worker.ranks is not None:
         return f"{worker.ranks.size} ranks share the KV cache"
+    if not worker.device.caches_prefixes:
+        return f"the device {worker.device.name} caches no prefixes"
     if not hasattr(loaded.model, "kv_cache_tensors"):
         return f"{name} has no KV cache"
     if loaded.facts.pooling is not None and not loaded.facts.pooling.caches_prefixes:

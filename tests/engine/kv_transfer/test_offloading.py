@@ -15,6 +15,7 @@ from engine.contract.errors import ConfigError
 from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
+from engine.devices.cpu import CpuDevice
 from engine.kv_cache import BlockHashes
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
@@ -317,3 +318,18 @@ def test_what_is_no_connector_is_refused(model_folder: Folder, name: str) -> Non
     with pytest.raises(ConfigError, match=name) as refusal:
         make(model_folder("llama"), kv_transfer_config=config)
     assert refusal.value.param == "kv_transfer_config"
+
+
+def test_a_device_whose_prompts_start_with_no_cached_block_loads_none(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "caches_prefixes", False)
+    config = {
+        "kv_connector": "DictConnector",
+        "kv_connector_module_path": "tests.engine.kv_transfer.outside",
+        "kv_role": "kv_both",
+    }
+    assert make(model_folder("llama"), swap_space=0.01).scheduler.kv_connector is None
+    for settings in ({"kv_transfer_config": config}, {"kv_offloading_size": 0.01}):
+        with pytest.raises(ConfigError, match="the device cpu caches no prefixes"):
+            make(model_folder("llama"), **settings)
