@@ -11,7 +11,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.lora import AdapterRef
 from engine.devices.device import Device, adapter_bytes
 from engine.lora.layer_delta import AdaptableModel
-from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
+from engine.lora.store import AdapterFacts, AdapterStore, PackedAdapter, StoreLimits
 from engine.model_loader.loader import LoadedModel
 from engine.models.lora import AdapterWeights
 from engine.models.supports_lora import SupportsLoRA
@@ -81,13 +81,13 @@ class LoraWorker:
     def load(self, ref: AdapterRef) -> AdapterFacts:
         return self._store.load(ref, *self._target)
 
-    def stage(self, ref: AdapterRef) -> None:
+    def stage(self, ref: AdapterRef) -> PackedAdapter:
         """Read and pack an adapter, which no step finds before `publish`. Raises as `load`."""
-        self._store.stage(ref, *self._target)
+        return self._store.stage(ref, *self._target)
 
-    def publish(self, digest: str) -> None:
+    def publish(self, packed: PackedAdapter) -> None:
         """Let steps find an adapter that is staged."""
-        self._store.publish(digest)
+        self._store.publish(packed)
 
     @property
     def _target(self) -> tuple[AdaptableModel, ClassifierHeadFactory | None]:

@@ -6,6 +6,7 @@ the same plans: all of them have the same logits, to the bit, and so choose the 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from engine.devices.cpu import kernels_on
 from engine.devices.threads import default_num_threads, parse_cpus
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.lora_worker import LoraWorker
-from engine.executor.rank_process import PackedTensor, RemoteCall
+from engine.executor.rank_process import PackedTensor, RemoteCall, StagedAdapter
 from engine.executor.rank_processes import RankProcesses
 from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
 from engine.lora.store import AdapterFacts
@@ -74,6 +75,7 @@ class RankedAdapters:
 
     def __init__(self, local: LoraWorker, ranks: RankProcesses) -> None:
         self._local, self._ranks = local, ranks
+        self._numbers = itertools.count()
 
     @property
     def refusal(self) -> str:
@@ -88,12 +90,13 @@ class RankedAdapters:
         return self._local.max_adapters
 
     def load(self, ref: AdapterRef) -> AdapterFacts:
-        facts = self._local.load(ref)
+        facts, number = self._local.load(ref), next(self._numbers)
         try:
-            self._ranks.stage_adapter(ref)
-            self._ranks.broadcast("publish_adapter", ref.digest)
+            self._ranks.stage_adapter(StagedAdapter(number, ref))
+            self._ranks.broadcast("publish_adapter", number)
         except BaseException:
-            self.unload(ref.digest)
+            self._local.unload(ref.digest)
+            self._ranks.broadcast("discard_adapter", number)
             raise
         return facts
 

@@ -30,6 +30,7 @@ from engine.distributed.memory import RankMemory
 from engine.executor.abstract import Capacity
 from engine.executor.uniproc_executor import find_worker_method
 from engine.executor.worker import Worker
+from engine.lora.store import PackedAdapter
 from engine.scheduler.plan import GrammarOutput, StepPlan
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,15 @@ class RemoteCall(msgspec.Struct):
     method: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+
+
+class StagedAdapter(msgspec.Struct):
+    """An adapter to read, and the number by which it is published: by then the same adapter may be
+    on the way out, or be read again.
+    """
+
+    number: int
+    ref: AdapterRef
 
 
 class PackedTensor(msgspec.Struct):
@@ -63,7 +73,7 @@ CALLS: dict[str, Any] = {
     "sleep": int,
     "wake_up": list[str],
     "collective_rpc": RemoteCall,
-    "stage_adapter": AdapterRef,
+    "stage_adapter": StagedAdapter,
 }
 #: Those that aren't: what goes wrong in a step is said at the next reset.
 CASTS: dict[str, Any] = {
@@ -74,7 +84,8 @@ CASTS: dict[str, Any] = {
     "attach": PackedTensor,
     "detach": int,
     "on_serving": None,
-    "publish_adapter": str,
+    "publish_adapter": int,
+    "discard_adapter": int,
     "unload_adapter": str,
     "drop_host_copy": str,
 }
@@ -88,6 +99,7 @@ class RankProcess:
         self._channel, self._adapters, self._memory = channel, adapters, memory
         self._commands: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._failed_steps: list[int] = []
+        self._staged: dict[int, PackedAdapter] = {}
         self.worker: Worker | None = None
 
     def run(self) -> None:
@@ -189,11 +201,14 @@ class RankProcess:
     def detach(self, handle: int) -> None:
         self._loaded.detach(handle)
 
-    def stage_adapter(self, ref: AdapterRef) -> None:
-        self._loaded.adapters.stage(ref)
+    def stage_adapter(self, adapter: StagedAdapter) -> None:
+        self._staged[adapter.number] = self._loaded.adapters.stage(adapter.ref)
 
-    def publish_adapter(self, digest: str) -> None:
-        self._loaded.adapters.publish(digest)
+    def publish_adapter(self, number: int) -> None:
+        self._loaded.adapters.publish(self._staged.pop(number))
+
+    def discard_adapter(self, number: int) -> None:
+        self._staged.pop(number, None)
 
     def unload_adapter(self, digest: str) -> None:
         self._loaded.adapters.unload(digest)

@@ -17,10 +17,9 @@ from typing import Any
 import msgspec
 
 from engine.contract.errors import EngineFault
-from engine.contract.lora import AdapterRef
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
-from engine.executor.rank_process import BEAT_INTERVAL_S
+from engine.executor.rank_process import BEAT_INTERVAL_S, StagedAdapter
 from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
@@ -150,13 +149,13 @@ class RankProcesses:
         """Send a command to all ranks. Raises `EngineFault` where one has ended."""
         self._send(self._channels, encode_message(command, body))
 
-    def stage_adapter(self, ref: AdapterRef) -> None:
+    def stage_adapter(self, adapter: StagedAdapter) -> None:
         """Have all ranks read an adapter while steps run. Any thread may call it. Raises as
         `collect`.
         """
         command = "stage_adapter"
         with self._adapter_lock:
-            self._send(self._adapter_channels, encode_message(command, ref))
+            self._send(self._adapter_channels, encode_message(command, adapter))
             self._collect(self._adapter_channels, command, CALL_TIMEOUT_S)
 
     def _send(self, channels: Sequence[Channel], frame: bytes) -> None:

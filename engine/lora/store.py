@@ -81,7 +81,6 @@ class AdapterStore:
         self._limits = limits
         self._device: dict[str, AdapterWeights] = {}
         self._host: OrderedDict[str, PackedAdapter] = OrderedDict()
-        self._staged: dict[str, PackedAdapter] = {}
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
         self._templates = PackingTemplates()
@@ -102,7 +101,7 @@ class AdapterStore:
         """
         started = time.perf_counter()
         packed = self.stage(ref, model, heads)
-        self.publish(ref.digest)
+        self.publish(packed)
         seconds = time.perf_counter() - started
         weights = packed.weights
         return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
@@ -117,21 +116,18 @@ class AdapterStore:
             packed = self._load_by_template(ref, model, heads) or self._load_by_reader(
                 ref, model, heads
             )
-        with self._lock:
-            self._staged[ref.digest] = packed
         return packed
 
-    def publish(self, digest: str) -> None:
+    def publish(self, packed: PackedAdapter) -> None:
         """Let steps find an adapter that is staged."""
+        digest = packed.weights.digest
         with self._lock:
-            packed = self._staged.pop(digest)
             self._ranks[digest] = packed.rank
             self._device[digest] = packed.weights
 
     def unload(self, digest: str) -> None:
         """Free an adapter's device memory; host memory keeps it as far as there is room."""
         with self._lock:
-            self._staged.pop(digest, None)
             weights = self._device.pop(digest, None)
             if weights is not None:
                 self._host[digest] = PackedAdapter(weights, self._ranks.pop(digest))

@@ -169,3 +169,24 @@ def test_an_adapter_that_another_rank_cannot_read_is_refused(
             outputs(llm, [request] * 3)
         monkeypatch.undo()
         assert outputs(llm, [request] * 3) != outputs(llm, [None] * 3)
+
+
+def test_an_adapter_read_again_before_a_busy_rank_has_unloaded_it_is_there(
+    checkpoint: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("llama")
+    request = adapter(folder, tmp_path / "a", 0)
+    with running(folder, 2) as llm:
+        expected = outputs(llm, [request] * 3)
+        (ref,) = (entry.ref for entry in llm.core.adapters._entries.values())
+        adapters, ranks = llm.core.executor.adapters, llm.core.executor._ranks
+        broadcast, commands = ranks.broadcast, []
+        with monkeypatch.context() as patch:
+            # As if rank 1 were in the middle of a long step: it reads adapters, and nothing else.
+            patch.setattr(ranks, "broadcast", lambda *command: commands.append(command))
+            for _ in range(2):
+                adapters.unload(ref.digest)
+                adapters.load(ref)
+        for command in commands:
+            broadcast(*command)
+        assert outputs(llm, [request] * 3) == expected
