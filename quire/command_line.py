@@ -56,7 +56,8 @@ def check_data_dir(folder: str, words: list[str]) -> None:
     """Refuse a folder that isn't there, but to commands that begin one: settings would make it."""
     if words and words[0] not in MAKERS and not Path(folder).expanduser().is_dir():
         raise SystemExit(
-            f"There is no data dir {folder}: is the name right? `manage.py up` begins a new one."
+            f"There is no data dir {folder}: is the name right? "
+            f"`{Path(sys.argv[0]).name} up` begins a new one."
         )
 
 

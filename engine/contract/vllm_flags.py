@@ -395,10 +395,10 @@ def _kv_bytes(value: Any) -> dict[str, Any]:
 
 _SINGLE_DEVICE = (
     "ranks share a model by its tensors alone: --tensor-parallel-size. For more throughput run "
-    "more replicas (`manage.py load_model --replicas N`)."
+    "more replicas (`quire load_model --replicas N`)."
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
-_NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
+_NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `quire engine`."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
 #: In the order of vLLM's manual.
@@ -445,7 +445,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "data_parallel_size",
         int,
         (1,),
-        "an engine is one replica. For `quire serve` and `manage.py load_model` it is the same as "
+        "an engine is one replica. For `quire serve` and `quire load_model` it is the same as "
         "--replicas.",
         short=("-dp",),
     ),

@@ -68,7 +68,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "VLLM_API_KEY",
         "QUIRE_API_KEYS, --api-key",
-        "keys are made by `manage.py create_key`, too",
+        "keys are made by `quire create_key`, too",
         acts=True,
     ),
     Variable("S3_ACCESS_KEY_ID", "", "models are read from folders; mount the bucket"),

@@ -7,6 +7,7 @@ from catalog.actions import drain_replica
 from catalog.live_status import live_replicas
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.errors import Conflict, ServiceUnavailable
+from common.settings import PROGRAM
 from tenants.actors import Actor
 from tenants.models import User
 
@@ -97,7 +98,7 @@ def wait_until_ready(
             raise Conflict(f"{model.name} was unloaded meanwhile.")
         alive = [row for row in rows if row.state != ReplicaState.STOPPED]
         if not alive and waited > PICKED_UP_S and not warned:
-            say("No supervisor has taken it up: is `manage.py up` or `supervise` running?")
+            say(f"No supervisor has taken it up: is `{PROGRAM} up` or `supervise` running?")
             warned = True
         if waited > timeout:
             raise ServiceUnavailable(f"{model.name} is not ready after {timeout:.0f} s.")

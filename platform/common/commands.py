@@ -18,6 +18,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from common.redaction import without_credentials
+from common.settings import PROGRAM
 from engine.contract.command_line import expand_args
 from engine.contract.errors import ConfigError, QuireError
 
@@ -130,7 +131,7 @@ class QuireCommand(BaseCommand):
             raise CommandError(
                 f"Redis at {without_credentials(settings.REDIS_URL)} can't be used: "
                 f"{as_sentence(error)} "
-                "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
+                f"Does `{PROGRAM} up` run in this data dir, or is REDIS_URL right?"
             ) from error
         except (OperationalError, ProgrammingError) as error:
             raise_database_error(error)
@@ -206,7 +207,7 @@ def raise_database_error(error: Exception) -> NoReturn:
     text = str(error).lower()
     if "no such table" in text or "does not exist" in text or "no such column" in text:
         raise CommandError(
-            "The database is not set up yet: run `manage.py up`, or `manage.py migrate`."
+            f"The database is not set up yet: run `{PROGRAM} up`, or `{PROGRAM} migrate`."
         ) from error
     default = settings.DATABASES["default"]
     location = default["NAME"]

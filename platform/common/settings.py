@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ from engine.contract.vllm_variables import unused_variables
 APPS_DIR = Path(__file__).resolve().parent.parent
 BASE_DIR = APPS_DIR.parent
 IS_INSTALLED = APPS_DIR.name == "_platform"
+#: The command that was typed, for help texts and hints; an installed package has no `manage.py`.
+PROGRAM = "quire" if IS_INSTALLED or Path(sys.argv[0]).name == "quire" else "manage.py"
 DEFAULT_DATA_DIR = (Path.home() if IS_INSTALLED else BASE_DIR) / ".quire"
 MIB, GIB = 1 << 20, 1 << 30
 ROLES = ("owner", "admin", "member", "viewer")
@@ -140,7 +143,7 @@ def _check_redis_url(url: str) -> str:
             "must name one server: Sentinels aren't asked who the primary is. Name an address that "
             "follows it, such as a proxy's"
         )
-    hint = ". Unset, `manage.py up` runs a Redis of its own"
+    hint = f". Unset, `{PROGRAM} up` runs a Redis of its own"
     return _check_scheme("redis", "rediss", "unix", hint=hint)(url)
 
 
@@ -499,9 +502,9 @@ class QuireSettings(BaseSettings):
     )
     mail_from: str = _mail("", description="Sender address of outgoing mail.")
 
-    url: Address = _client("", description="Server URL for `manage.py chat`.")
+    url: Address = _client("", description=f"Server URL for `{PROGRAM} chat`.")
     api_key: SecretStr = _client(
-        SecretStr(""), description="API key for `manage.py chat`, `run_batch` and `bench`."
+        SecretStr(""), description=f"API key for `{PROGRAM} chat`, `run_batch` and `bench`."
     )
 
     cors_methods: Words = _internal(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from django.conf import settings
 
+from common.settings import PROGRAM
 from engine.contract.engine_config import add_cli_args
 
 #: Forms that take an engine's settings.
@@ -70,7 +71,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--api-key",
         default=settings.QUIRE.api_key.get_secret_value(),
-        help="API key; `manage.py up` prints one (default: the variable QUIRE_API_KEY)",
+        help=f"API key; `{PROGRAM} up` prints one (default: the variable QUIRE_API_KEY)",
     )
     parser.add_argument(
         "--concurrency",

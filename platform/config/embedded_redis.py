@@ -18,6 +18,7 @@ import redis
 from catalog.processes import ManagedProcess, spawn
 from common.commands import as_sentence
 from common.redaction import without_credentials
+from common.settings import PROGRAM
 from config.connections import socket_path, socket_url
 from engine.system import redis_client
 from engine.system.host import request_short_time_slice
@@ -104,7 +105,7 @@ def check_redis(url: str) -> None:
     except redis.RedisError as error:
         raise StartFailed(
             f"Redis at {without_credentials(url)} can't be used: {as_sentence(error)} "
-            "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
+            f"Start it, or correct REDIS_URL (without one, `{PROGRAM} up` runs its own)."
         ) from error
     finally:
         client.close()

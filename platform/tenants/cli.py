@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand, comma_list, yes_or_no
+from common.settings import PROGRAM
 from tenants import api_keys
 from tenants.access import find_unknown_models
 from tenants.actions import LIMITS, OWNER_FIELDS
@@ -26,7 +27,7 @@ def find_user(username: str) -> User:
     """The user, or a `CommandError`."""
     user = User.objects.filter(username=username).first()
     if user is None:
-        raise CommandError(f"User {username!r} not found. See manage.py list_users.")
+        raise CommandError(f"User {username!r} not found. See {PROGRAM} list_users.")
     return user
 
 
@@ -34,7 +35,7 @@ def find_member(tenant: Tenant, user: User) -> Membership:
     """The user's place in the tenant, or a `CommandError`."""
     membership = Membership.objects.filter(tenant=tenant, user=user).first()
     if membership is None:
-        raise CommandError(f"{user} isn't a member of {tenant}. See manage.py list_members.")
+        raise CommandError(f"{user} isn't a member of {tenant}. See {PROGRAM} list_members.")
     return membership
 
 
@@ -43,7 +44,7 @@ def find_account(tenant: Tenant, name: str) -> ServiceAccount:
     account = ServiceAccount.objects.filter(tenant=tenant, name=name).first()
     if account is None:
         raise CommandError(
-            f"{tenant} has no service account {name!r}. See manage.py list_service_accounts."
+            f"{tenant} has no service account {name!r}. See {PROGRAM} list_service_accounts."
         )
     return account
 
@@ -166,7 +167,7 @@ def find_key(text: str) -> ApiKey:
     public_id = rest[: api_keys.PUBLIC_CHARS]
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
     if key is None:
-        raise CommandError(f"Key {public_id!r} not found. See manage.py list_keys.")
+        raise CommandError(f"Key {public_id!r} not found. See {PROGRAM} list_keys.")
     return key
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
@@ -88,6 +89,63 @@ def test_help_tells_what_a_command_and_each_option_do(app: str) -> None:
         for action in parser._actions:
             assert action.help, f"{name} --{action.dest}"
         assert parser.format_help()
+
+
+ALL_HELP_TEXTS = """
+import argparse, sys
+sys.argv = ["quire", "help"]
+from quire import command_line
+command_line.main()
+from django.core.management import get_commands, load_command_class
+from config.help import GROUPS
+commands = get_commands()
+for name in (name for names in GROUPS.values() for name in names):
+    parser = load_command_class(commands[name], name).create_parser("quire", name)
+    print(parser.format_help())
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            print(*(form.format_help() for form in action.choices.values()))
+"""
+
+
+@pytest.mark.system
+def test_help_under_the_name_quire_names_no_other_program(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALL_HELP_TEXTS],
+        cwd=ROOT,
+        env={**os.environ, "QUIRE_DATA_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "usage: quire create_key" in done.stdout
+    assert "usage: quire bench serve" in done.stdout
+    assert "`quire up`" in done.stdout
+    assert "manage.py" not in done.stdout
+
+
+#: `manage.py` is right there: a file's path, a certificate's name, a column's help text, which
+#: migrations hold too.
+NAMES_THE_FILE = {
+    "platform/config/up/banner.py",
+    "platform/config/up/processes.py",
+    "platform/common/settings.py",
+    "platform/catalog/models.py",
+    "platform/catalog/migrations/0001_initial.py",
+}
+
+
+def test_hints_name_the_program_that_runs() -> None:
+    for folder in ("engine", "inference", "platform", "quire"):
+        for path in (ROOT / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text("utf-8"))
+            nodes = list(ast.walk(tree))
+            docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+            for node in nodes:
+                if isinstance(node, ast.Constant) and node not in docstrings:
+                    names_it = isinstance(node.value, str) and "manage.py" in node.value
+                    name = str(path.relative_to(ROOT))
+                    assert not names_it or name in NAMES_THE_FILE, f"{name}:{node.lineno}"
 
 
 # -- tenants and keys -------------------------------------------------------------------------

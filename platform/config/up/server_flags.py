@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from common.settings import ROOT_PATH, record_flags, set_internal_fields
+from common.settings import PROGRAM, ROOT_PATH, record_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
@@ -49,7 +49,7 @@ UNCONFIGURABLE_FLAGS = (
         refuse=True,
         words="1",
     ),
-    ServerFlag("--headless", "run `manage.py engine` on a host without gateways.", refuse=True),
+    ServerFlag("--headless", f"run `{PROGRAM} engine` on a host without gateways.", refuse=True),
     ServerFlag("--uds", "name an address with --host and --port.", refuse=True, words="1"),
     ServerFlag("--enable-tokenizer-info-endpoint", "/tokenizer_info answers operators."),
     ServerFlag("--exclude-tools-when-tool-choice-none", "the prompt has none of them then."),

@@ -9,6 +9,7 @@ from django.urls import get_script_prefix, reverse
 from accounts.invitation_mail import mail_invitation
 from common.commands import QuireCommand
 from common.files import instance_url
+from common.settings import PROGRAM
 from tenants import actions
 from tenants.actors import CLI_ACTOR
 from tenants.cli import add_role_option, find_tenant
@@ -31,7 +32,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "--url",
             help="URL of this instance, such as https://quire.example/quire (default: "
-            "what manage.py up serves in this data dir)",
+            f"what {PROGRAM} up serves in this data dir)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -12,6 +12,7 @@ from adapters import actions, version_jobs
 from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
@@ -60,7 +61,7 @@ class Command(QuireCommand):
         else:
             version = actions.add_from_hub(repository=source, **common)
         if options["no_wait"]:
-            self.stdout.write(f"{version} waits for its check. See manage.py list_adapters.")
+            self.stdout.write(f"{version} waits for its check. See {PROGRAM} list_adapters.")
             return
         self.print_hint(f"Checking {version} ...")
         self._tell(finished(version))

@@ -11,6 +11,7 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
 from common.commands import ProgressBar, QuireCommand
+from common.settings import PROGRAM
 from engine.contract.engine_config import add_cli_args
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
@@ -21,7 +22,7 @@ class Command(QuireCommand):
 
     takes_engine_settings = True
     help = (
-        "Load a model and serve it. The supervisor (part of `manage.py up`, or `manage.py "
+        f"Load a model and serve it. The supervisor (part of `{PROGRAM} up`, or `{PROGRAM} "
         "supervise`) starts its replicas."
     )
 
@@ -124,4 +125,4 @@ class Command(QuireCommand):
                 wait_until_ready(model, options["timeout"], say, on_fraction)
             self.stdout.write(f"{model.name} is ready.")
         else:
-            self.stdout.write(f"{model.name} is being loaded. See manage.py list_models.")
+            self.stdout.write(f"{model.name} is being loaded. See {PROGRAM} list_models.")

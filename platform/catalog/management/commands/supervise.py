@@ -9,6 +9,7 @@ from django.core.management.base import CommandParser
 
 from catalog.supervisor import TICK_S, Supervisor
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 
 
 class Command(QuireCommand):
@@ -17,7 +18,7 @@ class Command(QuireCommand):
     needs_database = False
     help = (
         "Run the replicas that the catalogue assigns to this node, and restart those that exit. "
-        "One per node; `manage.py up` has one built in."
+        f"One per node; `{PROGRAM} up` has one built in."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

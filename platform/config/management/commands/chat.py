@@ -13,6 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE
+from common.settings import PROGRAM
 from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal
 
 
@@ -21,8 +22,9 @@ class Command(QuireCommand):
 
     needs_database = False
     help = (
-        "Chat with a model in the terminal, over HTTP. Finds the instance that `manage.py up` runs "
-        "in the data dir by itself; --url and --api-key talk to any other server."
+        "Chat with a model in the terminal, over HTTP. Finds the instance that "
+        f"`{PROGRAM} up` runs in the data dir by itself; --url and --api-key talk to any other "
+        "server."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -119,7 +121,7 @@ def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[s
     if url is None:
         if not running:
             raise CommandError(
-                f"No instance runs in {data_dir}. Start one with `manage.py up`, or give --url."
+                f"No instance runs in {data_dir}. Start one with `{PROGRAM} up`, or give --url."
             )
         url = str(running["url"])
     if api_key is None and running.get("url") == url.rstrip("/").removesuffix("/v1"):

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
 from common.commands import QuireCommand
-from common.settings import unknown_variables
+from common.settings import PROGRAM, unknown_variables
 from config.embedded_redis import StartFailed, check_redis
 from config.up.first_run import ensure_given_keys
 from config.up.processes import Gateways, listen, url_of, use_tls
@@ -30,7 +30,7 @@ class Command(QuireCommand):
     needs_database = False
     help = (
         "Run the web server alone: API, pages, WebSockets. For production, beside replicas that "
-        "`manage.py supervise` or `manage.py engine` run, with DATABASE_URL and REDIS_URL set."
+        f"`{PROGRAM} supervise` or `{PROGRAM} engine` run, with DATABASE_URL and REDIS_URL set."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from common.settings import PROGRAM
 from config.management.commands import up
 
 
@@ -14,7 +15,7 @@ class Command(up.Command):
 
     may_serve_without_key = True
     help = (
-        "Serve a model, as `manage.py up --model MODEL` does, with vLLM's command line. Without "
+        f"Serve a model, as `{PROGRAM} up --model MODEL` does, with vLLM's command line. Without "
         "--api-key, requests from this machine need no API key while there is one user."
     )
 

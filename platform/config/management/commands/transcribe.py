@@ -11,6 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from tqdm import tqdm
 
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 from config.management.commands.chat import find_server, tls_context
 
 #: Answer formats, and how files of them end.
@@ -23,7 +24,7 @@ class Command(QuireCommand):
     needs_database = False
     help = (
         "Transcribe files of sound, over HTTP, as text or subtitles. Finds the instance that "
-        "`manage.py up` runs in the data dir by itself; --url and --api-key talk to any other "
+        f"`{PROGRAM} up` runs in the data dir by itself; --url and --api-key talk to any other "
         "server."
     )
 

@@ -14,6 +14,7 @@ from catalog.live_status import live_replicas, model_state, replica_figures, sta
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
 from common.redaction import without_credentials
+from common.settings import PROGRAM
 from engine.contract.messages import Heartbeat
 from metering.redis_scripts import sync_client
 from metering.settlement import spool_key
@@ -108,7 +109,7 @@ class Command(QuireCommand):
         else:
             self._print_tables(models, beats, states, version, num_pending)
         if not models:
-            return "No model is loaded. See manage.py load_model."
+            return f"No model is loaded. See {PROGRAM} load_model."
         return f"These can't answer now: {', '.join(waiting)}." if waiting else ""
 
     def _print_tables(

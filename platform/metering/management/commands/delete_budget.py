@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 from metering import actions
 from metering.models import Budget
 from tenants.actors import CLI_ACTOR
@@ -22,6 +23,6 @@ class Command(QuireCommand):
         """Delete it."""
         budget = Budget.objects.select_related("tenant", "api_key").filter(pk=options["id"]).first()
         if budget is None:
-            raise CommandError(f"Budget {options['id']} not found. See manage.py list_budgets.")
+            raise CommandError(f"Budget {options['id']} not found. See {PROGRAM} list_budgets.")
         actions.delete_budget(actor=CLI_ACTOR, budget=budget)
         self.stdout.write(f"Budget {options['id']} is deleted.")

@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 from metering import actions
 from metering.budgets import access_prices
 from tenants.actors import CLI_ACTOR
@@ -22,6 +23,6 @@ class Command(QuireCommand):
         """Delete it."""
         price = access_prices().filter(pk=options["id"]).first()
         if price is None:
-            raise CommandError(f"Price {options['id']} not found. See manage.py list_prices.")
+            raise CommandError(f"Price {options['id']} not found. See {PROGRAM} list_prices.")
         actions.delete_price(actor=CLI_ACTOR, price=price)
         self.stdout.write(f"Price {options['id']} is deleted.")

@@ -5,6 +5,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from common.commands import QuireCommand
+from common.settings import PROGRAM
 from tenants import actions
 from tenants.actors import CLI_ACTOR
 from tenants.cli import add_limit_options, limits_of, warn_of_unknown_models
@@ -40,4 +41,4 @@ class Command(QuireCommand):
         )
         self.stdout.write(tenant.slug)
         warn_of_unknown_models(self, tenant, options["allowed_models"] or [])
-        self.print_hint(f"Its first key: manage.py create_key --tenant {tenant.slug}")
+        self.print_hint(f"Its first key: {PROGRAM} create_key --tenant {tenant.slug}")
