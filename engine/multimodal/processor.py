@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ _FIXED_OPTIONS = {
     "disable_grouping",
 }
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+#: What Pillow raises for damaged files, beside its own errors.
+DAMAGED_FILE_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def open_image(data: bytes, param: str = "messages") -> Image:
         raise InvalidRequest(
             f"The image can't be read: it is none of {', '.join(_FORMATS)}.", param=param
         ) from error
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+    except (*DAMAGED_FILE_ERRORS, Image.DecompressionBombError) as error:
         raise InvalidRequest(f"The image can't be read: {error}.", param=param) from error
 
 

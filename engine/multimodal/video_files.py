@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest
-from engine.multimodal.processor import MAX_PIXELS, to_rgb
+from engine.multimodal.processor import DAMAGED_FILE_ERRORS, MAX_PIXELS, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,6 +50,9 @@ def read_video(
 
     Raises `InvalidRequest` for what is no video, is damaged or too large, and for other options.
     """
+    from av.error import FFmpegError
+    from PIL.Image import DecompressionBombError
+
     sampling = options or {}
     check_sampling(sampling)
     is_webp = data[8:12] == b"WEBP"
@@ -58,9 +61,9 @@ def read_video(
         if form == "GIF" or (form == "WEBP" and is_webp):
             return _read_animation(data, form, sampling, param)
         return _read_container(data, sampling, param)
-    except (OSError, ValueError, EOFError, SyntaxError) as error:  # FFmpegError is among them
-        if isinstance(error, InvalidRequest):
-            raise
+    except InvalidRequest:
+        raise
+    except (*DAMAGED_FILE_ERRORS, FFmpegError, DecompressionBombError) as error:
         raise InvalidRequest(f"The video can't be read: {error}.", param=param) from error
 
 

@@ -212,12 +212,17 @@ def test_only_key_frames_before_a_sampled_one_are_decoded(monkeypatch: pytest.Mo
     assert len(decoded) <= 12  # the first, and the ten of the last group
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP"])
-def test_animations_are_videos(form: str) -> None:
+def animation(form: str) -> bytes:
+    """Eight frames that get brighter by 20 each, the last four of them shown longer."""
     file = io.BytesIO()
     first, *rest = (Image.new("RGB", (20, 20), (n * 20,) * 3) for n in range(8))
     first.save(file, form, save_all=True, append_images=rest, duration=[100] * 4 + [500] * 4)
-    video = read_video(file.getvalue(), {"num_frames": 3})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["GIF", "WEBP"])
+def test_animations_are_videos(form: str) -> None:
+    video = read_video(animation(form), {"num_frames": 3})
     assert video.times == pytest.approx([0.0, 0.3, 1.9])
     levels = [np.asarray(frame).mean() for frame in video.frames]
     assert levels == pytest.approx([0, 60, 140], abs=6)
@@ -234,15 +239,22 @@ def test_headers_that_lie_and_files_that_are_cut_are_read_as_far_as_they_go() ->
     assert len(read_video(interlaced, {"num_frames": 5}).frames) == 5
 
 
-def test_hostile_files_are_refused_in_a_sentence() -> None:
-    good = encoded("mp4", "mpeg4")
-    rng = np.random.default_rng(4)
-    for number in range(40):
+@pytest.mark.parametrize("form", ["mp4", "matroska", "mpegts", "GIF", "WEBP"])
+def test_damaged_files_are_read_or_refused(form: str) -> None:
+    codec = {"mp4": "mpeg4", "matroska": "mpeg4", "mpegts": "mpeg2video"}.get(form)
+    good = animation(form) if codec is None else encoded(form, codec)
+    rng = np.random.default_rng(0)
+    for number in range(80):
         damaged = bytearray(good)
-        for offset in rng.integers(0, len(good), 1 + number * 3):
+        end = len(good) if number % 2 else min(len(good), 600)  # or only its head is damaged
+        for offset in rng.integers(0, end, 1 + number % 40):
             damaged[offset] = int(rng.integers(256))
         with contextlib.suppress(InvalidRequest):
             assert read_video(bytes(damaged), {"num_frames": 4}).frames
+
+
+def test_hostile_files_are_refused_in_a_sentence() -> None:
+    good = encoded("mp4", "mpeg4")
     sound = io.BytesIO()
     with av.open(sound, "w", format="wav") as output:
         stream = output.add_stream("pcm_s16le", rate=8000)
