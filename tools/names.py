@@ -48,6 +48,7 @@ CLEAN = (
     "inference/generation",
     "inference/loop",
     "inference/metrics",
+    "inference/parsers",
     "inference/rendering",
     "inference/request",
     "inference/schemas",

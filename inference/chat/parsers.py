@@ -75,7 +75,7 @@ class OutputParser:
                 if not (self._plan.forced_tool and part.kind == "content")
             ]
         if self._custom is not None:
-            read = self._custom.push(read, ended=is_final)
+            read = self._custom.push(read, is_final=is_final)
         return merge_adjacent(part for part in read if self._is_visible(part))
 
     def _split(self, text: str, is_final: bool) -> list[Part]:

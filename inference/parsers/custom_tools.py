@@ -57,7 +57,7 @@ class CustomToolCalls:
         self._buffer = ""
         self._state = "head"
 
-    def push(self, parts: list[Part], *, ended: bool) -> list[Part]:
+    def push(self, parts: list[Part], *, is_final: bool) -> list[Part]:
         """The same parts, with calls of custom tools as such."""
         out: list[Part] = []
         for part in parts:
@@ -71,7 +71,7 @@ class CustomToolCalls:
                 part = Part("input", text, part.call)
             if part.text or part.kind in ("call", "custom"):
                 out.append(part)
-        return out + self._flush() if ended else out
+        return out + self._flush() if is_final else out
 
     def _text(self, arguments: str) -> str:
         self._buffer += arguments
@@ -97,33 +97,33 @@ class CustomToolCalls:
 
     def _flush(self) -> list[Part]:
         """The end of a call: what was no `{"input": "..."}` is text as it is."""
-        call, held, state = self._call, self._buffer, self._state
+        call, buffer, state = self._call, self._buffer, self._state
         self._call, self._buffer, self._state = -1, "", "head"
-        if call < 0 or not held or state == "past":
+        if call < 0 or not buffer or state == "past":
             return []
-        text = _decoded(held) if state == "text" else _single_string_argument(held)
+        text = _decoded(buffer) if state == "text" else _single_string_argument(buffer)
         return [Part("input", text, call)] if text else []
 
 
 def _closing_quote(text: str) -> int | None:
-    place = 0
-    while place < len(text):
-        if text[place] == "\\":
-            place += 2
+    position = 0
+    while position < len(text):
+        if text[position] == "\\":
+            position += 2
             continue
-        if text[place] == '"':
-            return place
-        place += 1
+        if text[position] == '"':
+            return position
+        position += 1
     return None
 
 
 def _odd_escape(text: str) -> int | None:
     """Where an escape begins that isn't whole; None where all are."""
-    found = _ESCAPE.search(text)
-    if found is None:
+    match = _ESCAPE.search(text)
+    if match is None:
         return None
-    before = len(text[: found.start()]) - len(text[: found.start()].rstrip("\\"))
-    return found.start() if before % 2 == 0 else None
+    num_backslashes = len(text[: match.start()]) - len(text[: match.start()].rstrip("\\"))
+    return match.start() if num_backslashes % 2 == 0 else None
 
 
 def _decoded(text: str) -> str:
@@ -131,20 +131,20 @@ def _decoded(text: str) -> str:
     if "\\" not in text:
         return text
     try:
-        found = str(json.loads(f'"{text}"', strict=False))
+        value = str(json.loads(f'"{text}"', strict=False))
     except ValueError:
         return text
-    return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _single_string_argument(arguments: str) -> str:
     """The one text in an object, whatever it's called; else the arguments as they are."""
     try:
-        found = json.loads(arguments)
+        decoded = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    if isinstance(found, dict) and len(found) == 1:
-        (value,) = found.values()
+    if isinstance(decoded, dict) and len(decoded) == 1:
+        (value,) = decoded.values()
         if isinstance(value, str):
             return value
-    return found if isinstance(found, str) else arguments
+    return decoded if isinstance(decoded, str) else arguments

@@ -122,8 +122,8 @@ class _GemmaValues:
                 return "gemma_list"
             return f'"[" {self._items(self.value(schema.nested(items)), schema)} "]"'
         if kind == "object":
-            known = any(properties for properties, _ in schema.forms)
-            return f'"{{" ({self.pairs(schema)}) "}}"' if known else "gemma_dict"
+            has_properties = any(properties for properties, _ in schema.forms)
+            return f'"{{" ({self.pairs(schema)}) "}}"' if has_properties else "gemma_dict"
         bounds = {key: schema.keyword(key) for key in _BOUNDS if schema.keyword(key) is not None}
         number = ParameterSchema({"type": kind, **bounds})
         self.rules.append(json_value(f"{name}_{kind}", number, self._function))
@@ -227,14 +227,14 @@ class Gemma4Parser(ToolCallParser):
 
     def _string(self) -> bool:
         """A string may hold marks: one ends it where the call goes on, or if no other does."""
-        place, end = self._end_of_string()
+        start, end = self._end_of_string()
         if end is None and not self._is_finished:
             if self._doubtful_end is None:
-                self._arguments(quoted(self._buffer[:place])[1:-1])
-                self._buffer, self._search_from = self._buffer[place:], 0
+                self._arguments(quoted(self._buffer[:start])[1:-1])
+                self._buffer, self._search_from = self._buffer[start:], 0
             return False
         self._search_from, self._doubtful_end = 0, None
-        self._arguments(quoted(self._buffer[:place])[1:-1] + ('"' if end else ""))
+        self._arguments(quoted(self._buffer[:start])[1:-1] + ('"' if end else ""))
         self._buffer = self._buffer[end:] if end else ""
         return self._goto(self._key if end else self._text)
 
@@ -245,18 +245,18 @@ class Gemma4Parser(ToolCallParser):
             rf"(?:{mark}\s*)+(?=[,}}]|{re.escape(self.closer)}|(?:{mark})?[\w.-]{{1,128}}(?:{mark})?\s*:)"
         )
         may_go_on = re.compile(rf"(?:{mark}\s*)+[\w.-]{{0,128}}\s*")
-        while (place := self._buffer.find(self.mark, self._search_from)) >= 0:
-            match = goes_on.match(self._buffer, place)
+        while (start := self._buffer.find(self.mark, self._search_from)) >= 0:
+            match = goes_on.match(self._buffer, start)
             if match is not None:
-                return place, match.end()
-            match = may_go_on.match(self._buffer, place)
+                return start, match.end()
+            match = may_go_on.match(self._buffer, start)
             rest = self._buffer[match.end() :] if match else ""
             if not self._is_finished and (
                 self.mark.startswith(rest) or self.closer.startswith(rest)
             ):
-                return place, None
-            self._doubtful_end = self._doubtful_end or (place, place + len(self.mark))
-            self._search_from = place + len(self.mark)
+                return start, None
+            self._doubtful_end = self._doubtful_end or (start, start + len(self.mark))
+            self._search_from = start + len(self.mark)
         if self._is_finished:
             return self._doubtful_end or (len(self._buffer), None)
         keep = partial_suffix_length(self._buffer, (self.mark,))
@@ -264,10 +264,10 @@ class Gemma4Parser(ToolCallParser):
         return self._search_from, None
 
     def _value(self) -> bool:
-        size, found = self._value_end.feed(self._buffer)
+        size, is_complete = self._value_end.feed(self._buffer)
         self._read += self._buffer[:size]
         self._buffer = self._buffer[size:]
-        if found:
+        if is_complete:
             self._arguments(self._as_json(self._read.strip()))
             return self._goto(self._key)
         if not self._is_finished:

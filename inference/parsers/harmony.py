@@ -64,10 +64,10 @@ class HarmonyParser(ReasoningParser):
         return bool(self._buffer)
 
     def _header(self) -> bool:
-        header, found, rest = self._buffer.partition(MESSAGE)
-        if len(header) > MAX_HEADER + (0 if found else len(MESSAGE)):
+        header, mark, rest = self._buffer.partition(MESSAGE)
+        if len(header) > MAX_HEADER + (0 if mark else len(MESSAGE)):
             return self._no_header()
-        if not found:
+        if not mark:
             if self._is_finished:
                 self._buffer = ""  # a header without a message says nothing
             return False
@@ -92,11 +92,11 @@ class HarmonyParser(ReasoningParser):
         return True
 
     def _body(self) -> bool:
-        place, mark = find_first(self._buffer, _ENDS)
+        position, mark = find_first(self._buffer, _ENDS)
         if mark:
-            self._pass(self._buffer[:place])
+            self._pass(self._buffer[:position])
             self._buffer = (
-                self._buffer[place:] if mark == START else self._buffer[place + len(mark) :]
+                self._buffer[position:] if mark == START else self._buffer[position + len(mark) :]
             )
             self._state = self._begin
             return True
@@ -128,11 +128,11 @@ class MessagesLayout(ToolCallFormat):
 
     def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
         headers = [f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "commentary")]
-        before = " | ".join(lark_literal(header, special) for header in headers)
+        other_headers = " | ".join(lark_literal(header, special) for header in headers)
         calls, final = self._all_calls(special, parallel), lark_literal(FINAL, special)
         return [
             f"start: before* ({calls} | {final} TEXT)",
-            f"before: ({before}) TEXT {lark_literal(NEXT, special)}",
+            f"before: ({other_headers}) TEXT {lark_literal(NEXT, special)}",
             r"TEXT: /(.|\n)*/",
         ]
 

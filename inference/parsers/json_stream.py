@@ -37,26 +37,26 @@ class ValueScanner:
 
         A number, `true`, `false` or `null` ends before the character that can't belong to it.
         """
-        place = 0
+        position = 0
         if not self.kind and text:
             self.kind = {"{": "{", "[": "[", '"': '"'}.get(text[0], "scalar")
         if self.kind == "scalar":
             end = _SCALAR_END.search(text)
             return None if end is None else end.start()
-        while place < len(text):
+        while position < len(text):
             if self._in_string:
-                place = self._through_string(text, place)
+                position = self._through_string(text, position)
                 if not self._in_string and self._depth == 0:
-                    return place
+                    return position
                 continue
-            found = (_STRUCTURE_OR_MARK if self.to_mark else _STRUCTURE).search(text, place)
-            if found is None:
+            match = (_STRUCTURE_OR_MARK if self.to_mark else _STRUCTURE).search(text, position)
+            if match is None:
                 return None
-            if found[0] == "<":
-                return found.start()
-            place = found.end()
-            if self._bracket(found[0]):
-                return place
+            if match[0] == "<":
+                return match.start()
+            position = match.end()
+            if self._bracket(match[0]):
+                return position
         return None
 
     def _bracket(self, char: str) -> bool:
@@ -68,18 +68,18 @@ class ValueScanner:
         self.too_deep = self.too_deep or self._depth > MAX_DEPTH
         return self._depth <= 0
 
-    def _through_string(self, text: str, place: int) -> int:
+    def _through_string(self, text: str, position: int) -> int:
         if self._escaped:
             self._escaped = False
-            return place + 1
-        found = _IN_STRING.search(text, place)
-        if found is None:
+            return position + 1
+        match = _IN_STRING.search(text, position)
+        if match is None:
             return len(text)
-        if found[0] == "\\":
+        if match[0] == "\\":
             self._escaped = True
         else:
             self._in_string = False
-        return found.end()
+        return match.end()
 
 
 def decoded(text: str) -> object:
@@ -127,13 +127,13 @@ class CallObject:
 
     def feed(self, text: str) -> int:
         """How many characters belong to the object (all, while it isn't `done` or `failed`)."""
-        place = 0
-        while place < len(text) and not (self.done or self.failed):
-            used = self._state(text[place:])
+        position = 0
+        while position < len(text) and not (self.done or self.failed):
+            used = self._state(text[position:])
             if not self.certain:
-                self.raw += text[place : place + used]
-            place += used
-        return place
+                self.raw += text[position : position + used]
+            position += used
+        return position
 
     def _expect(self, text: str, then: dict[str, Callable[[], None]]) -> int:
         """Skip white space; the next character must be one of `then`."""
@@ -200,11 +200,11 @@ class CallObject:
 
     def _collect(self, text: str) -> int | None:
         end = self._scanner.feed(text)
-        piece = text if end is None else text[:end]
+        chunk = text if end is None else text[:end]
         if self._streams:
-            self._on_arguments(piece)
+            self._on_arguments(chunk)
         else:
-            self._value += piece
+            self._value += chunk
         return end
 
     def _add_value(self) -> None:

@@ -78,18 +78,18 @@ class ObjectListParser(ToolCallParser):
         return self._goto(self._after_list)
 
     def _call_object(self) -> bool:
-        before = self._num_calls
+        previous_num_calls = self._num_calls
         going = self._parse_object("" if self._began else self._opening, self._item)
-        self._began = self._began or self._num_calls > before
+        self._began = self._began or self._num_calls > previous_num_calls
         return going
 
     def _after_list(self) -> bool:
         """What closes the list, in the model's own way."""
         for mark in (FENCE, *self.closers) if FENCE in self._opening else self.closers:
-            found = self._skip_text(mark)
-            if found is None:
+            has_mark = self._skip_text(mark)
+            if has_mark is None:
                 return False
-            if found:
+            if has_mark:
                 self._opening = self._opening.replace(FENCE, "")
                 return True
         return self._goto(self._text)
@@ -122,12 +122,12 @@ class Ernie45Parser(HermesParser):
     markers = (OPEN, CLOSE, "<response>", "</response>")
 
     def _text(self) -> bool:
-        found = self._find_marker(OPEN, "<response>", "</response>")
-        if found == OPEN:
+        marker = self._find_marker(OPEN, "<response>", "</response>")
+        if marker == OPEN:
             self._opening, self._began = OPEN, False
             return self._goto(self._list_start)
-        self._after_call = self._after_call or bool(found)  # white space next to a tag is none
-        return bool(found)
+        self._after_call = self._after_call or bool(marker)  # white space next to a tag is none
+        return bool(marker)
 
 
 class LongcatParser(HermesParser):
@@ -312,7 +312,7 @@ class XlamParser(ObjectListParser):
     )
 
     def _text(self) -> bool:
-        found = super()._text()
+        has_more = super()._text()
         if self._opening == "[":
             self._buffer, self._opening = "[" + self._buffer, ""
-        return found
+        return has_more

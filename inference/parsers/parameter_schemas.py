@@ -143,7 +143,7 @@ class ParameterSchema:
             if part.choices is not None:
                 return part.choices
         for options in self._unions():
-            lists = [[None] if each.types == {"null"} else each.choices for each in options]
+            lists = [[None] if option.types == {"null"} else option.choices for option in options]
             if all(lists):
                 return [value for values in lists for value in values or ()]
         return None
@@ -166,8 +166,8 @@ class ParameterSchema:
 
     def _find_forms(self) -> list[ObjectForm]:
         properties, required = self.schema.get("properties"), self.schema.get("required")
-        own = properties if isinstance(properties, dict) else {}
-        forms: list[ObjectForm] = [(dict(own), list(_list_of(required)))]
+        local_properties = properties if isinstance(properties, dict) else {}
+        forms: list[ObjectForm] = [(dict(local_properties), list(_list_of(required)))]
         for alternatives in (
             *(part.forms for part in self._conjuncts()),
             *([form for option in options for form in option.forms] for options in self._unions()),
@@ -185,20 +185,26 @@ class ParameterSchema:
         for pattern, schema in patterns.items() if isinstance(patterns, dict) else ():
             if _matches(pattern, key):
                 schemas.append(self.nested(schema))
-        schemas += [each for part in self._conjuncts() if (each := part.property(key)) is not None]
+        schemas += [
+            subschema for part in self._conjuncts() if (subschema := part.property(key)) is not None
+        ]
         branches = [
             self.nested(self.schema[name]) for name in ("then", "else") if name in self.schema
         ]
         for options in (*self._unions(), branches):
-            known = [each for option in options if (each := option.property(key)) is not None]
-            if known:
-                schemas.append(self.nested({"anyOf": [each.schema for each in known]}))
+            alternatives = [
+                subschema for option in options if (subschema := option.property(key)) is not None
+            ]
+            if alternatives:
+                schemas.append(
+                    self.nested({"anyOf": [subschema.schema for subschema in alternatives]})
+                )
         if not schemas:
-            others = self.schema.get("additionalProperties")
-            return self.nested(others) if isinstance(others, dict) and others else None
+            additional = self.schema.get("additionalProperties")
+            return self.nested(additional) if isinstance(additional, dict) and additional else None
         if len(schemas) == 1:
             return schemas[0]
-        return self.nested({"allOf": [each.schema for each in schemas]})
+        return self.nested({"allOf": [subschema.schema for subschema in schemas]})
 
 
 def type_of(value: Any) -> str:
@@ -246,7 +252,10 @@ def _any_of(forms: list[ObjectForm]) -> ObjectForm:
         for key, schema in properties.items():
             if schema not in schemas.setdefault(key, []):
                 schemas[key].append(schema)
-    merged = {key: {"anyOf": each} if len(each) > 1 else each[0] for key, each in schemas.items()}
+    merged = {
+        key: {"anyOf": variants} if len(variants) > 1 else variants[0]
+        for key, variants in schemas.items()
+    }
     return merged, [key for key in forms[0][1] if all(key in required for _, required in forms)]
 
 

@@ -73,8 +73,8 @@ class ParserRegistry(Generic[P]):
             return self._template_matches[template]
         if len(self._template_matches) >= MAX_REMEMBERED:
             self._template_matches.clear()
-        found = self._template_matches[template] = self._match_template(template)
-        return found
+        parser = self._template_matches[template] = self._match_template(template)
+        return parser
 
     def _match_template(self, template: str) -> type[P] | None:
         parsers = self.all()
@@ -96,10 +96,10 @@ class ParserRegistry(Generic[P]):
         return {**_installed(f"quire.{self.kind}"), **getattr(settings.QUIRE, self.kind)}
 
     def _checked(self, path: str) -> type[P]:
-        found = import_string(path)
-        if not (isinstance(found, type) and issubclass(found, self._base)):
+        parser = import_string(path)
+        if not (isinstance(parser, type) and issubclass(parser, self._base)):
             raise TypeError(f"{path} is no {self._base.__name__}.")
-        return found
+        return parser
 
 
 @lru_cache(maxsize=8)

@@ -38,8 +38,8 @@ def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> 
     rules: list[str] = []
     for number, (properties, required) in enumerate(function.schema.forms):
         pairs = {}
-        for place, (key, schema) in enumerate(properties.items()):
-            value = f"{rule}_{number}_{place}"
+        for index, (key, schema) in enumerate(properties.items()):
+            value = f"{rule}_{number}_{index}"
             rules.append(_value_rule(value, function.schema.nested(schema), function))
             pairs[key] = f"{_opening(key)} {value}"
         forms.append(in_any_number(pairs, required, ", "))
@@ -136,10 +136,10 @@ class PythonicParser(ToolCallParser):
         return self._goto(self._value)
 
     def _value(self) -> bool:
-        size, found = self._literal.feed(self._buffer, ended=self._is_finished)
+        size, is_complete = self._literal.feed(self._buffer, is_final=self._is_finished)
         self._read += self._buffer[:size]
         self._buffer = self._buffer[size:]
-        if not found:
+        if not is_complete:
             return False
         schema = None if self._function is None else self._function.schema.property(self._key)
         self._arguments(literal_as_json(self._read, schema))

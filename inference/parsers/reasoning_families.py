@@ -20,9 +20,9 @@ class ControlParser(ReasoningParser):
     around: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        own = "markers" in cls.__dict__
+        has_markers = "markers" in cls.__dict__
         super().__init_subclass__(**options)
-        if not own:
+        if not has_markers:
             cls.markers = (*cls.markers, *cls.around)
 
     @classmethod
@@ -34,14 +34,14 @@ class ControlParser(ReasoningParser):
 
     def _content(self) -> bool:
         tags = self.starts + self.ends + self.around
-        place, tag = find_first(self._buffer, tags)
+        position, tag = find_first(self._buffer, tags)
         if not tag:
             self._show(
                 len(self._buffer)
                 - (0 if self._is_finished else partial_suffix_length(self._buffer, tags))
             )
             return False
-        self._show(place)
+        self._show(position)
         if not self._is_finished and is_prefix(self._buffer, tags):
             return False  # there is a longer one
         self._buffer = self._buffer[len(tag) :]
@@ -277,14 +277,14 @@ class WrappedAnswerParser(ReasoningParser):
             return False
         if not self._framed:
             return super()._content()
-        place, tag = find_first(self._buffer, self.answer_tags[1:])
-        if tag and not self._buffer[place + len(tag) :].strip():
-            self._emit_answer(place)
+        position, tag = find_first(self._buffer, self.answer_tags[1:])
+        if tag and not self._buffer[position + len(tag) :].strip():
+            self._emit_answer(position)
             if self._is_finished:
                 self._buffer = ""
             return False
         if tag:  # the answer speaks of it
-            self._emit_answer(place + len(tag), whole=True)
+            self._emit_answer(position + len(tag), keep_space=True)
             return True
         self._emit_answer(
             len(self._buffer)
@@ -298,18 +298,22 @@ class WrappedAnswerParser(ReasoningParser):
 
     def _detect_frame(self) -> bool:
         """Whether it's known if the answer has its frame."""
-        rest, before = self._buffer.lstrip(), self.answer_tags[:1]
-        if not self._is_finished and (not rest or is_prefix(rest, before)):
+        rest, openers = self._buffer.lstrip(), self.answer_tags[:1]
+        if not self._is_finished and (not rest or is_prefix(rest, openers)):
             return False
-        if rest.startswith(before):
-            self._buffer, self._trim, self._framed = rest[len(before[0]) :], True, True
+        if rest.startswith(openers):
+            self._buffer, self._trim, self._framed = rest[len(openers[0]) :], True, True
         self._frame_decided = True
         return True
 
-    def _emit_answer(self, end: int, *, whole: bool = False) -> None:
+    def _emit_answer(self, end: int, *, keep_space: bool = False) -> None:
         """Give out the text before `end`; white space waits for what comes after it."""
         text = self._buffer[:end]
-        text = text if whole or (self._is_finished and end == len(self._buffer)) else text.rstrip()
+        text = (
+            text
+            if keep_space or (self._is_finished and end == len(self._buffer))
+            else text.rstrip()
+        )
         self._emit("content", text)
         self._buffer = self._buffer[len(text) :]
 

@@ -85,9 +85,9 @@ class ReasoningParser(StateMachine):
         """What variables of a chat template say of thinking: on, off, or nothing."""
         if variables.get("reasoning_effort") in ("none", "no_think"):
             return False
-        told = [_is_on(variables[name]) for name in cls.template_switches if name in variables]
-        known = [on for on in told if on is not None]
-        return any(known) if known else None
+        switches = [_is_on(variables[name]) for name in cls.template_switches if name in variables]
+        values = [on for on in switches if on is not None]
+        return any(values) if values else None
 
     @classmethod
     def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
@@ -111,44 +111,44 @@ class ReasoningParser(StateMachine):
         return bool(tag or self._buffer)
 
     def _reasoning(self) -> bool:
-        place, tag = find_first(self._buffer, self.ends + self.calls)
+        position, tag = find_first(self._buffer, self.ends + self.calls)
         if tag:
-            self._emit("reasoning", self._buffer[:place].rstrip())
+            self._emit("reasoning", self._buffer[:position].rstrip())
             if tag in self.ends:
-                return self._skip_to(place + len(tag))
-            self._buffer = self._buffer[len(self._buffer[:place].rstrip()) :]
+                return self._skip_to(position + len(tag))
+            self._buffer = self._buffer[len(self._buffer[:position].rstrip()) :]
             self._seen, self._state = 0, self._call
             return True
         keep = (
             0 if self._is_finished else partial_suffix_length(self._buffer, self.ends + self.calls)
         )
         head = self._buffer[: len(self._buffer) - keep]
-        shown = head if self._is_finished else head.rstrip()
-        self._emit("reasoning", shown)
-        self._buffer = self._buffer[len(shown) :]
+        text = head if self._is_finished else head.rstrip()
+        self._emit("reasoning", text)
+        self._buffer = self._buffer[len(text) :]
         return False
 
     def _call(self) -> bool:
         """A call has begun inside the reasoning: what ends the reasoning tells what it is."""
-        place, tag = find_first(self._buffer[self._seen :], self.ends)
+        position, tag = find_first(self._buffer[self._seen :], self.ends)
         if tag:
-            place += self._seen
-            self._emit("reasoning", self._buffer[:place].rstrip())
-            return self._skip_to(place + len(tag))
+            position += self._seen
+            self._emit("reasoning", self._buffer[:position].rstrip())
+            return self._skip_to(position + len(tag))
         if self._is_finished:
             return self._skip_to(0)
         self._seen = max(0, len(self._buffer) - max(map(len, self.ends)) + 1)
         return False
 
-    def _skip_to(self, place: int) -> bool:
+    def _skip_to(self, position: int) -> bool:
         """The reasoning has ended, and the answer begins at this place."""
-        self._buffer = self._buffer[place:]
+        self._buffer = self._buffer[position:]
         self._trim, self._state = True, self._content
         return True
 
     def _content(self) -> bool:
-        held, self._buffer = self._buffer, ""
-        self._emit("content", held)
+        text, self._buffer = self._buffer, ""
+        self._emit("content", text)
         return False
 
     def _emit(self, kind: str, text: str) -> None:

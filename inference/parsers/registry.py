@@ -196,9 +196,9 @@ def check_parser_names(settings: Mapping[str, Any]) -> None:
     _check("reasoning_parser", settings, ["none", *reasoning_parsers.names()])
 
 
-def _check(setting: str, settings: Mapping[str, Any], known: list[str]) -> None:
+def _check(setting: str, settings: Mapping[str, Any], registered: list[str]) -> None:
     name = settings.get(setting)
-    if not name or name in known:
+    if not name or name in registered:
         return
     why = UNAVAILABLE_PARSERS[setting].get(str(name))
     if why is not None:
@@ -208,6 +208,6 @@ def _check(setting: str, settings: Mapping[str, Any], known: list[str]) -> None:
             param=setting,
         )
     raise ConfigError(
-        f"There is no {setting} {str(name)[:100]!r} here. There are: {', '.join(known)}.",
+        f"There is no {setting} {str(name)[:100]!r} here. There are: {', '.join(registered)}.",
         param=setting,
     )

@@ -14,12 +14,14 @@ def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
 
     Of two that begin at the same place it is the longer one.
     """
-    place, found = -1, ""
+    first, match = -1, ""
     for literal in literals:
-        at = text.find(literal)
-        if at >= 0 and (place < 0 or at < place or (at == place and len(literal) > len(found))):
-            place, found = at, literal
-    return place, found
+        index = text.find(literal)
+        if index >= 0 and (
+            first < 0 or index < first or (index == first and len(literal) > len(match))
+        ):
+            first, match = index, literal
+    return first, match
 
 
 def partial_suffix_length(text: str, literals: Sequence[str]) -> int:

@@ -129,9 +129,9 @@ class TaggedParser(ToolCallParser):
         end = self._end_of_value()
         if end is None and not self._is_finished:
             return False
-        place, mark = end or (len(self._buffer), "")
-        value = self._buffer[:place]
-        self._buffer = self._buffer[place:]
+        position, mark = end or (len(self._buffer), "")
+        value = self._buffer[:position]
+        self._buffer = self._buffer[position:]
         self._search_from, self._num_repeated, self._doubtful_end = 0, 0, None
         self._json, self._num_scanned = None, 0
         while self._buffer.lstrip().startswith(self.value_ends[0]):  # it may come twice
@@ -166,16 +166,16 @@ class TaggedParser(ToolCallParser):
         openers = (*self.openers, *filter(None, (self.function_mark,)))
         marks = _any_of((*self.value_ends, *openers))
         while (match := marks.search(self._buffer, self._search_from)) is not None:
-            place, mark = match.start(), match[0]
+            position, mark = match.start(), match[0]
             if mark in self.value_ends:
-                verdict = self._ends_value(mark, place)
+                verdict = self._ends_value(mark, position)
                 if verdict == "end":
-                    return place, mark
+                    return position, mark
                 if verdict == "unsure" and not self._is_finished:
-                    self._stream_value(place)
+                    self._stream_value(position)
                     return None
                 if verdict == "doubtful" and self._doubtful_end is None:
-                    self._doubtful_end = place, mark
+                    self._doubtful_end = position, mark
             elif self._doubtful_end is not None:
                 break
             self._search_from = match.end() + self._num_repeated
@@ -187,33 +187,35 @@ class TaggedParser(ToolCallParser):
         self._stream_value(len(self._buffer) - keep)
         return None
 
-    def _ends_value(self, mark: str, place: int) -> Literal["end", "doubtful", "no", "unsure"]:
+    def _ends_value(self, mark: str, position: int) -> Literal["end", "doubtful", "no", "unsure"]:
         """Whether a mark ends the value."""
-        if not self._streams and self._is_open_json(place):
+        if not self._streams and self._is_open_json(position):
             return "doubtful"
-        after = place + len(mark)
+        after = position + len(mark)
         if mark != self.value_ends[0]:
-            header = self.parameter_tag.match(self._buffer, place, place + MAX_HEADER)
+            header = self.parameter_tag.match(self._buffer, position, position + MAX_HEADER)
             if header is None:
-                return "unsure" if len(self._buffer) < place + MAX_HEADER else "no"
+                return "unsure" if len(self._buffer) < position + MAX_HEADER else "no"
             if header["key"] is not None:
-                known = self._function is None or self._schema_of(header["key"].strip()) is not None
-                return "end" if known else "doubtful"
+                is_parameter = (
+                    self._function is None or self._schema_of(header["key"].strip()) is not None
+                )
+                return "end" if is_parameter else "doubtful"
             after = max(header.end(), after)
         goes_on = self._goes_on(after)
         return "unsure" if goes_on is None else "end" if goes_on else "doubtful"
 
-    def _goes_on(self, place: int) -> bool | None:
+    def _goes_on(self, position: int) -> bool | None:
         """Whether a call goes on or ends at this place; None while more text is needed to tell."""
-        own = self.value_ends[0]
+        value_end = self.value_ends[0]
         marks = (*self.value_ends, *self.closers, *self.openers, self.function_mark)
         while True:
-            start = place + self._num_repeated
+            start = position + self._num_repeated
             window = self._buffer[start : start + MAX_HEADER]
             rest = window.lstrip()
-            if not rest.startswith(own):
+            if not rest.startswith(value_end):
                 break
-            self._num_repeated += len(window) - len(rest) + len(own)
+            self._num_repeated += len(window) - len(rest) + len(value_end)
         may_grow = len(window) < MAX_HEADER and not self._is_finished
         if not rest:
             return None if may_grow else len(window) < MAX_HEADER
@@ -223,14 +225,14 @@ class TaggedParser(ToolCallParser):
             return None if may_grow else True
         return None if may_grow and rest.startswith("<") and ">" not in rest else False
 
-    def _is_open_json(self, place: int) -> bool:
+    def _is_open_json(self, position: int) -> bool:
         """Whether the value so far begins like a JSON string, list or object and hasn't ended."""
-        text = self._buffer[self._num_scanned : place]
+        text = self._buffer[self._num_scanned : position]
         if self._json is None:
             text = text.lstrip()
             self._json = ValueScanner()
             self._json_is_open = text.startswith(("{", "[", '"'))
-        self._num_scanned = place
+        self._num_scanned = position
         self._json_is_open = self._json_is_open and self._json.feed(text) is None
         return self._json_is_open
 
@@ -247,10 +249,10 @@ class TaggedParser(ToolCallParser):
     def _after_call_tags(self) -> bool:
         """Closing tags, each optional; perhaps another call."""
         for mark in self.closers:
-            found = self._skip_text(mark)
-            if found is None:
+            has_mark = self._skip_text(mark)
+            if has_mark is None:
                 return False
-            if found:
+            if has_mark:
                 return True
         if self.function_mark:
             rest = self._buffer.lstrip()
@@ -278,15 +280,15 @@ class TaggedArguments:
         after: what closes it.
     """
 
-    def __init__(self, before: str, after: str) -> None:
-        self._prefix, self._suffix = before, after
+    def __init__(self, prefix: str, suffix: str) -> None:
+        self._prefix, self._suffix = prefix, suffix
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """The rules. Raises `InvalidRequest` for a name that a tag can't hold."""
         forms: list[str] = []
         rules: list[str] = []
         for number, (properties, required) in enumerate(function.schema.forms):
-            names = {key: f"{rule}_{number}_{place}" for place, key in enumerate(properties)}
+            names = {key: f"{rule}_{number}_{index}" for index, key in enumerate(properties)}
             parts = [name if key in required else f"{name}?" for key, name in names.items()]
             forms.append(" ".join(parts) or '""')
             for key, name in names.items():
@@ -299,8 +301,8 @@ class TaggedArguments:
         """A tag, the value as `coerce_to_schema` reads it, and the tag that closes it."""
         parameter, value = function.schema.property(key), function.schema.nested(schema)
         as_text = parameter is None or parameter.is_text
-        before = self._prefix.replace("KEY", checked_key(key, KEY))
-        opening = lark_literal(before.replace("TEXT", "true" if as_text else "false"), special)
+        prefix = self._prefix.replace("KEY", checked_key(key, KEY))
+        opening = lark_literal(prefix.replace("TEXT", "true" if as_text else "false"), special)
         closing = lark_literal(self._suffix, special)
         text = f"{rule}_text"
         if function.grammar:

@@ -61,11 +61,11 @@ UNCHANGED_RULES = re.compile(
 
 def escape_lark_for_json(grammar: str) -> str:
     """The grammar of the JSON strings' insides. Raises `InvalidRequest` for what can't be told."""
-    made, place = [], 0
-    for found in _TOKEN.finditer(grammar):
-        made += [grammar[place : found.start()], _escaped_token(found)]
-        place = found.end()
-    return "".join([*made, grammar[place:]])
+    parts, position = [], 0
+    for match in _TOKEN.finditer(grammar):
+        parts += [grammar[position : match.start()], _escaped_token(match)]
+        position = match.end()
+    return "".join([*parts, grammar[position:]])
 
 
 def regex_to_lark(pattern: str) -> str:
@@ -78,18 +78,18 @@ def _lark_regex(pattern: str) -> str:
     return f"/{inside.replace(chr(10), '[' + chr(92) + 'n]')}/"
 
 
-def _escaped_token(found: re.Match[str]) -> str:
-    if found["range"]:
-        return _range(found["range"])
-    if found["string"]:
-        return _string(found["string"], found["fold"] or "")
-    if found["regex"]:
-        return f"/{_Regex(found['regex'][1:-1], found['flags']).to_escaped()}/{found['flags']}"
-    if found["common"]:
-        return _imported(found["common"], found["alias"])
-    if found["other"]:
-        raise _unsupported_grammar(found["other"])
-    return found[0]
+def _escaped_token(match: re.Match[str]) -> str:
+    if match["range"]:
+        return _range(match["range"])
+    if match["string"]:
+        return _string(match["string"], match["fold"] or "")
+    if match["regex"]:
+        return f"/{_Regex(match['regex'][1:-1], match['flags']).to_escaped()}/{match['flags']}"
+    if match["common"]:
+        return _imported(match["common"], match["alias"])
+    if match["other"]:
+        raise _unsupported_grammar(match["other"])
+    return match[0]
 
 
 def _unsupported_grammar(what: str) -> InvalidRequest:
@@ -152,17 +152,17 @@ class _Regex:
 
     def to_escaped(self) -> str:
         """The whole of it."""
-        made = ""
+        escaped = ""
         while self._position < len(self._source):
-            made += self._escape_char(self._source[self._position])
-        return made
+            escaped += self._escape_char(self._source[self._position])
+        return escaped
 
     def _match(self, pattern: str) -> str:
-        found = re.compile(pattern, re.DOTALL).match(self._source, self._position)
-        if found is None:
+        match = re.compile(pattern, re.DOTALL).match(self._source, self._position)
+        if match is None:
             raise _unsupported_grammar(self._source[self._position :])
-        self._position = found.end()
-        return found[0]
+        self._position = match.end()
+        return match[0]
 
     def _escape_char(self, char: str) -> str:
         if char == "\\":
@@ -189,17 +189,17 @@ class _Regex:
         kind = text[1]
         if kind in "dDwWsS":
             return _class(f"[{text}]")
-        plain = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}.get(kind)
+        char = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}.get(kind)
         if kind in "xu":
             code = int(text[2:].strip("{}"), 16)
             if code > 0x10FFFF:
                 raise _unsupported_grammar(text)
-            plain = chr(code)
-        elif plain is None and kind.isalnum():
+            char = chr(code)
+        elif char is None and kind.isalnum():
             raise _unsupported_grammar(text)
-        plain = plain if plain is not None else kind
-        if plain in _ESCAPES:
-            return re.escape(_ESCAPES[plain])
+        char = char if char is not None else kind
+        if char in _ESCAPES:
+            return re.escape(_ESCAPES[char])
         return text
 
 
@@ -276,11 +276,11 @@ def in_any_number(pairs: Mapping[str, str], required: Sequence[str], separator: 
     """
     comma = f" {quoted(separator)} "
     first = [pair for key, pair in pairs.items() if key in required]
-    others = [pair for key, pair in pairs.items() if key not in required]
-    tails = [f"({comma}{pair})?" for pair in others]
+    optional = [pair for key, pair in pairs.items() if key not in required]
+    tails = [f"({comma}{pair})?" for pair in optional]
     if first:
         return " ".join([comma.join(first), *tails])
-    starts = [" ".join([pair, *tails[place + 1 :]]) for place, pair in enumerate(others)]
+    starts = [" ".join([pair, *tails[index + 1 :]]) for index, pair in enumerate(optional)]
     return " | ".join([*starts, quoted("")])
 
 
@@ -372,8 +372,8 @@ class ToolCallFormat:
         if required:
             start = [f"start: {self._all_calls(special, parallel)}"]
             if answer is not None:
-                before = lark_literal(self.answer_prefix, special)
-                start = [f"{start[0]} | answer", f"answer: {before} %json {json.dumps(answer)}"]
+                prefix = lark_literal(self.answer_prefix, special)
+                start = [f"{start[0]} | answer", f"answer: {prefix} %json {json.dumps(answer)}"]
         else:
             start = self._calls_or_text(special, parallel)
         return "\n".join([*start, f"call: {calls}", *rules, *self.shared(special)])
@@ -421,11 +421,11 @@ def lark_text_until(
     """
     text = f"{rule.upper()}_CHARS"
     rules = [f"{text}: {pattern}"]
-    place = find_first(closing, list(special))[0]
-    if place < 0:
+    position = find_first(closing, list(special))[0]
+    if position < 0:
         return rule, [f"{rule}[lazy]: {text} {quoted(closing)}", *rules]
     # A control token is none of the text's characters; white space before it counts as text.
-    return rule, [f"{rule}: {text} {lark_literal(closing[place:], special)}", *rules]
+    return rule, [f"{rule}: {text} {lark_literal(closing[position:], special)}", *rules]
 
 
 #: Regular expressions that Lark's have no counterpart for: look-around, references, anchors inside.
@@ -448,9 +448,9 @@ def text_pattern(schema: ParameterSchema, function: ToolFunction) -> str:
         anchored_end = re.search(r"(?<!\\)(\\\\)*\$$", inside) is not None
         inside = inside[:-1] if anchored_end else inside
         if _UNSUPPORTED_REGEX.search(inside) is None:
-            before = "" if pattern.startswith("^") else "(?s:.*)"
+            prefix = "" if pattern.startswith("^") else "(?s:.*)"
             after = "" if anchored_end else "(?s:.*)"
-            terminals.append(_lark_regex(f"{before}(?:{inside}){after}"))
+            terminals.append(_lark_regex(f"{prefix}(?:{inside}){after}"))
         elif function.strict:
             raise InvalidRequest(
                 f"This model writes strings as text, where the pattern {pattern[:50]!r} can't be "
@@ -464,11 +464,11 @@ def lark_literal(text: str, special: Mapping[str, int]) -> str:
     """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
     parts = []
     while text:
-        place, found = find_first(text, list(special))
-        head = text if place < 0 else text[:place]
+        position, token = find_first(text, list(special))
+        head = text if position < 0 else text[:position]
         if head:
             parts.append(quoted(head))
-        if place >= 0:
-            parts.append(f"<[{special[found]}]>")
-        text = "" if place < 0 else text[place + len(found) :]
+        if position >= 0:
+            parts.append(f"<[{special[token]}]>")
+        text = "" if position < 0 else text[position + len(token) :]
     return " ".join(parts)

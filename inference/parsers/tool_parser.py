@@ -26,11 +26,11 @@ _FENCE_END = re.compile(r"(?<!`)```[A-Za-z_]{0,16}\Z")
 _MAYBE_FENCE_END = re.compile(r"(?<!`)(?:``?|```[A-Za-z_]{0,16})\Z")
 
 
-def _before_gap(text: str, fence: re.Pattern[str]) -> str:
+def _strip_gap(text: str, fence: re.Pattern[str]) -> str:
     """Text without white space, and a fence, at its end: these may stand before a call."""
-    shown = text.rstrip()
-    match = fence.search(shown, max(0, len(shown) - 20))
-    return shown[: match.start()].rstrip() if match else shown
+    stripped = text.rstrip()
+    match = fence.search(stripped, max(0, len(stripped) - 20))
+    return stripped[: match.start()].rstrip() if match else stripped
 
 
 class ToolCallParser(StateMachine):
@@ -76,8 +76,8 @@ class ToolCallParser(StateMachine):
 
     def _plain_text(self) -> bool:
         """Nothing but content from here on."""
-        held, self._buffer = self._buffer, ""
-        self._emit(held)
+        text, self._buffer = self._buffer, ""
+        self._emit(text)
         return False
 
     def _parse_object(self, opening: str, then: Callable[[], bool]) -> bool:
@@ -109,10 +109,10 @@ class ToolCallParser(StateMachine):
 
         None while more text is needed; False when no more text could help.
         """
-        found = pattern.match(self._buffer[:MAX_HEADER])
-        if found is not None:
-            self._buffer = self._buffer[found.end() :]
-            return found
+        match = pattern.match(self._buffer[:MAX_HEADER])
+        if match is not None:
+            self._buffer = self._buffer[match.end() :]
+            return match
         return False if self._is_finished or len(self._buffer) >= MAX_HEADER else None
 
     def _fail(self, opening: str) -> bool:
@@ -149,28 +149,28 @@ class ToolCallParser(StateMachine):
             self._in_fence = not closes_fence
         closers = [closer for closer in self.closers if self._num_calls and closer in self.markers]
         marks = (*openers, *closers)
-        while (found := find_first(self._buffer, marks))[1]:
-            place, mark = found
-            before = self._buffer[:place]
-            self._buffer = self._buffer[place + len(mark) :]
+        while (match := find_first(self._buffer, marks))[1]:
+            position, mark = match
+            text = self._buffer[:position]
+            self._buffer = self._buffer[position + len(mark) :]
             if mark in openers:
-                shown = _before_gap(before, _FENCE_END)
-                self._gap = before[len(shown) :]
-                self._emit(shown)
+                content = _strip_gap(text, _FENCE_END)
+                self._gap = text[len(content) :]
+                self._emit(content)
                 return mark
             # A closing mark that closes no call: content, if what it closes is content.
-            self._emit(before + mark if self._has_open_text else before.rstrip())
+            self._emit(text + mark if self._has_open_text else text.rstrip())
             self._after_call = not self._has_open_text
             self._has_open_text = False
         if self._is_finished:
-            held, self._buffer = self._buffer, ""
-            self._emit(held)
+            rest, self._buffer = self._buffer, ""
+            self._emit(rest)
             return ""
         keep = partial_suffix_length(self._buffer, marks)
         head = self._buffer[: len(self._buffer) - keep]
-        shown = _before_gap(head, _MAYBE_FENCE_END)
-        self._emit(shown)
-        self._buffer = self._buffer[len(shown) :]
+        content = _strip_gap(head, _MAYBE_FENCE_END)
+        self._emit(content)
+        self._buffer = self._buffer[len(content) :]
         return ""
 
     def _skip_repeated(self, openers: Sequence[str]) -> bool | None:
@@ -241,17 +241,17 @@ class SectionParser(ToolCallParser):
         section, call = self.section[0], self.call[0]
         self._opening = self._find_marker(section, call)
         if self._opening:
-            self._state = self._before_call_start if self._opening == section else self._name
+            self._state = self._call_start if self._opening == section else self._name
         return bool(self._opening)
 
-    def _before_call_start(self) -> bool:
+    def _call_start(self) -> bool:
         repeated = self._skip_repeated(self.section[:1])
         if repeated is not False:
             return bool(repeated)
-        found = self._skip_text(self.call[0])
-        if found is None:
+        has_call = self._skip_text(self.call[0])
+        if has_call is None:
             return False
-        if not found:
+        if not has_call:
             return self._fail(self._opening)
         self._opening += self.call[0]
         return self._goto(self._name)
@@ -279,10 +279,10 @@ class SectionParser(ToolCallParser):
             (self.call[0], self._name),
             (self.section[1], self._text),
         ):
-            found = self._skip_text(mark)
-            if found is None:
+            has_mark = self._skip_text(mark)
+            if has_mark is None:
                 return False
-            if found:
+            if has_mark:
                 self._opening = mark
                 return self._goto(state)
         return self._goto(self._text)

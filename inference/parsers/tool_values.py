@@ -33,19 +33,19 @@ class ValueEnd:
 
         Fewer than all without an end: the last ones may begin a mark.
         """
-        whole = len(text) - partial_suffix_length(text, (self._mark,))
-        for found in self._tokens.finditer(text, 0, whole):
-            if found[0] == self._mark:
+        end = len(text) - partial_suffix_length(text, (self._mark,))
+        for match in self._tokens.finditer(text, 0, end):
+            if match[0] == self._mark:
                 self._in_string = not self._in_string
             elif self._in_string:
                 continue
-            elif self._depth == 0 and found[0] in ",}]":
-                return found.start(), True
-            elif found[0] in "{[":
+            elif self._depth == 0 and match[0] in ",}]":
+                return match.start(), True
+            elif match[0] in "{[":
                 self._depth += 1
-            elif found[0] in "}]":
+            elif match[0] in "}]":
                 self._depth -= 1
-        return whole, False
+        return end, False
 
 
 def read_value(text: str, mark: str) -> Any:
@@ -83,12 +83,12 @@ class _Reader:
         return self._string() if self._accept(self._mark) else _scalar(self._word(":"))
 
     def _accept(self, token: str) -> bool:
-        place = self._position
-        while place < len(self._text) and self._text[place].isspace():
-            place += 1
-        if not self._text.startswith(token, place):
+        position = self._position
+        while position < len(self._text) and self._text[position].isspace():
+            position += 1
+        if not self._text.startswith(token, position):
             return False
-        self._position = place + len(token)
+        self._position = position + len(token)
         return True
 
     def _string(self) -> str:
@@ -101,11 +101,11 @@ class _Reader:
 
     def _word(self, more: str = "") -> str:
         """A bare word; with `more` those characters belong to it too."""
-        found = self._bare.match(self._text, self._position)
-        start, self._position = self._position, found.end() if found else self._position
+        match = self._bare.match(self._text, self._position)
+        start, self._position = self._position, match.end() if match else self._position
         while more and self._text.startswith(more, self._position):
-            found = self._bare.match(self._text, self._position + len(more))
-            self._position = found.end() if found else self._position + len(more)
+            match = self._bare.match(self._text, self._position + len(more))
+            self._position = match.end() if match else self._position + len(more)
         return self._text[start : self._position].strip()
 
     def _members(self, depth: int) -> dict[str, Any]:
@@ -168,34 +168,36 @@ class LiteralScanner:
         self._quote = ""
         self._escaped = False
 
-    def feed(self, text: str, *, ended: bool) -> tuple[int, bool]:
+    def feed(self, text: str, *, is_final: bool) -> tuple[int, bool]:
         """How many characters of this piece belong to the value, and whether it ends there.
 
         Fewer than all without an end: more text is needed to tell.
         """
-        for place, char in enumerate(text):
+        for index, char in enumerate(text):
             if self._quote:
                 if char == self._quote and not self._escaped and self._depth == 0:
-                    ends = self._ends_string(text[place + 1 : place + 1 + LOOKAHEAD_CHARS], ended)
+                    ends = self._ends_string(
+                        text[index + 1 : index + 1 + LOOKAHEAD_CHARS], is_final
+                    )
                     if ends is None:
-                        return place, False
+                        return index, False
                     if not ends:
                         continue
                 self._in_string(char)
             elif char in "\"'":
                 self._quote = char
             elif self._depth == 0 and char in ",)":
-                return place, True
+                return index, True
             elif char in "([{":
                 self._depth += 1
             elif char in ")]}":
                 self._depth -= 1
         return len(text), False
 
-    def _ends_string(self, rest: str, ended: bool) -> bool | None:
+    def _ends_string(self, rest: str, is_final: bool) -> bool | None:
         if self._follows.match(rest):
             return True
-        if ended:
+        if is_final:
             return not rest.strip(" \t\r\n,)]")
         return False if len(rest) >= LOOKAHEAD_CHARS else None
 
@@ -217,7 +219,7 @@ def python_as_json(text: str) -> str:
     if padded is not None:
         return padded[1] + (padded[2].lstrip("0") or "0")
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        text = _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text[1:-1])
+        text = _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text[1:-1])
     return json.dumps(text, ensure_ascii=False)
 
 
