@@ -109,6 +109,8 @@ def write_blob(tenant_id: int, public_id: str, chunks: Iterable[bytes]) -> int:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    if has_object_storage():
+        object_storage.trim_cache(files_dir(), settings.QUIRE.object_cache_bytes)
     return size
 
 
@@ -116,10 +118,11 @@ def link_blob(tenant_id: int, public_id: str, source: Path) -> int:
     """Give a finished journal a file's name, keeping its own; return its size. Repeatable."""
     target = blob_path(tenant_id, public_id)
     target.unlink(missing_ok=True)
-    os.link(source, target)
-    if has_object_storage():
-        object_storage.upload_object(_object_name(tenant_id, public_id), target)
-    return target.stat().st_size
+    if has_object_storage():  # no copy: another machine may repeat it with another journal
+        object_storage.upload_object(_object_name(tenant_id, public_id), source)
+    else:
+        os.link(source, target)
+    return source.stat().st_size
 
 
 def remove_blob(tenant_id: int, public_id: str) -> None:

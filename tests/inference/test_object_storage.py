@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from storage.blobs import (
     blob_path,
     delete_orphan_blobs,
     files_dir,
+    link_blob,
     open_blob,
     remove_tenant_blobs,
     saved_journal_lines,
@@ -111,12 +113,38 @@ def test_the_cache_keeps_what_was_used_last_within_its_budget(settings: Any) -> 
     for public_id in ids:
         write_blob(1, public_id, [b"x" * 100])
         blob_path(1, public_id).unlink()
-    open_files = [open_blob(1, public_id) for public_id in ids]
+    open_files = []
+    for used_at, public_id in enumerate(ids):
+        open_files.append(open_blob(1, public_id))
+        os.utime(blob_path(1, public_id), (used_at, used_at))
     cached = {path.name for path in blob_path(1, ids[0]).parent.iterdir()}
     assert cached == set(ids[2:])
     for file in open_files:  # one whose copy has gone is read to its end
         assert file.read() == b"x" * 100
         file.close()
+
+
+def test_uploads_stay_within_the_caches_budget(settings: Any) -> None:
+    settings.QUIRE = settings.QUIRE.replace(object_cache_bytes=250)
+    ids = [new_id("file-") for _ in range(4)]
+    for public_id in ids:
+        write_blob(1, public_id, [b"x" * 100])
+    assert len(list(files_dir().glob("*/*"))) == 2
+    assert [read(1, public_id) for public_id in ids] == [b"x" * 100] * 4
+
+
+def test_results_of_a_worker_that_did_not_commit_are_no_copy_of_its_successors(
+    settings: Any, tmp_path: Path
+) -> None:
+    public_id, quire = new_id("file-"), settings.QUIRE
+    for machine, content in (("first", b"not committed"), ("second", b"committed")):
+        settings.QUIRE = quire.replace(data_dir=tmp_path / machine)
+        journal = tmp_path / f"{machine}.output"
+        journal.write_bytes(content)
+        assert link_blob(1, public_id, journal) == len(content)
+    for machine in ("first", "second"):
+        settings.QUIRE = quire.replace(data_dir=tmp_path / machine)
+        assert read(1, public_id) == b"committed"
 
 
 @pytest.mark.django_db
