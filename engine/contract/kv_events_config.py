@@ -11,6 +11,8 @@ from engine.contract.errors import ConfigError
 
 _PARAM = "kv_events_config"
 _TRANSPORTS = ("tcp://", "ipc://")
+#: ZeroMQ counts messages in 31 bits, and the end of a replay is one more than its batches.
+_MAX_BATCHES = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class KVEventsConfig:
             if isinstance(default, bool):
                 valid, kind = isinstance(value, bool), "true or false"
             elif isinstance(default, int):
-                valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-                kind = "a number from 1"
+                valid = type(value) is int and 1 <= value <= _MAX_BATCHES
+                kind = f"a number from 1 to {_MAX_BATCHES}"
             else:
                 valid, kind = isinstance(value, str) or value is default, "a string"
             if not valid:

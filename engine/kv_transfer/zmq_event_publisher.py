@@ -62,6 +62,8 @@ class ZmqEventPublisher:
             if config.replay_endpoint is not None:
                 self._replay = self._context.socket(zmq.ROUTER)
                 self._replay.linger = 0
+                # A whole answer waits for a subscriber that reads slowly; what is over is dropped.
+                self._replay.sndhwm = config.buffer_steps + 1
                 self._replay.bind(config.replay_endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)

@@ -233,6 +233,27 @@ def test_no_step_waits_for_a_publisher_that_is_slow(folder: str) -> None:
     publisher.close()
 
 
+def test_a_subscriber_that_reads_late_gets_all_past_batches(
+    folder: str, subscriber: Subscriber
+) -> None:
+    count = 5000  # more than a socket holds by ZeroMQ's default
+    publisher = ZmqEventPublisher(KVEventsConfig.from_mapping(config(folder, buffer_steps=count)))
+    for _ in range(count):
+        publisher.publish([SentCleared()])
+    wait_until(lambda: len(publisher._buffer) == count)
+    subscriber.replay.send_multipart([b"", bytes(8)])
+    # The publisher's thread has answered this one when it publishes the next batch.
+    wait_until(lambda: subscriber.replay.poll(100))
+    publisher.publish([SentCleared()])
+    wait_until(lambda: publisher._buffer[-1][0] == count.to_bytes(8, "big"))
+    for number in range(count):
+        assert subscriber.replay.poll(DEADLINE_S * 1000)
+        assert subscriber.replay.recv_multipart()[1] == number.to_bytes(8, "big")
+    assert subscriber.replay.poll(DEADLINE_S * 1000)
+    assert subscriber.replay.recv_multipart()[1] == b"\xff" * 8
+    publisher.close()
+
+
 def test_what_is_no_number_is_not_answered(folder: str, subscriber: Subscriber) -> None:
     publisher = ZmqEventPublisher(KVEventsConfig.from_mapping(config(folder, buffer_steps=3)))
     for _ in range(5):
@@ -262,6 +283,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
         {"replay_endpoint": 5},
         {"buffer_steps": 0},
         {"hwm": True},
+        {"hwm": 2**31},
         {"topic": None},
     ],
 )
