@@ -146,9 +146,11 @@ class S3Store(RemoteStore):
                 used -= size
                 names.append({"Key": name})
             for start in range(0, len(names), _MAX_DELETED):
-                self._client.delete_objects(
+                response = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": names[start : start + _MAX_DELETED]}
                 )
+                if errors := response.get("Errors"):
+                    raise StoreError(f"{len(errors)} records can't be deleted: {errors[0]}")
         with self._lock:
             self._unlisted_bytes, self._used_bytes = 0, used
 

@@ -17,7 +17,13 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
 from engine.kv_transfer.remote_tier import RemoteTier, make_store, record_bytes
-from tests.engine.kv_transfer.remote_stores import Records, running_store
+from engine.kv_transfer.s3_store import S3Store
+from tests.engine.kv_transfer.remote_stores import (
+    Records,
+    S3Records,
+    running_s3,
+    running_store,
+)
 from tests.engine.kv_transfer.test_disk_tier import block, key
 from tests.engine.kv_transfer.test_offloading import connector_of, make, prompt, run
 
@@ -104,6 +110,25 @@ def test_a_capacity_holds_at_every_moment(records: Records, make_tier: MakeTier)
     assert is_intact(tiers[1], 44)
 
 
+def test_a_capacity_holds_where_records_may_not_be_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running_s3():
+        records = S3Records()
+        records.clear()
+        store = make_store(records.url, CAPACITY, BLOCK)
+        assert isinstance(store, S3Store)
+        refusal = {"Errors": [{"Code": "AccessDenied"}]}
+        monkeypatch.setattr(store._client, "delete_objects", lambda **kwargs: refusal)
+        tier = RemoteTier(store, CAPACITY, BLOCK)
+        for seed in range(30):
+            tier._paused_until = 0.0
+            tier.write(key(seed), small(seed), "n")
+        assert 15 < len(records.names()) <= 20
+        assert tier.failures == {"write_error": 30 - len(records.names())}
+        tier.close()
+
+
 def test_a_block_that_was_evicted_is_written_again(records: Records, make_tier: MakeTier) -> None:
     tier = make_tier()
     tier.write(key(0), small(0), "n")
@@ -186,6 +211,7 @@ def test_a_store_that_does_not_answer_is_asked_once_and_then_left_alone(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"engine.kv_transfer.{scheme}_store.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("engine.kv_transfer.remote_tier._PAUSE_S", 600.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -257,16 +283,16 @@ def test_after_faults_of_the_store_tokens_are_right(model_folder: Folder, record
 def test_with_a_dead_store_a_replica_starts_and_computes(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"redis://127.0.0.1:{closed.getsockname()[1]}"
     prompts = {"a": prompt(1, 70)}
     expected = run(make(model_folder("llama")), prompts)
-    core = with_store(model_folder("llama"), url)
-    assert run(core, prompts) == expected
-    failures = core.snapshot().kv_tier_failures_total
-    assert failures["read_error"] + failures.get("write_error", 0) >= 1
-    core.shutdown()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # it doesn't listen, and nobody else can
+        url = f"redis://127.0.0.1:{closed.getsockname()[1]}"
+        core = with_store(model_folder("llama"), url)
+        assert run(core, prompts) == expected
+        failures = core.snapshot().kv_tier_failures_total
+        assert failures["read_error"] + failures.get("write_error", 0) >= 1
+        core.shutdown()
 
 
 def test_several_threads_read_and_write_one_tier(records: Records, make_tier: MakeTier) -> None:
