@@ -38,6 +38,7 @@ class StorageQueue:
         self._queued: set[bytes] = set()
         self._queued_bytes = 0
         self._refreshed_at = time.monotonic()
+        self._refresh: Future[None] | None = None
         #: When the readers that are at work began, by thread.
         self._reading_since: dict[int, float] = {}
 
@@ -103,10 +104,13 @@ class StorageQueue:
                 del self._reading_since[thread]
 
     def refresh_soon(self) -> None:
-        """Look for blocks of other replicas, unless that was just done."""
+        """Look for blocks of other replicas, unless that was just done or still goes on."""
+        if self._refresh is not None and not self._refresh.done():
+            return  # one that hangs takes one reader, not all
         if time.monotonic() - self._refreshed_at > _REFRESH_S:
             self._refreshed_at = time.monotonic()
-            self._readers.submit(self.tier.refresh).add_done_callback(_log_error)
+            self._refresh = self._readers.submit(self.tier.refresh)
+            self._refresh.add_done_callback(_log_error)
 
     def flush(self) -> None:
         """Wait until all that waits is written."""

@@ -127,6 +127,28 @@ def test_a_read_that_hangs_keeps_no_other_request_and_later_ones_do_without(
     core.shutdown()
 
 
+def test_looking_for_other_replicas_blocks_takes_one_reader_alone_where_it_hangs(
+    model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = on_disk(model_folder("llama"), tmp_path)
+    prompts = {str(seed): prompt(seed, 70) for seed in range(NUM_READERS + 1)}
+    expected = run(core, prompts)
+    flush(core)
+    connector = connector_of(core)
+    storage = connector.storage
+    assert storage is not None
+    monkeypatch.setattr("engine.kv_transfer.storage_queue._REFRESH_S", -1.0)
+    proceed = threading.Event()
+    monkeypatch.setattr(storage.tier, "refresh", proceed.wait)
+    forget_kv_cache(core)
+    connector.host.clear()
+    for name, tokens in prompts.items():
+        assert run(core, {name: tokens})[name] == expected[name]
+    assert connector.num_matched_tokens == 64 * len(prompts)
+    proceed.set()
+    core.shutdown()
+
+
 def test_no_block_is_begun_to_be_read_after_the_time_that_computing_takes(
     model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
