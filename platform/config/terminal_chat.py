@@ -8,12 +8,22 @@ import mimetypes
 import re
 import ssl
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from common.files import write_private
+
+try:
+    import readline
+except ImportError:  # Python was built without it: lines can't be edited
+    readline = None  # type: ignore[assignment]
 
 
 class ApiError(RuntimeError):
@@ -49,30 +59,31 @@ class ChatApi:
 
     def answer(
         self, model: str, messages: list[dict[str, Any]], sampling: dict[str, Any]
-    ) -> Generator[str]:
-        """Yield an answer's text as it comes; closing stops it. Raises `ApiError`."""
+    ) -> Generator[dict[str, Any]]:
+        """Yield an answer's chunks as they come, the last with `usage`; closing stops it.
+
+        Raises: `ApiError`.
+        """
         body = {"model": model, "messages": messages, "stream": True, **sampling}
+        body["stream_options"] = {"include_usage": True}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
                     _check(response)
                 for line in response.iter_lines():
-                    yield from _text_chunks(line)
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield _parse_chunk(line.removeprefix("data: "))
         except httpx.HTTPError as error:
             raise ApiError(f"The connection to {self.url} broke: {error}") from error
 
 
-def _text_chunks(line: str) -> Iterator[str]:
-    """The text in one line of the event stream."""
-    if not line.startswith("data: ") or line == "data: [DONE]":
-        return
-    event = json.loads(line.removeprefix("data: "))
-    if "error" in event:
-        raise ApiError(event["error"]["message"])
-    for choice in event.get("choices", []):
-        if text := choice["delta"].get("content"):
-            yield text
+def _parse_chunk(data: str) -> dict[str, Any]:
+    """One chunk of the event stream. Raises `ApiError` for an error."""
+    chunk: dict[str, Any] = json.loads(data)
+    if "error" in chunk:
+        raise ApiError(chunk["error"]["message"])
+    return chunk
 
 
 def _model_ranks(models: list[dict[str, Any]]) -> dict[str, int]:
@@ -97,10 +108,14 @@ def _check(response: httpx.Response) -> None:
 HELP = """\
 /system TEXT  set the system message and start anew (without TEXT: remove it)
 /image FILE   show a picture with the next question
-/reset        forget the conversation
+/clear        forget the conversation
 /model NAME   talk to another model (without NAME: list them)
-/help         this
-/exit         leave; so does Ctrl-D. Ctrl-C stops an answer."""
+/help         list the commands
+/exit         leave; so does Ctrl-D. Ctrl-C stops an answer.
+
+A question of several lines stands between two \"\"\", or has a \\ at the end of its lines."""
+
+MULTILINE_QUOTE = '"""'
 
 
 @dataclass
@@ -148,6 +163,39 @@ class Conversation:
             self.system = system
 
 
+#: In the data dir: what was typed, for the arrow keys.
+HISTORY_FILE = "chat_history"
+MAX_HISTORY_LINES = 1000
+
+
+@contextmanager
+def input_history(path: Path) -> Iterator[None]:
+    """Have `input` offer earlier lines, of earlier runs too; the file's mode is 0600."""
+    if readline is None or not sys.stdin.isatty():
+        yield
+        return
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            readline.add_history(line)
+    try:
+        yield
+    finally:
+        save_history(path)
+
+
+def save_history(path: Path) -> None:
+    """Write the last lines that were typed."""
+    last = readline.get_current_history_length()
+    first = max(1, last - MAX_HISTORY_LINES + 1)
+    lines = [readline.get_history_item(index) or "" for index in range(first, last + 1)]
+    # The terminal may have sent bytes that are no UTF-8.
+    text = "\n".join(lines).encode(errors="replace").decode()
+    try:
+        write_private(path, f"{text}\n")
+    except OSError as error:
+        print(f"The history can't be written to {path}: {error.strerror}.", file=sys.stderr)
+
+
 # What a model writes must not steer the terminal: no escapes, only line feed and tab stay.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -170,11 +218,13 @@ class Terminal:
     ) -> None:
         self.api, self.model, self.talk, self.sampling = api, model, conversation, sampling
         self._read = read
-        self._interactive = sys.stdin.isatty()
+        self._is_interactive = sys.stdin.isatty()
+        #: Tokens and times of the last answer, in words; "" where the server counts none.
+        self.statistics = ""
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: print(HELP),
             "image": self._attach,
-            "reset": lambda rest: self.talk.reset(),
+            "clear": lambda rest: self.talk.reset(),
             "system": lambda rest: self.talk.reset(rest),
             "model": self._choose_model,
         }
@@ -183,22 +233,49 @@ class Terminal:
         """Run until /exit, Ctrl-D, or Ctrl-C at the prompt."""
         while True:
             try:
-                line = self._read("> " if self._interactive else "").strip()
+                line = self._read_line("> ").strip()
             except (EOFError, KeyboardInterrupt):
                 print()
                 return
             if line in ("/exit", "/quit"):
                 return
+            text = self._read_message(line)
             if line.startswith("/"):
-                self._command(line)
-            elif line:
-                self.ask(line)
+                self._command(text)
+            elif text:
+                self.ask(text)
+                if self._is_interactive and self.statistics:
+                    print(self.statistics, file=sys.stderr)
+
+    def _read_message(self, line: str) -> str:
+        """The message that begins with a line; "" when Ctrl-C discards it."""
+        lines, is_quoted = [line], line.startswith(MULTILINE_QUOTE)
+        try:
+            if is_quoted:
+                lines[0] = line.removeprefix(MULTILINE_QUOTE)
+                while not lines[-1].endswith(MULTILINE_QUOTE):
+                    lines.append(self._read_line("... ").rstrip())
+                lines[-1] = lines[-1].removesuffix(MULTILINE_QUOTE)
+            while not is_quoted and lines[-1].endswith("\\"):
+                lines[-1] = lines[-1].removesuffix("\\")
+                lines.append(self._read_line("... ").rstrip())
+        except EOFError:
+            print()  # Ctrl-D, or the end of a pipe, ends the message too
+        except KeyboardInterrupt:
+            print()
+            return ""
+        return "\n".join(lines).strip()
+
+    def _read_line(self, prompt: str) -> str:
+        return self._read(prompt if self._is_interactive else "")
 
     def _command(self, line: str) -> None:
         name, _, rest = line[1:].partition(" ")
         command = self._commands.get(name)
         if command is None:
-            print(f"There is no /{safe(name)}. /help lists the commands.")
+            matches = get_close_matches(name, [*self._commands, "exit"], n=1)
+            suggestion = f"Did you mean /{matches[0]}?" if matches else "/help lists the commands."
+            print(f"There is no /{safe(name)}. {suggestion}")
         else:
             command(rest.strip())
 
@@ -228,14 +305,27 @@ class Terminal:
         """Ask, and print what comes; Ctrl-C keeps what has come so far. False: it went wrong."""
         fine = True
         self.talk.ask(question)
+        self.statistics = ""
         output: list[str] = []
-        deltas = self.api.answer(self.model, self.talk.messages, self.sampling)
+        started = time.perf_counter()
+        first_token_at: float | None = None
+        chunks = self.api.answer(self.model, self.talk.messages, self.sampling)
         try:
-            for delta in deltas:
-                output.append(delta)
-                print(safe(delta), end="", flush=True)
+            for chunk in chunks:
+                for choice in chunk.get("choices", []):
+                    delta = choice["delta"]
+                    if delta.get("content") or delta.get("reasoning_content"):
+                        first_token_at = first_token_at or time.perf_counter()
+                    if text := delta.get("content"):
+                        output.append(text)
+                        print(safe(text), end="", flush=True)
+                if usage := chunk.get("usage"):
+                    now = time.perf_counter()
+                    self.statistics = format_statistics(
+                        usage, (first_token_at or now) - started, now - started
+                    )
         except KeyboardInterrupt:
-            deltas.close()  # closes the connection, and with it the engine's work
+            chunks.close()  # closes the connection, and with it the engine's work
             print(" [stopped]", end="")
         except ApiError as error:
             fine = False
@@ -243,3 +333,17 @@ class Terminal:
         print()
         self.talk.reply("".join(output))
         return fine
+
+
+def format_statistics(usage: dict[str, Any], first_token_s: float, total_s: float) -> str:
+    """An answer's `usage` of the API and times in one line."""
+    num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    cached = f" ({num_cached:,} cached)" if num_cached else ""
+    num_tokens = usage["completion_tokens"]
+    # The first token's time is the prompt's.
+    decode_s = total_s - first_token_s
+    rate = f", {(num_tokens - 1) / decode_s:,.1f} tok/s" if num_tokens > 1 and decode_s > 0 else ""
+    return (
+        f"[{usage['prompt_tokens']:,} prompt tokens{cached}, {num_tokens:,} output tokens"
+        f" in {total_s:.2f} s, first after {first_token_s:.2f} s{rate}]"
+    )

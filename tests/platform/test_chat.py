@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import readline
 import ssl
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,15 @@ from django.core.management import CommandError, call_command
 from pydantic import SecretStr
 
 from config.management.commands.chat import find_server
-from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal, safe
+from config.terminal_chat import (
+    ApiError,
+    ChatApi,
+    Conversation,
+    Terminal,
+    format_statistics,
+    input_history,
+    safe,
+)
 from tests.platform.instance import certificate
 
 
@@ -136,12 +145,101 @@ def test_a_client_certificate_that_cant_be_used_is_one_clear_line(
 
 def test_commands_change_the_conversation(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
     server.replies = [["a"], ["b"], ["c"]]
-    talk(server, "x", "/system Be brief.", "y", "/reset", "z", "/system", "/help", "/nonsense")
+    talk(server, "x", "/system Be brief.", "y", "/clear", "z", "/system", "/help", "/nonsense")
     assert [m["content"] for m in server.seen[1][1]["messages"]] == ["Be brief.", "y"]
     assert [m["content"] for m in server.seen[2][1]["messages"]] == ["Be brief.", "z"]
     out = capsys.readouterr().out
     assert "/system TEXT" in out
-    assert "There is no /nonsense" in out
+    assert "There is no /nonsense. /help lists the commands." in out
+
+
+def test_a_misspelt_command_is_answered_with_the_closest(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk(server, "/sistem Be brief.", "/exot")
+    out = capsys.readouterr().out
+    assert "There is no /sistem. Did you mean /system?" in out
+    assert "There is no /exot. Did you mean /exit?" in out
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("one \\", "  two\\", "three"), "one \n  two\nthree"),
+        (('"""one', "", "  two\\", 'three"""'), "one\n\n  two\\\nthree"),
+        (('"""', "/clear", '"""'), "/clear"),
+        (('"""one line"""',), "one line"),
+        (('"""one', "two"), "one\ntwo"),  # the input ends in it
+        (('Say """',), 'Say """'),
+    ],
+)
+def test_a_message_of_several_lines_is_one_message(
+    server: Any, lines: tuple[str, ...], message: str
+) -> None:
+    server.replies = [["a"]]
+    talk(server, *lines)
+    assert [m["content"] for m in server.seen[0][1]["messages"]] == [message]
+
+
+def test_a_system_message_of_several_lines(server: Any) -> None:
+    server.replies = [["a"]]
+    talk(server, "/system Be brief.\\", "Be kind.", "x")
+    assert server.seen[0][1]["messages"][0]["content"] == "Be brief.\nBe kind."
+
+
+def test_ctrl_c_discards_a_message_of_several_lines(server: Any) -> None:
+    server.replies = [["a"]]
+    typed = iter(("one\\", KeyboardInterrupt(), "two"))
+
+    def read(prompt: str) -> str:
+        line = next(typed, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    Terminal(ChatApi(server.url, ""), "one", Conversation(), {}, read).run()
+    assert [m["content"] for m in server.seen[0][1]["messages"]] == ["two"]
+
+
+def test_statistics_follow_an_answer_at_a_terminal_alone(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = {
+        "prompt_tokens": 1200,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 1000},
+    }
+    server.replies = [["Hi", {"choices": [], "usage": usage}]] * 2
+    talk(server, "x")
+    assert capsys.readouterr().err == ""
+    assert server.seen[0][1]["stream_options"] == {"include_usage": True}
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    talk(server, "x")
+    assert "[1,200 prompt tokens (1,000 cached), 5 output tokens in " in capsys.readouterr().err
+
+
+def test_statistics_name_the_rate_after_the_first_token() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 21}
+    assert format_statistics(usage, 0.5, 2.5) == (
+        "[9 prompt tokens, 21 output tokens in 2.50 s, first after 0.50 s, 10.0 tok/s]"
+    )
+
+
+def test_what_was_typed_is_offered_again_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    path = tmp_path / "chat_history"
+    path.write_text("older\n")
+    readline.clear_history()
+    with input_history(path):
+        readline.add_history("What is a quire?")
+    assert path.read_text() == "older\nWhat is a quire?\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    readline.clear_history()
+    with input_history(path):
+        assert readline.get_history_item(2) == "What is a quire?"
+    readline.clear_history()
 
 
 def test_another_model_starts_a_new_conversation(
@@ -179,7 +277,7 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
 
     def answer(*_: object) -> Iterator[str]:
         try:
-            yield "half"
+            yield {"choices": [{"delta": {"content": "half"}}]}
             raise KeyboardInterrupt
         finally:
             closed.append(True)

@@ -14,7 +14,14 @@ from django.core.management.base import CommandError, CommandParser
 from common.commands import QuireCommand
 from common.files import INSTANCE_FILE
 from common.settings import PROGRAM
-from config.terminal_chat import ApiError, ChatApi, Conversation, Terminal
+from config.terminal_chat import (
+    HISTORY_FILE,
+    ApiError,
+    ChatApi,
+    Conversation,
+    Terminal,
+    input_history,
+)
 
 
 class Command(QuireCommand):
@@ -72,12 +79,11 @@ class Command(QuireCommand):
                 )
             conversation = Conversation(options["system"])
             for path in options["image"]:
-                conversation.attach(path)
+                try:
+                    conversation.attach(path)
+                except OSError as error:
+                    raise CommandError(f"--image {path} can't be read: {error.strerror}") from error
             self._talk(Terminal(api, model, conversation, sampling), options)
-        except OSError as error:
-            raise CommandError(
-                f"--image {error.filename} can't be read: {error.strerror}"
-            ) from error
         except ApiError as error:
             raise CommandError(str(error)) from error
         finally:
@@ -91,7 +97,8 @@ class Command(QuireCommand):
         self.print_hint(
             f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands."
         )
-        terminal.run()
+        with input_history(Path(settings.DATA_DIR) / HISTORY_FILE):
+            terminal.run()
 
 
 def tls_context(cert: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
