@@ -288,11 +288,13 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     #: That were computed; those that a prefix hit saved aren't among them.
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
-    #: Tokens a second over ten seconds.
+    #: Tokens a second over five seconds.
     avg_prompt_throughput_toks_per_s: float = 0.0
     avg_generation_throughput_toks_per_s: float = 0.0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
+    #: Of the last 1,000 sequences that started, in [0, 1].
+    prefix_cache_hit_rate: float = 0.0
     prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
     #: Device memory that LoRA adapters have, and may have; loads of them and what those took.

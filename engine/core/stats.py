@@ -118,7 +118,8 @@ def _result_attributes(request: Request, now: float) -> dict[str, Any]:
 
 log = logging.getLogger(__name__)
 
-INTERVAL_S = 10.0
+#: vLLM's.
+INTERVAL_S = 5.0
 
 
 class StatsLogger:
@@ -157,7 +158,6 @@ class StatsLogger:
 
 
 def _write(stats: EngineStats, prompt_rate: float, generation_rate: float) -> None:
-    hits = stats.prefix_cache_hits_total / max(1, stats.prefix_cache_queries_total)
     log.info(
         "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, running: %d, "
         "waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, preemptions: %d",
@@ -166,7 +166,7 @@ def _write(stats: EngineStats, prompt_rate: float, generation_rate: float) -> No
         stats.num_requests_running,
         stats.num_requests_waiting,
         100 * stats.kv_cache_usage_perc,
-        100 * hits,
+        100 * stats.prefix_cache_hit_rate,
         stats.num_preemptions_total,
     )
 
@@ -316,6 +316,7 @@ class EngineStatsCollector:
         stats.num_preemptions_total = scheduler.num_preemptions
         stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens
         stats.prefix_cache_hits_total = scheduler.kv.num_hit_tokens
+        stats.prefix_cache_hit_rate = scheduler.kv.recent_hit_rate
         residency = scheduler.kv.pool.residency.histograms
         stats.histograms = self._histograms.by_name | residency.by_name
         return stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -26,6 +27,9 @@ from engine.kv_cache.single_type_managers import (
     SlidingWindowManager,
 )
 from engine.kv_cache.state_manager import StateManager
+
+#: Lookups in the prefix cache that the hit rate of the log is of, vLLM's number.
+NUM_RECENT_LOOKUPS = 1_000
 
 #: Block tables of one sequence, one a KV cache group; their lengths may differ.
 BlockTables = list[BlockTable]
@@ -88,6 +92,27 @@ class KVCacheCoordinator(ABC):
         #: Prompt tokens looked up in the cache, and those of them that hit, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+        #: Both totals before each of the last lookups.
+        self._recent_totals: deque[tuple[int, int]] = deque(maxlen=NUM_RECENT_LOOKUPS)
+
+    def record_lookup(self, num_tokens: int, num_hits: int) -> None:
+        """Count the tokens of a sequence that starts, and those of them that were cached."""
+        self._recent_totals.append((self.num_query_tokens, self.num_hit_tokens))
+        self.num_query_tokens += num_tokens
+        self.num_hit_tokens += num_hits
+
+    def reset_lookups(self) -> None:
+        """Start the counts of `record_lookup` anew."""
+        self.num_query_tokens = self.num_hit_tokens = 0
+        self._recent_totals.clear()
+
+    @property
+    def recent_hit_rate(self) -> float:
+        """Hits per token of the last `NUM_RECENT_LOOKUPS` lookups, in [0, 1]."""
+        if not self._recent_totals:
+            return 0.0
+        queries, hits = self._recent_totals[0]
+        return (self.num_hit_tokens - hits) / max(1, self.num_query_tokens - queries)
 
     def max_blocks_per_sequence(self, num_tokens: int, chunk: int) -> int:
         """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""

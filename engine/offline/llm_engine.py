@@ -375,11 +375,12 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Return load and totals, under vLLM's names."""
+        name, max_model_len = self.config.name, self.core.facts.max_model_len
         states, max_adapters = self.core.adapters.states(), self.config.max_loras
         return [
-            *metrics_of(self.core.snapshot(), self.config.name),
-            *request_metrics(self._figures, self.config.name),
-            *adapter_metrics(states, max_adapters, self.config.name),
+            *metrics_of(self.core.snapshot(), name, max_model_len),
+            *request_metrics(self._figures, name, max_model_len),
+            *adapter_metrics(states, max_adapters, name),
         ]
 
     def get_supported_tasks(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -133,21 +134,29 @@ def _names(adapters: Sequence[AdapterStatus], *, running: bool) -> str:
 
 
 def histogram(
-    name: str, labels: dict[str, str], bounds: Sequence[float], seen: Counts
+    name: str, labels: dict[str, str], bounds: Sequence[float], seen: Counts, max_model_len: int
 ) -> Histogram:
-    """A histogram of these bounds."""
+    """A histogram of these bounds; those of a request's tokens up to the model's context."""
     sums = list(itertools.accumulate(seen.counts))
-    buckets = dict(zip([*map(str, bounds), "+Inf"], sums, strict=True))
+    limit = max_model_len if bounds is REQUEST_TOKENS else math.inf
+    buckets = {
+        str(bound): num_up_to
+        for bound, num_up_to in zip(bounds, sums[:-1], strict=True)
+        if bound <= limit
+    }
+    buckets["+Inf"] = sums[-1]
     return Histogram(f"vllm:{name}", labels, sums[-1], seen.total, buckets)
 
 
-def request_metrics(figures: RequestMetricsCollector, model: str) -> Iterator[Metric]:
+def request_metrics(
+    figures: RequestMetricsCollector, model: str, max_model_len: int
+) -> Iterator[Metric]:
     """What requests came to."""
     for name, seen in figures.by_name.items():
-        yield histogram(name, {"model_name": model}, BUCKETS[name], seen)
+        yield histogram(name, {"model_name": model}, BUCKETS[name], seen, max_model_len)
 
 
-def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:
+def metrics_of(stats: EngineStats, model: str, max_model_len: int) -> Iterator[Metric]:
     """The figures of a snapshot, labelled with the model's name."""
     labels = {"model_name": model}
     for name, attribute in _GAUGES.items():
@@ -160,4 +169,4 @@ def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:
     if accepted:
         yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, list(accepted))
     for name, seen in sorted(stats.histograms.items()):
-        yield histogram(name, labels, ENGINE_HISTOGRAMS[name].buckets, seen)
+        yield histogram(name, labels, ENGINE_HISTOGRAMS[name].buckets, seen, max_model_len)

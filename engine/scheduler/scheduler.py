@@ -152,7 +152,7 @@ class Scheduler:
     def reset_counts(self) -> None:
         """Count preemptions and prefix hits anew."""
         self._runs.num_preemptions = 0
-        self.kv.num_query_tokens = self.kv.num_hit_tokens = 0
+        self.kv.reset_lookups()
 
     @property
     def has_work(self) -> bool:
@@ -513,8 +513,7 @@ class Scheduler:
             sequence.num_cached_tokens = min(num_computed, sequence.num_prompt_tokens)
             sequence.timeline.num_cached_tokens = sequence.num_cached_tokens
             sequence.num_prompt_counted = sequence.num_cached_tokens
-            kv.num_query_tokens += sequence.num_tokens
-            kv.num_hit_tokens += prefix.num_tokens
+            kv.record_lookup(sequence.num_tokens, prefix.num_tokens)
         sequence.num_computed_tokens = num_computed
         sequence.num_external_tokens = num_external
         self._runs.add(sequence)

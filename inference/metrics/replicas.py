@@ -105,11 +105,11 @@ GAUGES: dict[str, tuple[str, Value]] = {
         lambda s: s.kv_cache_usage_perc,
     ),
     "avg_prompt_throughput_toks_per_s": (
-        "Prompt tokens a second, over ten seconds.",
+        "Prompt tokens a second, over five seconds.",
         lambda s: s.avg_prompt_throughput_toks_per_s,
     ),
     "avg_generation_throughput_toks_per_s": (
-        "Generated tokens a second, over ten seconds.",
+        "Generated tokens a second, over five seconds.",
         lambda s: s.avg_generation_throughput_toks_per_s,
     ),
     "cpu_cache_usage_perc": (

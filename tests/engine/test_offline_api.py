@@ -614,6 +614,9 @@ def test_histograms_under_vllms_names(llm: LLM) -> None:
     prompts = sum(len(output.prompt_token_ids) for output in outputs)
     assert after[4].sum - before[4].sum == prompts
     assert histogram("request_queue_time_seconds").count >= 3
+    up_to_context = ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
+    for name in ("request_prompt_tokens", "request_prefill_kv_computed_tokens"):
+        assert list(histogram(name).buckets) == up_to_context  # a context of 128
 
 
 def test_one_priority_for_all(llm: LLM) -> None:

@@ -1,9 +1,13 @@
-"""The averages of tokens a second that dashboards of older releases ask for."""
+"""Averages and recent rates: the gauges of older dashboards, and the line in the log."""
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.replica_state import EngineStats
-from engine.core.stats import RateMeter
+from engine.core.stats import RateMeter, StatsLogger
+from engine.kv_cache import make_coordinator
+from engine.kv_cache.kv_cache_config import single_group_config
 
 
 def test_averages_are_of_the_last_whole_stretch() -> None:
@@ -15,8 +19,44 @@ def test_averages_are_of_the_last_whole_stretch() -> None:
         assert found.prompt_tokens_total == prompt
         return found.avg_prompt_throughput_toks_per_s, found.avg_generation_throughput_toks_per_s
 
-    assert told(109.5, 500, 50) == (0.0, 0.0)
-    assert told(110.0, 500, 50) == (50.0, 5.0)
-    assert told(115.0, 900, 90) == (50.0, 5.0)
-    assert told(130.0, 900, 150) == (20.0, 5.0)
-    assert told(140.0, 900, 150) == (0.0, 0.0)
+    assert told(104.5, 500, 50) == (0.0, 0.0)
+    assert told(105.0, 500, 50) == (100.0, 10.0)
+    assert told(109.0, 900, 90) == (100.0, 10.0)
+    assert told(125.0, 900, 150) == (20.0, 5.0)
+    assert told(130.0, 900, 150) == (0.0, 0.0)
+
+
+def test_the_log_has_a_line_every_five_seconds_with_the_recent_hit_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("engine.core.stats.time.time", lambda: now)
+    caplog.set_level("INFO", "engine.core.stats")
+    logger, stats = StatsLogger(enabled=True), EngineStats(prefix_cache_hit_rate=0.25)
+
+    now, stats.prompt_tokens_total = 104.9, 400
+    logger.log_if_due(lambda: stats)
+    assert not caplog.messages
+    now, stats.prompt_tokens_total = 105.0, 500
+    logger.log_if_due(lambda: stats)
+    assert "Prompt throughput: 100.0 tokens/s" in caplog.messages[0]
+    assert "prefix cache hit rate: 25.0%" in caplog.messages[0]
+    now = 110.0
+    logger.log_if_due(lambda: stats)
+    assert len(caplog.messages) == 1  # nothing ran
+
+
+def test_the_hit_rate_is_of_the_last_thousand_lookups() -> None:
+    cache = make_coordinator(single_group_config(2), 4, 4)
+    assert cache.recent_hit_rate == 0.0
+    for _ in range(600):
+        cache.record_lookup(10, 0)
+    for _ in range(400):
+        cache.record_lookup(10, 10)
+    assert cache.recent_hit_rate == 0.4
+    for _ in range(600):
+        cache.record_lookup(10, 5)
+    assert cache.recent_hit_rate == 0.7
+    assert (cache.num_query_tokens, cache.num_hit_tokens) == (16_000, 7_000)
+    cache.reset_lookups()
+    assert (cache.recent_hit_rate, cache.num_query_tokens) == (0.0, 0)
