@@ -12,6 +12,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -82,9 +83,11 @@ def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
                             param=param,
                         )
                     yield piece
-            for frame in resampler.resample(None):
-                num_samples += frame.samples
-                yield frame.to_ndarray()[0]
+            for piece in _resample(None, resampler):
+                num_samples += len(piece)
+                yield piece
+    except InvalidRequest:
+        raise
     except (av.error.FFmpegError, ValueError, EOFError) as error:
         if not num_samples:
             raise InvalidRequest(
@@ -94,18 +97,23 @@ def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
         raise InvalidRequest("The file holds no sound.", param=param)
 
 
-def _decode_packet(packet: object, resampler: object) -> Iterator[np.ndarray]:
+def _decode_packet(packet: Any, resampler: Any) -> Iterator[np.ndarray]:
     """The samples of one packet; none of a damaged one."""
     import av
 
     try:
-        frames = packet.decode()  # type: ignore[attr-defined]
+        frames = packet.decode()
     except av.error.InvalidDataError:
         return
     for frame in frames:
         frame.pts = None  # gaps in a file's clock aren't sound
-        for part in resampler.resample(frame):  # type: ignore[attr-defined]
-            yield np.nan_to_num(part.to_ndarray()[0], posinf=0.0, neginf=0.0)
+        yield from _resample(frame, resampler)
+
+
+def _resample(frame: Any, resampler: Any) -> Iterator[np.ndarray]:
+    """A frame's samples; None: those that the resampler still has."""
+    for part in resampler.resample(frame):
+        yield np.nan_to_num(part.to_ndarray()[0], posinf=0.0, neginf=0.0)
 
 
 class StretchSplitter:

@@ -118,6 +118,20 @@ def test_sound_without_a_pause_is_cut_where_it_is_quietest() -> None:
     np.testing.assert_array_equal(np.concatenate([part.samples for part in parts]), loud)
 
 
+def test_a_file_that_is_too_long_is_refused_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sound_files, "MAX_SECONDS", 3)
+    assert split_sound(_wav(sound(1, 3)), WINDOW)[0] == 3 * SAMPLE_RATE
+    with pytest.raises(InvalidRequest, match="hours of sound"):
+        split_sound(_wav(sound(1, 4)), WINDOW)
+
+
+def test_what_is_no_number_at_a_files_end_is_silent() -> None:
+    samples = sound(1, 2)
+    samples[-1] = np.nan
+    data = encoded("wav", "pcm_f32le", samples, 44_100, "mono")
+    assert np.isfinite(np.concatenate(list(decode_sound(data)))).all()
+
+
 def test_hours_of_silence_take_no_memory() -> None:
     splitter = StretchSplitter(WINDOW)
     silence = np.zeros(60 * SAMPLE_RATE, np.float32)
