@@ -132,17 +132,29 @@ SECONDS = Histogram(
 
 
 def count_websockets(application: Application) -> Application:
-    """The application, its accepted WebSockets counted under vLLM's names."""
+    """The application, its accepted WebSockets counted under vLLM's names.
+
+    What it sends once a socket is closed, or its client gone, is dropped: servers raise for it, and
+    the application hears of the end from `receive`.
+    """
 
     async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:
         opened: list[float] = []
+        is_closed = False
 
         async def noting(message: Message) -> None:
+            nonlocal is_closed
             if message["type"] == "websocket.accept" and not opened:
                 opened.append(time.monotonic())
                 OPENED.inc()
                 ACTIVE.inc()
-            await send(message)
+            if is_closed:
+                return
+            is_closed = message["type"] == "websocket.close"
+            try:
+                await send(message)
+            except OSError:
+                is_closed = True
 
         try:
             await application(scope, receive, noting)

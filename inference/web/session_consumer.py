@@ -50,6 +50,17 @@ class SessionConsumer(AsyncJsonWebsocketConsumer):
     async def on_close(self) -> None:
         """The socket is closed."""
 
+    async def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Serve the socket, and clean up when it's gone.
+
+        Not in `disconnect`, which isn't called where anything before it raises.
+        """
+        try:
+            await super().__call__(*args, **kwargs)
+        finally:
+            session_monitor.remove(self.end_session)
+            await self.on_close()
+
     async def connect(self) -> None:
         await self.accept()
         if not origin_allowed(dict(self.scope["headers"])):
@@ -67,10 +78,6 @@ class SessionConsumer(AsyncJsonWebsocketConsumer):
         except QuireError as error:
             await self.send_error(error)
             await self.end_session()
-
-    async def disconnect(self, code: int) -> None:
-        session_monitor.remove(self.end_session)
-        await self.on_close()
 
     async def end_session(self) -> None:
         """Close: the session has ended, or its user has lost a right that this socket needs."""

@@ -249,6 +249,25 @@ async def test_websockets_are_counted_while_they_are_open() -> None:
     assert figures() == (active, total + 1, count + 1)
 
 
+@pytest.mark.parametrize("last", ["websocket.close", "websocket.send"])
+async def test_what_is_sent_to_a_websocket_that_has_ended_is_dropped(last: str) -> None:
+    sent: list[str] = []
+
+    async def send(message: Any) -> None:  # as uvicorn has it
+        if last in sent:
+            raise RuntimeError("It was sent after the end.")
+        sent.append(message["type"])
+        if sent[-1] == "websocket.send":
+            raise ConnectionError("The client has left.")
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        for kind in ("websocket.accept", last, "websocket.send", "websocket.close"):
+            await send({"type": kind})
+
+    await count_websockets(application)({}, AsyncMock(), send)
+    assert sent == ["websocket.accept", last]
+
+
 async def test_a_process_that_is_gone_is_shown_no_more(
     served: Gateway, insider: AsgiClient
 ) -> None:

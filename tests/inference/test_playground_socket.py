@@ -21,6 +21,7 @@ from inference.engine_client.client import get_engine_client
 from inference.generation.generation import Generation
 from inference.playground import _tokens_per_s
 from inference.routing import websocket_urlpatterns
+from inference.web.session_consumer import SessionConsumer
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, User
@@ -479,3 +480,22 @@ async def test_a_page_is_told_that_its_answer_waits_for_an_engine(
             client.unassign(flight, "its replica died")
         frames = await frames_until(page, "waiting", "done", "error")
         assert frames[-1]["type"] == "waiting", frames[-1]
+
+
+async def test_a_page_that_left_before_it_was_accepted_is_cleaned_up_after() -> None:
+    closed = []
+
+    class Consumer(SessionConsumer):
+        async def on_close(self) -> None:
+            closed.append(self)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        raise ConnectionResetError
+
+    consumer = Consumer()
+    with pytest.raises(ConnectionResetError):
+        await consumer({"type": "websocket", "headers": []}, receive, send)
+    assert closed == [consumer]
