@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
+import json
 import wave
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from inference.api.audio import realtime
 from inference.api.audio.realtime import RealtimeConsumer
 from inference.api.audio.turns import SoundBuffer, TurnChange, TurnDetection, wav_file
 
@@ -99,3 +103,80 @@ async def test_a_client_that_left_while_an_event_was_sent_leaves_no_task() -> No
     with pytest.raises(ConnectionResetError):
         await consumer(scope, receive, send)
     assert consumer._transcriber.cancelled()
+
+
+class _Session:
+    """A session whose turns nobody transcribes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def load_model(*_: object) -> tuple[None, None]:
+            return None, None
+
+        monkeypatch.setattr(realtime, "load_model", load_model)
+        monkeypatch.setattr(realtime, "Transcription", lambda *_: None)
+        self.consumer = RealtimeConsumer()
+        caller: Any = SimpleNamespace(tenant="ada")
+        self.consumer._caller = caller
+        self.consumer.base_send = self._hear
+        self._events: list[dict[str, Any]] = []
+
+    async def _hear(self, message: dict[str, Any]) -> None:
+        self._events.append(json.loads(message["text"]))
+
+    async def events(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        """Those that an event of the client brings."""
+        self._events = []
+        await self.consumer.receive(json.dumps({"type": kind, **fields}))
+        return self._events
+
+    async def append(self, sound: bytes) -> list[dict[str, Any]]:
+        audio = base64.b64encode(sound).decode()
+        return await self.events("input_audio_buffer.append", audio=audio)
+
+    async def detect(self, detection: dict[str, Any] | None) -> None:
+        session = {"audio": {"input": {"turn_detection": detection}}}
+        [event] = await self.events("session.update", session=session)
+        assert event["type"] == "session.updated", event
+
+
+async def test_a_commit_that_is_refused_loses_no_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session(monkeypatch)
+    await session.append(tone(0.05, 0))
+    [event] = await session.events("input_audio_buffer.commit")
+    assert event["error"]["code"] == "input_audio_buffer_commit_empty"
+    await session.append(tone(0.05, 0))
+    committed, _ = await session.events("input_audio_buffer.commit")
+    assert committed["type"] == "input_audio_buffer.committed"
+    assert session.consumer._turns.get_nowait().num_bytes == RATE // 5
+
+
+async def test_the_shortest_turn_that_is_heard_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = _Session(monkeypatch)
+    await session.detect({"prefix_padding_ms": 0, "silence_duration_ms": 20})
+    events = await session.append(tone(1, 0) + tone(0.06) + tone(1, 0))
+    assert [event["type"].split(".")[-1] for event in events] == [
+        "speech_started",
+        "speech_stopped",
+        "committed",
+        "added",
+    ]
+
+
+async def test_times_count_sound_that_was_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session(monkeypatch)
+    await session.append(tone(2, 0))
+    await session.events("input_audio_buffer.clear")
+    started, *_ = await session.append(tone(1, 0) + tone(1))
+    assert started["audio_start_ms"] == 2_700
+
+
+async def test_another_turn_detection_loses_no_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session(monkeypatch)
+    [started] = await session.append(tone(1, 0) + tone(1))
+    await session.detect(None)
+    await session.append(tone(1, 0))
+    committed, _ = await session.events("input_audio_buffer.commit")
+    assert committed["item_id"] == started["item_id"]
+    assert session.consumer._turns.get_nowait().num_bytes == 23 * RATE // 5

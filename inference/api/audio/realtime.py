@@ -24,6 +24,7 @@ from inference.api.audio.segments import WindowText, transcript
 from inference.api.audio.transcription import Transcription, load_model, open_transcription
 from inference.api.audio.turns import SoundBuffer, TurnDetection, wav_file
 from inference.errors import as_quire_error, envelope, report
+from inference.loop.offload import get_render_pool
 from inference.request.context import (
     RequestContext,
     RequestRecord,
@@ -50,7 +51,7 @@ PATH = "/v1/realtime"
 MAX_FRAME_CHARS = 3 << 20
 #: Of one session, transcribed or not: sound that waits.
 MAX_WAITING_SECONDS = 600
-#: OpenAI's least sound of a turn.
+#: OpenAI's least sound of a turn that a client commits.
 MIN_TURN_MS = 100
 #: Close codes: the key isn't let in; what came is no event.
 REFUSED, BAD_FRAME = 4401, 1003
@@ -151,7 +152,9 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         event: dict[str, Any] = {}
         try:
             body = text_data.encode("utf-8", "surrogatepass")
-            event = parse_object(body, settings.QUIRE.max_json_depth)
+            event = await get_render_pool().run(
+                self._caller.tenant, len(body), parse_object, body, settings.QUIRE.max_json_depth
+            )
             await self._handle(event)
         except Exception as error:
             report(error, self._id)
@@ -164,9 +167,14 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         elif kind == "input_audio_buffer.append":
             await self._append(event.get("audio"))
         elif kind == "input_audio_buffer.commit":
+            if self._buffer.duration_ms < MIN_TURN_MS:
+                raise InvalidRequest(
+                    f"The buffer must hold at least {MIN_TURN_MS} ms of sound.",
+                    code="input_audio_buffer_commit_empty",
+                )
             await self._commit(self._buffer.pop_all())
         elif kind == "input_audio_buffer.clear":
-            self._buffer = _new_buffer(self._session)
+            self._buffer.pop_all()
             await self._send_event("input_audio_buffer.cleared")
         else:
             raise InvalidRequest(
@@ -187,10 +195,12 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         ctx = self._context(form)
         served, tokens = await load_model(ctx, form)
         Transcription(ctx, served, form, PreparedSound(0.0, []), tokens)  # raises for a language
-        previous, current = self._session.audio.input, session.audio.input
         self._session = session
-        if (previous.format, previous.turn_detection) != (current.format, current.turn_detection):
-            self._buffer = _new_buffer(session)
+        buffer = _new_buffer(session)
+        if buffer.rate == self._buffer.rate:
+            self._buffer.detection = buffer.detection  # sound that was sent stays
+        else:
+            self._buffer = buffer
         await self._send_event("session.updated", session=self._describe_session())
 
     async def _append(self, audio: Any) -> None:
@@ -225,11 +235,6 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
                 await self._commit(self._buffer.pop_turn())
 
     async def _commit(self, sound: bytes) -> None:
-        if len(sound) * 500 < MIN_TURN_MS * self._buffer.rate:
-            raise InvalidRequest(
-                f"The buffer must hold at least {MIN_TURN_MS} ms of sound.",
-                code="input_audio_buffer_commit_empty",
-            )
         item_id, previous = self._item_id, self._previous_item_id
         self._item_id, self._previous_item_id = new_id("item"), item_id
         form = _form(self._session, wav_file(sound, self._buffer.rate))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,6 +57,8 @@ class SoundBuffer:
         self._data = bytearray()
         #: Bytes of it that were measured, and all that came before it.
         self._num_measured = self._num_dropped = 0
+        #: Loudness of the frames that are measured next.
+        self._levels = deque[float]()
         self.is_speaking = False
         self._loud_ms = self._quiet_ms = 0
         self._noise = 1.0
@@ -78,15 +81,24 @@ class SoundBuffer:
         if self.detection is None:
             return None
         size = self._bytes(FRAME_MS)
-        while self._num_measured + size <= len(self._data):
-            first = self._num_measured
+        if not self._levels and len(self._data) - self._num_measured >= size:
+            self._levels.extend(self._frame_levels(size))
+        while self._levels:
             self._num_measured += size
-            change = self._measure(self._data[first : first + size])
+            change = self._measure(self._levels.popleft())
             if change is not None:
                 return change
             if not self.is_speaking:
                 self._trim()
         return None
+
+    def _frame_levels(self, size: int) -> list[float]:
+        """Loudness of all frames that aren't measured; in one go, which is much faster."""
+        first = self._num_measured
+        end = first + (len(self._data) - first) // size * size
+        samples = np.frombuffer(self._data[first:end], dtype="<i2").astype(np.float32) / 32768
+        levels: list[float] = np.std(samples.reshape(-1, size // 2), axis=1).tolist()
+        return levels  # a constant is no sound
 
     def pop_turn(self) -> bytes:
         """The sound up to what was measured last, or all of it without detection."""
@@ -100,14 +112,13 @@ class SoundBuffer:
     def pop_all(self) -> bytes:
         """All of it, measured or not."""
         self._num_measured = len(self._data)
+        self._levels.clear()
         return self.pop_turn()
 
-    def _measure(self, frame: bytearray) -> TurnChange | None:
+    def _measure(self, level: float) -> TurnChange | None:
         detection = self.detection
         if detection is None:
             return None
-        samples = np.frombuffer(bytes(frame), dtype="<i2").astype(np.float32) / 32768
-        level = float(np.std(samples))  # a constant is no sound
         self._noise = max(_MIN_NOISE, min(level, self._noise * _NOISE_RISE))
         is_loud = level >= max(_LOUD * detection.threshold, _SPEECH_TO_NOISE * self._noise)
         self._loud_ms = self._loud_ms + FRAME_MS if is_loud else 0
