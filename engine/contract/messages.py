@@ -25,7 +25,7 @@ last output is written to the outbox: what a killed engine leaves is pending, no
 from __future__ import annotations
 
 import ctypes
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -38,7 +38,7 @@ from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
 from engine.contract.replica_state import PoolingInfo as PoolingInfo
-from engine.contract.sampling_params import SamplingParams
+from engine.contract.sampling_params import MAX_N, SamplingParams
 
 #: Types that vectors may come in -> bytes of a number.
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -434,11 +434,14 @@ class ReplicaEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
     held: list[str] | None = None
 
 
+_OutputCount = Annotated[int, msgspec.Meta(ge=1, le=MAX_N)]
+
+
 class _NumOutputs(msgspec.Struct):
     """What of a request's sampling parameters says how many outputs end."""
 
-    n: int = 1
-    best_of: int | None = None
+    n: _OutputCount = 1
+    best_of: _OutputCount | None = None
 
 
 class UnreadableRequest(msgspec.Struct, kw_only=True):

@@ -170,6 +170,16 @@ def test_a_sampling_parameter_of_a_later_release_is_refused_in_a_sentence() -> N
     )
 
 
+@pytest.mark.parametrize("sampling", [{"n": 10**9}, {"n": 0}, {"n": -1}, {"best_of": 10**9}])
+def test_a_request_for_a_number_of_outputs_that_none_can_have_is_no_request(
+    sampling: dict[str, int],
+) -> None:
+    """Each output would get an error of its own: the replica's memory, or none at all."""
+    fields = msgspec.msgpack.decode(bytes.fromhex(GOLDEN["shortest request"]))
+    with pytest.raises(msgspec.ValidationError):
+        decode_message(msgspec.msgpack.encode(fields | {"sampling": sampling}))
+
+
 def test_a_request_of_a_distant_release_is_refused_in_a_sentence() -> None:
     fields = msgspec.msgpack.decode(bytes.fromhex(GOLDEN["request"]))
     refused: Any = decode_message(msgspec.msgpack.encode(fields | {"message_version": 9}))
