@@ -81,3 +81,38 @@ def test_migrations_are_named_and_breaking_ones_need_a_stop(
     with pytest.raises(CommandError):
         check()
     assert not upgrade.is_breaking(plan[0][0])
+
+
+def test_once_the_old_release_is_stopped_breaking_migrations_are_run(
+    live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Remove(migrations.Migration):
+        operations = [migrations.RemoveField("tenant", "x")]
+
+    plan = [(Remove("0002_remove", "tenants"), False)]
+    monkeypatch.setattr(MigrationExecutor, "migration_plan", lambda *args: plan)
+    commands: list[str] = []
+    monkeypatch.setattr(upgrade, "call_command", lambda name, **options: commands.append(name))
+    out = StringIO()
+    call_command("upgrade", stdout=out)
+    assert commands == ["migrate"]
+    assert "tenants.0002_remove changes what the old release uses." in out.getvalue()
+    assert "The old release can run" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("field", "is_breaking"),
+    [
+        (models.IntegerField(null=True), False),
+        (models.IntegerField(db_default=0), False),
+        (models.ManyToManyField("tenants.Tenant"), False),
+        (models.IntegerField(default=0), True),
+    ],
+)
+def test_a_column_that_rows_of_the_old_release_have_no_value_for_is_breaking(
+    field: models.Field[Any, Any], is_breaking: bool
+) -> None:
+    class Add(migrations.Migration):
+        operations = [migrations.AddField("tenant", "x", field)]
+
+    assert upgrade.is_breaking(Add("0002_add", "tenants")) == is_breaking

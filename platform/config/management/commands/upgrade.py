@@ -12,12 +12,14 @@ from django.db import connection
 from django.db.migrations import Migration
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.operations import (
+    AddField,
     AlterField,
     DeleteModel,
     RemoveField,
     RenameField,
     RenameModel,
 )
+from django.db.models import Field
 
 from catalog.heartbeats import read_heartbeats, registered_replicas
 from common.commands import QuireCommand, as_sentence
@@ -43,15 +45,17 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print what it does; raise `CommandError` where the old release can't run beside it."""
-        obstacles = [*self._migrations(), *self._messages()]
+        migrations, replicas = self._migrations(), self._messages()
         variables = unknown_variables()
         for sentence in variables or ["Configuration: every variable is a setting."]:
             self.stdout.write(sentence)
-        for sentence in obstacles:
+        for sentence in [*migrations, *replicas]:
             self.stdout.write(sentence)
-        if obstacles:
+        # Nobody can see whether gateways have been stopped: who doesn't ask by --check migrates.
+        if replicas or (migrations and options["check"]):
             raise CommandError("Stop gateways, workers and replicas of the old release first.")
-        self.stdout.write("The old release can run until its processes are replaced.")
+        if not migrations:
+            self.stdout.write("The old release can run until its processes are replaced.")
         if not options["check"]:
             call_command("migrate", interactive=False, stdout=self.stdout)
 
@@ -89,5 +93,16 @@ class Command(QuireCommand):
 
 
 def is_breaking(migration: Migration) -> bool:
-    """Whether it removes or changes what is there, instead of only adding to it."""
-    return any(isinstance(operation, _BREAKING) for operation in migration.operations)
+    """Whether it removes or changes what is there, instead of only adding to it; or adds a column
+    that rows of the old release lack a value for.
+    """
+    return any(
+        isinstance(operation, _BREAKING)
+        or (isinstance(operation, AddField) and _needs_value(operation.field))
+        for operation in migration.operations
+    )
+
+
+def _needs_value(field: Field[Any, Any]) -> bool:
+    # Django's own `default` isn't the database's.
+    return not (field.many_to_many or field.null or field.has_db_default())
