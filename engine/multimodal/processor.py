@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.multimodal.image_prompts import (
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
 #: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
 MAX_PIXELS = 89_478_485
 #: What image processors raise for values that they can't use.
-_OPTION_ERRORS = (ValueError, TypeError, KeyError, ArithmeticError, AttributeError, IndexError)
+_OPTION_ERRORS = (
+    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, StrictDataclassError
+)  # fmt: skip
 #: Options of image processors that decide what comes out in which form, and where.
 _FIXED_OPTIONS = {
     "return_tensors",
@@ -43,6 +46,18 @@ _FIXED_OPTIONS = {
     "data_format",
     "input_data_format",
     "disable_grouping",
+}
+#: Options on which the shapes depend that the encoder was trained for. Others would fail in a step
+#: of the engine, which costs all that run in it.
+_SHAPE_OPTIONS = {
+    "crop_size",
+    "do_center_crop",
+    "image_grid_pinpoints",
+    "max_image_size",
+    "merge_size",
+    "pad_size",
+    "patch_size",
+    "temporal_patch_size",
 }
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: What Pillow raises for damaged files, beside its own errors.
@@ -199,6 +214,8 @@ class MediaProcessor:
         encoded = encode_tensors(tensors)
         digest = media_digest("image", encoded)
         count = replacement.count(self.image_token)
+        if not count:
+            raise InvalidRequest("The image is too small: nothing is left of it.", param="image")
         grid: tuple[int, ...] = ()
         if "image_grid_thw" in tensors:
             frames, rows, columns = tensors["image_grid_thw"][0].tolist()
@@ -218,14 +235,27 @@ class MediaProcessor:
         )
 
     def _check_options(self, options: dict[str, Any] | None) -> None:
-        """Raise `InvalidRequest` for options that the image processor doesn't have."""
-        kind = type(self._processor.image_processor).valid_kwargs
+        """Raise `InvalidRequest` for options that the image processor doesn't have, and for values
+        that only another encoder takes.
+        """
+        if not options:
+            return
+        images = self._processor.image_processor
+        kind = type(images).valid_kwargs
         names = kind.__optional_keys__ | kind.__required_keys__
-        for name in sorted((options or {}).keys() - (names - _FIXED_OPTIONS)):
+        for name in sorted(options.keys() - (names - _FIXED_OPTIONS)):
             raise InvalidRequest(
                 f"The model's image processor has no option {name[:50]!r}.",
                 param="mm_processor_kwargs",
             )
+        makes_one_size = dict(images.size or {}).get("height")
+        shape_options = _SHAPE_OPTIONS | ({"do_resize", "size"} if makes_one_size else set())
+        for name in sorted(options.keys() & shape_options):
+            if options[name] != (value := getattr(images, name, None)):
+                raise InvalidRequest(
+                    f"{name} must be as the model was trained: {value}.",
+                    param="mm_processor_kwargs",
+                )
 
     def expand(
         self, text: str, media: Sequence[PreparedMedia]
@@ -286,7 +316,6 @@ class _ImagesProcessor:
 
 
 def _contiguous(values: np.ndarray) -> np.ndarray:
-    """In one of the dtypes that cross processes."""
-    if values.dtype.kind == "f":
-        return values.astype(np.float32, copy=False)
-    return values if values.dtype == np.uint8 else values.astype(np.int64, copy=False)
+    """In one of the dtypes that encoders take: pixels, which may be bytes, are float32."""
+    is_pixels = values.dtype.kind == "f" or values.dtype == np.uint8
+    return values.astype(np.float32 if is_pixels else np.int64, copy=False)

@@ -123,6 +123,51 @@ def test_media_workers_prepare_pictures_as_the_engine_does(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llava", {"crop_size": {"height": 14, "width": 14}}),
+        ("llava_next", {"image_grid_pinpoints": [[14, 14]]}),
+        ("idefics3", {"max_image_size": {"longest_edge": 14}}),
+        ("internvl", {"size": {"height": 14, "width": 14}}),
+        ("internvl", {"do_resize": False}),
+        ("qwen2_vl", {"patch_size": 14}),
+        ("qwen2_vl", {"patch_size": "14"}),
+        ("qwen2_vl", {"merge_size": 1}),
+        ("qwen2_vl", {"temporal_patch_size": 4}),
+    ],
+)
+def test_options_for_another_encoder_are_refused_before_any_step(
+    family: Callable[[str], tuple[Path, Any, Any]], name: str, options: dict[str, Any]
+) -> None:
+    processor = MediaProcessor(family(name)[0])
+    with pytest.raises(InvalidRequest, match=f"{next(iter(options))} must be") as refused:
+        processor.prepare(picture(1, 42, 35), options)
+    assert refused.value.param == "mm_processor_kwargs"
+
+
+def test_options_that_repeat_the_models_and_pixels_in_bytes_are_taken(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder = family("internvl")[0]
+    options = {"size": {"height": 28, "width": 28}, "do_resize": True}
+    image = picture(1, 42, 35)
+    processor = MediaProcessor(folder)
+    assert processor.prepare(image, options).digest == processor.prepare(image).digest
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
+    unscaled = {"do_rescale": False, "do_normalize": False}
+    prompt = {"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": image}}
+    assert len(_run(llm, [prompt | {"mm_processor_kwargs": unscaled}])[0]) == NUM_TOKENS
+
+
+def test_a_picture_of_which_nothing_is_left_is_refused(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    processor = MediaProcessor(family("pixtral")[0])
+    with pytest.raises(InvalidRequest, match="too small"):
+        processor.prepare(picture(1, 1, 1), {"do_resize": False})
+
+
 def test_a_picture_is_encoded_once_for_a_tenant_and_never_shared_with_another(
     family: Callable[[str], tuple[Path, Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
