@@ -13,7 +13,9 @@ from console.views.base import MAX_TENANTS
 from tenants.access import access_tenants
 
 #: Pages about the installation or all tenants, which show nothing of a chosen one.
-INSTALLATION_PAGES = frozenset({"alerts", "models", "people", "prices", "settings", "tenants"})
+INSTALLATION_PAGES = frozenset(
+    {"alerts", "models", "nodes", "people", "prices", "settings", "tenants"}
+)
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:

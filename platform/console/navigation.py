@@ -118,6 +118,7 @@ NAVIGATION: dict[str, tuple[NavPage, ...]] = {
         NavPage(
             "kv-map", "console/kv/", "KV map", "grid", "kv_map.views.kv_map", who=Audience.ADMINS
         ),
+        _page("nodes", "console/nodes/", "Nodes", "server", "nodes.nodes", who=Audience.OPERATORS),
     ),
     "Manage": (
         _page("members", "console/members/", "Members", "people", "members.members"),

@@ -42,6 +42,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/api/conversations/<public_id>": HIS,
         "console/api/fairness": LOOK,
         "console/api/find": EVERYBODY,
+        "console/nodes/": OPERATE,
         "console/people/": OPERATE,
         "console/api/history": LOOK,
         "console/api/model": MEMBERS,

@@ -83,7 +83,7 @@ def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
         ],
         "steps": steps if not all(step.is_done for step in steps) else [],
         "today": _usage_today(tenant),
-        "host": _host() if tenant is None else None,
+        "host": this_host() if tenant is None else None,
         "slowest": nlargest(MAX_SLOWEST, served, key=lambda entry: entry.duration_ms),
         "requests_query": urlencode({"tenant": tenant.slug} if tenant else {"all": "yes"}),
     }
@@ -128,7 +128,7 @@ def _first_steps(user: User, tenant: Tenant | None) -> Iterator[Step]:
         yield Step("Invite the first member", reverse("members"), has_members)
 
 
-def _host() -> Host:
+def this_host() -> Host:
     """The machine of this gateway."""
     disk = shutil.disk_usage(settings.DATA_DIR)
     return Host(
