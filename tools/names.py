@@ -27,6 +27,7 @@ CLEAN = (
     "engine/core",
     "engine/devices",
     "engine/kv_cache",
+    "engine/lora",
     "engine/model_loader",
     "engine/offline",
     "engine/pooling",

@@ -30,22 +30,23 @@ def check_entry(name: str, entry: Any) -> None:
         raise tensor_error(name, f"is kept as {entry.get_dtype()}, which isn't supported")
 
 
-def shape_error(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
+def shape_error(shape: tuple[int, ...], expected: tuple[int, ...], vocab: int = 0) -> str:
     """Why a shape is refused. `vocab`: of a table or what changes one, the rows that it has."""
-    if vocab in wanted and len(shape) == len(wanted):
-        at = wanted.index(vocab)
-        if shape[:at] + shape[at + 1 :] == wanted[:at] + wanted[at + 1 :]:
+    if vocab in expected and len(shape) == len(expected):
+        axis = expected.index(vocab)
+        if shape[:axis] + shape[axis + 1 :] == expected[:axis] + expected[axis + 1 :]:
             return (
-                f"is for a vocabulary of {shape[at]} tokens, but the adapter's table is for {vocab}"
+                f"is for a vocabulary of {shape[axis]} tokens, "
+                f"but the adapter's table is for {vocab}"
             )
-    return f"has shape {list(shape)}, but it must be {list(wanted)}"
+    return f"has shape {list(shape)}, but it must be {list(expected)}"
 
 
-def check_rank(rank: int, most: int | None) -> None:
+def check_rank(rank: int, max_rank: int | None) -> None:
     """Raise for a rank over what the operator allows; None: any."""
-    if most is not None and rank > most:
+    if max_rank is not None and rank > max_rank:
         raise InvalidRequest(
-            f"The adapter's rank {rank} is over max_lora_rank ({most}).", param="r"
+            f"The adapter's rank {rank} is over max_lora_rank ({max_rank}).", param="r"
         )
 
 
@@ -135,11 +136,11 @@ class TensorFile:
         #: Whether all of it is numbers, so that no tensor need be asked.
         self._finite = False
         try:
-            self._open_whole(path)
+            self._map_file(path)
         except (ValueError, KeyError, TypeError, RuntimeError):
             self._views = {}  # it was replaced meanwhile, which the reader finds in the end
 
-    def _open_whole(self, path: Path) -> None:
+    def _map_file(self, path: Path) -> None:
         with path.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
             header = json.loads(raw.read(length))
@@ -149,8 +150,8 @@ class TensorFile:
         start, end = 8 + length, path.stat().st_size
         if dtype is None or start % dtype.itemsize or end <= start:
             return
-        whole = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
-        values = whole[start:].view(dtype)
+        content = torch.from_file(str(path), shared=False, size=end, dtype=torch.uint8)
+        values = content[start:].view(dtype)
         self._finite = all_finite(values)
         for name, entry in header.items():
             first, last = (offset // dtype.itemsize for offset in entry["data_offsets"])
@@ -171,10 +172,10 @@ def all_finite(values: Tensor) -> bool:
     floats, and in one thread: the others compute a step meanwhile.
     """
     bits, infinity = _BITS[values.dtype]
-    whole = values.contiguous().view(bits).numpy().reshape(-1)
+    integers = values.contiguous().view(bits).numpy().reshape(-1)
     return all(
-        (whole[at : at + _AT_ONCE] & torch.iinfo(bits).max).max() < infinity
-        for at in range(0, len(whole), _AT_ONCE)
+        (integers[start : start + _AT_ONCE] & torch.iinfo(bits).max).max() < infinity
+        for start in range(0, len(integers), _AT_ONCE)
     )
 
 

@@ -57,7 +57,7 @@ class AdapterEntry:
         pinned: never evicted.
         unloading: evicted as soon as no request uses it or waits for it.
         used_at: the manager's clock at the latest request.
-        left_at: monotonic seconds when it was used last.
+        last_used_at: monotonic seconds when it was used last.
         vocab_size: vocabulary of its rows, if it adds tokens; 0: the model's.
     """
 
@@ -70,7 +70,7 @@ class AdapterEntry:
     pinned: bool = False
     unloading: bool = False
     used_at: int = 0
-    left_at: float = field(default_factory=time.monotonic)
+    last_used_at: float = field(default_factory=time.monotonic)
     vocab_size: int = 0
 
     @property
@@ -169,13 +169,13 @@ class AdapterManager:
 
     def _can_overtake(self, owner: str) -> bool:
         """Whether an owner's request for a loaded adapter may go before those without memory."""
-        if not self._must_wait_for_others(owner):
+        if not self._must_yield(owner):
             self._overtaken = 0
             return True
         self._overtaken += 1
         return self._overtaken <= MAX_OVERTAKING
 
-    def _must_wait_for_others(self, owner: str) -> bool:
+    def _must_yield(self, owner: str) -> bool:
         """Whether requests of owners that use no more than this one wait for memory."""
         used = self._bytes_by_owner(in_use=True)
         return any(used[other] <= used[owner] for other, _ in self._missing(self._waiting))
@@ -202,8 +202,10 @@ class AdapterManager:
             if entry.ref.owner == owner and (entry.users or entry.loading)
         ]
         earliest = time.monotonic() - IDLE_S
-        others = (at for other, at in self._last_request.items() if other != owner)
-        if not sizes or not any(at > earliest for at in others):
+        request_times = (
+            requested_at for other, requested_at in self._last_request.items() if other != owner
+        )
+        if not sizes or not any(requested_at > earliest for requested_at in request_times):
             return True
         slots = self._max_adapters
         if slots is not None and len(sizes) >= slots - max(1, slots // _RESERVED_PART):
@@ -221,7 +223,7 @@ class AdapterManager:
         for request in deferred:
             ref = request.message.adapter
             if ref is not None and ref.owner not in waits:
-                waits[ref.owner] = self._must_wait_for_others(ref.owner)
+                waits[ref.owner] = self._must_yield(ref.owner)
             if ref is None or waits[ref.owner]:
                 self._deferred.append(request)
             else:
@@ -260,7 +262,7 @@ class AdapterManager:
             return self._reject(digest, _as_refusal(error))
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
         entry.vocab_size, entry.load_seconds = facts.vocab_size, facts.load_seconds
-        entry.left_at = time.monotonic()
+        entry.last_used_at = time.monotonic()
         self._num_loads += 1
         self._load_seconds += facts.load_seconds
         if (preload := self._preloads.pop(digest, None)) is not None:
@@ -310,7 +312,7 @@ class AdapterManager:
             return
         if (entry := self._entries.get(ref.digest)) is not None:
             entry.users.discard(request.request_id)
-            entry.left_at = time.monotonic()
+            entry.last_used_at = time.monotonic()
         if request in self._deferred:
             self._deferred.remove(request)
         queue = self._waiting.get(ref.digest)
@@ -335,7 +337,7 @@ class AdapterManager:
             loading = [entry.num_bytes for entry in self._entries.values() if entry.loading]
             if len(loading) >= _READERS and sum(loading) + size > _AHEAD_BYTES:
                 return
-            if not self._make_room(size, ref.owner):
+            if not self._evict_until_fits(size, ref.owner):
                 return
             self._begin(ref, size)
 
@@ -363,7 +365,7 @@ class AdapterManager:
         self._departed.pop(ref.digest, None)
         self._entries[ref.digest] = entry
 
-    def _make_room(self, size: int, owner: str) -> bool:
+    def _evict_until_fits(self, size: int, owner: str) -> bool:
         """Evict unused adapters until one of `size` bytes fits; False if it can't."""
         while self.num_bytes + size > self.capacity or (
             self._max_adapters is not None and len(self._entries) >= self._max_adapters
@@ -471,13 +473,15 @@ class AdapterManager:
             return
         self._last_scan = now
         self._last_request = {
-            owner: at for owner, at in self._last_request.items() if now - at < IDLE_S
+            owner: requested_at
+            for owner, requested_at in self._last_request.items()
+            if now - requested_at < IDLE_S
         }
         for digest, entry in list(self._entries.items()):
-            if entry.is_free and now - entry.left_at >= IDLE_S:
+            if entry.is_free and now - entry.last_used_at >= IDLE_S:
                 self._evict(digest)
         for digest, entry in self._departed.items():
-            if now - entry.left_at >= IDLE_S:
+            if now - entry.last_used_at >= IDLE_S:
                 self._host.drop_host_copy(digest)
 
     def states(self) -> list[AdapterStatus]:

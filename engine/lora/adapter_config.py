@@ -18,7 +18,7 @@ from engine.contract.validation import format_value
 #: A key without anything that a pattern is made of but dots, which stand for themselves.
 _NAME = re.compile(r"[\w.-]+")
 #: Keys that are patterns: each module's name is held against each.
-_MOST_PATTERNS = 64
+_MAX_PATTERNS = 64
 #: CPU seconds for all of them together, over all names.
 _MAX_MATCH_S = 10.0
 
@@ -40,26 +40,26 @@ class NamedValues:
         self._names: dict[str, tuple[int, float]] = {}
         self._patterns: list[tuple[int, SafePattern, float]] = []
         self._elapsed_s = 0.0
-        for place, (key, value) in enumerate((values or {}).items()):
+        for index, (key, value) in enumerate((values or {}).items()):
             if _NAME.fullmatch(key):
-                self._names[key] = place, value
+                self._names[key] = index, value
                 continue
-            if len(self._patterns) == _MOST_PATTERNS:
-                raise ValueError(f"holds more than {_MOST_PATTERNS} patterns")
+            if len(self._patterns) == _MAX_PATTERNS:
+                raise ValueError(f"holds more than {_MAX_PATTERNS} patterns")
             try:
                 pattern = SafePattern(rf"(.*\.)?({key})$")
             except ValueError as error:
                 raise ValueError(f"holds {format_value(key)}, which {error}") from error
-            self._patterns.append((place, pattern, value))
+            self._patterns.append((index, pattern, value))
 
     def of(self, module: str, default: float) -> float:
         """A module's value. Raises ValueError once its patterns took too long."""
         parts = module.split(".")
-        ends = (".".join(parts[at:]) for at in range(len(parts)))
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
         named = [self._names[end] for end in ends if end in self._names]
         first, value = min(named, default=(-1, default))
-        for place, pattern, other in self._patterns:
-            if named and place > first:
+        for index, pattern, other in self._patterns:
+            if named and index > first:
                 break
             if self._matches(pattern, module):
                 return other
@@ -75,9 +75,9 @@ class NamedValues:
 
 
 #: Bytes of an adapter_config.json; real ones have a few kilobytes.
-_MOST_BYTES = 1 << 22
-_MOST_NAMES = 10_000
-_MOST_RANK = 1 << 16
+_MAX_BYTES = 1 << 22
+_MAX_NAMES = 10_000
+_MAX_RANK = 1 << 16
 #: Of training, of where the base came from, or of what the file's tensors say themselves.
 _HARMLESS = frozenset(
     {
@@ -168,7 +168,7 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
     if not isinstance(raw.get("target_modules"), str):  # one pattern
         _names(raw, "target_modules")
     return AdapterConfig(
-        rank=_whole(raw, "r", 8),
+        rank=_rank(raw, "r", 8),
         alpha=_number("lora_alpha", raw.get("lora_alpha", 8)),
         rank_pattern=_patterns(raw, "rank_pattern", 1),
         alpha_pattern=_patterns(raw, "alpha_pattern", None),
@@ -182,9 +182,11 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise _refused("path", f"has more than {_MOST_BYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
+        if path.stat().st_size > _MAX_BYTES:
+            raise _refused("path", f"has more than {_MAX_BYTES} bytes")
+        value = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=_reject_duplicate_keys
+        )
     except OSError as error:
         raise InvalidRequest(
             f"{CONFIG_FILE} can't be read: {error.strerror}.", param="path"
@@ -198,14 +200,14 @@ def _read(path: Path) -> dict[str, Any]:
     return value
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON: of a key that is there twice readers take different values."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in result:
             raise _refused(key, "is there twice")
-        found[key] = value
-    return found
+        result[key] = value
+    return result
 
 
 def _refuse_unknown(raw: Mapping[str, Any]) -> None:
@@ -232,18 +234,18 @@ def _refused(param: str, why: str) -> InvalidRequest:
     return InvalidRequest(f"{subject} {why}.", param=param[:80])
 
 
-def _whole(raw: Mapping[str, Any], name: str, default: int) -> int:
+def _rank(raw: Mapping[str, Any], name: str, default: int) -> int:
     value = raw.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANK:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
         raise _refused(
-            name, f"must be a whole number from 1 to {_MOST_RANK}, got {format_value(value)}"
+            name, f"must be a whole number from 1 to {_MAX_RANK}, got {format_value(value)}"
         )
     return value
 
 
 def _number(name: str, value: Any) -> float:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    if not plain or not abs(value) < 1e30:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < 1e30:
         raise _refused(name, f"must be a finite number, got {format_value(value)}")
     return float(value)
 
@@ -255,14 +257,16 @@ def _flag(raw: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> NamedValues:
+def _patterns(raw: Mapping[str, Any], name: str, min_value: int | None) -> NamedValues:
     value = raw.get(name) or {}
-    if not isinstance(value, dict) or len(value) > _MOST_NAMES:
+    if not isinstance(value, dict) or len(value) > _MAX_NAMES:
         raise _refused(name, "must be an object of names and numbers")
     for number in value.values():
         _number(name, number)
-        if least is not None and (not isinstance(number, int) or not least <= number <= _MOST_RANK):
-            raise _refused(name, f"must hold whole numbers from 1 to {_MOST_RANK}")
+        if min_value is not None and (
+            not isinstance(number, int) or not min_value <= number <= _MAX_RANK
+        ):
+            raise _refused(name, f"must hold whole numbers from 1 to {_MAX_RANK}")
     try:
         return NamedValues({str(key): float(number) for key, number in value.items()})
     except ValueError as error:
@@ -272,17 +276,17 @@ def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> NamedValu
 def _tokens(raw: Mapping[str, Any], name: str) -> dict[str, tuple[int, ...]]:
     value = raw.get(name) or {}
     tables = {"": value} if isinstance(value, list) else value
-    if not isinstance(tables, dict) or len(tables) > _MOST_NAMES:
+    if not isinstance(tables, dict) or len(tables) > _MAX_NAMES:
         raise _refused(name, "must be a list of token ids, or an object of such lists")
     for ids in tables.values():
-        whole = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)
-        if not whole or len(set(ids)) != len(ids):
+        are_token_ids = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)
+        if not are_token_ids or len(set(ids)) != len(ids):
             raise _refused(name, "must hold lists of token ids, each once")
     return {str(table): tuple(ids) for table, ids in tables.items()}
 
 
 def _names(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:
     value = raw.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _refused(name, "must be a list of names")
     return tuple(value)

@@ -29,8 +29,8 @@ class AdapterAdmission:
 
     def vocab_size(self, message: EngineRequest) -> int | None:
         """Vocabulary size of a request; None: its adapter, which may add tokens, isn't loaded."""
-        own = self._adapter_vocab_size(message)
-        return None if own is None else own or self._vocab_size
+        size = self._adapter_vocab_size(message)
+        return None if size is None else size or self._vocab_size
 
     def _adapter_vocab_size(self, message: EngineRequest) -> int | None:
         ref = message.adapter

@@ -117,10 +117,10 @@ def _tokenizer(folder: Path, model: str, source: Path) -> str:
 
 def _verdict(adapter: LoRAAdapter, tokenizer: str, probe: ProbeResult | None) -> CheckResult:
     passed = probe is None or probe.passed
-    told = None if probe is None else f"differ by {probe.max_difference:.2g} of the largest"
+    differ = None if probe is None else f"differ by {probe.max_difference:.2g} of the largest"
     return CheckResult(
         ok=passed,
-        error=None if passed else {"message": f"Logits with the adapter {told}.", "param": None},
+        error=None if passed else {"message": f"Logits with the adapter {differ}.", "param": None},
         probe=probe,
         digest=adapter.digest,
         rank=adapter.rank,

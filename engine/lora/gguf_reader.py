@@ -25,7 +25,7 @@ from engine.contract.validation import format_value
 from engine.lora.adapter import LoRAAdapter, LoRALayer, check_rank, shape_error
 from engine.lora.target_modules import TargetModules
 
-_KNOWN = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name"})
+_SUPPORTED_KEYS = frozenset({"adapter.type", "adapter.lora.alpha", "adapter.lora.task_name"})
 
 
 def read_gguf_adapter(
@@ -40,8 +40,8 @@ def read_gguf_adapter(
         file = MappedFile(path)
         header = read_header(file.buffer)
     except (ModelLoadError, OSError, ValueError) as error:
-        told = error.message if isinstance(error, ModelLoadError) else str(error)
-        raise InvalidRequest(f"The GGUF file can't be read: {told}", param="path") from error
+        reason = error.message if isinstance(error, ModelLoadError) else str(error)
+        raise InvalidRequest(f"The GGUF file can't be read: {reason}", param="path") from error
     architecture, alpha = _check_metadata(header)
     pairs = _pairs(header, _Names(modules, architecture), max_rank)
     adapter = LoRAAdapter(digest=digest)
@@ -61,11 +61,11 @@ def read_gguf_adapter(
 def _check_metadata(header: Header) -> tuple[str, float]:
     """The base's architecture, and alpha."""
     values = header.metadata
-    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if values.get(key) != wanted:
-            raise _refused(key, f"must be {wanted}, got {format_value(values.get(key))}")
+    for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if values.get(key) != expected:
+            raise _refused(key, f"must be {expected}, got {format_value(values.get(key))}")
     for key in values:
-        if key.startswith("adapter.") and key not in _KNOWN:
+        if key.startswith("adapter.") and key not in _SUPPORTED_KEYS:
             raise _refused(key, "isn't supported")
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
@@ -122,16 +122,16 @@ class _Names:
         for layer in modules.layers:
             for linear in layer.values():
                 for part in linear.parts:
-                    whole, expert = expert_of(f"{part.name}.weight")
-                    name = gguf_name(whole, architecture)
+                    tensor_name, expert = expert_of(f"{part.name}.weight")
+                    name = gguf_name(tensor_name, architecture)
                     if expert is not None:
                         experts.setdefault(name, []).append(part.name)
                         every = tuple(experts[name])
                         target = _Target(every, part.rows, linear.columns, kind="experts")
                     else:
                         turned = heads.get(part.name.rpartition(".")[2], 0)
-                        own = turned if family_of(architecture).turned else 0
-                        target = _Target((part.name,), part.rows, linear.columns, own)
+                        num_heads = turned if family_of(architecture).turned else 0
+                        target = _Target((part.name,), part.rows, linear.columns, num_heads)
                     self._targets[name] = target
         vocab, hidden = modules.vocab_size, modules.hidden_size
         for module, kind in ((modules.embedding, "embedding"), (modules.head, "")):
@@ -161,24 +161,24 @@ class _Pair:
             order = torch.arange(len(b)).view(target.heads, -1, 2).transpose(1, 2).flatten()
             b = b[order]
         for index, module in enumerate(target.modules):
-            own = (a[index], b[index]) if target.kind == "experts" else (a, b)
-            yield module, LoRALayer(a=own[0], b=own[1], scale=scale)
+            matrices = (a[index], b[index]) if target.kind == "experts" else (a, b)
+            yield module, LoRALayer(a=matrices[0], b=matrices[1], scale=scale)
 
 
 def _pairs(header: Header, names: _Names, max_rank: int | None) -> list[_Pair]:
     """All pairs of a file, their shapes checked."""
-    found: dict[str, dict[str, TensorInfo]] = {}
+    parts_by_base: dict[str, dict[str, TensorInfo]] = {}
     for name, info in header.tensors.items():
         base, _, part = name.rpartition(".")
         if part not in ("lora_a", "lora_b"):
             raise _refused(name, "is nothing that a LoRA adapter has")
-        found.setdefault(base, {})[part] = info
-    if not found:
+        parts_by_base.setdefault(base, {})[part] = info
+    if not parts_by_base:
         raise InvalidRequest("The GGUF file holds no tensors.", param="path")
-    return [_pair(names.find(base), parts, max_rank) for base, parts in found.items()]
+    return [_pair(names.find(base), parts, max_rank) for base, parts in parts_by_base.items()]
 
 
-def _pair(target: _Target | None, parts: dict[str, TensorInfo], most: int | None) -> _Pair:
+def _pair(target: _Target | None, parts: dict[str, TensorInfo], max_rank: int | None) -> _Pair:
     first = next(iter(parts.values()))
     if target is None:
         raise _refused(first.name, "belongs to no module of this model that an adapter can change")
@@ -186,11 +186,11 @@ def _pair(target: _Target | None, parts: dict[str, TensorInfo], most: int | None
         raise _refused(first.name, "has no partner: lora_a and lora_b go together")
     a, b = parts["lora_a"], parts["lora_b"]
     rank = b.shape[-1]
-    check_rank(rank, most)
-    for info, wanted in zip((a, b), target.shapes(rank), strict=True):
-        if info.shape != wanted:
+    check_rank(rank, max_rank)
+    for info, expected in zip((a, b), target.shapes(rank), strict=True):
+        if info.shape != expected:
             vocab = target.rows if target.is_table else 0
-            raise _refused(info.name, shape_error(info.shape, wanted, vocab))
+            raise _refused(info.name, shape_error(info.shape, expected, vocab))
     return _Pair(target, rank, a, b)
 
 

@@ -42,7 +42,7 @@ class LayerDeltaBuilder:
         self._gain: Tensor | None = None
         self._shift: Tensor | None = None
         self._rank = 0
-        self._own: Tensor | None = None
+        self._base_bias: Tensor | None = None
         self._starts: dict[int, int] = {}
 
     @property
@@ -87,28 +87,30 @@ class LayerDeltaBuilder:
             for first, b, start, scale in parts:
                 low, high = max(local.start, first), min(local.stop, first + len(b))
                 if low < high:
-                    at = offset + low - local.start
-                    self.parts.append((at, b[low - first : high - first], start, scale))
+                    position = offset + low - local.start
+                    self.parts.append((position, b[low - first : high - first], start, scale))
             offset += len(local)
 
     def _change(
-        self, at: slice, delta: LoRALayer, a: Tensor, b: Tensor, chosen: Tensor | slice
+        self, rows: slice, delta: LoRALayer, a: Tensor, b: Tensor, chosen: Tensor | slice
     ) -> None:
         """What a part has beside its matrices, for these of the layer's rows."""
         if self._gain is None or self._shift is None:
             self._gain = torch.ones(self._layer.out_features)
             self._shift = torch.zeros(self._layer.out_features)
         if delta.b_bias is not None:
-            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
+            self._shift[rows] += delta.scale * delta.b_bias.float()[chosen]
         if delta.magnitude is not None:
-            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(at.start, a, b, delta)
-            own = self._bias()[at]
-            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
+            self._gain[rows] = delta.magnitude.float()[chosen] / self._lengths(
+                rows.start, a, b, delta
+            )
+            bias = self._bias()[rows]
+            self._shift[rows] = self._gain[rows] * (self._shift[rows] - bias) + bias
         if delta.bias is not None:
-            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
+            self._shift[rows] += delta.bias.float()[chosen] - self._bias()[rows]
 
     @property
-    def _whole(self) -> LinearLayer:
+    def _base_layer(self) -> LinearLayer:
         """The layer, for what depends on its weights."""
         if isinstance(self._layer, StackedExpert):
             raise InvalidRequest(
@@ -118,36 +120,39 @@ class LayerDeltaBuilder:
 
     def _bias(self) -> Tensor:
         """The layer's own bias: what it makes of nothing, which takes all of its weights."""
-        if self._own is None:
-            self._own = (
-                self._whole(zero_input(self._model, self._layer))[0].float().cpu()
+        if self._base_bias is None:
+            self._base_bias = (
+                self._base_layer(zero_input(self._model, self._layer))[0].float().cpu()
                 if self._has_bias
                 else torch.zeros(self._layer.out_features)
             )
-        return self._own
+        return self._base_bias
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: LoRALayer) -> Tensor:
         """Of the rows of W + scale * B A."""
-        found = []
+        lengths = []
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()
             ids = torch.arange(first + start, first + start + len(some))
             ids = ids.to(self._model.ops.device)
-            rows = self._whole.rows(ids).float().cpu() + delta.scale * (some @ a.float())
-            found.append(rows.norm(dim=1))
-        return torch.cat(found)
+            rows = self._base_layer.rows(ids).float().cpu() + delta.scale * (some @ a.float())
+            lengths.append(rows.norm(dim=1))
+        return torch.cat(lengths)
 
     def weights(self, dtype: torch.dtype | None) -> LoraWeights:
         """All of it, in `dtype`, or in the one that they have in common."""
         kinds = {tensor.dtype for tensor in (*self.a, *(part[1] for part in self.parts))
                  if tensor.numel()}  # fmt: skip
-        kept = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
+        weights_dtype = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
         gain, shift = self._gain, self._shift
         changes = gain is not None and bool((gain != 1).any())
         shifts = shift is not None and bool((shift != 0).any())
         return LoraWeights(
-            a=torch.cat([a.to(kept) for a in self.a]),
-            parts=[LoraSlice(at, b.to(kept), start, scale) for at, b, start, scale in self.parts],
+            a=torch.cat([a.to(weights_dtype) for a in self.a]),
+            parts=[
+                LoraSlice(first, b.to(weights_dtype), start, scale)
+                for first, b, start, scale in self.parts
+            ],
             out_features=self._layer.out_features,
             gain=gain if changes else None,
             shift=shift if shifts else None,
@@ -166,8 +171,8 @@ def dora_column_scale(
         return None
     squares = torch.zeros(len(delta.b), dtype=torch.float64)
     for ids in torch.arange(delta.a.shape[1]).split(_ROWS):
-        own = _embedded(model, ids) if table is None else table[ids]
-        changed = own.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
+        rows = _embedded(model, ids) if table is None else table[ids]
+        changed = rows.float().cpu() + delta.scale * (delta.b.float() @ delta.a[:, ids].float()).T
         squares += changed.square().sum(dim=0)
     return delta.magnitude.float() / squares.sqrt().float()
 

@@ -77,15 +77,15 @@ class FloatWeights:
         self._inner.release()
 
     def _delta(self, module: str) -> LoRALayer | None:
-        known = self._modules.resolve(module)
-        return None if known is None else self._adapter.modules.get(known)
+        target = self._modules.resolve(module)
+        return None if target is None else self._adapter.modules.get(target)
 
     def _stack(self, name: str) -> tuple[ExpertStack, str] | None:
         """The experts whose weights this tensor is, and of which projection."""
         module, _, last = name.removesuffix(".weight").rpartition(".")
         projection = _PROJECTIONS.get(last)
-        known = self._modules.resolve(f"{module}.{last}") or self._modules.resolve(module)
-        stack = None if known is None else self._modules.stack(known)
+        target = self._modules.resolve(f"{module}.{last}") or self._modules.resolve(module)
+        stack = None if target is None else self._modules.stack(target)
         return None if stack is None or projection is None else (stack, projection)
 
     def _merged_stack(self, weight: Tensor, stack: ExpertStack, projection: str) -> Tensor:
@@ -94,7 +94,7 @@ class FloatWeights:
         merged = (weight.mT if flipped else weight).float().clone()
         for expert in range(stack.moe.num_experts):
             for word, rows in stack.rows(projection):
-                delta = self._adapter.modules.get(f"{stack.at}{expert}.{word}")
+                delta = self._adapter.modules.get(f"{stack.prefix}{expert}.{word}")
                 if delta is not None:
                     merged[expert, rows] = merged_weight(merged[expert, rows], delta)
         return merged.mT.contiguous() if flipped else merged
@@ -109,18 +109,18 @@ class FloatWeights:
         tied = which == "embedding" or self._spec.tie_embeddings
         name = f"{names.embedding if tied else names.lm_head}.weight"
         name = name if name in self._inner else name.removeprefix(prefix)
-        kept = self._spec.vocab_size, shape[1]
-        table = self._inner.matrix(name, kept).floats(slice(None)).float()
+        stored_shape = self._spec.vocab_size, shape[1]
+        table = self._inner.matrix(name, stored_shape).floats(slice(None)).float()
         if which == "embedding":
             return merged_embedding(table, self._adapter)
         merged = merged_head(table, self._adapter)
         return torch.nn.functional.pad(merged, (0, 0, 0, shape[0] - len(merged)))
 
     def _bias(self, name: str, shape: tuple[int, ...], delta: LoRALayer | None) -> Tensor:
-        own = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
+        bias = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
         if delta is None:
-            return own
-        return added_bias(own, delta)
+            return bias
+        return added_bias(bias, delta)
 
 
 def merged_weight(weight: Tensor, delta: LoRALayer) -> Tensor:
@@ -133,7 +133,7 @@ def merged_weight(weight: Tensor, delta: LoRALayer) -> Tensor:
     return merged * (delta.magnitude.float() / merged.norm(dim=1)).unsqueeze(1)
 
 
-def _own_rows(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
+def _adapter_table(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
     """A table, or the adapter's own, with its own rows of single tokens."""
     table = adapter.tables.get(which, table).float()
     if which not in adapter.tokens:
@@ -145,13 +145,13 @@ def _own_rows(table: Tensor, adapter: LoRAAdapter, which: str) -> Tensor:
 
 def merged_head(table: Tensor, adapter: LoRAAdapter) -> Tensor:
     """An output layer's weight, float32 [tokens, hidden], with an adapter merged into it."""
-    table, delta = _own_rows(table, adapter, "head"), adapter.head
+    table, delta = _adapter_table(table, adapter, "head"), adapter.head
     return table if delta is None else merged_weight(table, delta)
 
 
 def merged_embedding(table: Tensor, adapter: LoRAAdapter) -> Tensor:
     """The same of an embedding."""
-    table, delta = _own_rows(table, adapter, "embedding"), adapter.embedding
+    table, delta = _adapter_table(table, adapter, "embedding"), adapter.embedding
     if delta is None or delta.a is None or delta.b is None:
         return table
     merged = table + delta.scale * (delta.b.float() @ delta.a.float()).T
@@ -167,19 +167,21 @@ def merged_dense(
 
     Raises `InvalidRequest` for what can't be merged.
     """
-    found = {}
+    merged = {}
     for name, delta in changes.items():
         weight = tensors[f"{name}.weight"].float()
-        found[f"{name}.weight"] = merged_weight(weight, delta)
-        own = tensors.get(f"{name}.bias")
-        if own is not None or delta.bias is not None or delta.b_bias is not None:
-            found[f"{name}.bias"] = added_bias(own if own is not None else weight[:, 0] * 0, delta)
-    return found
+        merged[f"{name}.weight"] = merged_weight(weight, delta)
+        bias = tensors.get(f"{name}.bias")
+        if bias is not None or delta.bias is not None or delta.b_bias is not None:
+            merged[f"{name}.bias"] = added_bias(
+                bias if bias is not None else weight[:, 0] * 0, delta
+            )
+    return merged
 
 
-def added_bias(own: Tensor, delta: LoRALayer) -> Tensor:
+def added_bias(base_bias: Tensor, delta: LoRALayer) -> Tensor:
     """A bias, or the adapter's own, and what that adds to it."""
-    bias = own.float() if delta.bias is None else delta.bias.float()
+    bias = base_bias.float() if delta.bias is None else delta.bias.float()
     if delta.b_bias is None:
         return bias
     if delta.magnitude is not None:
@@ -203,10 +205,10 @@ class EncoderWeights:
         """See `Weights.get`."""
         tensor = self._inner.get(name, shape).float()
         module, _, part = name.rpartition(".")
-        known = self._modules.resolve(module) or ""
-        if known == self._modules.embedding:
+        target = self._modules.resolve(module) or ""
+        if target == self._modules.embedding:
             return merged_embedding(tensor, self._adapter)
-        delta = self._adapter.modules.get(known)
+        delta = self._adapter.modules.get(target)
         if delta is None:
             return tensor
         return merged_weight(tensor, delta) if part == "weight" else added_bias(tensor, delta)

@@ -48,30 +48,30 @@ class TransformersModules(TargetModules):
             slot, table = adapted.embedding
             self.embedding = _name(slot)
             self.vocab_size, self.hidden_size = table.weight.shape
-        self._found = {
+        self._targets = {
             _name(slot): TargetSlice(0, slot, 0, layer.out_features, layer.in_features)
             for slot, layer in adapted.linears.items()
             if slot != adapted.output
         }
         self.layers = [
             {
-                place.slot: FusedLinear(
-                    parts=(LinearPart(name, place.rows),),
-                    columns=place.columns,
-                    bias=place.slot in adapted.biased,
+                target.slot: FusedLinear(
+                    parts=(LinearPart(name, target.rows),),
+                    columns=target.columns,
+                    bias=target.slot in adapted.biased,
                 )
-                for name, place in self._found.items()
+                for name, target in self._targets.items()
             }
         ]
 
     def resolve(self, name: str) -> str | None:
         """See `TargetModules.resolve`: names are those of `transformers`, as PEFT has them."""
-        known = name in self._found or name in {self.embedding, self.head} - {""}
-        return name if known else None
+        is_target = name in self._targets or name in {self.embedding, self.head} - {""}
+        return name if is_target else None
 
-    def place(self, name: str) -> TargetSlice | None:
-        """See `TargetModules.place`."""
-        return self._found.get(name)
+    def find_target(self, name: str) -> TargetSlice | None:
+        """See `TargetModules.find_target`."""
+        return self._targets.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
         """See `TargetModules.dense`: there is no classifier's head."""
@@ -146,9 +146,9 @@ def pack_adapter(
 
 def has_only_matrices(adapter: LoRAAdapter) -> bool:
     """Whether only linear layers are changed, the output layer not among them."""
-    others = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
+    other_parts = (adapter.tables, adapter.tokens, adapter.classifier, adapter.dense)
     ends = (adapter.embedding, adapter.head)
-    return bool(adapter.modules) and not any(others) and all(end is None for end in ends)
+    return bool(adapter.modules) and not any(other_parts) and all(end is None for end in ends)
 
 
 def _shard_of(model: AdaptableModel) -> ModelShard | None:
@@ -272,12 +272,12 @@ class AdapterPacker:
 
     def classifier(self, heads: ClassifierHeadFactory | None) -> Transform | None:
         """The head that the adapter brings."""
-        given, dense = self._adapter.classifier, self._adapter.dense
-        if heads is None or not (given or dense):
+        tensors, dense = self._adapter.classifier, self._adapter.dense
+        if heads is None or not (tensors or dense):
             return None
-        given = given | merged_dense(heads.tensors | given, dense)
-        self.num_bytes += sum(4 * tensor.numel() for tensor in given.values())
-        return heads.with_tensors(given)
+        tensors = tensors | merged_dense(heads.tensors | tensors, dense)
+        self.num_bytes += sum(4 * tensor.numel() for tensor in tensors.values())
+        return heads.with_tensors(tensors)
 
     def embedding(self) -> EmbeddingLora | None:
         """What the adapter does to the embedding."""
@@ -291,16 +291,16 @@ class AdapterPacker:
                     "DoRA of an embedding isn't supported on this device.", param="use_dora"
                 )
             inner = None if delta.a is None else delta.a.T
-            given = EmbeddingWeights(
+            embedding_weights = EmbeddingWeights(
                 table=table, tokens=some, inner=inner, b=delta.b, scale=delta.scale
             )
-            self.ends |= (packed := slots.pack_embedding(given))
+            self.ends |= (packed := slots.pack_embedding(embedding_weights))
             self.num_bytes += sum(one.nbytes for one in packed.values())
             return None
-        kept = None if table is None else self._to_device(table)
+        device_table = None if table is None else self._to_device(table)
         tokens = None if some is None else (some[0], self._to_device(some[1]))
         if delta.a is None or delta.b is None:
-            return EmbeddingLora(table=kept, tokens=tokens)
+            return EmbeddingLora(table=device_table, tokens=tokens)
         rank = delta.rank
         # Each token's row of A^T is what B meets: the product before it is by the identity.
         inner = self._to_device(delta.a.T.contiguous())
@@ -312,13 +312,13 @@ class AdapterPacker:
         )
         outer = self._model.ops.pack_lora(weights)
         self.num_bytes += outer.nbytes
-        return EmbeddingLora(table=kept, tokens=tokens, inner=inner, outer=outer)
+        return EmbeddingLora(table=device_table, tokens=tokens, inner=inner, outer=outer)
 
     def head(self) -> HeadLora | None:
         """What the adapter does to the output layer."""
         delta, table = self._adapter.head, self._adapter.tables.get("head")
-        own = self._adapter.vocab_size
-        if delta is None and not own:
+        vocab_size = self._adapter.vocab_size
+        if delta is None and not vocab_size:
             return None
         model = self._model
         if isinstance(model, NativeEncoder):
@@ -333,16 +333,16 @@ class AdapterPacker:
             layer = self._table(model, table, None)
         added = None
         tokens, some = None, self._adapter.tokens.get("head")
-        if own and _has_head_bias(model) and (delta is None or delta.bias is None):
+        if vocab_size and _has_head_bias(model) and (delta is None or delta.bias is None):
             raise InvalidRequest(
                 "The output layer has a bias, and the adapter brings none for its own tokens.",
                 param="lm_head",
             )
-        if own and isinstance(model, NativeDecoder):
-            layer, some = self._extended(model, layer, some, own)
+        if vocab_size and isinstance(model, NativeDecoder):
+            layer, some = self._extended(model, layer, some, vocab_size)
         if delta is not None and any(True for _ in delta.tensors()):
             parts = LayerDeltaBuilder(model, layer or model.lm_head, _has_head_bias(model))
-            rows = next(len(each) for each in (delta.b, delta.bias) if each is not None)
+            rows = next(len(tensor) for tensor in (delta.b, delta.bias) if tensor is not None)
             parts.add(0, rows, delta, None)
             added = self._pack(parts)
             self.ends[HEAD] = added
@@ -356,23 +356,23 @@ class AdapterPacker:
         model: NativeDecoder,
         layer: LinearLayer | None,
         some: tuple[Tensor, Tensor] | None,
-        own: int,
+        vocab_size: int,
     ) -> tuple[LinearLayer, tuple[Tensor, Tensor] | None]:
         """An output layer of all tokens, and the rows of single ones that are left.
 
-        `layer`: the adapter's table; `some`: its rows of single tokens; `own`: all tokens.
+        `layer`: the adapter's table; `some`: its rows of single tokens; `vocab_size`: all tokens.
         """
         first = layer or model.lm_head
         count = first.out_features
         if some is None:
-            return LMHeadWithAddedTokens(first, None, own), None
+            return LMHeadWithAddedTokens(first, None, vocab_size), None
         ids, rows = some
-        behind = ids >= count
-        if not bool(behind.any()):
-            return LMHeadWithAddedTokens(first, None, own), some
-        more = model.ops.PackedLinear(rows[behind].to(model.weight_dtype).contiguous(), None)
+        is_added = ids >= count
+        if not bool(is_added.any()):
+            return LMHeadWithAddedTokens(first, None, vocab_size), some
+        more = model.ops.PackedLinear(rows[is_added].to(model.weight_dtype).contiguous(), None)
         self.num_bytes += more.nbytes
-        return LMHeadWithAddedTokens(first, more, own), (ids[~behind], rows[~behind])
+        return LMHeadWithAddedTokens(first, more, vocab_size), (ids[~is_added], rows[~is_added])
 
     def _table(
         self, model: NativeDecoder | TransformersModel, rows: Tensor, ids: Tensor | None
@@ -391,6 +391,6 @@ class AdapterPacker:
         return layer
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
-        self.num_bytes += kept.nbytes
-        return kept
+        result = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
+        self.num_bytes += result.nbytes
+        return result

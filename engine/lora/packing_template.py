@@ -37,11 +37,11 @@ from engine.models.lora import AdapterWeights
 from kernels.lora import LoraLayout, LoraSliceLayout, LoraTemplate, PackedLora
 
 #: Layouts that are remembered, and bytes of a header or configuration of one.
-_MOST, _MOST_BYTES = 16, 1 << 22
+_MAX_LAYOUTS, _MAX_BYTES = 16, 1 << 22
 #: The largest file that a thread keeps its memory for: the system takes as long to hand out fresh
 #: memory as to read a file into it.
-_KEPT_BYTES = 32 << 20
-_kept = threading.local()
+_MAX_SCRATCH_BYTES = 32 << 20
+_scratch = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ class _Template:
         rank: the largest of their modules.
         dtype: of all their numbers.
         sizes: bytes of their two files.
-        places: layer and slot of each thing that `fill` packs.
+        slots: layer and slot of each thing that `fill` packs.
     """
 
     rank: int
     dtype: torch.dtype
     sizes: tuple[int, int]
-    places: list[tuple[int, str]]
+    slots: list[tuple[int, str]]
     fill: LoraTemplate
 
 
@@ -86,15 +86,15 @@ class _Files:
     @property
     def digest(self) -> str:
         """See `adapter_digest`."""
-        whole = hashlib.sha256()
-        own: list[tuple[str, bytes | memoryview]] = [
+        digest = hashlib.sha256()
+        files: list[tuple[str, bytes | memoryview]] = [
             (CONFIG_FILE, self.config),
             (WEIGHTS_FILE, self.weights),
         ]
-        for name, content in own + self.tokenizer:
-            whole.update(f"{name}\0{len(content)}\0".encode())
-            whole.update(content)
-        return whole.hexdigest()
+        for name, content in files + self.tokenizer:
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+        return digest.hexdigest()
 
     @property
     def layout(self) -> bytes:
@@ -111,20 +111,20 @@ class PackingTemplates:
     """The layouts of adapters of one model. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, _Template] = OrderedDict()
+        self._templates: OrderedDict[bytes, _Template] = OrderedDict()
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Forget all: there is another model."""
         with self._lock:
-            self._known.clear()
+            self._templates.clear()
 
     def load(self, ref: AdapterRef, model: AdaptableModel) -> tuple[AdapterWeights, int] | None:
         """An adapter of a known layout, and its rank; None: it must be read as a whole, by which
         what is wrong with it is found too.
         """
         with self._lock:
-            sizes = {template.sizes for template in self._known.values()}
+            sizes = {template.sizes for template in self._templates.values()}
         if not sizes:
             return None
         path = Path(ref.path)
@@ -134,17 +134,17 @@ class PackingTemplates:
             return None
         layout = files.layout
         with self._lock:
-            template = self._known.get(layout)
+            template = self._templates.get(layout)
             if template is None:
                 return None
-            self._known.move_to_end(layout)
+            self._templates.move_to_end(layout)
         if _digest_of(path, states, files) != ref.digest:
             return None
         packed = template.fill.fill(files.values(template.dtype))
         if packed is None:
             return None
         layers: list[dict[str, PackedLora]] = [{} for _ in range(model.spec.num_layers)]
-        for (layer, slot), lora in zip(template.places, packed, strict=True):
+        for (layer, slot), lora in zip(template.slots, packed, strict=True):
             layers[layer][slot] = lora
         weights = AdapterWeights(
             digest=ref.digest,
@@ -159,36 +159,36 @@ class PackingTemplates:
         path: str,
         adapter: LoRAAdapter,
         model: AdaptableModel,
-        kept: torch.dtype | None,
+        weights_dtype: torch.dtype | None,
         modules: TargetModules,
     ) -> None:
         """Remember the layout of an adapter that was read from `path`, where others may have it.
 
-        `kept`: what weights are kept in, None: as they are.
+        `weights_dtype`: what weights are kept in, None: as they are.
         """
-        others = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
-        if others or not has_only_matrices(adapter):
+        is_unsupported = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
+        if is_unsupported or not has_only_matrices(adapter):
             return
         dtypes, files = {tensor.dtype for tensor in adapter.tensors()}, _read(Path(path))
-        if files is None or len(dtypes) != 1 or kept not in (None, *dtypes):
+        if files is None or len(dtypes) != 1 or weights_dtype not in (None, *dtypes):
             return
         (dtype,) = dtypes
         packer = AdapterPacker(adapter, model, None, modules)
-        places, plans = [], []
+        slots, plans = [], []
         for layer in range(model.spec.num_layers):
             for slot, parts in packer.parts(layer):
                 plan = _plan_copy(parts, files)
                 if plan is None:
                     return
-                places.append((layer, slot))
+                slots.append((layer, slot))
                 plans.append(plan)
         fill = model.ops.lora_template(plans, dtype)
         if fill is None or files.digest != adapter.digest:
             return
         with self._lock:
-            self._known[files.layout] = _Template(adapter.rank, dtype, files.sizes, places, fill)
-            while len(self._known) > _MOST:
-                self._known.popitem(last=False)
+            self._templates[files.layout] = _Template(adapter.rank, dtype, files.sizes, slots, fill)
+            while len(self._templates) > _MAX_LAYOUTS:
+                self._templates.popitem(last=False)
 
 
 def _states(path: Path) -> FileFingerprints | None:
@@ -205,9 +205,9 @@ def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
     What this process has hashed isn't hashed again while nothing was written: that takes most of a
     load.
     """
-    known = digest_cache.get_cached(path, states)
-    if known is not None and _states(path) == states:
-        return known[0]
+    cached = digest_cache.get_cached(path, states)
+    if cached is not None and _states(path) == states:
+        return cached[0]
     digest = files.digest
     if not files.tokenizer:
         with suppress(OSError):
@@ -217,16 +217,16 @@ def _digest_of(path: Path, states: FileFingerprints, files: _Files) -> str:
 
 def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:
     """Where a layer's numbers are in the file; None where they aren't taken as they are there."""
-    a = [_place(piece, files) for piece in parts.a]
-    b = [_place(part[1], files) for part in parts.parts]
+    a = [_offset_in_file(matrix, files) for matrix in parts.a]
+    b = [_offset_in_file(part[1], files) for part in parts.parts]
     if not parts.has_only_matrices or None in a or None in b:
         return None
     in_features, out_features = parts.sizes
     return LoraLayout(
-        a=[(at or 0, len(piece)) for at, piece in zip(a, parts.a, strict=True)],
+        a=[(offset or 0, len(matrix)) for offset, matrix in zip(a, parts.a, strict=True)],
         parts=[
-            LoraSliceLayout(at or 0, first, tensor.shape[0], start, tensor.shape[1], scale)
-            for at, (first, tensor, start, scale) in zip(b, parts.parts, strict=True)
+            LoraSliceLayout(offset or 0, first, tensor.shape[0], start, tensor.shape[1], scale)
+            for offset, (first, tensor, start, scale) in zip(b, parts.parts, strict=True)
         ],
         in_features=in_features,
         out_features=out_features,
@@ -234,7 +234,7 @@ def _plan_copy(parts: LayerDeltaBuilder, files: _Files) -> LoraLayout | None:
     )
 
 
-def _place(tensor: Tensor, files: _Files) -> int | None:
+def _offset_in_file(tensor: Tensor, files: _Files) -> int | None:
     """Which number of the file a tensor begins with, that is a view of its bytes."""
     of_file = tensor.untyped_storage().nbytes() == len(files.weights)
     if not of_file or files.start % tensor.itemsize or not tensor.is_contiguous():
@@ -244,25 +244,25 @@ def _place(tensor: Tensor, files: _Files) -> int | None:
 
 def _scratch_bytes(count: int) -> memoryview:
     """Memory of so many bytes, the calling thread's own where it's of a usual size."""
-    if count > _KEPT_BYTES:
+    if count > _MAX_SCRATCH_BYTES:
         return memoryview(bytearray(count))
-    kept: bytearray | None = getattr(_kept, "room", None)
-    if kept is None or len(kept) < count:
-        _kept.room = kept = bytearray(count)
-    return memoryview(kept)[:count]
+    buffer: bytearray | None = getattr(_scratch, "buffer", None)
+    if buffer is None or len(buffer) < count:
+        _scratch.buffer = buffer = bytearray(count)
+    return memoryview(buffer)[:count]
 
 
-def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _Files | None:
-    """The files; None where they are of another kind, or none. Files of other sizes than those
-    that are `wanted` aren't read.
+def _read(folder: Path, sizes: Collection[tuple[int, int]] | None = None) -> _Files | None:
+    """The files; None where they are of another kind, or none. Files of other sizes than
+    `sizes` aren't read.
     """
     try:
         if (folder / NEW_TOKENS_FILE).exists():
             return None
         files = (folder / CONFIG_FILE, folder / WEIGHTS_FILE)
         config_size, weights_size = (file.stat().st_size for file in files)
-        other = wanted is not None and (config_size, weights_size) not in wanted
-        if other or config_size > _MOST_BYTES:
+        other = sizes is not None and (config_size, weights_size) not in sizes
+        if other or config_size > _MAX_BYTES:
             return None
         config = (folder / CONFIG_FILE).read_bytes()
         weights = _scratch_bytes(weights_size)
@@ -273,6 +273,6 @@ def _read(folder: Path, wanted: Collection[tuple[int, int]] | None = None) -> _F
     except OSError:
         return None  # what is wrong is told by who reads it as a whole
     start = 8 + int.from_bytes(weights[:8], "little")
-    if not 8 < start <= min(_MOST_BYTES, len(weights) - 1):
+    if not 8 < start <= min(_MAX_BYTES, len(weights) - 1):
         return None
     return _Files(config, weights, start, tokenizer)

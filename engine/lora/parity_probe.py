@@ -99,13 +99,13 @@ def _logits(
     """Float32 [tokens, vocabulary] of each prompt, with the adapter merged, or apart."""
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
-    own = spec if merged is None else merged_spec(spec, merged)
-    model = NativeDecoder(own, ops, torch.float32, LENGTH)
+    model_spec = spec if merged is None else merged_spec(spec, merged)
+    model = NativeDecoder(model_spec, ops, torch.float32, LENGTH)
     model.load(weights, lambda done, total: None)
     model.allocate_kv(-(-LENGTH // BLOCK), BLOCK, torch.float32)
     packed = None if apart is None else pack_adapter(apart, model)
     vocab = 0 if apart is None else apart.vocab_size
-    return [_run(model, prompt, packed) for prompt in prompts(vocab or own.vocab_size)]
+    return [_run(model, prompt, packed) for prompt in prompts(vocab or model_spec.vocab_size)]
 
 
 def _states(
@@ -130,8 +130,8 @@ def _encode(model: NativeEncoder, prompt: Tensor, adapter: AdapterWeights | None
 
 def prompts(vocab: int) -> list[Tensor]:
     """Random ones, always the same."""
-    made = torch.Generator().manual_seed(1)
-    return [torch.randint(vocab, (LENGTH,), generator=made) for _ in range(_PROMPTS)]
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(vocab, (LENGTH,), generator=generator) for _ in range(_PROMPTS)]
 
 
 @torch.inference_mode()
@@ -173,11 +173,11 @@ def probe_bridged(
 @torch.inference_mode()
 def _transformers_logits(model: TransformersModel, adapter: AdapterWeights | None) -> list[Tensor]:
     """Float32 [tokens, vocabulary] of each prompt."""
-    found = []
+    logits = []
     for prompt in prompts(model.spec.vocab_size):
-        found.append(model.forward(prompt, step_of(len(prompt), adapter)).clone())
+        logits.append(model.forward(prompt, step_of(len(prompt), adapter)).clone())
         model.keep(set())
-    return found
+    return logits
 
 
 @torch.no_grad()
@@ -185,11 +185,11 @@ def _merge(model: TransformersModel, adapter: LoRAAdapter, modules: TargetModule
     """Put merged weights in the places of the model's own."""
     for name, delta in adapter.modules.items():
         module, layer = _module(model, name), model.adapted.linears[slot_of(name)]
-        _put(model, module, merged_weight(_whole(layer), delta), _bias(module, delta))
+        _put(model, module, merged_weight(_full_weight(layer), delta), _bias(module, delta))
     head = modules.head
     if head and (adapter.head is not None or "head" in adapter.tables or "head" in adapter.tokens):
         module = _module(model, head)
-        weight = merged_head(_whole(model.lm_head), adapter)
+        weight = merged_head(_full_weight(model.lm_head), adapter)
         _put(model, module, weight, _bias(module, adapter.head))
     if model.adapted.embedding is not None and (
         adapter.embedding is not None or "embedding" in adapter.tables
@@ -202,17 +202,17 @@ def _module(model: TransformersModel, name: str) -> Any:
     return model.model.get_submodule(name)
 
 
-def _whole(layer: LinearLayer) -> Tensor:
+def _full_weight(layer: LinearLayer) -> Tensor:
     """All of a weight, float32 [outputs, inputs]."""
     return layer.rows(torch.arange(layer.out_features)).float()
 
 
 def _bias(module: Any, delta: LoRALayer | None) -> Tensor | None:
     """A module's, with what an adapter does to it."""
-    own: Tensor | None = None if module.bias is None else module.bias.float()
+    bias: Tensor | None = None if module.bias is None else module.bias.float()
     if delta is None or (delta.bias is None and delta.b_bias is None):
-        return own
-    return added_bias(torch.zeros(module.out_features) if own is None else own, delta)
+        return bias
+    return added_bias(torch.zeros(module.out_features) if bias is None else bias, delta)
 
 
 def _put(model: TransformersModel, module: Any, weight: Tensor, bias: Tensor | None) -> None:

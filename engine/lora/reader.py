@@ -39,7 +39,7 @@ from engine.lora.target_modules import Stacks, TargetModules
 from engine.lora.vocabulary import AdapterVocabulary, read_vocabulary
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
-_MOST_HEADER = 1 << 26
+_MAX_HEADER_BYTES = 1 << 26
 #: Kinds of keys that have one value for each output.
 _VECTORS = ("b_bias", "magnitude", "bias")
 
@@ -63,7 +63,7 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
         if adapter_digest(folder) != adapter.digest:
             raise InvalidRequest("The adapter's file changed while it was read.", param="path")
         return adapter
-    before = _fingerprint(folder)
+    fingerprint = _fingerprint(folder)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)
     weights = _safetensors_file(folder)
@@ -87,7 +87,7 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
                 param="use_dora",
             )
         if keys or not (pairs or classifier):
-            parts.check_whole(keys)
+            parts.check_complete(keys)
         adapter, tensors = LoRAAdapter(digest=digest), TensorFile(weights, file)
         for name, key in keys.items():
             _put(adapter, key, modules, tensors.read(name), config.tokens_of(_peft_name(name)))
@@ -98,7 +98,7 @@ def read_adapter(folder: Path, modules: TargetModules, max_rank: int | None = No
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(tensors.read(a), tensors.read(b))
         adapter.classifier = {part: tensors.read(name) for name, part in classifier.items()}
-    if _fingerprint(folder) != before:
+    if _fingerprint(folder) != fingerprint:
         raise InvalidRequest("The adapter's files changed while they were read.", param="path")
     return adapter
 
@@ -139,7 +139,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with path.open("rb") as raw:
             length = int.from_bytes(raw.read(8), "little")
-        if not 2 <= length <= _MOST_HEADER:
+        if not 2 <= length <= _MAX_HEADER_BYTES:
             raise InvalidRequest(
                 f"{WEIGHTS_FILE} isn't a safetensors file: its header would have {length} bytes.",
                 param="path",
@@ -200,13 +200,13 @@ class _TensorChecker:
         shapes = self._shapes(module, rank)
         if key.kind == "tokens" and "table" in shapes:
             shapes = {"tokens": (self._num_tokens(key.module), self._modules.hidden_size)}
-        shape, wanted = tuple(entry.get_shape()), shapes.get(key.kind)
-        if wanted is None:
+        shape, expected = tuple(entry.get_shape()), shapes.get(key.kind)
+        if expected is None:
             raise tensor_error(name, "isn't supported for a module of this kind")
-        if shape != wanted and shape != self._without_new(module, key.kind, wanted):
+        if shape != expected and shape != self._without_new(module, key.kind, expected):
             of_table = module in (self._modules.embedding, self._modules.head)
             vocab = self._rows(module) if of_table else 0
-            raise tensor_error(name, shape_error(shape, wanted, vocab))
+            raise tensor_error(name, shape_error(shape, expected, vocab))
         return Key(module, key.kind)
 
     def _rows(self, table: str) -> int:
@@ -251,17 +251,17 @@ class _TensorChecker:
                 "table": (vocab, hidden),
             }
         if (dense := modules.dense(module)) is not None:
-            own = dict.fromkeys(_VECTORS, dense[:1])
-            return {"a": (rank, dense[1]), "b": (dense[0], rank), **own}
-        place = modules.place(module)
-        rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
+            vectors = dict.fromkeys(_VECTORS, dense[:1])
+            return {"a": (rank, dense[1]), "b": (dense[0], rank), **vectors}
+        target = modules.find_target(module)
+        rows, columns = (vocab, hidden) if target is None else (target.rows, target.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
-        if place is not None and "." in place.slot:  # of an expert
+        if target is not None and "." in target.slot:  # of an expert
             return shapes | {"magnitude": (rows,)}
         shapes |= dict.fromkeys(_VECTORS, (rows,))
-        return shapes | ({"table": (vocab, hidden)} if place is None else {})
+        return shapes | ({"table": (vocab, hidden)} if target is None else {})
 
-    def check_whole(self, keys: Mapping[str, Key]) -> None:
+    def check_complete(self, keys: Mapping[str, Key]) -> None:
         """Raise unless each module has both of its matrices, and DoRA its magnitudes."""
         if not keys:
             raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensors.", param="path")
@@ -286,12 +286,12 @@ class _TensorChecker:
 def _classifier_part(name: str, entry: Any, modules: TargetModules) -> str | None:
     """Which tensor of a classifier's head this replaces; None: another one."""
     part = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
-    wanted = modules.classifier.get(part)
-    if wanted is None:
+    expected = modules.classifier.get(part)
+    if expected is None:
         return None
     check_entry(name, entry)
-    if (shape := tuple(entry.get_shape())) != wanted:
-        raise tensor_error(name, shape_error(shape, wanted))
+    if (shape := tuple(entry.get_shape())) != expected:
+        raise tensor_error(name, shape_error(shape, expected))
     return part
 
 
@@ -302,7 +302,7 @@ def _delta(adapter: LoRAAdapter, key: Key, modules: TargetModules) -> LoRALayer:
         return adapter.embedding
     if modules.dense(key.module) is not None:
         return adapter.dense.setdefault(key.module, LoRALayer())
-    if modules.place(key.module) is None:
+    if modules.find_target(key.module) is None:
         adapter.head = adapter.head or LoRALayer()
         return adapter.head
     return adapter.modules.setdefault(key.module, LoRALayer())
@@ -330,8 +330,8 @@ def _add_tokens(adapter: LoRAAdapter, vocabulary: AdapterVocabulary) -> None:
         adapter.tables["head"] = adapter.tables["embedding"]
         adapter.head = adapter.head or LoRALayer()
     for table, rows in vocabulary.num_added.items():
-        if (own := adapter.tables.get(table)) is not None:
-            adapter.tables[table] = torch.cat((own, rows.to(own.dtype)))
+        if (current := adapter.tables.get(table)) is not None:
+            adapter.tables[table] = torch.cat((current, rows.to(current.dtype)))
         elif (tokens := vocabulary.tokens(table, adapter.tokens.get(table))) is not None:
             adapter.tokens[table] = tokens
         if table == "embedding":

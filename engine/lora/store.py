@@ -152,20 +152,20 @@ class AdapterStore:
         self, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> TargetModules:
         """The model's, listed once: a mixture of experts has tens of thousands."""
-        known = self._modules
-        if known is None or known[0] is not model.spec or known[1] is not heads:
+        cached = self._modules
+        if cached is None or cached[0] is not model.spec or cached[1] is not heads:
             modules = modules_of(model, heads)
             self._templates.clear()
-            known = self._modules = model.spec, heads, modules
-        return known[2]
+            cached = self._modules = model.spec, heads, modules
+        return cached[2]
 
     def _load_by_template(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
     ) -> PackedAdapter | None:
         """An adapter whose files are laid out as others' were."""
         self._modules_of(model, heads)
-        found = self._templates.load(ref, model) if ref.path else None
-        return None if found is None else PackedAdapter(*found)
+        packed = self._templates.load(ref, model) if ref.path else None
+        return None if packed is None else PackedAdapter(*packed)
 
     def _load_by_reader(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None
@@ -198,12 +198,12 @@ class AdapterStore:
     def _trim(self) -> None:
         """Let those go that left the device longest ago, until the rest fits."""
         limits = self._limits
-        held = sum(each.weights.num_bytes for each in self._host.values())
+        num_bytes = sum(adapter.weights.num_bytes for adapter in self._host.values())
         while self._host and (
-            held > limits.host_bytes
+            num_bytes > limits.host_bytes
             or (limits.host_adapters is not None and len(self._host) > limits.host_adapters)
         ):
-            held -= self._host.popitem(last=False)[1].weights.num_bytes
+            num_bytes -= self._host.popitem(last=False)[1].weights.num_bytes
 
 
 class AdapterHost(Protocol):

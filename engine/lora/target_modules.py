@@ -56,12 +56,12 @@ class ExpertStack:
     """All experts of a layer, whose weights `transformers` has in one tensor a projection.
 
     Attributes:
-        at: prefix of the experts' names, see `layer_linears`.
+        prefix: of the experts' names, see `layer_linears`.
         moe: how many, and how they lie in memory.
         hidden: inputs of the first projection, and outputs of the second.
     """
 
-    at: str
+    prefix: str
     moe: MoeSpec
     hidden: int
 
@@ -116,27 +116,27 @@ class TargetModules:
             self.layers = [dict(layer_linears(layer)) for layer in described.layers]
             self._stacks |= _stacks(described)
         self._prefixes = (*_PREFIXES, prefix)
-        self._places = dict(_places(self.layers))
+        self._targets = dict(_target_slices(self.layers))
         self._dense = dict(_dense(self.classifier))
         pooler = {_POOLER, prefix + _POOLER} if isinstance(spec, EncoderSpec) else set()
         self._unused = pooler - self._dense.keys()
         tables = {self.embedding, self.head} - {""}
-        self._known = {*self._places, *self._stacks, *self._dense, *tables}
+        self._names = {*self._targets, *self._stacks, *self._dense, *tables}
 
     def resolve(self, name: str) -> str | None:
-        """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
+        """The checkpoint's name of a module: of a target, a stack, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
                 for prefix in self._prefixes:
                     for candidate in (prefix + name, name.removeprefix(prefix)):
-                        found = candidate.replace(ours, theirs) + ending
-                        if found in self._known:
-                            return found
+                        module = candidate.replace(ours, theirs) + ending
+                        if module in self._names:
+                            return module
         return None
 
-    def place(self, name: str) -> TargetSlice | None:
+    def find_target(self, name: str) -> TargetSlice | None:
         """Where the weight of this name is; None for a table, or nothing of the model's."""
-        return self._places.get(name)
+        return self._targets.get(name)
 
     def dense(self, name: str) -> tuple[int, int] | None:
         """Outputs and inputs of a classifier's linear layer of this name."""
@@ -184,14 +184,16 @@ def _stacks(description: ModelDescription) -> Iterator[tuple[str, ExpertStack]]:
     for layer in description.layers:
         if not isinstance(layer.mlp, MoeBlock) or layer.mlp.moe.layout == "flat":
             continue
-        moe, at = layer.mlp.moe, f"{layer.mlp.layer}{layer.mlp.moe.experts}"
-        stack = ExpertStack(at, moe, layer.mlp.router.columns)
+        moe, prefix = layer.mlp.moe, f"{layer.mlp.layer}{layer.mlp.moe.experts}"
+        stack = ExpertStack(prefix, moe, layer.mlp.router.columns)
         granite = ("experts", "input_linear", "output_linear")
         for name in granite if moe.layout == "granite" else ("",):
-            yield f"{at}{name}".removesuffix("."), stack
+            yield f"{prefix}{name}".removesuffix("."), stack
 
 
-def _places(layers: Sequence[Mapping[str, FusedLinear]]) -> Iterator[tuple[str, TargetSlice]]:
+def _target_slices(
+    layers: Sequence[Mapping[str, FusedLinear]],
+) -> Iterator[tuple[str, TargetSlice]]:
     for index, layer in enumerate(layers):
         for slot, linear in layer.items():
             for number, part in enumerate(linear.parts):
@@ -242,14 +244,14 @@ class StackedLoRA:
         count = self.stack.moe.num_experts
         by_expert = b.reshape(b.shape[0], self.rank, count)
         for expert in range(count):
-            own_a = a[expert * self.rank : (expert + 1) * self.rank]
-            own_b = by_expert[:, :, expert]
+            expert_a = a[expert * self.rank : (expert + 1) * self.rank]
+            expert_b = by_expert[:, :, expert]
             if self.flipped:
-                own_a, own_b = own_b.T, own_a.T
-            own_a = own_a.contiguous()
+                expert_a, expert_b = expert_b.T, expert_a.T
+            expert_a = expert_a.contiguous()
             for word, rows in self.stack.rows(self.projection):
-                delta = LoRALayer(a=own_a, b=own_b[rows].contiguous(), scale=self.scale)
-                yield f"{self.stack.at}{expert}.{word}", delta
+                delta = LoRALayer(a=expert_a, b=expert_b[rows].contiguous(), scale=self.scale)
+                yield f"{self.stack.prefix}{expert}.{word}", delta
 
 
 def match_stack(
@@ -270,8 +272,8 @@ def match_stack(
                 if rank != config.rank_of(name):
                     return f"is of rank {rank}, but it must be {config.rank_of(name)}"
                 return StackedLoRA(stack, projection, rank, flipped, config.scale_of(name))
-    known = ", ".join(f"{one} to {other}" for one, other in stack.projections.values())
-    return f"and its partner map {a[1]} to {b[0]}, but the experts map {known}"
+    mappings = ", ".join(f"{one} to {other}" for one, other in stack.projections.values())
+    return f"and its partner map {a[1]} to {b[0]}, but the experts map {mappings}"
 
 
 class Stacks:
@@ -279,7 +281,7 @@ class Stacks:
 
     def __init__(self, config: AdapterConfig, modules: TargetModules, max_rank: int | None) -> None:
         self._config, self._modules, self._max_rank = config, modules, max_rank
-        self._found: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+        self._tensors: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
 
     def collect(self, name: str, entry: Any) -> bool:
         """Whether the tensor is of a stack; raises `InvalidRequest` for one that none has."""
@@ -290,7 +292,7 @@ class Stacks:
         if key.kind not in ("a", "b"):
             raise tensor_error(name, "isn't supported for a module of this kind")
         check_entry(name, entry)
-        self._found.setdefault(key.module, {})[key.kind] = name, tuple(entry.get_shape())
+        self._tensors.setdefault(key.module, {})[key.kind] = name, tuple(entry.get_shape())
         return True
 
     def pairs(self) -> list[tuple[str, str, StackedLoRA]]:
@@ -298,8 +300,8 @@ class Stacks:
 
         Raises `InvalidRequest` for one without the other, or of other shapes.
         """
-        found, known = [], set()
-        for module, kinds in self._found.items():
+        pairs, changed = [], set()
+        for module, kinds in self._tensors.items():
             name = next(iter(kinds.values()))[0]
             if len(kinds) != 2:
                 raise tensor_error(name, "has no partner: a and b go together")
@@ -312,9 +314,9 @@ class Stacks:
             )
             if isinstance(pair, str):
                 raise tensor_error(a, pair)
-            if (pair.stack.at, pair.projection) in known:
+            if (pair.stack.prefix, pair.projection) in changed:
                 raise tensor_error(a, "changes what another tensor changes too")
             check_rank(pair.rank, self._max_rank)
-            known.add((pair.stack.at, pair.projection))
-            found.append((a, b, pair))
-        return found
+            changed.add((pair.stack.prefix, pair.projection))
+            pairs.append((a, b, pair))
+        return pairs

@@ -55,16 +55,16 @@ class AdapterVocabulary:
         return self.embedding if table == "embedding" else self.head
 
     def tokens(
-        self, table: str, known: tuple[Tensor, Tensor] | None
+        self, table: str, tokens: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor] | None:
         """A table's rows of single tokens, those among them that go behind it."""
         if (rows := self.num_added.get(table)) is None:
-            return known
+            return tokens
         ids = torch.arange(self.model, self.model + len(rows))
-        if known is None:
+        if tokens is None:
             return ids, rows
-        kept = rows.dtype if known[1].dtype == rows.dtype else torch.float32
-        return torch.cat((known[0], ids)), torch.cat((known[1].to(kept), rows.to(kept)))
+        dtype = rows.dtype if tokens[1].dtype == rows.dtype else torch.float32
+        return torch.cat((tokens[0], ids)), torch.cat((tokens[1].to(dtype), rows.to(dtype)))
 
 
 def read_vocabulary(
@@ -76,43 +76,45 @@ def read_vocabulary(
     the file, for tables that don't go together, or that this model can't have.
     """
     vocab, new = modules.vocab_size, _read_new_tokens(folder, modules)
-    found = {table: vocab + len(rows) for table, rows in new.items()}
-    names = dict.fromkeys(found, NEW_TOKENS_FILE)
+    sizes = {table: vocab + len(rows) for table, rows in new.items()}
+    names = dict.fromkeys(sizes, NEW_TOKENS_FILE)
     for name, table, rows in _tables(file, modules):
-        before = vocab if table in new else found.setdefault(table, rows)
-        if rows != before:
-            raise tensor_error(name, f"is for {rows} tokens, but {names[table]} for {before}")
+        expected = vocab if table in new else sizes.setdefault(table, rows)
+        if rows != expected:
+            raise tensor_error(name, f"is for {rows} tokens, but {names[table]} for {expected}")
         names[table] = name
     for name, table, ids in _tokens(file, config, modules):
-        most = vocab if table in new else found.get(table, 0)
-        if most and max(ids) >= most:
-            raise tensor_error(name, f"has a row of token {max(ids)}, but the table is for {most}")
-        if table not in found:
-            found[table], names[table] = _rows_of(ids, vocab), name
+        table_size = vocab if table in new else sizes.get(table, 0)
+        if table_size and max(ids) >= table_size:
+            raise tensor_error(
+                name, f"has a row of token {max(ids)}, but the table is for {table_size}"
+            )
+        if table not in sizes:
+            sizes[table], names[table] = _rows_of(ids, vocab), name
     # A whole table in the embedding's place isn't tied to anything, as PEFT has it.
     apart = config.replaces(modules.embedding) or "modules_to_save" in names.get("embedding", "")
-    ties = modules.tied and "embedding" in found and "head" not in found and not apart
-    if ties and found["embedding"] != vocab:
-        found["head"], names["head"] = found["embedding"], names["embedding"]
-    embedding, head = (found.get(table, vocab) for table in ("embedding", "head"))
-    own = embedding != vocab or head != vocab
-    told = names.get("head") or names.get("embedding", "")
-    if own and not modules.head:
-        raise tensor_error(told, f"is for other tokens than the {vocab} of this model")
-    if own and (head > embedding or (head < embedding and "head" in found)):
+    ties = modules.tied and "embedding" in sizes and "head" not in sizes and not apart
+    if ties and sizes["embedding"] != vocab:
+        sizes["head"], names["head"] = sizes["embedding"], names["embedding"]
+    embedding, head = (sizes.get(table, vocab) for table in ("embedding", "head"))
+    is_resized = embedding != vocab or head != vocab
+    source = names.get("head") or names.get("embedding", "")
+    if is_resized and not modules.head:
+        raise tensor_error(source, f"is for other tokens than the {vocab} of this model")
+    if is_resized and (head > embedding or (head < embedding and "head" in sizes)):
         raise tensor_error(
-            told,
+            source,
             f"is for a vocabulary that doesn't fit: the embedding has {embedding} tokens, the "
             f"output layer {head}",
         )
-    return AdapterVocabulary(vocab, embedding, head, new, ties and own)
+    return AdapterVocabulary(vocab, embedding, head, new, ties and is_resized)
 
 
 def _table_of(module: str, modules: TargetModules) -> str:
     """Which table a module is, "": none."""
-    known = modules.resolve(module)
+    name = modules.resolve(module)
     tables = {modules.embedding: "embedding", modules.head: "head"}
-    return tables.get(known, "") if known else ""
+    return tables.get(name, "") if name else ""
 
 
 def _tables(file: Any, modules: TargetModules) -> Iterator[tuple[str, str, int]]:
@@ -158,7 +160,7 @@ def _read_new_tokens(folder: Path, modules: TargetModules) -> dict[str, Tensor]:
                 f"{format_value(other.name)} can't be read: only {NEW_TOKENS_FILE} is.",
                 param=other.name[:200],
             )
-    path, found = folder / NEW_TOKENS_FILE, {}
+    path, tables = folder / NEW_TOKENS_FILE, {}
     if not path.is_file():
         return {}
     with _opened(path) as file:
@@ -174,8 +176,8 @@ def _read_new_tokens(folder: Path, modules: TargetModules) -> dict[str, Tensor]:
                     f"has shape {list(shape)}, but it must be [tokens, {modules.hidden_size}]",
                     NEW_TOKENS_FILE,
                 )
-            found[_TABLES[name]] = tensors.read(name)
-    return found
+            tables[_TABLES[name]] = tensors.read(name)
+    return tables
 
 
 @contextmanager
