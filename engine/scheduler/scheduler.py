@@ -224,7 +224,12 @@ class Scheduler:
             step.split_prompt_budget(
                 short_step.heavy_tenants, short_step.heavy_tenant_prompt_tokens
             )
-            skipped = self._rotation.skipped(short_step)
+            skipped = [
+                sequence
+                for sequence in self._rotation.skipped(short_step)
+                # A prompt's last token comes with prompts.
+                if self._mixes or sequence.num_computed_tokens >= sequence.num_prompt_tokens
+            ]
         self._runs.sort()
 
         # 1. Decodes, 2. prompts. Where a step holds one or the other, they take turns.

@@ -194,6 +194,32 @@ def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
     chaos.drain()
 
 
+class Phased(Chaos):
+    """On a device whose steps hold prompts or decodes."""
+
+    def _step(self, *, fails: bool = False) -> None:
+        scheduler = self.driver.scheduler
+        decodes = {
+            sequence.seq_id
+            for sequence in scheduler.running
+            if sequence.num_computed_tokens >= sequence.num_prompt_tokens
+            and sequence.num_tokens - sequence.num_computed_tokens == 1
+        }
+        super()._step(fails=fails)
+        plan = scheduler._plan
+        decodes -= {new.seq_id for new in plan.new}  # preempted and started again
+        assert len({seq_id in decodes for seq_id in plan.seq_ids}) <= 1
+
+
+@pytest.mark.parametrize("seed", [20, 27, 35])
+def test_short_steps_hold_prompts_or_decodes_where_a_device_does_not_mix(seed: int) -> None:
+    share = PrefillLimits(8, saturation_decodes=2, min_step_tokens=4, target_step_tokens=4)
+    chaos = Phased(seed, (), False, mixes=False, prefill_share=share)
+    for _ in range(50):
+        chaos.round()
+    chaos.drain()
+
+
 @pytest.mark.parametrize("windows", [(), (0, 8, 8)])
 @pytest.mark.parametrize("budget", [1000, 8])
 def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], budget: int) -> None:
