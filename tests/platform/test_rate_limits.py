@@ -309,10 +309,11 @@ def test_each_loop_has_a_link_of_its_own() -> None:
 
 
 async def test_what_goes_on_with_a_request_takes_tokens_alone() -> None:
-    who = caller(requests_per_minute=1, max_running_requests=1, tokens_per_minute=1000)
+    who = caller(requests_per_minute=1, max_running_requests=1, tokens_per_minute=100)
     await enter(who)
     await enter(who, is_continuation=True)
-    assert await level("tokens") == pytest.approx(960, abs=5)
+    # The buckets are refilled by 100 and by 1 a minute while the test runs.
+    assert 60 <= await level("tokens") < 80
     assert await level("requests") == pytest.approx(0, abs=0.5)
     with pytest.raises(RateLimited):
-        await enter(who, prompt=990, is_continuation=True)
+        await enter(who, prompt=90, is_continuation=True)
