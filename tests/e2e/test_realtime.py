@@ -29,6 +29,8 @@ pytestmark = pytest.mark.xdist_group("realtime")
 RATE = 24_000
 METRICS_TOKEN = "a token for metrics alone"
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
+#: A busy machine may take longer than the client's 10 s to answer.
+PATIENCE: Any = {"max_size": None, "open_timeout": 60, "ping_timeout": None}
 FAILURES = ("error", f"{TRANSCRIPTION}.failed")
 
 
@@ -53,7 +55,7 @@ def connect(product: Product, key: str | None = None) -> websocket_client.Client
     """A raw socket."""
     url = product.base_url.replace("http", "ws", 1) + "/realtime?model=whisper"
     headers = {"Authorization": f"Bearer {product.api_key if key is None else key}"}
-    return websocket_client.connect(url, additional_headers=headers, max_size=None)
+    return websocket_client.connect(url, additional_headers=headers, **PATIENCE)
 
 
 def send(socket: websocket_client.ClientConnection, kind: str, **fields: Any) -> None:
@@ -83,7 +85,9 @@ def test_openais_client_hears_turns_end_and_reads_their_text(
     client = openai.OpenAI(base_url=product.base_url, api_key=product.api_key)
     said, kinds = "", []
     with client.realtime.connect(
-        model="whisper", extra_query={"intent": "transcription"}
+        model="whisper",
+        extra_query={"intent": "transcription"},
+        websocket_connection_options=PATIENCE,
     ) as connection:
         connection.session.update(
             session={
