@@ -23,6 +23,7 @@ CLEAN = (
     "benchmarks/kernels",
     "chaos",
     "chaos/management",
+    "engine/checkpoints",
     "engine/contract",
     "engine/core",
     "engine/devices",

@@ -310,42 +310,44 @@ class _Stored:
 def _names(layers: dict[str, int]) -> Iterator[tuple[str, _Stored]]:
     """Names of `transformers` and where their tensors are."""
     for side in ("encoder", "decoder"):
-        at, to = f"{side}/", f"model.{side}."
-        yield f"{to}embed_positions.weight", _Stored(f"{at}position_encodings/encodings")
-        yield from _norm(f"{to}layer_norm", f"{at}layer_norm")
+        source, to = f"{side}/", f"model.{side}."
+        yield f"{to}embed_positions.weight", _Stored(f"{source}position_encodings/encodings")
+        yield from _norm(f"{to}layer_norm", f"{source}layer_norm")
         for layer in range(layers[side]):
-            yield from _layer(f"{to}layers.{layer}.", f"{at}layer_{layer}/", side)
+            yield from _layer(f"{to}layers.{layer}.", f"{source}layer_{layer}/", side)
     for name in ("conv1", "conv2"):
         for part in ("weight", "bias"):
             yield f"model.encoder.{name}.{part}", _Stored(f"encoder/{name}/{part}")
     yield "model.decoder.embed_tokens.weight", _Stored("decoder/embeddings/weight")
 
 
-def _layer(to: str, at: str, side: str) -> Iterator[tuple[str, _Stored]]:
-    yield from _norm(f"{to}self_attn_layer_norm", f"{at}self_attention/layer_norm")
+def _layer(to: str, source: str, side: str) -> Iterator[tuple[str, _Stored]]:
+    yield from _norm(f"{to}self_attn_layer_norm", f"{source}self_attention/layer_norm")
     for index, name in enumerate(("q_proj", "k_proj", "v_proj")):
-        yield from _linear(f"{to}self_attn.{name}", f"{at}self_attention/linear_0", index, 3)
-    yield from _linear(f"{to}self_attn.out_proj", f"{at}self_attention/linear_1")
+        yield from _linear(f"{to}self_attn.{name}", f"{source}self_attention/linear_0", index, 3)
+    yield from _linear(f"{to}self_attn.out_proj", f"{source}self_attention/linear_1")
     if side == "decoder":
-        yield from _norm(f"{to}encoder_attn_layer_norm", f"{at}attention/layer_norm")
-        yield from _linear(f"{to}encoder_attn.q_proj", f"{at}attention/linear_0")
+        yield from _norm(f"{to}encoder_attn_layer_norm", f"{source}attention/layer_norm")
+        yield from _linear(f"{to}encoder_attn.q_proj", f"{source}attention/linear_0")
         for index, name in enumerate(("k_proj", "v_proj")):
-            yield from _linear(f"{to}encoder_attn.{name}", f"{at}attention/linear_1", index, 2)
-        yield from _linear(f"{to}encoder_attn.out_proj", f"{at}attention/linear_2")
-    yield from _norm(f"{to}final_layer_norm", f"{at}ffn/layer_norm")
-    yield from _linear(f"{to}fc1", f"{at}ffn/linear_0")
-    yield from _linear(f"{to}fc2", f"{at}ffn/linear_1")
+            yield from _linear(f"{to}encoder_attn.{name}", f"{source}attention/linear_1", index, 2)
+        yield from _linear(f"{to}encoder_attn.out_proj", f"{source}attention/linear_2")
+    yield from _norm(f"{to}final_layer_norm", f"{source}ffn/layer_norm")
+    yield from _linear(f"{to}fc1", f"{source}ffn/linear_0")
+    yield from _linear(f"{to}fc2", f"{source}ffn/linear_1")
 
 
-def _linear(to: str, at: str, part: int = 0, num_parts: int = 1) -> Iterator[tuple[str, _Stored]]:
+def _linear(
+    to: str, source: str, part: int = 0, num_parts: int = 1
+) -> Iterator[tuple[str, _Stored]]:
     # Keys have no bias: what the file has in its place is 0.
     for kind in ("weight",) if to.endswith("k_proj") else ("weight", "bias"):
-        yield f"{to}.{kind}", _Stored(f"{at}/{kind}", part, num_parts)
+        yield f"{to}.{kind}", _Stored(f"{source}/{kind}", part, num_parts)
 
 
-def _norm(to: str, at: str) -> Iterator[tuple[str, _Stored]]:
-    yield f"{to}.weight", _Stored(f"{at}/gamma")
-    yield f"{to}.bias", _Stored(f"{at}/beta")
+def _norm(to: str, source: str) -> Iterator[tuple[str, _Stored]]:
+    yield f"{to}.weight", _Stored(f"{source}/gamma")
+    yield f"{to}.bias", _Stored(f"{source}/beta")
 
 
 class CTranslate2Weights:

@@ -44,14 +44,14 @@ def checked_pattern(pattern: str | None) -> str:
 
 def read_sharded_state(folder: Path, pattern: str | None) -> WeightReader:
     """The files of rank 0. Raises `ModelLoadError` where there are none."""
-    found = sorted(folder.glob(checked_pattern(pattern).format(rank=0, part="*")))
-    if not found:
+    files = sorted(folder.glob(checked_pattern(pattern).format(rank=0, part="*")))
+    if not files:
         raise ModelLoadError(
             f"{folder} holds no {(pattern or PATTERN).format(rank=0, part='*')}: make them with "
             "save_sharded_state.",
             param="model",
         )
-    return WeightReader(folder, found)
+    return WeightReader(folder, files)
 
 
 def save_sharded_state(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 #: Files of a folder that hold weights, in the formats that can be loaded.
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.tensors", "*.npz")
 CONFIG = "config.json"
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 def model_digest(model: Path) -> str:
@@ -41,24 +41,28 @@ def model_digest(model: Path) -> str:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    found = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
+    files = {file for pattern in WEIGHTS for file in folder.glob(pattern)}
     config = folder / CONFIG
-    return [*([config] if config.is_file() else []), *sorted(found)]
+    return [*([config] if config.is_file() else []), *sorted(files)]
 
 
 def _file_digest(file: Path) -> str:
     state = file.stat()
-    told = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
-    kept = _cached_digest(hashlib.sha256(f"{told}\0{state.st_ino}".encode()).hexdigest())
-    if kept is not None and kept.is_file() and len(known := kept.read_text()) == 64:
-        return known
+    identity = f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
+    cache_file = _cached_digest(hashlib.sha256(f"{identity}\0{state.st_ino}".encode()).hexdigest())
+    if (
+        cache_file is not None
+        and cache_file.is_file()
+        and len(cached := cache_file.read_text()) == 64
+    ):
+        return cached
     with file.open("rb") as content:
-        found = hashlib.sha256()
-        while piece := content.read(_PIECE):
-            found.update(piece)
-    if kept is not None:
-        _store_digest(kept, found.hexdigest())
-    return found.hexdigest()
+        digest = hashlib.sha256()
+        while chunk := content.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    if cache_file is not None:
+        _store_digest(cache_file, digest.hexdigest())
+    return digest.hexdigest()
 
 
 def _cached_digest(name: str) -> Path | None:
@@ -91,31 +95,31 @@ def apply_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]
     raw = _merged(raw, config.hf_overrides or {})
     if config.rope_scaling is None and config.rope_theta is None:
         return raw
-    found = raw.get("rope_parameters") or {}
-    nested = isinstance(found.get(_FULL), dict)
-    before = found[_FULL] if nested else found
+    rope_parameters = raw.get("rope_parameters") or {}
+    nested = isinstance(rope_parameters.get(_FULL), dict)
+    current = rope_parameters[_FULL] if nested else rope_parameters
     # The older names, where that is how this config.json says it.
-    base = before.get("rope_theta") or raw.get("rope_theta")
-    scaling = dict(before)
+    base = current.get("rope_theta") or raw.get("rope_theta")
+    scaling = dict(current)
     if config.rope_scaling is not None:
-        share = before.get("partial_rotary_factor")
+        share = current.get("partial_rotary_factor")
         scaling = {**config.rope_scaling, **({"partial_rotary_factor": share} if share else {})}
-    elif not before:
+    elif not current:
         scaling = dict(raw.get("rope_scaling") or {})
     theta = config.rope_theta if config.rope_theta is not None else base
     if theta is not None:
         scaling["rope_theta"] = theta
     kind = scaling.pop("type", None)
     scaling.setdefault("rope_type", kind or "default")
-    parameters = {**found, _FULL: scaling} if nested else scaling
+    parameters = {**rope_parameters, _FULL: scaling} if nested else scaling
     raw = {**raw, "rope_parameters": parameters, "rope_scaling": None}
     return {**raw, "rope_theta": theta} if theta is not None else raw
 
 
-def _merged(raw: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` put over `raw`; objects within are merged the same way."""
+def _merged(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`overrides` put over `raw`; objects within are merged the same way."""
     merged = dict(raw)
-    for name, value in over.items():
+    for name, value in overrides.items():
         inner = merged.get(name)
         if isinstance(inner, dict) and isinstance(value, dict):
             value = _merged(inner, value)
@@ -129,7 +133,7 @@ def download(config: EngineConfig) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import filter_repo_objects
 
-    wanted: dict[str, Any] = {
+    options: dict[str, Any] = {
         "repo_id": config.model,
         "revision": config.revision,
         "cache_dir": config.download_dir,
@@ -138,15 +142,15 @@ def download(config: EngineConfig) -> Path:
     try:
         report_load_phase(DOWNLOADING)
         try:
-            files = snapshot_download(**wanted, dry_run=True)
-            wanted["allow_patterns"] = file_patterns(config, [file.filename for file in files])
+            files = snapshot_download(**options, dry_run=True)
+            options["allow_patterns"] = file_patterns(config, [file.filename for file in files])
             needed = filter_repo_objects(
-                files, allow_patterns=wanted["allow_patterns"], key=lambda file: file.filename
+                files, allow_patterns=options["allow_patterns"], key=lambda file: file.filename
             )
             total = sum(file.file_size or 0 for file in needed)
         except (LocalEntryNotFoundError, OSError):
             total = 0  # no hub is in reach: what is in the cache will do, or the error comes below
-        return Path(snapshot_download(**wanted, tqdm_class=_bar(total)))
+        return Path(snapshot_download(**options, tqdm_class=_bar(total)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(
             f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
@@ -157,7 +161,7 @@ def _bar(total: int) -> type[Any]:
     """The hub's own bars, one of which counts all bytes that are on the disk."""
     from huggingface_hub.utils import tqdm
 
-    class Told(tqdm):
+    class ReportingBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self._counts = str(kwargs.get("desc", "")).startswith("Reconstructing")
             self._done = int(kwargs.get("initial") or 0)
@@ -169,4 +173,4 @@ def _bar(total: int) -> type[Any]:
                 report_load_phase(DOWNLOADING, self._done, max(total, self._done))
             return super().update(n)
 
-    return Told
+    return ReportingBar

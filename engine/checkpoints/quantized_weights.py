@@ -61,15 +61,15 @@ class QuantizedWeights(WeightReader):
         if module is None:
             self._refuse_packed(name)
             return self._inner.matrix(name, shape)
-        found = self._packed[module]
-        if found.shape != shape:
+        packed = self._packed[module]
+        if packed.shape != shape:
             raise ModelLoadError(
-                f"{self.folder}: {module!r} is packed with shape {found.shape}, "
+                f"{self.folder}: {module!r} is packed with shape {packed.shape}, "
                 f"but config.json asks for {shape}.",
                 param="model",
             )
         self._inner.mark_used(self.form.tensors_of(module))
-        return found
+        return packed
 
     def _refuse_packed(self, name: str) -> None:
         """Raise `ModelLoadError` for a tensor that the format should read, and can't."""
@@ -150,14 +150,16 @@ class QuantizedWeights(WeightReader):
         trim_heap()
 
 
-def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> dict[str, Tensor]:
+def dequantized_tensors(
+    folder: Path, form: CheckpointFormat, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """All tensors of a checkpoint, those of packed layers dequantised into `dtype`.
 
     Raises `ModelLoadError` for files that aren't sound, and for experts that are packed together,
     whose plain names only the native decoder knows.
     """
     weights = QuantizedWeights(open_hub_folder(folder), form)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for module, matrix in weights.packed():
         if "#" in module:
             raise ModelLoadError(
@@ -165,11 +167,11 @@ def plain_tensors(folder: Path, form: CheckpointFormat, dtype: torch.dtype) -> d
                 "natively can have.",
                 param="model",
             )
-        found[f"{module}.weight"] = matrix.floats(slice(None)).to(dtype)
+        tensors[f"{module}.weight"] = matrix.floats(slice(None)).to(dtype)
         weights.mark_used(form.tensors_of(module))
         weights.release()
     for name in weights.unused_names():
         if weights.stored_dtype(name) in FLOATS:
-            found[name] = weights.stored(name).clone()
+            tensors[name] = weights.stored(name).clone()
     weights.close()
-    return found
+    return tensors

@@ -147,7 +147,7 @@ _OTHER_FORMATS = {
     "*.pth": "pt",
 }
 #: Bytes of a file's name that systems take.
-_MOST_NAME = 255
+_MAX_NAME_BYTES = 255
 #: Buffers that older checkpoints carry and that we compute ourselves.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
@@ -162,15 +162,15 @@ class WeightReader:
     def __init__(self, folder: str | Path, files: Iterable[Path] | None = None) -> None:
         self.folder = Path(folder)
         self._files: list[MappedFile] = []
-        self._places: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
+        self._locations: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
         self._read: set[str] = set()
         self._metadata: dict[str, str] = {}
         for path in _shards(self.folder) if files is None else files:
             self._open(path)
-        self._tally = ReadProgress(sum(_size(entry) for _, entry in self._places.values()))
+        self._tally = ReadProgress(sum(_size(entry) for _, entry in self._locations.values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._locations
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor, still in the checkpoint's dtype.
@@ -178,10 +178,10 @@ class WeightReader:
         Raises `ModelLoadError` if it's absent or misshapen. The tensor is backed by the mapped
         file: copy or convert it before keeping it.
         """
-        place = self._places.get(name)
-        if place is None:
+        location = self._locations.get(name)
+        if location is None:
             raise self._missing_tensor_error(name)
-        file, entry = place
+        file, entry = location
         dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ModelLoadError(
@@ -203,20 +203,20 @@ class WeightReader:
     def _missing_tensor_error(self, name: str) -> ModelLoadError:
         """Of a tensor that isn't there: what is there of its layer tells of quantised weights."""
         layer = name.removesuffix("weight")
-        beside = sorted(other for other in self._places if other.startswith(layer))
+        siblings = sorted(other for other in self._locations if other.startswith(layer))
         why = f"the checkpoint has no {name!r}"
-        if beside and layer != name:
+        if siblings and layer != name:
             why += (
-                f", but {beside[0]!r}: if that is quantised, config.json lacks its "
+                f", but {siblings[0]!r}: if that is quantised, config.json lacks its "
                 "quantization_config"
             )
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
     def numbers(self, name: str) -> Tensor | None:
         """A small tensor of whatever shape, float32; None where there's none of that name."""
-        if name not in self._places:
+        if name not in self._locations:
             return None
-        return self.get(name, tuple(self._places[name][1]["shape"])).float().clone()
+        return self.get(name, tuple(self._locations[name][1]["shape"])).float().clone()
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
@@ -234,19 +234,19 @@ class WeightReader:
 
     def names(self) -> Iterable[str]:
         """See `TensorSource`."""
-        return self._places.keys()
+        return self._locations.keys()
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
         """See `TensorSource`."""
-        return tuple(self._places[name][1]["shape"])
+        return tuple(self._locations[name][1]["shape"])
 
     def stored_dtype(self, name: str) -> torch.dtype | None:
         """See `TensorSource`."""
-        return _DTYPES.get(self._places[name][1]["dtype"])
+        return _DTYPES.get(self._locations[name][1]["dtype"])
 
     def stored(self, name: str) -> Tensor:
         """See `TensorSource`."""
-        file, entry = self._places[name]
+        file, entry = self._locations[name]
         dtype = self.stored_dtype(name)
         if dtype is None:
             raise ModelLoadError(
@@ -267,7 +267,7 @@ class WeightReader:
 
     def unused_names(self) -> list[str]:
         """Names that nobody asked for: config.json and weights may not belong together."""
-        return self.drop_ignored(self._places.keys() - self._read)
+        return self.drop_ignored(self._locations.keys() - self._read)
 
     @staticmethod
     def drop_ignored(names: Iterable[str]) -> list[str]:
@@ -279,17 +279,17 @@ class WeightReader:
 
         Raises `ModelLoadError` for one in a dtype that isn't known.
         """
-        found = {}
-        for name, (file, entry) in self._places.items():
+        tensors = {}
+        for name, (file, entry) in self._locations.items():
             dtype = _DTYPES.get(entry["dtype"])
             if dtype is None:
                 raise ModelLoadError(f"{name!r} is kept as {entry['dtype']}.", param="model")
-            found[name] = file.tensor(entry["at"], dtype, tuple(entry["shape"]))
-        return found
+            tensors[name] = file.tensor(entry["at"], dtype, tuple(entry["shape"]))
+        return tensors
 
     def close(self) -> None:
         """Let the files go; tensors that are still held keep theirs."""
-        self._places.clear()
+        self._locations.clear()
         self._files.clear()
 
     def _open(self, path: Path) -> None:
@@ -308,10 +308,10 @@ class WeightReader:
         for name in names:
             entry = header[name]
             entry["at"] = 8 + length + entry["data_offsets"][0]
-            if name in self._places:
-                other = self._places[name][0].path.name
+            if name in self._locations:
+                other = self._locations[name][0].path.name
                 raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")
-            self._places[name] = file, entry
+            self._locations[name] = file, entry
         self._metadata |= header.get("__metadata__") or {}
 
 
@@ -417,6 +417,6 @@ def shards_of_index(index: Path) -> list[Path]:
             raise ModelLoadError(
                 f"{index} names a file outside the folder: {name!r}.", param="model"
             )
-        if len(name.encode()) > _MOST_NAME or not (folder / name).is_file():
+        if len(name.encode()) > _MAX_NAME_BYTES or not (folder / name).is_file():
             raise ModelLoadError(f"{index} names {name}, which isn't there.", param="model")
     return [folder / name for name in names]

@@ -160,16 +160,16 @@ def _pt_files(folder: Path) -> list[Path]:
         return shards_of_index(folder / PT_INDEX)
     if named := sorted(folder.glob(PT_MODEL)):
         return named
-    found = sorted(
+    files = sorted(
         path
         for suffix in ("*.bin", "*.pt", "*.pth")
         for path in folder.glob(suffix)
         if not path.name.startswith(_NO_WEIGHTS)
     )
-    if not found:
+    if not files:
         hint = " For its safetensors leave load_format out." if any(folder.glob(SAFE)) else ""
         raise ModelLoadError(f"{folder} holds no .bin, .pt or .pth file.{hint}", param="model")
-    return found
+    return files
 
 
 def read_npcache(folder: Path) -> TensorWeights:
@@ -183,10 +183,10 @@ def read_npcache(folder: Path) -> TensorWeights:
     sources = {
         path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in _pt_files(folder)
     }
-    known = _np_names(cache / NP_NAMES)
-    if known.get("sources") != sources:
-        known = _write_npcache(folder, cache, sources)
-    tensors = {name: _np_tensor(cache, name, entry) for name, entry in known["tensors"].items()}
+    cached = _np_names(cache / NP_NAMES)
+    if cached.get("sources") != sources:
+        cached = _write_npcache(folder, cache, sources)
+    tensors = {name: _np_tensor(cache, name, entry) for name, entry in cached["tensors"].items()}
     return TensorWeights(folder, tensors)
 
 
@@ -206,18 +206,18 @@ def _write_npcache(folder: Path, cache: Path, sources: dict[str, Any]) -> dict[s
         (cache / NP_NAMES).unlink(missing_ok=True)  # half a cache is none
         for number, (name, tensor) in enumerate(read_pt(folder).tensors().items()):
             file = f"{number:05}.npy"
-            plain = tensor.contiguous()
-            if plain.dtype == torch.bfloat16:  # which numpy doesn't know
-                plain = plain.view(torch.int16)
-            np.save(cache / file, plain.numpy(), allow_pickle=False)
+            values = tensor.contiguous()
+            if values.dtype == torch.bfloat16:  # which numpy doesn't know
+                values = values.view(torch.int16)
+            np.save(cache / file, values.numpy(), allow_pickle=False)
             entries[name] = {"file": file, "dtype": str(tensor.dtype).removeprefix("torch.")}
-        made = {"sources": sources, "tensors": entries}
-        (cache / NP_NAMES).write_text(json.dumps(made), encoding="utf-8")
+        index = {"sources": sources, "tensors": entries}
+        (cache / NP_NAMES).write_text(json.dumps(index), encoding="utf-8")
     except OSError as error:
         raise ModelLoadError(
             f"The numpy cache can't be written to {cache}: {error}", param="load_format"
         ) from error
-    return made
+    return index
 
 
 def _np_tensor(cache: Path, name: str, entry: Any) -> Tensor:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from engine.checkpoints.quantized_weights import plain_tensors
+from engine.checkpoints.quantized_weights import dequantized_tensors
 from engine.checkpoints.torch_files import lacks_safetensors, read_pt
 from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec, rope_spec
@@ -169,7 +169,7 @@ class Source:
                 maker, folder = self._maker, str(self.folder)
                 if self._form is not None:
                     maker, folder = self._class(), ""
-                    options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
+                    options["state_dict"] = dequantized_tensors(self.folder, self._form, dtype)
                 elif lacks_safetensors(self.folder):
                     maker, folder = self._class(), ""
                     options["state_dict"] = dict(read_pt(self.folder).tensors())

@@ -46,9 +46,9 @@ class Blocks(NamedTuple):
         return IntegerRows(self.values, self.scales, self.minima)
 
 
-def _half(raw: Tensor, at: int) -> Tensor:
-    """float32 [n, blocks]: the float16 at byte `at` of each block."""
-    return raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
+def _half(raw: Tensor, offset: int) -> Tensor:
+    """float32 [n, blocks]: the float16 at byte `offset` of each block."""
+    return raw[..., offset : offset + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
 def _nibbles(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,8 +58,8 @@ def _nibbles(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _bits(packed: Tensor) -> Tensor:
     """The bits of bytes, the lowest of each first."""
-    places = torch.arange(8, dtype=torch.uint8)
-    return ((packed[..., None] >> places) & 1).flatten(-2)
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((packed[..., None] >> shifts) & 1).flatten(-2)
 
 
 def _quarters(packed: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ def _q2_k(raw: Tensor) -> Blocks:
 
 def _q3_k(raw: Tensor) -> Blocks:
     """Two bits below and one above, where 0 means minus 4; groups of 16 with six bits of scale."""
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    third = ((raw[..., None, :32] >> places) & 1).flatten(-2)
+    bits = torch.arange(8, dtype=torch.uint8)[:, None]
+    third = ((raw[..., None, :32] >> bits) & 1).flatten(-2)
     values = _quarters(raw[..., 32:96]) | third << 2
     low = torch.cat(_nibbles(raw[..., 96:104]), -1)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
@@ -140,8 +140,8 @@ def _q4_k(raw: Tensor) -> Blocks:
 def _q5_k(raw: Tensor) -> Blocks:
     """Q4_K with a fifth bit: bit j of byte i belongs to value i of the j-th 32 values."""
     runs = torch.stack(_nibbles(raw[..., 48:].unflatten(-1, (4, 32))), -2).flatten(-3, -2)
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
-    fifth = (raw[..., None, 16:48] >> places) & 1
+    shifts = torch.arange(8, dtype=torch.uint8)[:, None]
+    fifth = (raw[..., None, 16:48] >> shifts) & 1
     return Blocks(_rows(runs | fifth << 4), *_k_scales(raw))
 
 

@@ -31,18 +31,18 @@ def experts(values: Metadata) -> Fields:
             )
         return {}
     count, used = values.count("expert_count"), values.count("expert_used_count")
-    found: Fields = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
+    fields: Fields = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
     if name == "llama":
-        return found | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+        return fields | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
     if values.family.renormalize is None:
         raise ModelLoadError(f"Experts of the architecture {name} aren't supported.", param="model")
-    found["norm_topk_prob"] = values.family.renormalize
+    fields["norm_topk_prob"] = values.family.renormalize
     if name in ("qwen2moe", "qwen3moe", "qwen3next"):
-        found["moe_intermediate_size"] = values.count("expert_feed_forward_length")
+        fields["moe_intermediate_size"] = values.count("expert_feed_forward_length")
     if name in ("qwen2moe", "qwen3next"):
         shared = values.count("expert_shared_feed_forward_length")
-        found["shared_expert_intermediate_size"] = shared
-    return found
+        fields["shared_expert_intermediate_size"] = shared
+    return fields
 
 
 def family_fields(values: Metadata, head_dim: int) -> Fields:
@@ -74,13 +74,13 @@ def _olmo2(values: Metadata, head_dim: int) -> Fields:
     if window is None:
         return {}
     flags = values.flags("attention.sliding_window_pattern", values.count("block_count"))
-    found: Fields = {
+    fields: Fields = {
         "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
     }  # fmt: skip
     if flags is not None:
         kinds = {True: "sliding_attention", False: "full_attention"}
-        found["layer_types"] = [kinds[flag] for flag in flags]
-    return found
+        fields["layer_types"] = [kinds[flag] for flag in flags]
+    return fields
 
 
 def _granite(values: Metadata, head_dim: int) -> Fields:
@@ -95,10 +95,10 @@ def _granite(values: Metadata, head_dim: int) -> Fields:
 
 def _granite_moe(values: Metadata, head_dim: int) -> Fields:
     """With an MLP beside the experts it's a Granite 4 all of whose layers attend."""
-    found = _granite(values, head_dim)
+    fields = _granite(values, head_dim)
     if not values.has("blk.0.ffn_up_shexp.weight"):
-        return found
-    return found | {
+        return fields
+    return fields | {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "model_type": "granitemoehybrid",
         "layer_types": ["attention"] * values.count("block_count"),
@@ -116,7 +116,7 @@ def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
     carrying = [values.has(f"blk.{layer}.ssm_in.weight") for layer in range(layers)]
     first = carrying.index(True) if any(carrying) else 0
     rotated = bool(values.header.metadata.get("granitehybrid.rope.scaling.finetuned", True))
-    found = {
+    fields = {
         "num_experts": 0,
         "num_local_experts": 0,
         "layer_types": [kinds[carries] for carries in carrying],
@@ -134,18 +134,18 @@ def _granite_hybrid(values: Metadata, head_dim: int) -> Fields:
         "mamba_conv_bias": values.has(f"blk.{first}.ssm_conv1d.bias"),
         "mamba_proj_bias": values.has(f"blk.{first}.ssm_in.bias"),
     }
-    return {**_granite(values, head_dim), **found, **experts(values)}
+    return {**_granite(values, head_dim), **fields, **experts(values)}
 
 
 def _granite_context(values: Metadata, rotated: bool) -> int:
     """Converters write 2^20 for any length where nothing is rotated."""
-    told = values.count("context_length")
-    if rotated or told != _ANY_CONTEXT:
-        return told
+    context_length = values.count("context_length")
+    if rotated or context_length != _ANY_CONTEXT:
+        return context_length
     log.info(
         "The file's context of %d tokens stands for any length. %d are served, those that Granite "
         "4 is made for; hf_overrides with max_position_embeddings sets another number.",
-        told, _GRANITE_CONTEXT,
+        context_length, _GRANITE_CONTEXT,
     )  # fmt: skip
     return _GRANITE_CONTEXT
 
@@ -159,9 +159,9 @@ def _qwen3_next(values: Metadata, head_dim: int) -> Fields:
     heads = values.count("ssm.time_step_rank")
     return {
         "num_hidden_layers": layers,
-        "layer_types": [kinds[values.has(f"blk.{at}.attn_q.weight")] for at in range(layers)],
+        "layer_types": [kinds[values.has(f"blk.{layer}.attn_q.weight")] for layer in range(layers)],
         "mlp_only_layers": [
-            at for at in range(layers) if not values.has(f"blk.{at}.ffn_gate_inp.weight")
+            layer for layer in range(layers) if not values.has(f"blk.{layer}.ffn_gate_inp.weight")
         ],
         "decoder_sparse_step": 1,
         "linear_num_value_heads": heads,

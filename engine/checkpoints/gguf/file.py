@@ -55,7 +55,7 @@ BLOCKS = {
 }
 """Those that are read, by ggml's number."""
 
-_OTHERS = {
+_UNSUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
     22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0",
     35: "TQ2_0",
@@ -64,17 +64,17 @@ _OTHERS = {
 
 def name_of(kind: int) -> str:
     """ggml's name of a type."""
-    known = BLOCKS.get(kind)
-    return known.name if known else _OTHERS.get(kind, f"type {kind}")
+    block = BLOCKS.get(kind)
+    return block.name if block else _UNSUPPORTED.get(kind, f"type {kind}")
 
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4
+_MAX_DIMENSIONS = 4
 #: Strings of all arrays together: the largest vocabularies have a quarter of a million, and as many
 #: merges again.
-_MOST_STRINGS = 1 << 23
-_MOST_STRING_BYTES = 1 << 26
+_MAX_STRINGS = 1 << 23
+_MAX_STRING_BYTES = 1 << 26
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _NUMBERS = {
@@ -121,7 +121,7 @@ class Header:
 def read_header(buffer: Buffer) -> Header:
     """Raises `ModelLoadError` for anything but a sound GGUF file of version 2 or 3."""
     cursor = _Reader(buffer)
-    if cursor.take(4) != _MAGIC:
+    if cursor.read(4) != _MAGIC:
         raise corrupt_file_error("it doesn't begin with GGUF")
     version = cursor.number("<u4")
     if version not in _VERSIONS:
@@ -135,12 +135,12 @@ def read_header(buffer: Buffer) -> Header:
             raise corrupt_file_error(f"{key} is given twice")
         metadata[key] = cursor.value(cursor.number("<u4"))
     cursor.check_count(num_tensors, 25)
-    found = [_tensor(cursor) for _ in range(num_tensors)]
+    tensors = [_tensor(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise corrupt_file_error(f"general.alignment is {alignment!r}, which is no power of two")
-    start = -(-cursor.at // alignment) * alignment
-    return Header(metadata, _tensor_offsets(found, start, alignment, len(buffer)))
+    start = -(-cursor.position // alignment) * alignment
+    return Header(metadata, _tensor_offsets(tensors, start, alignment, len(buffer)))
 
 
 def corrupt_file_error(what: str) -> ModelLoadError:
@@ -152,15 +152,15 @@ def _tensor(cursor: _Reader) -> TensorInfo:
     """A tensor with its offset from the data's start."""
     name = cursor.string()
     dimensions = cursor.number("<u4")
-    if not 1 <= dimensions <= _MOST_DIMENSIONS:
+    if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise corrupt_file_error(f"{name!r} has {dimensions} dimensions")
     sizes = [cursor.number("<u8") for _ in range(dimensions)]
     kind, offset = cursor.number("<u4"), cursor.number("<u8")
     block = BLOCKS.get(kind)
     if block is None:
-        known = ", ".join(entry.name for entry in BLOCKS.values())
+        supported = ", ".join(entry.name for entry in BLOCKS.values())
         raise ModelLoadError(
-            f"{name!r} is kept as {name_of(kind)}, which isn't supported. Known: {known}.",
+            f"{name!r} is kept as {name_of(kind)}, which isn't supported. Known: {supported}.",
             param="model",
         )
     if sizes[0] % block.values or not all(sizes):
@@ -170,22 +170,22 @@ def _tensor(cursor: _Reader) -> TensorInfo:
 
 
 def _tensor_offsets(
-    found: list[TensorInfo], start: int, alignment: int, size: int
+    infos: list[TensorInfo], start: int, alignment: int, size: int
 ) -> dict[str, TensorInfo]:
     """Tensors by name, offsets from the file's start. They lie within it and apart."""
     tensors: dict[str, TensorInfo] = {}
     end = start
-    for info in sorted(found, key=lambda info: info.offset):
-        at = start + info.offset
-        if info.offset % alignment or at < end or at + info.nbytes > size:
+    for info in sorted(infos, key=lambda info: info.offset):
+        offset = start + info.offset
+        if info.offset % alignment or offset < end or offset + info.nbytes > size:
             raise corrupt_file_error(
-                f"{info.name!r} ({info.nbytes} bytes at {at}) overlaps another tensor, isn't "
+                f"{info.name!r} ({info.nbytes} bytes at {offset}) overlaps another tensor, isn't "
                 f"aligned or lies outside of the file's {size} bytes"
             )
         if info.name in tensors:
             raise corrupt_file_error(f"{info.name!r} is there twice")
-        tensors[info.name] = TensorInfo(info.name, info.shape, info.kind, at, info.nbytes)
-        end = at + info.nbytes
+        tensors[info.name] = TensorInfo(info.name, info.shape, info.kind, offset, info.nbytes)
+        end = offset + info.nbytes
     return tensors
 
 
@@ -194,35 +194,35 @@ class _Reader:
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer, self._size = buffer, len(buffer)
-        self.at = 0
-        self._strings_left = _MOST_STRINGS
+        self.position = 0
+        self._remaining_strings = _MAX_STRINGS
 
-    def take(self, count: int) -> bytes:
+    def read(self, count: int) -> bytes:
         """The next `count` bytes."""
         self.check_count(count, 1)
-        self.at += count
-        return self._buffer[self.at - count : self.at]
+        self.position += count
+        return self._buffer[self.position - count : self.position]
 
-    def check_count(self, count: int, least: int) -> None:
-        """Raise unless `count` things of at least `least` bytes may follow."""
-        if count * least > self._size - self.at:
+    def check_count(self, count: int, min_bytes: int) -> None:
+        """Raise unless `count` things of at least `min_bytes` bytes may follow."""
+        if count * min_bytes > self._size - self.position:
             raise corrupt_file_error(
-                f"at byte {self.at} it promises more than its {self._size} bytes hold"
+                f"at byte {self.position} it promises more than its {self._size} bytes hold"
             )
 
     def number(self, kind: str) -> Any:
         """One number."""
         code = {"<u1": "<B", "<u4": "<I", "<u8": "<Q"}.get(kind)
         if code is not None:
-            return struct.unpack(code, self.take(int(kind[2])))[0]
-        return np.frombuffer(self.take(int(kind[2])), kind)[0].item()
+            return struct.unpack(code, self.read(int(kind[2])))[0]
+        return np.frombuffer(self.read(int(kind[2])), kind)[0].item()
 
     def string(self) -> str:
         """One string; bytes that are no UTF-8 are replaced."""
         count = self.number("<u8")
-        if count > _MOST_STRING_BYTES:
+        if count > _MAX_STRING_BYTES:
             raise corrupt_file_error(f"a string of {count} bytes")
-        return self.take(count).decode("utf-8", errors="replace")
+        return self.read(count).decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
         """One metadata value."""
@@ -239,15 +239,15 @@ class _Reader:
         kind, count = self.number("<u4"), self.number("<u8")
         if kind == _STRING:
             self.check_count(count, 8)
-            self._strings_left -= count
-            if self._strings_left < 0:
-                raise corrupt_file_error(f"more than {_MOST_STRINGS} strings")
+            self._remaining_strings -= count
+            if self._remaining_strings < 0:
+                raise corrupt_file_error(f"more than {_MAX_STRINGS} strings")
             return [self.string() for _ in range(count)]
         if kind not in _NUMBERS:
             raise corrupt_file_error(f"an array of type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
         self.check_count(count, dtype.itemsize)
-        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+        return np.frombuffer(self.read(count * dtype.itemsize), dtype)
 
 
 # -- A GGUF file's metadata, each value checked as it's read. Torch-free.
@@ -268,7 +268,8 @@ class Metadata:
             raise ModelLoadError(f"The file lacks {self.architecture}.{key}.", param="model")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be a number, not {shown(value)}.", param="model"
+                f"{self.architecture}.{key} must be a number, not {short_repr(value)}.",
+                param="model",
             )
         return value
 
@@ -277,15 +278,15 @@ class Metadata:
         value = self.number(key, default)
         if not isinstance(value, int) or not 1 <= value < 1 << 31:
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be from 1 to 2^31 - 1, not {shown(value)}.",
+                f"{self.architecture}.{key} must be from 1 to 2^31 - 1, not {short_repr(value)}.",
                 param="model",
             )
         return value
 
     def optional(self, key: str) -> Any:
         """A number, or None where there is none."""
-        whole = f"{self.architecture}.{key}"
-        return self.number(key) if whole in self.header.metadata else None
+        name = f"{self.architecture}.{key}"
+        return self.number(key) if name in self.header.metadata else None
 
     def text(self, key: str) -> str:
         """A string, "" where there is none."""
@@ -299,7 +300,7 @@ class Metadata:
             return None
         if not isinstance(value, np.ndarray) or value.shape != (count,):
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be a list of {count}, not {shown(value)}.",
+                f"{self.architecture}.{key} must be a list of {count}, not {short_repr(value)}.",
                 param="model",
             )
         return [bool(flag) for flag in value]
@@ -311,7 +312,8 @@ class Metadata:
             return None
         if value.shape != (layers,) or value.dtype.kind not in "iu" or int(value.min()) < 0:
             raise ModelLoadError(
-                f"{self.architecture}.{key} must be a list of {layers} counts, not {shown(value)}.",
+                f"{self.architecture}.{key} must be a list of {layers} counts, "
+                f"not {short_repr(value)}.",
                 param="model",
             )
         return [int(number) for number in value]
@@ -326,7 +328,7 @@ def architecture_of(header: Header) -> str:
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ModelLoadError(
-            f"GGUF files of the architecture {shown(name)} aren't supported. "
+            f"GGUF files of the architecture {short_repr(name)} aren't supported. "
             f"Known: {', '.join(FAMILIES)}.",
             param="model",
         )
@@ -352,7 +354,7 @@ def heads_of(header: Header) -> tuple[int, int]:
     return heads, kinds.pop() if kinds else heads
 
 
-def shown(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """A value of the file, short enough for a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
@@ -374,14 +376,14 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     stem, _, count = match.groups()
     named = [f"{stem}-{part:05}-of-{count}.gguf" for part in range(1, int(count) + 1)]
-    found = [path.with_name(name) for name in named]
-    missing = [part.name for part in found if not part.is_file()]
-    if missing or path not in found:
+    parts = [path.with_name(name) for name in named]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing or path not in parts:
         raise ModelLoadError(
             f"{path} is a part of a model whose file {(missing or [path.name])[0]} isn't there.",
             param="model",
         )
-    return found
+    return parts
 
 
 class GGUFFiles:
@@ -424,12 +426,12 @@ class GGUFFiles:
 
 
 def _check_part(header: Header, part: int, count: int) -> None:
-    said = header.metadata.get("split.count", 0)
-    if not isinstance(said, int):
+    total = header.metadata.get("split.count", 0)
+    if not isinstance(total, int):
         raise corrupt_file_error("split.count is no number")
     number = header.metadata.get("split.no")
     number = number if isinstance(number, int) else None
-    if (count > 1 or said) and (said, number) != (count, part):
-        if count == 1 and said == 1:
+    if (count > 1 or total) and (total, number) != (count, part):
+        if count == 1 and total == 1:
             return
-        raise corrupt_file_error(f"it is part {number} of {said}, and not part {part} of {count}")
+        raise corrupt_file_error(f"it is part {number} of {total}, and not part {part} of {count}")

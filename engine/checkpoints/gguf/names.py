@@ -177,7 +177,7 @@ def family_of(architecture: str) -> GGUFFamily:
 # -- What GGUF calls the tensors that checkpoints of `transformers` have.
 
 
-_WHOLE = {
+_MODEL_TENSORS = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "model.final_layernorm": "output_norm",
@@ -245,7 +245,7 @@ def gguf_name(name: str, architecture: str) -> str:
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         stem, _, kind = name.rpartition(".")
-        return f"{_WHOLE.get(stem, stem)}.{kind}"
+        return f"{_MODEL_TENSORS.get(stem, stem)}.{kind}"
     layer, stem, kind = match.groups()
-    found = {**_LAYER_TENSORS, **family_of(architecture).names}.get(stem, stem)
-    return f"blk.{layer}.{found}.{kind}"
+    stored = {**_LAYER_TENSORS, **family_of(architecture).names}.get(stem, stem)
+    return f"blk.{layer}.{stored}.{kind}"

@@ -133,11 +133,11 @@ class Vocabulary:
         pairs = [tuple(merge.split(" ")) for merge in self._strings("merges")]
         if any(len(pair) != 2 for pair in pairs):
             raise corrupt_file_error("an entry of tokenizer.ggml.merges is no pair")
-        known = self.ids
+        ids = self.ids
         return [
-            (left, right)
-            for left, right in pairs
-            if left in known and right in known and left + right in known
+            (first, second)
+            for first, second in pairs
+            if first in ids and second in ids and first + second in ids
         ]
 
     @property
@@ -192,11 +192,11 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
         )
     try:
         if kind == "gpt2":
-            made, with_bos = _byte_level(vocabulary, header.metadata.get("tokenizer.ggml.pre"))
+            tokenizer, with_bos = _byte_level(vocabulary, header.metadata.get("tokenizer.ggml.pre"))
         else:
-            read = _sentence_piece if kind == "llama" else _gemma4
-            made, with_bos = read(vocabulary), True
-        made.add_tokens(list(vocabulary.added))
+            read = _sentencepiece if kind == "llama" else _gemma4
+            tokenizer, with_bos = read(vocabulary), True
+        tokenizer.add_tokens(list(vocabulary.added))
     except ModelLoadError:
         raise
     except Exception as error:  # the library knows no other kind
@@ -206,12 +206,12 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
     suffix = [eos] if eos and vocabulary.metadata_flag("add_eos_token", False) else []
     if prefix or suffix:
         tokens = dict.fromkeys((*prefix, *suffix))
-        made.post_processor = processors.TemplateProcessing(
+        tokenizer.post_processor = processors.TemplateProcessing(
             single=[*prefix, "$A", *suffix],
             pair=[*prefix, "$A", *suffix, "$B:1", *(f"{token}:1" for token in suffix)],
             special_tokens=[(token, vocabulary.ids[token]) for token in tokens],
         )
-    return made
+    return tokenizer
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
@@ -267,25 +267,25 @@ def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer,
     model = models.BPE(
         vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=cut in _WITH_BOS
     )
-    made = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(model)
     if cut in _NORMALIZED:
-        made.normalizer = normalizers.NFC()
+        tokenizer.normalizer = normalizers.NFC()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if cut in _DIGITS else []
     patterns = (pattern,) if isinstance(pattern, str) else pattern
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *digits,
             *(pre_tokenizers.Split(Regex(part), behavior="isolated") for part in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
-    return made, cut in _WITH_BOS
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, cut in _WITH_BOS
 
 
 def _gemma4(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """BPE by merges over characters, with `▁` for spaces and bytes for what has no token."""
-    made = tokenizers.Tokenizer(
+    tokenizer = tokenizers.Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
             merges=vocabulary.merges,
@@ -294,13 +294,13 @@ def _gemma4(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
             byte_fallback=True,
         )
     )
-    made.normalizer = normalizers.Replace(" ", UNDERLINE)
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
-    made.decoder = sentencepiece_decoder(adds_prefix=False)
-    return made
+    tokenizer.normalizer = normalizers.Replace(" ", UNDERLINE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), behavior="isolated")
+    tokenizer.decoder = sentencepiece_decoder(adds_prefix=False)
+    return tokenizer
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     """SentencePiece's BPE."""
     return sentencepiece_bpe(
         SentencePieceVocabulary(

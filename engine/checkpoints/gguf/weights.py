@@ -35,12 +35,12 @@ class FusedTensor:
     Attributes:
         stored: names of the file's tensors.
         sizes: how many rows of each it takes, which are all that they may have.
-        places: gives of each row whose it is, and which there; int64 [rows].
+        row_sources: gives of each row whose it is, and which there; int64 [rows].
     """
 
     stored: tuple[str, str]
     sizes: tuple[int, int]
-    places: Callable[[], tuple[Tensor, Tensor]]
+    row_sources: Callable[[], tuple[Tensor, Tensor]]
 
 
 def fused_of(name: str, values: Metadata) -> FusedTensor | None:
@@ -53,36 +53,36 @@ def fused_of(name: str, values: Metadata) -> FusedTensor | None:
     return _by_key_head(f"blk.{match.group(1)}.", values)
 
 
-def _gate_and_up(at: str, values: Metadata) -> FusedTensor:
+def _gate_and_up(prefix: str, values: Metadata) -> FusedTensor:
     """Granite's MLP; beside experts it's the one that every token goes through."""
-    kind = "" if values.has(f"{at}ffn_gate.weight") else "_shexp"
-    gate, up = (f"{at}ffn_{part}{kind}.weight" for part in ("gate", "up"))
+    kind = "" if values.has(f"{prefix}ffn_gate.weight") else "_shexp"
+    gate, up = (f"{prefix}ffn_{part}{kind}.weight" for part in ("gate", "up"))
     info = values.header.tensors.get(gate)
     size = 0 if info is None else info.shape[0]
 
-    def places() -> tuple[Tensor, Tensor]:
+    def row_sources() -> tuple[Tensor, Tensor]:
         rows = torch.arange(2 * size)
         return rows // size, rows % size
 
-    return FusedTensor((gate, up), (size, size), places)
+    return FusedTensor((gate, up), (size, size), row_sources)
 
 
-def _by_key_head(at: str, values: Metadata) -> FusedTensor:
+def _by_key_head(prefix: str, values: Metadata) -> FusedTensor:
     """Qwen3-Next: of each key head its query, key, values and gates; a file has all queries, all
     keys and all values, and the gates by themselves.
     """
     heads, key = values.count("ssm.group_count"), values.count("ssm.state_size")
     wide, keys = values.count("ssm.inner_size") // heads, heads * key
 
-    def places() -> tuple[Tensor, Tensor]:
+    def row_sources() -> tuple[Tensor, Tensor]:
         by_key = torch.arange(keys).view(heads, key)
         by_value = torch.arange(heads * wide).view(heads, wide)
         row_of = torch.cat((by_key, keys + by_key, 2 * keys + by_value, by_value), dim=1)
         gates = torch.arange(row_of.shape[1]) >= 2 * key + wide
         return gates.long().repeat(heads), row_of.flatten()
 
-    stored = f"{at}attn_qkv.weight", f"{at}attn_gate.weight"
-    return FusedTensor(stored, (2 * keys + heads * wide, heads * wide), places)
+    stored = f"{prefix}attn_qkv.weight", f"{prefix}attn_gate.weight"
+    return FusedTensor(stored, (2 * keys + heads * wide, heads * wide), row_sources)
 
 
 # -- A tensor of a GGUF file as a `WeightSource`.
@@ -152,48 +152,50 @@ class GatheredMatrix(DequantizedSource):
 
     def floats(self, rows: Rows) -> Tensor:
         """See `WeightSource`."""
-        return self._taken(rows, lambda part, at: [part.floats(at)])[0]
+        return self._gather(rows, lambda part, part_rows: [part.floats(part_rows)])[0]
 
     def as_integers(self, rows: Rows) -> IntegerRows:
         """See `WeightSource`."""
         if self.integers is None:
             raise ValueError(f"{self.source} has no format of the kernels")
-        whole: list[IntegerRows] = []
+        by_part: list[IntegerRows] = []
 
-        def read(part: GGUFMatrix, at: Tensor) -> list[Tensor]:
-            whole.append(part.as_integers(at))
-            found = whole[-1].values, whole[-1].scales, whole[-1].second
-            return [tensor for tensor in found if tensor is not None]
+        def read(part: GGUFMatrix, part_rows: Tensor) -> list[Tensor]:
+            by_part.append(part.as_integers(part_rows))
+            tensors = by_part[-1].values, by_part[-1].scales, by_part[-1].second
+            return [tensor for tensor in tensors if tensor is not None]
 
-        values, scales, *second = self._taken(rows, read)
+        values, scales, *second = self._gather(rows, read)
         minima, zeros = (
-            second[0] if second and getattr(whole[0], kind) is not None else None
+            second[0] if second and getattr(by_part[0], kind) is not None else None
             for kind in ("minima", "zeros")
         )
         return IntegerRows(values, scales, minima, zeros)
 
-    def _taken(
+    def _gather(
         self, rows: Rows, read: Callable[[GGUFMatrix, Tensor], list[Tensor]]
     ) -> list[Tensor]:
         """What `read` gives of some rows of each part, in the order of `rows`."""
         numbers = row_numbers(rows, self.shape[0])
         part_of, row_of = self._part_of[numbers], self._row_of[numbers]
-        places = [(part_of == number).nonzero().flatten() for number in range(len(self._parts))]
-        read_of = [
-            (at, read(part, row_of[at]))
-            for part, at in zip(self._parts, places, strict=True)
-            if len(at)
+        positions_by_part = [
+            (part_of == number).nonzero().flatten() for number in range(len(self._parts))
         ]
-        found = []
+        read_of = [
+            (positions, read(part, row_of[positions]))
+            for part, positions in zip(self._parts, positions_by_part, strict=True)
+            if len(positions)
+        ]
+        outputs = []
         for tensors in zip(*(tensors for _, tensors in read_of), strict=True):
             dtype = tensors[0].dtype
             for tensor in tensors[1:]:
                 dtype = torch.promote_types(dtype, tensor.dtype)
             out = torch.empty((len(numbers), tensors[0].shape[1]), dtype=dtype)
-            for (at, _), tensor in zip(read_of, tensors, strict=True):
-                out[at] = tensor.to(dtype)
-            found.append(out)
-        return found
+            for (positions, _), tensor in zip(read_of, tensors, strict=True):
+                out[positions] = tensor.to(dtype)
+            outputs.append(out)
+        return outputs
 
 
 # -- Experts of gpt-oss: checkpoints have rows of gate and up in turns, GGUF keeps them apart.
@@ -262,8 +264,8 @@ class GGUFWeights:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> WeightSource:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
-        if self._family.in_turns and (found := expert_tensors(name)):
-            return self._expert_in_turns(*found, shape)
+        if self._family.in_turns and (packed := expert_tensors(name)):
+            return self._expert_in_turns(*packed, shape)
         if fused := fused_of(name, self._values):
             return self._gathered(fused, shape)
         return self._matrix(name, shape, shape)
@@ -271,7 +273,7 @@ class GGUFWeights:
     def _gathered(self, fused: FusedTensor, shape: tuple[int, int]) -> GatheredMatrix:
         infos = [self._info(stored) for stored in fused.stored]
         parts = [
-            self._made(info, (size, shape[1]), None)
+            self._make_matrix(info, (size, shape[1]), None)
             for info, size in zip(infos, fused.sizes, strict=True)
         ]
         if sum(fused.sizes) != shape[0]:
@@ -282,7 +284,7 @@ class GGUFWeights:
             )
         for info in infos:
             self._tally.add(info.name, info.nbytes)
-        return GatheredMatrix(parts, *fused.places())
+        return GatheredMatrix(parts, *fused.row_sources())
 
     def is_packed(self, name: str) -> bool:
         """Whether `matrix` gives one of the experts that checkpoints have as one tensor.
@@ -298,7 +300,7 @@ class GGUFWeights:
         parts = []
         for stored in names:
             info = self._info(stored)
-            parts.append(self._made(self._one_expert(info, expert), (rows, shape[1]), None))
+            parts.append(self._make_matrix(self._one_expert(info, expert), (rows, shape[1]), None))
             self._tally.add(f"{stored} {expert}", info.nbytes // info.shape[0])
         return parts[0] if len(parts) == 1 else interleave_rows(*parts)
 
@@ -310,7 +312,7 @@ class GGUFWeights:
         """
         if self._family.in_turns and (stored := bias_tensors(name)):
             rows = (shape[0], shape[1] // len(stored))
-            biases = [self._made(self._info(part), rows, None) for part in stored]
+            biases = [self._make_matrix(self._info(part), rows, None) for part in stored]
             return torch.stack([bias.floats(slice(None)) for bias in biases], -1).flatten(1)
         matrix = self._matrix(name, shape, (shape[0], math.prod(shape[1:])))
         floats = matrix.floats(slice(None)).view(shape)
@@ -331,8 +333,8 @@ class GGUFWeights:
         return decay.neg().log()
 
     def _matrix(self, name: str, shape: tuple[int, ...], as_rows: tuple[int, int]) -> GGUFMatrix:
-        whole, expert = expert_of(name)
-        stored = self._stored(whole)
+        tensor_name, expert = expert_of(name)
+        stored = self._stored(tensor_name)
         info = self._info(stored)
         info = info if expert is None else self._one_expert(info, expert)
         if info.shape != shape and _without_ones(info.shape, shape) == _without_ones(shape, shape):
@@ -340,7 +342,7 @@ class GGUFWeights:
         if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
             raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
         self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
-        return self._made(info, shape, self._order(name, shape[0]), as_rows)
+        return self._make_matrix(info, shape, self._order(name, shape[0]), as_rows)
 
     def _info(self, stored: str) -> TensorInfo:
         info = self._tensors.get(stored)
@@ -348,7 +350,7 @@ class GGUFWeights:
             raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
         return info
 
-    def _made(
+    def _make_matrix(
         self,
         info: TensorInfo,
         shape: tuple[int, ...],
@@ -375,8 +377,10 @@ class GGUFWeights:
                 f"{self.path}: {info.name!r} of shape {info.shape} has no expert {expert}.",
                 param="model",
             )
-        each = info.nbytes // count
-        return TensorInfo(info.name, info.shape[1:], info.kind, info.offset + expert * each, each)
+        nbytes = info.nbytes // count
+        return TensorInfo(
+            info.name, info.shape[1:], info.kind, info.offset + expert * nbytes, nbytes
+        )
 
     def _order(self, name: str, rows: int) -> Tensor | None:
         """How queries' and keys' rows come back to the order of `transformers`.
@@ -406,6 +410,6 @@ class GGUFWeights:
         trim_heap()
 
 
-def _without_ones(found: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+def _without_ones(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
     """What must be equal of two shapes: a vector may lie in rows, and sizes of 1 mean nothing."""
-    return (math.prod(found),) if len(shape) == 1 else tuple(size for size in found if size > 1)
+    return (math.prod(sizes),) if len(shape) == 1 else tuple(size for size in sizes if size > 1)
