@@ -183,10 +183,12 @@ def _check_group_target(target: str) -> str:
 
 
 def _check_object_storage(text: SecretStr) -> SecretStr:
-    entry = _parse_object(text.get_secret_value() or "{}")
-    assert isinstance(entry, dict)  # noqa: S101 - `_parse_object` has checked it
-    if entry and not (
-        isinstance(entry.get("BACKEND"), str)
+    if not text.get_secret_value():
+        return text
+    entry = _parse_object(text.get_secret_value())
+    if not (
+        isinstance(entry, dict)
+        and isinstance(entry.get("BACKEND"), str)
         and isinstance(entry.get("OPTIONS", {}), dict)
         and entry.keys() <= {"BACKEND", "OPTIONS"}
     ):

@@ -70,6 +70,7 @@ def test_no_secret_reaches_a_browser(
 ) -> None:
     for secret in SECRETS:
         monkeypatch.setenv(secret, "hush-hush-hush-hush")
+    monkeypatch.setenv("QUIRE_OBJECT_STORAGE", '{"BACKEND": "hush"}')
     monkeypatch.setenv("DATABASE_URL", "postgres://me:hush-hush@db/quire")
     settings.QUIRE = QuireSettings()
     root = login("root")

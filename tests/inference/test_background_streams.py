@@ -89,7 +89,7 @@ async def test_it_is_told_while_it_is_made(
 async def test_another_worker_goes_on_where_the_first_one_died(
     gateway: Gateway, sent: list[str]
 ) -> None:
-    async with gateway.serving(gateway.fake(token_delay=0.01)):
+    async with gateway.serving(gateway.fake(token_delay=0.05)):  # it must not end before it dies
         made, stream = await begin(gateway, sent, max_output_tokens=60)
         kept = ResponseEventStore(made)
         first = asyncio.create_task(run_response(made, "first"))
@@ -114,7 +114,7 @@ async def test_a_worker_that_slept_through_its_lease_spoils_nothing(
     gateway: Gateway, sent: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.api.responses.runner.CANCEL_POLL_INTERVAL_S", 60.0)
-    async with gateway.serving(gateway.fake(token_delay=0.01)):
+    async with gateway.serving(gateway.fake(token_delay=0.05)):
         made, stream = await begin(gateway, sent, max_output_tokens=60)
         kept = ResponseEventStore(made)
         first = asyncio.create_task(run_response(made, "first"))
