@@ -86,10 +86,14 @@ def _installed(group: str, folders: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def _requires_vllm(point: EntryPoint) -> bool:
-    """Whether the package of an entry point depends on vLLM, and extends that alone."""
+    """Whether the package of an entry point depends on vLLM, and extends that alone.
+
+    It may be optional, in an extra.
+    """
     requirements = (point.dist.requires if point.dist else None) or []
     return any(
-        re.match(r"vllm(?![\w.-])", requirement, re.IGNORECASE) for requirement in requirements
+        re.match(r"vllm(?![\w.-])(?!.*\bextra\b)", requirement, re.IGNORECASE)
+        for requirement in requirements
     )
 
 

@@ -21,6 +21,8 @@ def test_a_package_may_use_the_groups_of_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(tmp_path, "ported", "[vllm.general_plugins]\nported = json:loads\n", "vllm-flavour>1")
+    optional = 'vllm>=0.9; extra == "vllm"'
+    install(tmp_path, "optional", "[vllm.general_plugins]\noptional = json:JSONDecoder\n", optional)
     install(tmp_path, "foreign", "[vllm.general_plugins]\nforeign = json:dumps\n", "vllm>=0.9")
     install(
         tmp_path,
@@ -31,6 +33,7 @@ def test_a_package_may_use_the_groups_of_vllm(
     points = {point.name: point.value for point in selected_entry_points("quire.general_plugins")}
     assert points["ported"] == "json:loads"
     assert points["both"] == "json:load"
+    assert points["optional"] == "json:JSONDecoder"
     assert "foreign" not in points
     assert "Plug-in foreign (json:dumps) isn't loaded: its package requires vllm" in caplog.text
     assert not {"ported", "both"} & {point.name for point in selected_entry_points("quire.models")}
