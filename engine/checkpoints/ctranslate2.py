@@ -22,8 +22,8 @@ from torch import Tensor
 from engine.checkpoints.safetensors import MappedFile, ReadProgress
 from engine.contract.errors import ModelLoadError
 from engine.quantization.packing import DenseSource, WeightSource
+from engine.system.cache_folder import cache_dir, cache_entry
 from engine.text.tokenizer_files import parse_object, read_text
-from engine.text.tokenizer_folder import cache_dir, cache_entry
 
 MODEL_FILE = "model.bin"
 _SOURCE = "source.json"

@@ -24,8 +24,8 @@ from engine.checkpoints.safetensors import (
     unscaled,
 )
 from engine.contract.errors import ModelLoadError
+from engine.system.cache_folder import cache_dir, cache_entry
 from engine.system.torch_conversion import ConversionError, convert_torch_files
-from engine.text.tokenizer_folder import cache_dir, cache_entry
 
 log = logging.getLogger(__name__)
 

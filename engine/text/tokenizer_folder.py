@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from engine.contract.engine_config import TOKENIZER_PATTERNS, EngineConfig, is_hub_id
 from engine.contract.errors import ModelLoadError
+from engine.system.cache_folder import cache_dir, cache_entry
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
 from engine.text.vocabulary_files import write_tokenizer
@@ -58,27 +54,6 @@ def convert_tokenizer(
 
 
 log = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """`QUIRE_CACHE_DIR`, else `quire` in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("QUIRE_CACHE_DIR") or Path(base) / "quire")
-
-
-@contextmanager
-def cache_entry(destination: Path) -> Iterator[Path]:
-    """A path for a folder that becomes `destination`, which others may be making as well."""
-    workplace = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}")
-    try:
-        yield workplace
-        try:
-            workplace.rename(destination)
-        except OSError:
-            if not destination.is_dir():
-                raise
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
 
 
 def tokenizer_folder(config: EngineConfig, model_folder: Path) -> Path:

@@ -15,7 +15,7 @@ from engine.checkpoints.gguf.config import make_config
 from engine.checkpoints.gguf.file import GGUFFiles, parts_of
 from engine.checkpoints.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 from engine.contract.errors import ModelLoadError
-from engine.text.tokenizer_folder import cache_dir, cache_entry
+from engine.system.cache_folder import cache_dir, cache_entry
 
 SUFFIX = ".gguf"
 _SOURCE = "source.json"

@@ -15,9 +15,10 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.system.cache_folder import cache_entry
 from engine.text import vocabulary_files
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenizer_folder import cache_entry, convert_tokenizer, tokenizer_folder
+from engine.text.tokenizer_folder import convert_tokenizer, tokenizer_folder
 from engine.text.vocabulary import ByteDecoder
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"

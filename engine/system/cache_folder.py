@@ -1,0 +1,31 @@
+"""`QUIRE_CACHE_DIR`: what is converted once for all processes of a host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """`QUIRE_CACHE_DIR`, else `quire` in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("QUIRE_CACHE_DIR") or Path(base) / "quire")
+
+
+@contextmanager
+def cache_entry(destination: Path) -> Iterator[Path]:
+    """A path for a folder that becomes `destination`, which others may be making as well."""
+    workplace = destination.with_name(f"{destination.name}.{uuid.uuid4().hex}")
+    try:
+        yield workplace
+        try:
+            workplace.rename(destination)
+        except OSError:
+            if not destination.is_dir():
+                raise
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
