@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,8 @@ def converted_files(files: Sequence[Path]) -> list[Path]:
                 f"{error.strerror or error}.",
                 param="model",
             ) from error
+    with suppress(OSError):  # of a cache that may only be read
+        os.utime(target)  # the time of the last load, for `prune_cache`
     return sorted(target.glob(SAFE))
 
 

@@ -49,6 +49,7 @@ GROUPS = {
             "chaos",
             "migrate",
             "upgrade",
+            "prune_cache",
             "drain_usage",
             "reconcile_usage",
             "changepassword",

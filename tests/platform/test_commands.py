@@ -53,7 +53,7 @@ COMMANDS = {
     ),
     "catalog": (
         *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
-        *("sleep_model", "wake_model", "restart_model", "list_tiers"),
+        *("sleep_model", "wake_model", "restart_model", "list_tiers", "prune_cache"),
     ),
     "metering": (
         *("drain_usage", "list_prices", "delete_price"),
@@ -672,3 +672,24 @@ def test_no_transcript_replaces_another(tmp_path: Path) -> None:
         call_command(
             "transcribe", "a/x.wav", "b/x.mp3", output_dir=str(tmp_path), url="http://127.0.0.1:1"
         )
+
+
+def test_converted_weights_that_are_no_longer_loaded_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    assert run("prune_cache").split() == ["0", "bytes", "freed."]
+    for name, days in (("old", 31), ("recent", 29)):
+        entry = tmp_path / "weights" / name
+        entry.mkdir(parents=True)
+        (entry / "model.safetensors").write_bytes(bytes(2048))
+        last_load = time.time() - days * 86_400
+        os.utime(entry, (last_load, last_load))
+    output = run("prune_cache")
+    assert f"{tmp_path}/weights/old" in output
+    assert output.replace("\xa0", " ").endswith("2.0 KB freed.\n")
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["recent"]
+    with pytest.raises(CommandError, match=r"--unused-for must be .*; got 'later'"):
+        run("prune_cache", "--unused-for", "later")
+    run("prune_cache", "--unused-for", "0")
+    assert not any((tmp_path / "weights").iterdir())
