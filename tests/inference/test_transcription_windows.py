@@ -18,6 +18,7 @@ from engine.multimodal.inputs import PreparedSound, SoundStretch, decode_tensors
 from inference.api.audio import segments
 from inference.api.audio.segments import WindowText, transcript
 from inference.api.audio.transcription import Transcription
+from inference.errors import Overloaded
 from inference.generation.generation import Generation
 from inference.generation.output import OutputDelta, TokenEntry
 from inference.request.job import Job
@@ -126,7 +127,12 @@ def test_windows_that_are_unlikely_are_asked_again_and_count_as_no_other_request
 
 
 @pytest.mark.parametrize(
-    "error", [RateLimited("Too many.", retry_after=1), EngineOverloaded("Too many wait.")]
+    "error",
+    [
+        RateLimited("Too many.", retry_after=1),
+        EngineOverloaded("Too many wait."),
+        Overloaded("The queue is full."),
+    ],
 )
 def test_a_try_that_is_refused_loses_no_text(
     monkeypatch: pytest.MonkeyPatch, error: QuireError
@@ -170,13 +176,18 @@ def test_a_long_stretch_has_timestamps_inside_though_its_client_wants_none(
         assert len(jobs) == (2 if timed else 1)
 
 
-def test_a_further_window_waits_for_a_limit_by_the_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_window_waits_for_limits_by_the_minute_and_in_full_queues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     refusals: dict[int, QuireError] = {1: RateLimited("Too many.", retry_after=0.01)}
+    for number, kind in enumerate((EngineOverloaded, Overloaded), 2):
+        refusals[number] = kind("Too many wait.")
+        refusals[number].retry_after = 0.01  # type: ignore[attr-defined]
     windows, jobs = transcribe(
         monkeypatch, lambda *_: ([1], -0.1), seconds=[1.5], refusals=refusals
     )
     assert transcript(windows) == "w1 w1"
-    assert len(jobs) == 3
+    assert len(jobs) == 5
     refusals[1] = BudgetSpent("It is spent.", retry_after=0.01)
     with pytest.raises(BudgetSpent):
         transcribe(monkeypatch, lambda *_: ([1], -0.1), seconds=[1.5], refusals=refusals)

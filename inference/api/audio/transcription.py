@@ -34,6 +34,7 @@ from engine.text import Tokenizer
 from engine.text.tokenizer_files import read_generation_config
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText, split_segments
+from inference.errors import Overloaded
 from inference.generation.generation import Generation
 from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
@@ -45,6 +46,8 @@ from metering.access import BudgetSpent, RateLimited
 
 T = TypeVar("T")
 
+#: A window may be asked for again after these.
+REFUSALS = (RateLimited, EngineOverloaded, Overloaded)
 #: Temperatures at which a window is asked again, while its text isn't plausible.
 FALLBACK_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 #: Whisper's limits of plausible text.
@@ -273,12 +276,13 @@ class Transcription:
                 break
             try:
                 text = await self._ask(window, temperature)
-            except (RateLimited, EngineOverloaded):
+            except REFUSALS:
                 break  # the text at hand is worth more than none
         return text
 
     async def _ask_in_time(self, window: Window) -> WindowText:
-        """A further window's text: its request was admitted, so it waits for limits by the minute.
+        """A further window's text: its request was admitted, so it waits for limits by the minute
+        and in full queues.
 
         Raises `BudgetSpent`, and errors of the engine.
         """
@@ -287,8 +291,8 @@ class Transcription:
                 return await self._ask(window, self._form.temperature or 0)
             except BudgetSpent:
                 raise
-            except RateLimited as refused:
-                await asyncio.sleep(refused.retry_after)
+            except REFUSALS as refused:
+                await asyncio.sleep(refused.retry_after or 1.0)
 
     async def _ask(self, window: Window, temperature: float) -> WindowText:
         """A window's text. Raises: what `Generation.start` and `next` raise."""
