@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sqlite3
-import time
 import wave
 from collections.abc import Iterator
 from contextlib import closing
@@ -195,26 +194,27 @@ def test_a_model_of_english_translates_nothing(client: openai.OpenAI) -> None:
 
 
 def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) -> None:
-    before = _ledger(product)
-    client.audio.transcriptions.create(model="whisper", file=JFK, response_format="text")
-    wait_for(lambda: len(_ledger(product)) > len(before), 20)
-    endpoint, prompt, completion = _ledger(product)[-1]
-    assert len(_ledger(product)) == len(before) + 1
-    assert (endpoint, prompt) == ("audio.transcriptions", 2)
-    assert completion > 20
-
-
-def _ledger(product: Product) -> list[tuple[str, int, int]]:
-    """(endpoint, prompt tokens, completion tokens) of all entries, once no more come."""
-    query = "SELECT endpoint, prompt_tokens, completion_tokens FROM metering_usageentry ORDER BY id"
-    found: list[tuple[str, int, int]] = []
-    while True:
+    def entries(prompt_tokens: int) -> list[int]:
+        """Completion tokens of all entries with such a prompt, which no other test has."""
+        query = (
+            "SELECT completion_tokens FROM metering_usageentry "
+            "WHERE endpoint = 'audio.transcriptions' AND prompt_tokens = ?"
+        )
         with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
-            rows = database.execute(query).fetchall()
-        if rows and rows == found:
-            return rows
-        found = rows
-        time.sleep(1)
+            return [tokens for (tokens,) in database.execute(query, (prompt_tokens,))]
+
+    for count in (31, 41):
+        client.audio.transcriptions.create(
+            model="whisper",
+            file=JFK,
+            prompt="Kennedy " * count,
+            temperature=0,  # without further tries, which are entries too
+            response_format="text",
+        )
+    # A second entry of the first would come before that of the second.
+    wait_for(lambda: entries(3 + 31) and entries(3 + 41))
+    [completion] = entries(3 + 31)
+    assert completion > 20
 
 
 def test_the_command_writes_text_and_subtitles(product: Product, tmp_path: Path) -> None:
