@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import Locator, Response, expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
@@ -48,6 +48,13 @@ def expect_drawn(pictures: Locator, count: int) -> None:
         picture.evaluate("image => image.decode()")
 
 
+def num_saved_turns(answer: Response) -> int:
+    """Turns of the conversation that a response says is saved; 0: it's another response."""
+    if "/api/conversations" not in answer.url or answer.request.method == "GET":
+        return 0
+    return len(answer.request.post_data_json["document"]["turns"])
+
+
 def answers(*models: dict[str, Any]) -> dict[str, Any]:
     return {"/console/api/models": {"models": list(models), **TENANT}}
 
@@ -81,8 +88,11 @@ def test_pictures_are_attached_sent_and_seen_again(open_page: Open) -> None:
     expect(send).to_be_disabled()
     give(playground, "drop")
     expect_drawn(attached, 1)
-    send.click()  # a picture alone is a message
-    expect(playground.answers.last.locator(".prose")).to_have_text("You said: 1 pictures, no text")
+    # A slow machine saves after each of the two answers: what is opened again must be the second.
+    with page.expect_response(lambda answer: num_saved_turns(answer) == 4, timeout=60_000):
+        send.click()  # a picture alone is a message
+        prose = playground.answers.last.locator(".prose")
+        expect(prose).to_have_text("You said: 1 pictures, no text")
     page.wait_for_url("**/?conversation=talk-*")
     page.evaluate("window.addEventListener('pagehide', () => sessionStorage.clear())")
     page.reload()
