@@ -78,7 +78,6 @@ class HostTier:
         with self._lock:
             if (block := self._blocks.get(key)) is None:
                 return None
-            self._keys[self._tenants[key]].move_to_end(key)
         payload, checksum = block
         if self._checksum(key, payload) == checksum:
             return payload
@@ -86,6 +85,13 @@ class HostTier:
             self._remove(key)
             self.failures["checksum"] += 1
         return None
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Blocks of a sequence, in its order, were used; of them the last is evicted first."""
+        with self._lock:
+            for key in reversed(keys):
+                if (tenant := self._tenants.get(key)) is not None:
+                    self._keys[tenant].move_to_end(key)
 
     def clear(self) -> None:
         """Remove all blocks."""

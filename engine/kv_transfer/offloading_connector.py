@@ -192,10 +192,12 @@ class OffloadingConnector(KVConnectorBase):
         first, end = num_computed // size, (len(token_ids) - 1) // size
         hashes = request.block_hashes.hash_full_blocks(token_ids, size)
         match = _Match(request.block_hashes, num_computed, 0)
-        for block_hash in hashes[first:end]:
-            if (payload := self.host.get(self._key(block_hash))) is None:
+        keys = [self._key(block_hash) for block_hash in hashes[first:end]]
+        for key in keys:
+            if (payload := self.host.get(key)) is None:
                 break
             match.payloads.append(payload)
+        self.host.touch(keys[: len(match.payloads)])
         match.num_tokens = len(match.payloads) * size
         if (
             num_swapped % size

@@ -23,10 +23,19 @@ def test_the_least_recently_used_blocks_go_first_and_of_a_sequence_the_last() ->
     tier = HostTier(4 * BLOCK)
     tier.put([(key(seed), block(seed)) for seed in range(3)], "t")
     tier.put([(key(3), block(3))], "t")
-    tier.get(key(1))
+    tier.touch([key(1)])
     tier.put([(key(4), block(4))], "t")
     assert [key(seed) in tier for seed in range(5)] == [True, True, False, True, True]
     assert tier.used_bytes == 4 * BLOCK
+
+
+def test_of_a_sequence_that_was_used_again_the_last_blocks_go_first() -> None:
+    tier = HostTier(4 * BLOCK)
+    tier.put([(key(seed), block(seed)) for seed in range(3)], "t")
+    tier.put([(key(3), block(3))], "t")
+    tier.touch([key(seed) for seed in range(3)])
+    tier.put([(key(seed), block(seed)) for seed in (4, 5)], "t")
+    assert [key(seed) in tier for seed in range(6)] == [True, True, False, False, True, True]
 
 
 def test_a_tenant_cannot_push_out_what_is_within_another_ones_share() -> None:
