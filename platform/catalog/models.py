@@ -86,7 +86,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
     )
     managed = models.BooleanField(
-        default=True, help_text="Off: replicas are started manually with `manage.py engine`."
+        default=True, help_text="Off: replicas are started manually with `quire engine`."
     )
     public = models.BooleanField(default=True, help_text="Off: for the tenants below alone.")
     tenants = models.ManyToManyField(Tenant, blank=True, related_name="served_models")

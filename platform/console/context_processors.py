@@ -8,6 +8,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.functional import SimpleLazyObject
 
+from common.settings import PROGRAM
 from console.navigation import navigation
 from console.views.base import MAX_TENANTS
 from tenants.access import access_tenants
@@ -19,12 +20,18 @@ INSTALLATION_PAGES = frozenset(
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """`sections` of the navigation and `switcher` between tenants, for logged-in users."""
+    """`sections` of the navigation, `switcher` between tenants and the name of the `program` that
+    runs commands, for logged-in users.
+    """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
         return {}
     sections = SimpleLazyObject(lambda: navigation(user, request.path))
-    return {"sections": sections, "switcher": SimpleLazyObject(lambda: _switcher(user, sections))}
+    return {
+        "sections": sections,
+        "switcher": SimpleLazyObject(lambda: _switcher(user, sections)),
+        "program": PROGRAM,
+    }
 
 
 def _switcher(user: Any, sections: Any) -> dict[str, Any]:

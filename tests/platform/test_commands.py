@@ -124,18 +124,17 @@ def test_help_under_the_name_quire_names_no_other_program(tmp_path: Path) -> Non
     assert "manage.py" not in done.stdout
 
 
-#: `manage.py` is right there: a file's path, a certificate's name, a column's help text, which
-#: migrations hold too.
+#: `manage.py` is right there: a file's path, a certificate's name.
 NAMES_THE_FILE = {
     "platform/config/up/banner.py",
     "platform/config/up/processes.py",
     "platform/common/settings.py",
-    "platform/catalog/models.py",
-    "platform/catalog/migrations/0001_initial.py",
 }
 
 
 def test_hints_name_the_program_that_runs() -> None:
+    for template in (ROOT / "templates").rglob("*.html"):
+        assert "manage.py" not in template.read_text("utf-8"), template
     for folder in ("engine", "inference", "platform", "quire"):
         for path in (ROOT / folder).rglob("*.py"):
             tree = ast.parse(path.read_text("utf-8"))

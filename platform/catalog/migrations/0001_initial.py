@@ -110,7 +110,7 @@ class Migration(migrations.Migration):
                     "managed",
                     models.BooleanField(
                         default=True,
-                        help_text="Off: replicas are started manually with `manage.py engine`.",
+                        help_text="Off: replicas are started manually with `quire engine`.",
                     ),
                 ),
                 (
