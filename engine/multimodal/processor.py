@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from huggingface_hub.errors import StrictDataclassError
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.multimodal.image_prompts import (
@@ -35,10 +34,6 @@ if TYPE_CHECKING:
 
 #: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
 MAX_PIXELS = 89_478_485
-#: What image processors raise for values that they can't use.
-_OPTION_ERRORS = (
-    ValueError, TypeError, LookupError, ArithmeticError, AttributeError, StrictDataclassError
-)  # fmt: skip
 #: Options of image processors that decide what comes out in which form, and where.
 _FIXED_OPTIONS = {
     "return_tensors",
@@ -170,7 +165,7 @@ class MediaProcessor:
             raise InvalidRequest("The model takes no videos.", param="messages")
         try:
             prepared: VideoInput = prompt.prepare_video(video.frames, video.times, options or {})
-        except _OPTION_ERRORS as error:
+        except _option_errors() as error:
             raise InvalidRequest(f"The video can't be prepared: {error}", param="video") from error
         tensors = {name: _contiguous(np.asarray(v)) for name, v in prepared.tensors.items()}
         encoded = encode_tensors(tensors)
@@ -203,7 +198,7 @@ class MediaProcessor:
                 images_kwargs={**(options or {}), "return_tensors": "np"},
                 return_text_replacement_offsets=True,
             )
-        except _OPTION_ERRORS as error:
+        except _option_errors() as error:
             raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
         tensors = {
             name: _contiguous(np.asarray(outputs[name]))
@@ -319,3 +314,11 @@ def _contiguous(values: np.ndarray) -> np.ndarray:
     """In one of the dtypes that encoders take: pixels, which may be bytes, are float32."""
     is_pixels = values.dtype.kind == "f" or values.dtype == np.uint8
     return values.astype(np.float32 if is_pixels else np.int64, copy=False)
+
+
+def _option_errors() -> tuple[type[Exception], ...]:
+    """What image processors raise for values that they can't use."""
+    from huggingface_hub.errors import StrictDataclassError  # slow to import
+
+    errors = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+    return (*errors, StrictDataclassError)
