@@ -323,8 +323,15 @@ async def test_what_is_refused_is_told_and_hurts_nobody(engine: AsyncLLM) -> Non
 
 
 @pytest.mark.asyncio
-async def test_after_shutdown_nothing_hangs(folder: str) -> None:
+async def test_after_shutdown_nothing_hangs(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = AsyncLLM(EngineConfig(model=folder, **SMALL))
+    step = engine._step
+
+    def slow_step(core: LLMEngine) -> None:
+        time.sleep(0.02)  # it must not end before the shutdown
+        step(core)
+
+    monkeypatch.setattr(engine, "_step", slow_step)
     endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
     stream = engine.generate("the", endless, "a")
     await anext(stream)

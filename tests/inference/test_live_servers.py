@@ -362,7 +362,7 @@ def test_a_websocket_to_a_path_that_is_not_there_is_refused(
 ) -> None:
     """daphne has no way to say another status."""
     url = f"ws://127.0.0.1:{ports[server]}"
-    for path in ("/nowhere", "/v1/realtime", "/"):
+    for path in ("/nowhere", "/v1/completions", "/"):
         with pytest.raises(InvalidStatus) as refused, connect(url + path, origin=Origin(url)):
             pass
         assert refused.value.response.status_code == status, path

@@ -89,6 +89,7 @@ def test_a_turn_is_a_file() -> None:
         assert file.readframes(file.getnframes()) == sound
 
 
+@pytest.mark.django_db(transaction=True)
 async def test_a_client_that_left_while_an_event_was_sent_leaves_no_task() -> None:
     consumer = RealtimeConsumer()
     consumer._transcriber = asyncio.create_task(consumer._transcribe_turns())

@@ -293,7 +293,7 @@ def test_a_tenants_kv_quota_does_not_bind_a_model_without_a_kv_cache(llm: LLM) -
 def test_a_model_that_is_not_pooled_is_told_why() -> None:
     """It may well be served, as a model of text."""
     settings = PoolingModelConfig(
-        architecture="Lfm2MoeForCausalLM",
+        architecture="FalconMambaForCausalLM",
         encoder=False,
         tasks=("embed",),
         pooling_type="LAST",
@@ -302,7 +302,7 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
     with pytest.raises(
         ModelLoadError, match=r"isn't supported for pooling: .* bridge only generates text"
     ):
-        pooled_spec(settings, {"architectures": ["Lfm2MoeForCausalLM"]})
+        pooled_spec(settings, {"architectures": ["FalconMambaForCausalLM"]})
 
 
 def test_adapters_of_a_model_from_outside_are_told_why() -> None:
