@@ -42,6 +42,7 @@ CLEAN = (
     "engine/system",
     "engine/text",
     "engine/transformers_backend",
+    "engine/worker",
     "inference",
     "inference/api",
     "inference/chat",

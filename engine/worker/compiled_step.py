@@ -190,13 +190,13 @@ class CompiledStepRunner:
             return
         states = [batch.state(row) for row in rows.tolist()]
         self._masked = plan.awaits_bitmask
-        plain = [
+        uses_kernels = [
             self._sampler.can_use_kernels(state)
             and not (self._masked and may_be_masked(state.params))
             for state in states
         ]
-        self._kernel_sampled = [index for index in range(count) if plain[index]]
-        self._sampled = [index for index in range(count) if not plain[index]]
+        self._kernel_sampled = [index for index in range(count) if uses_kernels[index]]
+        self._sampled = [index for index in range(count) if not uses_kernels[index]]
         self._order = self._kernel_sampled + self._sampled
         order = rows[self._order]
         tables = batch.adapters.for_compiled_step(order)

@@ -37,12 +37,13 @@ class PendingTokens(NamedTuple):
 
     Attributes:
         hidden: [n, any], what the model gave.
-        before: [n], where each one's state before it is, see `DraftHeadCache._before`.
+        previous_state_indices: [n], where each one's state before it is, see
+            `DraftHeadCache._previous_state_index`.
         tokens, positions, slots: [n].
     """
 
     hidden: Tensor
-    before: np.ndarray
+    previous_state_indices: np.ndarray
     tokens: np.ndarray
     positions: np.ndarray
     slots: np.ndarray
@@ -74,25 +75,28 @@ class DraftHeadCache:
         group: int,
         num_blocks: int,
         dtype: torch.dtype,
-        most: int,
+        max_drafts: int,
         device: torch.device,
-        kept: torch.dtype = torch.float32,
+        state_dtype: torch.dtype = torch.float32,
         vocab_size: int = 2**31 - 1,
     ) -> None:
-        """`group`: whose block tables, of full attention; `most`: drafts of a sequence; `device`:
-        of the heads, which compute in `kept`, while keys and values are in `dtype`; `vocab_size`:
-        of the tokens that they know.
+        """`group`: whose block tables, of full attention; `max_drafts`: drafts of a sequence;
+        `device`: of the heads, which compute in `state_dtype`, while keys and values are in
+        `dtype`; `vocab_size`: of the tokens that they know.
         """
         self._vocab_size = vocab_size
         self.heads, self.aux_layers = heads, heads.taps
         self._batch, self._tables = batch, batch.block_tables[group]
         self.block_size = size = batch.block_size
         rows = len(batch.tokens)
-        self.num_blocks, self.own_blocks = num_blocks, -(-(2 * size - 2 + most) // size)
-        heads.layer.allocate(num_blocks + rows // 2 * self.own_blocks, size, dtype)
+        self.num_blocks = num_blocks
+        self.draft_blocks_per_row = -(-(2 * size - 2 + max_drafts) // size)
+        heads.layer.allocate(num_blocks + rows // 2 * self.draft_blocks_per_row, size, dtype)
         self._device = device
-        self._block_end_states = torch.zeros((num_blocks, heads.width), dtype=kept, device=device)
-        self._states = torch.zeros((rows, heads.width), dtype=kept, device=device)
+        self._block_end_states = torch.zeros(
+            (num_blocks, heads.width), dtype=state_dtype, device=device
+        )
+        self._states = torch.zeros((rows, heads.width), dtype=state_dtype, device=device)
         #: Row -> (sequence, tokens up to its state).
         self._of: dict[int, tuple[int, int]] = {}
         self._group = group
@@ -113,7 +117,7 @@ class DraftHeadCache:
             return False
         try:
             return self._begin(plan)
-        except Exception:  # as in `_take`
+        except Exception:  # as in `_try_save`
             self._failed = True
             log.exception("The heads can't follow the model any more; no drafts until a restart")
             return False
@@ -122,7 +126,7 @@ class DraftHeadCache:
         """Find out which rows are followed."""
         self._forget(plan)
         unfollowed = set(plan.untracked)
-        new = {each.seq_id for each in plan.new if each.seq_id not in unfollowed}
+        new = {sequence.seq_id for sequence in plan.new if sequence.seq_id not in unfollowed}
         self._tracked_rows = set()
         if not (new or self._of):
             return False
@@ -145,20 +149,20 @@ class DraftHeadCache:
         """What is followed no longer; blocks that are written from here on."""
         if plan.removed:
             removed = set(plan.removed)
-            self._of = {row: known for row, known in self._of.items() if known[0] not in removed}
+            self._of = {row: entry for row, entry in self._of.items() if entry[0] not in removed}
         for seq_id in plan.untracked:
             self._of.pop(self._batch.row_of.get(seq_id, -1), None)
-        for each in plan.new:
-            self._of.pop(self._batch.row_of[each.seq_id], None)
-            cached = each.num_computed_tokens // self.block_size
-            self._block_is_filled[each.block_ids[self._group][cached:]] = False
+        for sequence in plan.new:
+            self._of.pop(self._batch.row_of[sequence.seq_id], None)
+            cached = sequence.num_computed_tokens // self.block_size
+            self._block_is_filled[sequence.block_ids[self._group][cached:]] = False
         for _, blocks in plan.new_blocks:
             self._block_is_filled[blocks[self._group]] = False
 
     def _may_begin(self, row: int, start: int) -> bool:
         """Whether all is known of the `start` tokens before a row's first one."""
-        whole, rest = divmod(start, self.block_size)
-        return not rest and bool(self._block_is_filled[self._tables[row, :whole]].all())
+        num_full_blocks, rest = divmod(start, self.block_size)
+        return not rest and bool(self._block_is_filled[self._tables[row, :num_full_blocks]].all())
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
         """See `HiddenStateStore`: those of the rows that are followed."""
@@ -166,15 +170,16 @@ class DraftHeadCache:
         return np.flatnonzero(np.isin(owner, list(self._tracked_rows)))
 
     def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
-        self._take(result, lambda: self._keep(plan, inputs, hidden))
+        self._try_save(result, lambda: self._keep(plan, inputs, hidden))
 
     def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
-        at = self.tokens(inputs)
-        owner, positions = (each[at] for each in inputs.token_index)
+        token_indices = self.tokens(inputs)
+        owner, positions = (array[token_indices] for array in inputs.token_index)
         # Drafts that didn't hold lie beyond what is computed.
-        held = np.flatnonzero(positions < self._batch.num_computed[owner])
-        if len(held) < len(at):
-            owner, positions, hidden = owner[held], positions[held], hidden[self.on_device(held)]
+        accepted = np.flatnonzero(positions < self._batch.num_computed[owner])
+        if len(accepted) < len(token_indices):
+            owner, positions = owner[accepted], positions[accepted]
+            hidden = hidden[self.on_device(accepted)]
         self._follow(plan, owner, positions, hidden)
 
     def save_rows(
@@ -185,7 +190,7 @@ class DraftHeadCache:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        self._take(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
+        self._try_save(result, lambda: self._keep_rows(plan, order, drafts, hidden, result))
 
     def _keep_rows(
         self,
@@ -196,24 +201,25 @@ class DraftHeadCache:
         result: StepResult,
     ) -> None:
         """What isn't followed is left out first: of a full batch that may be nearly all."""
-        batch, followed, place = self._batch, self._tracked_rows, 0
-        owner, positions, at = list[int](), list[int](), list[int]()
+        batch, followed, start = self._batch, self._tracked_rows, 0
+        owner, positions, hidden_rows = list[int](), list[int](), list[int]()
         for index, count in zip(order, drafts, strict=True):
             seq_id = plan.seq_ids[index]
             row = batch.row_of[seq_id]
             # What failed is computed anew, if ever.
             if row in followed and seq_id not in result.errors:
-                held = max(1, len(result.token_ids[index]))  # beams get their tokens elsewhere
+                # Beams get their tokens elsewhere.
+                num_tokens = max(1, len(result.token_ids[index]))
                 end = int(batch.num_computed[row])
-                owner += [row] * held
-                positions += range(end - held, end)
-                at += range(place, place + held)
-            place += 1 + count
-        if len(at) < place:
-            hidden = hidden[self.on_device(np.array(at, dtype=np.int64))]
+                owner += [row] * num_tokens
+                positions += range(end - num_tokens, end)
+                hidden_rows += range(start, start + num_tokens)
+            start += 1 + count
+        if len(hidden_rows) < start:
+            hidden = hidden[self.on_device(np.array(hidden_rows, dtype=np.int64))]
         self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
 
-    def _take(self, result: StepResult, keep: Callable[[], None]) -> None:
+    def _try_save(self, result: StepResult, keep: Callable[[], None]) -> None:
         """Have a step's states kept, and note what that takes."""
         if self._failed:
             return
@@ -238,26 +244,31 @@ class DraftHeadCache:
         if not count:
             return
         blocks = self._tables[owner, positions // size].astype(np.int64)
-        before = np.arange(first, first + count)  # one behind its own place: the token before
+        # One behind its own place: the token before.
+        previous_state_indices = np.arange(first, first + count)
         # First: a sequence may begin behind a block that another one computes in the same step.
         full = np.flatnonzero((positions + 1) % size == 0)
-        for at, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
-            self._end_at[block] = first + at
+        for index, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
+            self._end_at[block] = first + index
             self._block_is_filled[block] = True
         starts = np.flatnonzero(np.diff(owner, prepend=-1)).tolist()
         seq_of = {batch.row_of[seq_id]: seq_id for seq_id in plan.seq_ids}
-        for at, end in zip(starts, [*starts[1:], count], strict=True):
-            row = int(owner[at])
-            before[at] = self._before(row, seq_of[row], int(positions[at]))
+        for start, end in zip(starts, [*starts[1:], count], strict=True):
+            row = int(owner[start])
+            previous_state_indices[start] = self._previous_state_index(
+                row, seq_of[row], int(positions[start])
+            )
             self._state_at[row] = first + end - 1
             self._of[row] = seq_of[row], int(positions[end - 1]) + 1
         tokens, slots = batch.tokens[owner, positions], blocks * size + positions % size
-        self._pending.append(PendingTokens(hidden, before, tokens, positions, slots))
+        self._pending.append(
+            PendingTokens(hidden, previous_state_indices, tokens, positions, slots)
+        )
         self._num_pending += count
         if self._num_pending >= MAX_PENDING_TOKENS:
             self.process_pending()
 
-    def _before(self, row: int, seq_id: int, position: int) -> int:
+    def _previous_state_index(self, row: int, seq_id: int, position: int) -> int:
         """Where the state before a row's first token of a step is: a row goes on where it was, or
         behind a block; place 0 has none before it. From 1 on: of those that wait; below 0: rows'
         states, and behind these blocks'.
@@ -265,11 +276,11 @@ class DraftHeadCache:
         if position == 0:
             return 0
         if self._of.get(row) == (seq_id, position):
-            at = self._state_at.get(row)
-            return -1 - row if at is None else 1 + at
+            index = self._state_at.get(row)
+            return -1 - row if index is None else 1 + index
         block = int(self._tables[row, position // self.block_size - 1])
-        at = self._end_at.get(block)
-        return -1 - len(self._states) - block if at is None else 1 + at
+        index = self._end_at.get(block)
+        return -1 - len(self._states) - block if index is None else 1 + index
 
     def on_device(self, array: np.ndarray) -> Tensor:
         """An array of the host as a tensor on the heads' device."""
@@ -288,15 +299,19 @@ class DraftHeadCache:
         parts, self._pending, self._num_pending = self._pending, [], 0
         hidden = parts[0].hidden if len(parts) == 1 else torch.cat([part.hidden for part in parts])
         states = self.heads.states(hidden)
-        before = self._states_before(states, np.concatenate([part.before for part in parts]))
-        for kept, places in (
+        previous_states = self._get_previous_states(
+            states, np.concatenate([part.previous_state_indices for part in parts])
+        )
+        for saved_states, sources in (
             (self._states, self._state_at),
             (self._block_end_states, self._end_at),
         ):
-            if places:
-                to, which = (np.array(list(each)) for each in (places.keys(), places.values()))
-                kept[self.on_device(to)] = states[self.on_device(which)]
-                places.clear()
+            if sources:
+                to, which = (
+                    np.array(list(indices)) for indices in (sources.keys(), sources.values())
+                )
+                saved_states[self.on_device(to)] = states[self.on_device(which)]
+                sources.clear()
         tokens, positions, slots = (
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("tokens", "positions", "slots")
@@ -307,26 +322,31 @@ class DraftHeadCache:
         newest = newest[positions[newest] > 0]
         if not len(newest):
             return
-        known = replace_adapter_tokens(tokens[newest], self._vocab_size)
-        x, _ = self.heads.combine_inputs(self.on_device(known), before[self.on_device(newest)])
-        places_of = self.on_device(positions[newest] - 1), self.on_device(slots[newest])
-        self.heads.layer.write(x, *places_of)
+        token_ids = replace_adapter_tokens(tokens[newest], self._vocab_size)
+        x, _ = self.heads.combine_inputs(
+            self.on_device(token_ids), previous_states[self.on_device(newest)]
+        )
+        targets = self.on_device(positions[newest] - 1), self.on_device(slots[newest])
+        self.heads.layer.write(x, *targets)
 
-    def _states_before(self, states: Tensor, before: np.ndarray) -> Tensor:
-        """[n, width]: of each token that waits the one before it, as `_before` names it."""
-        found, rows = states[self.on_device(np.maximum(before - 1, 0))], len(self._states)
-        of_rows = np.flatnonzero((before < 0) & (before >= -rows))
-        of_blocks = np.flatnonzero(before < -rows)
+    def _get_previous_states(self, states: Tensor, indices: np.ndarray) -> Tensor:
+        """[n, width]: the states that `indices` name, see `_previous_state_index`."""
+        previous_states = states[self.on_device(np.maximum(indices - 1, 0))]
+        rows = len(self._states)
+        of_rows = np.flatnonzero((indices < 0) & (indices >= -rows))
+        of_blocks = np.flatnonzero(indices < -rows)
         if len(of_rows):
-            found[self.on_device(of_rows)] = self._states[self.on_device(-1 - before[of_rows])]
-        if len(of_blocks):
-            found[self.on_device(of_blocks)] = self._block_end_states[
-                self.on_device(-1 - rows - before[of_blocks])
+            previous_states[self.on_device(of_rows)] = self._states[
+                self.on_device(-1 - indices[of_rows])
             ]
-        nothing = np.flatnonzero(before == 0)
+        if len(of_blocks):
+            previous_states[self.on_device(of_blocks)] = self._block_end_states[
+                self.on_device(-1 - rows - indices[of_blocks])
+            ]
+        nothing = np.flatnonzero(indices == 0)
         if len(nothing):
-            found[self.on_device(nothing)] = 0.0
-        return found
+            previous_states[self.on_device(nothing)] = 0.0
+        return previous_states
 
     def row_of(self, seq_id: int) -> int | None:
         row = self._batch.row_of.get(seq_id)
@@ -357,7 +377,7 @@ class DraftHeadCache:
         x, residual = heads.combine_inputs(tokens, states)
         heads.layer.write(x, positions, nowhere)
         if count <= len(self._states):
-            tables = self.on_device(np.zeros((count, self.own_blocks), dtype=np.int32))
+            tables = self.on_device(np.zeros((count, self.draft_blocks_per_row), dtype=np.int32))
             starts = self.on_device(np.arange(count + 1, dtype=np.int32))
             lengths = torch.ones_like(starts[:count])
             step = AttentionMetadata(positions, nowhere, tables, lengths, starts)
@@ -379,25 +399,32 @@ class LayerDraftRounds:
         the first; `states`: [n, width], of the last of these.
         """
         self._heads, size = memory.heads, memory.block_size
-        count, own = len(computed), memory.own_blocks
+        count, num_draft_blocks = len(computed), memory.draft_blocks_per_row
         full = computed // size
         ahead = np.maximum(full - 1, 0)
-        seen = np.zeros((count, int(ahead.max()) + own), dtype=np.int32)
+        seen = np.zeros((count, int(ahead.max()) + num_draft_blocks), dtype=np.int32)
         source: list[np.ndarray] = []
         target: list[np.ndarray] = []
         following = np.zeros(count, dtype=np.int64)
-        for at in range(count):
-            first = memory.num_blocks + at * own
-            seen[at, : ahead[at]] = tables[at, 1 : full[at]]
-            seen[at, ahead[at] : ahead[at] + own] = np.arange(first, first + own)
-            loose = np.arange(1, min(size, computed[at]))
-            loose = np.append(loose, np.arange(max(1, full[at]) * size, computed[at]))
-            source.append(tables[at, loose // size].astype(np.int64) * size + loose % size)
+        for index in range(count):
+            first = memory.num_blocks + index * num_draft_blocks
+            seen[index, : ahead[index]] = tables[index, 1 : full[index]]
+            seen[index, ahead[index] : ahead[index] + num_draft_blocks] = np.arange(
+                first, first + num_draft_blocks
+            )
+            loose = np.arange(1, min(size, computed[index]))
+            loose = np.append(loose, np.arange(max(1, full[index]) * size, computed[index]))
+            source.append(tables[index, loose // size].astype(np.int64) * size + loose % size)
             target.append(first * size + np.arange(len(loose)))
-            following[at] = first * size + len(loose)
+            following[index] = first * size + len(loose)
         if sum(map(len, source)):
-            taken, put = (memory.on_device(np.concatenate(each)) for each in (source, target))
-            self._heads.layer.copy((taken // size, taken % size), (put // size, put % size))
+            source_slots, target_slots = (
+                memory.on_device(np.concatenate(slots)) for slots in (source, target)
+            )
+            self._heads.layer.copy(
+                (source_slots // size, source_slots % size),
+                (target_slots // size, target_slots % size),
+            )
         self._on_device = memory.on_device
         #: Of the next draft of each row; all on the heads' device, where they are counted up.
         self._positions, self._next = memory.on_device(computed - 1), memory.on_device(following)
@@ -423,7 +450,7 @@ class LayerDraftRounds:
         return self._heads.logits(self._states)
 
     def keep(self, rows: list[int]) -> None:
-        kept = self._on_device(np.array(rows))
-        self._positions, self._next = self._positions[kept], self._next[kept]
-        self._lengths, self._tables = self._lengths[kept], self._tables[kept]
-        self._states = self._states[kept]
+        indices = self._on_device(np.array(rows))
+        self._positions, self._next = self._positions[indices], self._next[indices]
+        self._lengths, self._tables = self._lengths[indices], self._tables[indices]
+        self._states = self._states[indices]

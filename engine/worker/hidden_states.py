@@ -73,14 +73,14 @@ class _Step(NamedTuple):
 
     Attributes:
         seq_ids, rows, lengths: each sequence, its row and its number of tokens.
-        places: rows of `hidden` with their states; None: it has none.
+        hidden_rows: rows of `hidden` with their states; None: it has none.
         hidden: [n, hidden].
     """
 
     seq_ids: list[int]
     rows: list[int]
     lengths: list[int]
-    places: list[int | None]
+    hidden_rows: list[int | None]
     hidden: Tensor
 
 
@@ -115,12 +115,12 @@ class LastHiddenStates:
 
     def save(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
         first = {drafted.index: drafted.first for drafted in inputs.drafted}
-        places: list[int | None] = []
+        hidden_rows: list[int | None] = []
         for row, index in enumerate(inputs.sampled):
             num_accepted = len(result.token_ids[index]) - 1
-            place = first[index] + num_accepted - 1 if num_accepted > 0 else row
-            places.append(place if num_accepted >= 0 else None)
-        self._defer([plan.seq_ids[index] for index in inputs.sampled], places, hidden)
+            hidden_row = first[index] + num_accepted - 1 if num_accepted > 0 else row
+            hidden_rows.append(hidden_row if num_accepted >= 0 else None)
+        self._defer([plan.seq_ids[index] for index in inputs.sampled], hidden_rows, hidden)
 
     def save_rows(
         self,
@@ -130,20 +130,23 @@ class LastHiddenStates:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        places, start = list[int | None](), 0
+        hidden_rows, start = list[int | None](), 0
         for index, count in zip(order, drafts, strict=True):
             num_accepted = len(result.token_ids[index]) - 1
-            places.append(start + num_accepted if num_accepted >= 0 else None)
+            hidden_rows.append(start + num_accepted if num_accepted >= 0 else None)
             start += 1 + count
-        self._defer([plan.seq_ids[index] for index in order], places, hidden)
+        self._defer([plan.seq_ids[index] for index in order], hidden_rows, hidden)
 
-    def _defer(self, seq_ids: list[int], places: list[int | None], hidden: Tensor) -> None:
-        """Hold a step's states; `places`: rows of `hidden`, None for a sequence without a token."""
+    def _defer(self, seq_ids: list[int], hidden_rows: list[int | None], hidden: Tensor) -> None:
+        """Hold a step's states.
+
+        `hidden_rows`: rows of `hidden`, None for a sequence without a token.
+        """
         if self._last is not None and self._last.seq_ids != seq_ids:
             self._copy_last()
         rows = [self._batch.row_of[seq_id] for seq_id in seq_ids]
         lengths = self._batch.num_tokens[rows].tolist()
-        self._last = _Step(seq_ids, rows, lengths, places, hidden)
+        self._last = _Step(seq_ids, rows, lengths, hidden_rows, hidden)
 
     def _copy_last(self) -> None:
         """Copy the previous step's states to their rows."""
@@ -151,14 +154,14 @@ class LastHiddenStates:
         if last is None:
             return
         rows, sources = [], []
-        for seq_id, row, length, place in zip(
-            last.seq_ids, last.rows, last.lengths, last.places, strict=True
+        for seq_id, row, length, hidden_row in zip(
+            last.seq_ids, last.rows, last.lengths, last.hidden_rows, strict=True
         ):
             self._of.pop(row, None)
-            if place is not None:
+            if hidden_row is not None:
                 self._of[row] = seq_id, length
                 rows.append(row)
-                sources.append(place)
+                sources.append(hidden_row)
         if rows:
             self._states[rows] = last.hidden[sources].float()
 

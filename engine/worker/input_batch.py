@@ -460,8 +460,8 @@ class InputBatch:
             rotations[first + differing] = next_row + np.arange(len(differing))
             next_row += len(differing)
             planes.append(chunk[differing])
-        found = np.concatenate(planes) if planes else np.zeros((0, 3), dtype=np.int64)
-        return rotations, torch.from_numpy(found) if len(found) else None
+        plane_positions = np.concatenate(planes) if planes else np.zeros((0, 3), dtype=np.int64)
+        return rotations, torch.from_numpy(plane_positions) if len(plane_positions) else None
 
     def _encoder_ranges(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

@@ -62,7 +62,7 @@ def requested_mode(name: str | None, level: int, enforce_eager: bool) -> CUDAGra
 
 
 def resolve_mode(
-    wanted: CUDAGraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
+    requested: CUDAGraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
 ) -> CUDAGraphMode:
     """The nearest mode that works; a log line says when it's another.
 
@@ -71,23 +71,23 @@ def resolve_mode(
         query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
         obstacle: why the model can't be captured at all.
     """
-    if wanted is CUDAGraphMode.NONE:
-        return wanted
+    if requested is CUDAGraphMode.NONE:
+        return requested
     if obstacle is not None:
-        return _downgraded(wanted, CUDAGraphMode.NONE, obstacle)
+        return _downgraded(requested, CUDAGraphMode.NONE, obstacle)
     single = GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE
     needed = single if query_len == 1 else GraphSupport.UNIFORM_BATCH
-    if wanted.decode is CUDAGraphRuntimeMode.FULL and support < needed:
+    if requested.decode is CUDAGraphRuntimeMode.FULL and support < needed:
         reason = f"the attention backend can be captured {support.name.lower()}"
-        return _downgraded(wanted, CUDAGraphMode.PIECEWISE, reason)
-    if wanted.mixed is CUDAGraphRuntimeMode.FULL and support < GraphSupport.ALWAYS:
+        return _downgraded(requested, CUDAGraphMode.PIECEWISE, reason)
+    if requested.mixed is CUDAGraphRuntimeMode.FULL and support < GraphSupport.ALWAYS:
         reason = "the attention backend can be captured in uniform batches alone"
-        return _downgraded(wanted, CUDAGraphMode.FULL_AND_PIECEWISE, reason)
-    return wanted
+        return _downgraded(requested, CUDAGraphMode.FULL_AND_PIECEWISE, reason)
+    return requested
 
 
-def _downgraded(wanted: CUDAGraphMode, to: CUDAGraphMode, reason: str) -> CUDAGraphMode:
-    log.warning("CUDA graphs: %s instead of %s: %s.", to.name, wanted.name, reason)
+def _downgraded(requested: CUDAGraphMode, to: CUDAGraphMode, reason: str) -> CUDAGraphMode:
+    log.warning("CUDA graphs: %s instead of %s: %s.", to.name, requested.name, reason)
     return to
 
 
@@ -111,7 +111,10 @@ Key = tuple[CUDAGraphRuntimeMode, BatchDescriptor]
 
 
 def capture_sizes(
-    max_num_seqs: int, token_budget: int, query_len: int = 1, wanted: Sequence[int] | None = None
+    max_num_seqs: int,
+    token_budget: int,
+    query_len: int = 1,
+    requested_sizes: Sequence[int] | None = None,
 ) -> list[int]:
     """Numbers of tokens to capture, ascending: dense where batches are small, up to 512.
 
@@ -119,28 +122,28 @@ def capture_sizes(
 
     Args:
         query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
-        wanted: the operator's own instead; those beyond the budget are left out.
+        requested_sizes: the operator's own instead; those beyond the budget are left out.
     """
-    most = min(max(max_num_seqs * query_len, 1) * 2, 512, token_budget)
+    max_size = min(max(max_num_seqs * query_len, 1) * 2, 512, token_budget)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
-    if wanted is not None:
-        most, sizes = token_budget, list(wanted)
+    if requested_sizes is not None:
+        max_size, sizes = token_budget, list(requested_sizes)
     if query_len > 1:
         # A batch whose drafts are checked has a multiple of query_len tokens, others any number.
         sizes += [-(-size // query_len) * query_len for size in sizes]
-    return sorted({size for size in sizes if size <= most})
+    return sorted({size for size in sizes if size <= max_size})
 
 
 def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
     """Of sizes that are multiples of `length` the largest and about each half of the one before,
     ascending, down to the smallest.
     """
-    found: list[int] = []
+    selected: list[int] = []
     fitting = [size for size in sorted(sizes) if size % length == 0]
     for size in reversed(fitting):
-        if not found or size * 2 <= found[-1] or size == fitting[0]:
-            found.append(size)
-    return found[::-1]
+        if not selected or size * 2 <= selected[-1] or size == fitting[0]:
+            selected.append(size)
+    return selected[::-1]
 
 
 class CUDAGraphDispatcher:
@@ -165,8 +168,8 @@ class CUDAGraphDispatcher:
         self._keys: set[Key] = set()
         self._sizes = {False: self.sizes, True: []}
         if adapted:
-            each = [sparse(self.sizes, length) for length in self._lengths]
-            self._sizes[True] = sorted(set().union(*each))
+            sizes_by_length = [sparse(self.sizes, length) for length in self._lengths]
+            self._sizes[True] = sorted(set().union(*sizes_by_length))
         for kind, some in self._sizes.items():
             for size in some:
                 self._add(size, kind)
@@ -185,8 +188,8 @@ class CUDAGraphDispatcher:
         elif self.mode.decode is CUDAGraphRuntimeMode.FULL:
             for length in self._lengths:
                 reqs = size // length
-                whole = size % length == 0 and reqs <= self._max_num_seqs
-                if whole or size == self._smallest_for_all(length, adapted):
+                fits_exactly = size % length == 0 and reqs <= self._max_num_seqs
+                if fits_exactly or size == self._smallest_for_all(length, adapted):
                     reqs = min(reqs, self._max_num_seqs)
                     self._keys.add(
                         (CUDAGraphRuntimeMode.FULL, BatchDescriptor(size, reqs, True, adapted))
@@ -235,11 +238,11 @@ class CUDAGraphDispatcher:
     def _fitting(self, size: int, uniform: int, adapted: bool) -> list[BatchDescriptor]:
         """Full graphs of that size which the batch may use: a decode one only if it is uniform, of
         so many tokens a sequence."""
-        found = [BatchDescriptor(size, min(size, self._max_num_seqs), False, adapted)]
+        descriptors = [BatchDescriptor(size, min(size, self._max_num_seqs), False, adapted)]
         if uniform:
             reqs = min(size // uniform, self._max_num_seqs)
-            found.insert(0, BatchDescriptor(size, reqs, True, adapted))
-        return found
+            descriptors.insert(0, BatchDescriptor(size, reqs, True, adapted))
+        return descriptors
 
     def _last_resort(self, batch: BatchDescriptor) -> Key:
         """A decode batch beyond the full graphs may still fit the pieces."""

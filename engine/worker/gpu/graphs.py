@@ -154,7 +154,7 @@ class PiecewiseAttention:
         self._static: AttentionMetadata | None = None
         self.batch: AttentionMetadata | None = None
 
-    def put_into(self, ops: KernelSet) -> None:
+    def install(self, ops: KernelSet) -> None:
         """Stand for the attention of a set that is a model's own."""
         vars(ops)["paged_attention"], vars(ops)["mla_attention"] = self, self.latents
 
@@ -198,7 +198,7 @@ class PiecewiseAttention:
         if self._static is None:
             raise RuntimeError("Nothing is being recorded.")
         tables = [group.block_tables for group in self._static.groups]
-        return next(at for at, table in enumerate(tables) if table is block_tables)
+        return next(index for index, table in enumerate(tables) if table is block_tables)
 
     def record(
         self, run: Callable[[Tensor, AttentionMetadata], Tensor], token_ids: Tensor,
@@ -251,7 +251,7 @@ class DeviceForward:
         self._recordings: dict[Key, RecordedForward] = {}
 
     @property
-    def num_wanted(self) -> int:
+    def num_requested(self) -> int:
         """Graphs that are still to be captured, or were."""
         return len(self._dispatcher.keys) if self._dispatcher is not None else 0
 
@@ -266,23 +266,23 @@ class DeviceForward:
         return self._inputs.nbytes if self._inputs is not None else 0
 
     @torch.inference_mode()
-    def capture(self, has_room: Callable[[], bool] = lambda: True, *, quiet: bool = False) -> int:
-        """Record all graphs, largest first, while `has_room`; how many there are then."""
+    def capture(self, has_memory: Callable[[], bool] = lambda: True, *, quiet: bool = False) -> int:
+        """Record all graphs, largest first, while `has_memory`; how many there are then."""
         dispatcher, inputs, breaks = self._dispatcher, self._inputs, self._breaks
         if dispatcher is None or inputs is None or breaks is None:
             return 0
-        left_out: list[int] = []
+        skipped_sizes: list[int] = []
         with gc_disabled():
             for key in dispatcher.keys:
-                if has_room():
+                if has_memory():
                     self._recordings[key] = self._record(key, inputs, breaks)
                 else:
-                    left_out.append(key[1].num_tokens)
+                    skipped_sizes.append(key[1].num_tokens)
                     dispatcher.drop(key)
         if quiet:
             return len(self._recordings)
-        if left_out:
-            log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(left_out)))
+        if skipped_sizes:
+            log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(skipped_sizes)))
         log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)
         return len(self._recordings)
 

@@ -25,38 +25,38 @@ class StaticLoraMapping:
 
     def __init__(self, slots: LoraSlots | None, max_tokens: int, device: torch.device) -> None:
         """`max_tokens`: of the largest graph."""
-        self._slots, self._whole = slots, None
+        self._slots, self._mapping = slots, None
         if slots is not None:
             rows, tiles = slots.mapping_lengths(max_tokens)
             sizes = (rows, tiles, 1)
-            self._whole = LoraMapping(
+            self._mapping = LoraMapping(
                 *(torch.zeros(size, dtype=torch.int32, device=device) for size in sizes)
             )
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        whole = self._whole
-        return 0 if whole is None else sum(each.nbytes for each in _parts(whole))
+        mapping = self._mapping
+        return 0 if mapping is None else sum(part.nbytes for part in _parts(mapping))
 
     def of(self, graph: BatchDescriptor) -> LoraMapping | None:
         """What a graph of that size reads; None: it runs no adapters."""
-        whole, slots = self._whole, self._slots
-        if whole is None or slots is None or not graph.adapted:
+        mapping, slots = self._mapping, self._slots
+        if mapping is None or slots is None or not graph.adapted:
             return None
         tiles, tile = slots.max_tiles(graph.num_tokens), slots.tile(graph.num_tokens)
-        return LoraMapping(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
+        return LoraMapping(mapping.order[: tiles * tile], mapping.owners[:tiles], mapping.count)
 
-    def fill(self, given: LoraMapping | None, graph: BatchDescriptor) -> None:
+    def fill(self, mapping: LoraMapping | None, graph: BatchDescriptor) -> None:
         """Copy a step's in that were padded for this graph; on the device alone."""
         static = self.of(graph)
-        if static is not None and given is not None:
-            torch._foreach_copy_(_parts(static), _parts(given))
+        if static is not None and mapping is not None:
+            torch._foreach_copy_(_parts(static), _parts(mapping))
 
     def clear(self) -> None:
         """Nobody goes through an adapter."""
-        if self._whole is not None:
-            self._whole.count.zero_()
+        if self._mapping is not None:
+            self._mapping.count.zero_()
 
 
 def slots_of(model: EngineModel) -> LoraSlots | None:
@@ -87,9 +87,9 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     for array, start in zip(arrays, starts, strict=True):
         part = flat[start : start + array.nbytes]
         part.view(array.dtype)[:] = array.ravel()
-    there = host.to(device, non_blocking=True)
+    buffer = host.to(device, non_blocking=True)
     return [
-        there[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
+        buffer[start : start + array.nbytes].view(_dtype(array)).view(array.shape)
         for array, start in zip(arrays, starts, strict=True)
     ]
 
@@ -196,20 +196,20 @@ def stage_inputs(
         if getattr(context, name) is not None
     ]
     fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
-    there = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)
-    there, also = there[: len(there) - len(more)], there[len(there) - len(more) :]
-    there, adapted = there[: len(there) - len(lora)], there[len(there) - len(lora) :]
-    ids, positions, lens, starts = there[:4]
-    slots, tables = there[4 : 4 + len(groups)], there[4 + len(groups) : 4 + 2 * len(groups)]
+    sent = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)
+    sent, also = sent[: len(sent) - len(more)], sent[len(sent) - len(more) :]
+    sent, adapted = sent[: len(sent) - len(lora)], sent[len(sent) - len(lora) :]
+    ids, positions, lens, starts = sent[:4]
+    slots, tables = sent[4 : 4 + len(groups)], sent[4 + len(groups) : 4 + 2 * len(groups)]
     rest: dict[str, Any] = dict(
-        zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
+        zip((name for name, _ in optional), sent[4 + 2 * len(groups) :], strict=False)
     )
     if adapted:
         rest |= {"adapters": NO_ADAPTERS, "lora_rows": LoraMapping(*adapted)}
     if feed is not None:
-        source = there[-1]
+        source = sent[-1]
         ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
-    own = [
+    contexts = [
         dataclasses.replace(
             group,
             positions=positions[:count],
@@ -222,18 +222,19 @@ def stage_inputs(
         )
         for group, slot, table in zip(groups, slots, tables, strict=True)
     ]
-    whole = [
+    padded_contexts = [
         dataclasses.replace(
             group, positions=positions, slot_mapping=slot, seq_lens=lens, query_start_loc=starts
         )
-        for group, slot in zip(own, slots, strict=True)
+        for group, slot in zip(contexts, slots, strict=True)
     ]
     if context.embeds is not None:
-        places, values = context.embeds
-        own[0].embeds = send_one(places, device), send_one(values, device)
-    own[0].host = context
-    own[0].other_groups, whole[0].other_groups = tuple(own[1:]), tuple(whole[1:])
-    return StagedInputs(ids, own[0], whole[0], also)
+        rows, values = context.embeds
+        contexts[0].embeds = send_one(rows, device), send_one(values, device)
+    contexts[0].host = context
+    contexts[0].other_groups = tuple(contexts[1:])
+    padded_contexts[0].other_groups = tuple(padded_contexts[1:])
+    return StagedInputs(ids, contexts[0], padded_contexts[0], also)
 
 
 def stage_eager(
@@ -282,16 +283,16 @@ class StaticInputBuffers:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        whole = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
-        own = sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
-        return own + self._lora.nbytes
+        vectors = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
+        nbytes = sum(buffer.nbytes for buffer in (*vectors, *self.slots, *self.tables))
+        return nbytes + self._lora.nbytes
 
     def fill(self, step: StagedInputs, to: BatchDescriptor) -> None:
         """Copy a batch in that was padded for this graph; on the device alone."""
         size, groups = to.num_tokens, step.padded.groups
         wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
-        made = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
-        torch._foreach_copy_(wide, made)
+        sources = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
+        torch._foreach_copy_(wide, sources)
         self._lora.fill(step.padded.lora_rows, to)
         if not to.num_reqs:
             return

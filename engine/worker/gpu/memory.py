@@ -42,7 +42,7 @@ class MemoryMeter(Protocol):
     def begin(self) -> None:
         """Give back what lies idle, and begin to watch for the peak."""
 
-    def held(self) -> int:
+    def reserved(self) -> int:
         """What the allocator holds now, used or idle."""
 
     def peak(self) -> int:
@@ -63,7 +63,7 @@ class CudaMeter:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
 
-    def held(self) -> int:
+    def reserved(self) -> int:
         torch.cuda.synchronize(self._device)
         return torch.cuda.memory_reserved(self._device)
 
@@ -100,13 +100,13 @@ def num_gpu_blocks(
 
     Raises `ConfigError` when fewer than `min_blocks` fit.
     """
-    kept = memory.graphs + reserved_bytes
-    space = int(memory.total * utilization) - memory.other - memory.peak - kept
+    extra_bytes = memory.graphs + reserved_bytes
+    space = int(memory.total * utilization) - memory.other - memory.peak - extra_bytes
     blocks = max(0, space) // block_bytes
     log.info(
         "GPU memory: %.1f GiB, %.1f for others, %.1f for a full step, %.1f for graphs and "
         "adapters, %.1f left at a utilization of %.2f: %d KV blocks",
-        memory.total / GIB, memory.other / GIB, memory.peak / GIB, kept / GIB, space / GIB,
+        memory.total / GIB, memory.other / GIB, memory.peak / GIB, extra_bytes / GIB, space / GIB,
         utilization, blocks,
     )  # fmt: skip
     if blocks < min_blocks:

@@ -43,18 +43,18 @@ class LogitsLoraRows:
         slots: LoraSlots | None = getattr(model, "lora_slots", None)
         self._model: Any = model
         self._changing = adapters if slots is not None else NO_ADAPTERS
-        self._own: list[HeadLora] = []
+        self._replacing_heads: list[HeadLora] = []
         rows: list[np.ndarray] = []
         adding: list[tuple[int, np.ndarray]] = []
-        for adapter, own in self._changing.groups:
+        for adapter, adapter_rows in self._changing.groups:
             head, table = adapter.head, adapter.table
-            if head is None or not len(own):
+            if head is None or not len(adapter_rows):
                 continue
             if head.replaces:
-                self._own.append(head)
-                rows.append(own.numpy())
+                self._replacing_heads.append(head)
+                rows.append(adapter_rows.numpy())
             if head.added is not None and isinstance(table, SlotTable):
-                adding.append((table.slot, own.numpy()))
+                adding.append((table.slot, adapter_rows.numpy()))
         self._adds = bool(adding)
         sorted_rows = slots.sort(adding, count, padded=False) if slots and adding else ()
         self.arrays = [*rows, *sorted_rows]
@@ -62,17 +62,17 @@ class LogitsLoraRows:
     @classmethod
     def of(cls, model: EngineModel, context: AttentionMetadata) -> LogitsLoraRows:
         """Of all logits of a step."""
-        wanted = context.logits_rows
-        count = len(context.positions if wanted is None else wanted)
-        return cls(model, context.adapters.lm_head_adapters(wanted), count)
+        rows = context.logits_rows
+        count = len(context.positions if rows is None else rows)
+        return cls(model, context.adapters.lm_head_adapters(rows), count)
 
     def logits(self, hidden: Tensor, sent: Sequence[Tensor]) -> Tensor:
         """The rows' logits, of `arrays` that were sent."""
         if not self._changing:
             return self._model.logits(hidden)
-        count = len(self._own)
+        count = len(self._replacing_heads)
         heads = DeviceHeads(
-            list(zip(self._own, sent[:count], strict=True)),
+            list(zip(self._replacing_heads, sent[:count], strict=True)),
             LoraMapping(*sent[count:]) if self._adds else None,
             self._changing.vocab_size,
         )
@@ -147,11 +147,11 @@ class LaunchedGpuStep:
         plan: StepPlan,
         inputs: StepInputs,
         choice: PendingSamplerOutput,
-        before: LaunchedGpuStep | None,
+        previous: LaunchedGpuStep | None,
     ) -> None:
         self._runner, self._plan, self._inputs, self._choice = runner, plan, inputs, choice
         self._download = Download(choice.tensors, runner.copies)
-        self._before = before
+        self._previous = previous
         self._lock = threading.Lock()
         self._result: StepResult | None = None
         self._error: Exception | None = None
@@ -168,16 +168,16 @@ class LaunchedGpuStep:
                 raise self._error
             if self._result is None:
                 try:
-                    self._result = self._take()
+                    self._result = self._collect()
                 except Exception as error:
                     self._error = error
                     raise
             return self._result
 
-    def _take(self) -> StepResult:
-        if self._before is not None:
-            self._before.finish()
-            self._before = None
+    def _collect(self) -> StepResult:
+        if self._previous is not None:
+            self._previous.finish()
+            self._previous = None
         result = StepResult.empty(len(self._plan.seq_ids))
         if self._inputs.sampled:
             output = self._choice.finalize(self._download.wait())
@@ -246,15 +246,15 @@ class GpuModelRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: StepInputs | None) -> LaunchedGpuStep | CompletedStep:
         """Give the device a prepared step, after the one before."""
-        before, self._last = self._last, None
+        previous, self._last = self._last, None
         if not isinstance(inputs, GpuStepInputs):
             return CompletedStep(StepResult.empty(0))
-        kept = self._retain_states is not None or self._hidden is not None
-        if kept or _needs_sync(inputs, self.sampler):
-            if before is not None:
-                before.finish()
+        saves_states = self._retain_states is not None or self._hidden is not None
+        if saves_states or _needs_sync(inputs, self.sampler):
+            if previous is not None:
+                previous.finish()
             return CompletedStep(super().run(plan, inputs))
-        pending = self._launch(plan, inputs, before)
+        pending = self._launch(plan, inputs, previous)
         self._last = pending
         return pending
 
@@ -262,10 +262,10 @@ class GpuModelRunner(ModelRunner):
         return GpuLogits(self.model, hidden, inputs.context, self._device)
 
     def _launch(
-        self, plan: StepPlan, inputs: GpuStepInputs, before: LaunchedGpuStep | None
+        self, plan: StepPlan, inputs: GpuStepInputs, previous: LaunchedGpuStep | None
     ) -> LaunchedGpuStep:
         feed = None
-        if before is not None and not before.done and (inputs.source >= 0).any():
+        if previous is not None and not previous.done and (inputs.source >= 0).any():
             feed = SampledTokenFeed(inputs.source, self._sampled)
         rows = inputs.target_index[0]
         heads = LogitsLoraRows.of(self.model, inputs.context)
@@ -276,20 +276,20 @@ class GpuModelRunner(ModelRunner):
         hidden = self._forward.run(key, staged)
         if not inputs.sampled:
             empty = torch.empty(0, dtype=torch.int64)
-            return LaunchedGpuStep(self, plan, inputs, PendingSamplerOutput(empty), before)
+            return LaunchedGpuStep(self, plan, inputs, PendingSamplerOutput(empty), previous)
         logits = heads.logits(hidden, staged.more[1:])
         waits = plan.awaits_bitmask or self.sampler.needs_host_sync(logits, inputs.states)
-        if waits and before is not None:
-            before.finish()
+        if waits and previous is not None:
+            previous.finish()
         mask = bitmask_rows(plan, inputs, self._masks)
         choice = self.sampler.sample_async(logits, inputs.states, mask, inputs.lengths)
         # One that is no token fails its sequence; until then the next step has to read something.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
-        return LaunchedGpuStep(self, plan, inputs, choice, before)
+        return LaunchedGpuStep(self, plan, inputs, choice, previous)
 
 
 def _needs_sync(inputs: StepInputs, sampler: Sampler) -> bool:
     """Whether the host has to look at the step before it can go on."""
-    own = any(state.vocab_size for state in inputs.states)
+    has_adapter_vocab = any(state.vocab_size for state in inputs.states)
     seen = sampler.needs_sync_steps(inputs.states)
-    return bool(inputs.prompt_logprob_rows or inputs.drafted) or own or seen
+    return bool(inputs.prompt_logprob_rows or inputs.drafted) or has_adapter_vocab or seen

@@ -35,7 +35,7 @@ from kernels.attention.registry import Forward, LatentForward
 from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
 from kernels.lora import LoraMapping, LoraSlots
 
-LEFT_FREE = 256 << 20
+MIN_FREE_BYTES = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
 
 
@@ -54,14 +54,16 @@ class DeviceModel(EngineModel, Protocol):
 
 def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
     """The mode of the settings, or the nearest that the model and its attention can do."""
-    wanted = requested_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    requested = requested_mode(
+        config.cudagraph_mode, config.optimization_level, config.enforce_eager
+    )
     if not isinstance(model, NativeDecoder):
-        return resolve_mode(wanted, GraphSupport.NEVER, 1, "bridged models run eagerly")
+        return resolve_mode(requested, GraphSupport.NEVER, 1, "bridged models run eagerly")
     obstacle = None
     if any(layer.experts is not None and layer.experts.needs_host_sync for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
     support = get_backend(model.ops.attention_backend).graphs
-    return resolve_mode(wanted, support, query_len(config), obstacle)
+    return resolve_mode(requested, support, query_len(config), obstacle)
 
 
 def device_forward(
@@ -81,18 +83,18 @@ def device_forward(
     # What was put there for an earlier runner, before the model slept, is replaced.
     attention: Forward = model.ops.paged_attention
     latent_attention: LatentForward | None = model.ops.mla_attention
-    before = vars(model.ops).get("paged_attention")
-    if isinstance(before, PiecewiseAttention):
-        attention, latent_attention = before.attention, before.latent_attention
+    previous = vars(model.ops).get("paged_attention")
+    if isinstance(previous, PiecewiseAttention):
+        attention, latent_attention = previous.attention, previous.latent_attention
     eager, slots = mode is CUDAGraphMode.NONE, slots_of(model)
     breaks = PiecewiseAttention(attention, None if eager else make_recorder(), latent_attention)
     # `with_attention_backend` made the set a copy of this model's own.
-    breaks.put_into(model.ops)
+    breaks.install(model.ops)
     if eager:
         return DeviceForward(run, device, breaks=breaks, slots=slots)
-    wanted = config.cudagraph_capture_sizes
+    requested_sizes = config.cudagraph_capture_sizes
     length = query_len(config)
-    sizes = capture_sizes(config.max_num_seqs, token_budget, length, wanted)
+    sizes = capture_sizes(config.max_num_seqs, token_budget, length, requested_sizes)
     if not sizes:
         raise ConfigError(
             f"cudagraph_capture_sizes: none is within the token budget of {token_budget}.",
@@ -108,18 +110,18 @@ def device_forward(
     )
 
 
-def capture(forward: DeviceForward, meter: MemoryMeter, kept: int | None) -> None:
+def capture(forward: DeviceForward, meter: MemoryMeter, budget_bytes: int | None) -> None:
     """Capture as many graphs as there is memory for, the largest first.
 
-    `kept`: bytes that were kept for them; None: whatever the device has.
+    `budget_bytes`: bytes that were reserved for them; None: whatever the device has.
     """
-    begun = meter.held()
+    initial_bytes = meter.reserved()
 
-    def has_room() -> bool:
-        within = kept is None or meter.held() - begun < kept
-        return within and meter.device()[0] > LEFT_FREE
+    def has_memory() -> bool:
+        within = budget_bytes is None or meter.reserved() - initial_bytes < budget_bytes
+        return within and meter.device()[0] > MIN_FREE_BYTES
 
-    forward.capture(has_room)
+    forward.capture(has_memory)
 
 
 log = logging.getLogger(__name__)
@@ -163,7 +165,7 @@ def profile(
     model.release_kv()
     meter.begin()
     free, total = meter.device()
-    return MemoryProfile(total, total - free - meter.held(), peak, graphs)
+    return MemoryProfile(total, total - free - meter.reserved(), peak, graphs)
 
 
 def _full_steps(
@@ -187,23 +189,23 @@ def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
     if forward is None:
         return 0
     costs: list[int] = []
-    before = meter.held()
+    previous = meter.reserved()
 
-    def has_room() -> bool:
-        nonlocal before
+    def has_memory() -> bool:
+        nonlocal previous
         if len(costs) == PROFILED_GRAPHS:
             return False
-        now = meter.held()
+        now = meter.reserved()
         if forward.num_captured:
-            costs.append(now - before)
-        before = now
+            costs.append(now - previous)
+        previous = now
         return len(costs) < PROFILED_GRAPHS
 
-    wanted = forward.num_wanted
-    forward.capture(has_room, quiet=True)
-    if len(costs) < min(PROFILED_GRAPHS, wanted):
-        costs.append(meter.held() - before)
-    return graph_bytes(costs, wanted) + forward.static_bytes
+    num_requested = forward.num_requested
+    forward.capture(has_memory, quiet=True)
+    if len(costs) < min(PROFILED_GRAPHS, num_requested):
+        costs.append(meter.reserved() - previous)
+    return graph_bytes(costs, num_requested) + forward.static_bytes
 
 
 @torch.inference_mode()
@@ -221,22 +223,22 @@ def warm_up_kernels(
     _warm_up_sampling(model.ops, vocab_size)
     if not isinstance(model, NativeDecoder):
         return
-    most = min(config.max_num_seqs, token_budget)
+    max_seqs = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
-    inputs = StaticInputBuffers(token_budget, most, table_lengths, model.ops.device, slots)
+    inputs = StaticInputBuffers(token_budget, max_seqs, table_lengths, model.ops.device, slots)
     adapted: list[int] = []
     if slots is not None:
         # Adapters of experts have the tiles of these, which go by the number of rows.
         mixture = any(layer.experts is not None for layer in model.weights)
         adapted = _powers_of_two(token_budget) if mixture else [1, token_budget]
-    for descriptor in _batches(token_budget, most, query_len(config), adapted):
+    for descriptor in _batches(token_budget, max_seqs, query_len(config), adapted):
         token_ids, context = inputs.dummy_inputs(descriptor)
         # A table leads to the first block alone.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
         hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
         model.logits(hidden)
     if slots is not None:
-        for rows in {1, most}:
+        for rows in {1, max_seqs}:
             some = hidden.new_zeros((rows, hidden.shape[1]))
             model.logits(some, DeviceHeads(rows=_no_rows(slots, rows, some.device)))
 
@@ -255,27 +257,27 @@ def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraMapping:
 
 
 def _batches(
-    token_budget: int, most: int, length: int, adapted: Sequence[int]
+    token_budget: int, max_seqs: int, length: int, adapted: Sequence[int]
 ) -> Iterator[BatchDescriptor]:
-    """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens.
+    """Decodes of 1, 2, 4 ... `max_seqs` sequences, and prompts of 2, 4 ... `token_budget` tokens.
 
     Where drafts are checked, `length` tokens a sequence at most, some have fewer of them than
     others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens go through adapters
     too.
     """
-    for size in _powers_of_two(most):
-        for each in _powers_of_two(length):
-            if size * each <= token_budget:
-                yield BatchDescriptor(size * each, size, True)
+    for size in _powers_of_two(max_seqs):
+        for tokens_per_seq in _powers_of_two(length):
+            if size * tokens_per_seq <= token_budget:
+                yield BatchDescriptor(size * tokens_per_seq, size, True)
     for size in _powers_of_two(token_budget)[1:]:
         yield BatchDescriptor(size, 1, False)
     for size in adapted:
         yield BatchDescriptor(size, 1, size == 1, True)
 
 
-def _powers_of_two(most: int) -> list[int]:
-    """1, 2, 4 ... and `most`."""
-    return [*(1 << power for power in range((most - 1).bit_length())), most]
+def _powers_of_two(max_value: int) -> list[int]:
+    """1, 2, 4 ... and `max_value`."""
+    return [*(1 << power for power in range((max_value - 1).bit_length())), max_value]
 
 
 def _warm_up_sampling(ops: KernelSet, vocab_size: int) -> None:
@@ -300,15 +302,15 @@ def _edit(edits: LogitEdits, logits: Tensor) -> None:
     def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=logits.device)
 
-    place = zeros(1, dtype=torch.int64)
+    index = zeros(1, dtype=torch.int64)
     one = zeros(1, dtype=torch.float32) + 1.0
-    edits.mask_tokens(logits, place, place)
-    edits.add_bias(logits, place, place, one)
+    edits.mask_tokens(logits, index, index)
+    edits.add_bias(logits, index, index, one)
     words = zeros(1, -(-logits.shape[1] // 32), dtype=torch.int32)
     for forced in (None, zeros(1, dtype=torch.bool)):
-        edits.apply_bitmask(logits, place, words, forced)
+        edits.apply_bitmask(logits, index, words, forced)
     small = zeros(1, dtype=torch.int32)
     table = TokenTable(zeros(1, 256, dtype=torch.int32), zeros(1, 256, dtype=torch.int32))
     edits.update_token_table(table, zeros(4, 1, dtype=torch.int32))
     edits.apply_penalties(logits, PenaltyRows(small, small, one, one, one), table, small)
-    edits.token_logprobs(logits, place)
+    edits.token_logprobs(logits, index)

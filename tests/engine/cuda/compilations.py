@@ -136,7 +136,7 @@ def main(folder: Path, quantization: str | None) -> None:
 
     ops = TritonKernels(META, "a test")
     breaks = PiecewiseAttention(ops.paged_attention, latent_attention=ops.mla_attention)
-    breaks.put_into(ops)
+    breaks.install(ops)
     model = NativeDecoder(
         decoder_spec(read_config(folder)), ops, torch.bfloat16, LONGEST, quantization
     )

@@ -118,9 +118,9 @@ def test_sizes_follow_the_settings():
 
 
 def test_an_operator_may_name_the_sizes():
-    assert capture_sizes(4, 8192, wanted=[64, 1, 8, 8]) == [1, 8, 64]
-    assert capture_sizes(4, 32, wanted=[64, 1, 8]) == [1, 8]
-    assert capture_sizes(4, 8192, query_len=3, wanted=[1, 4]) == [1, 3, 4, 6]
+    assert capture_sizes(4, 8192, requested_sizes=[64, 1, 8, 8]) == [1, 8, 64]
+    assert capture_sizes(4, 32, requested_sizes=[64, 1, 8]) == [1, 8]
+    assert capture_sizes(4, 8192, query_len=3, requested_sizes=[1, 4]) == [1, 3, 4, 6]
 
 
 def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():

@@ -34,7 +34,7 @@ class FakeMeter:
     def begin(self) -> None:
         self.begun += 1
 
-    def held(self) -> int:
+    def reserved(self) -> int:
         return next(self._held)
 
     def peak(self) -> int:
@@ -50,11 +50,11 @@ class FakeForward:
     static_bytes = 1000
 
     def __init__(self, wanted: int) -> None:
-        self.num_wanted, self.num_captured = wanted, 0
+        self.num_requested, self.num_captured = wanted, 0
 
-    def capture(self, has_room, *, quiet=False) -> int:  # type: ignore[no-untyped-def]
-        for _ in range(self.num_wanted):
-            if has_room():
+    def capture(self, has_memory, *, quiet=False) -> int:  # type: ignore[no-untyped-def]
+        for _ in range(self.num_requested):
+            if has_memory():
                 self.num_captured += 1
         return self.num_captured
 
