@@ -30,6 +30,7 @@ CLEAN = (
     "engine/kv_cache",
     "engine/lora",
     "engine/model_loader",
+    "engine/models",
     "engine/offline",
     "engine/pooling",
     "engine/quantization",

@@ -36,7 +36,7 @@ from engine.lora.target_modules import TargetModules
 from engine.model_loader.loader import load_model, resolve_folder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.registry import decoder_spec, is_known, read_config
+from engine.models.registry import decoder_spec, has_native_decoder, read_config
 from engine.pooling.load import head_shapes, pooled_spec
 from engine.pooling.pooling_config import read_pooling_config
 from engine.text.adapter_tokenizers import check_adapter_tokenizer
@@ -145,7 +145,7 @@ def _spec(
     if pooling is not None:
         spec = pooled_spec(pooling, raw)
         return spec, head_shapes(pooling, spec, folder, config)
-    if not is_known(raw):
+    if not has_native_decoder(raw):
         return None
     try:
         return decoder_spec(raw), {}

@@ -25,7 +25,7 @@ from engine.models.forward_context import KVScales
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import PARAM as KV_SCALE_PARAM
 from engine.models.kv_scales import read_kv_scale_file, read_kv_scales
-from engine.models.registry import ModelRegistry, decoder_spec, is_known, is_transformers
+from engine.models.registry import ModelRegistry, decoder_spec, has_native_decoder, is_transformers
 from engine.models.rotary_embedding import RopeSpec
 from engine.models.sharding import PARAM
 from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
@@ -233,7 +233,7 @@ def build_model(order: BuildRequest) -> LoadedImpl:
         return _native(order, vision=find_vision_family(raw))
     if vision := find_vision_family(raw):
         return _native(order, vision=vision)
-    if not is_known(raw):
+    if not has_native_decoder(raw):
         return _bridged(order)
     try:
         _check_device_support(decoder_spec(raw), order)
@@ -247,7 +247,7 @@ def build_model(order: BuildRequest) -> LoadedImpl:
 def refuse_unknown(order: BuildRequest) -> None:
     """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
     folder, raw, config = order.folder, order.raw, order.config
-    if ModelRegistry.find(raw) is not None or is_known(raw) or find_vision_family(raw):
+    if ModelRegistry.find(raw) is not None or has_native_decoder(raw) or find_vision_family(raw):
         return
     if read_pooling_config(config, folder, raw) is None:
         from engine.transformers_backend.load import Source

@@ -74,8 +74,8 @@ def with_attention_backend(
     chosen.why = f"{ops.why}; attention: {backend.name}"
     # In the instance they hide the methods of the set. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()
-    own = backend.load_latents
-    latents = partial(KernelSet.mla_attention, chosen) if own is None else own()
+    load_latents = backend.load_latents
+    latents = partial(KernelSet.mla_attention, chosen) if load_latents is None else load_latents()
     vars(chosen)["mla_attention"] = latents
     vars(chosen)["compile_decoder"] = lambda *_: None
     return chosen
@@ -83,25 +83,26 @@ def with_attention_backend(
 
 def _check_sparse(ops: KernelSet, spec: DecoderSpec) -> None:
     """Raise `ConfigError` where the kernels' own attention hides no blocks and the model does."""
-    own = _INVARIANT.get(ops.device.type)
-    if any(spec.sparse_layers) and own and not get_backend(own).sparse:
+    backend = _INVARIANT.get(ops.device.type)
+    if any(spec.sparse_layers) and backend and not get_backend(backend).sparse:
         raise ConfigError(
-            f"batch_invariant has attention of its own ({own}), which isn't block-sparse as that "
-            f"of {spec.architecture} is.",
+            f"batch_invariant has attention of its own ({backend}), which isn't block-sparse as "
+            f"that of {spec.architecture} is.",
             param="batch_invariant",
         )
 
 
-def _invariant(ops: KernelSet, wanted: str | None) -> KernelSet:
+def _invariant(ops: KernelSet, requested: str | None) -> KernelSet:
     """The kernels' own attention: others order their sums by the batch."""
-    own = _INVARIANT.get(ops.device.type)
-    if wanted not in (None, own):
+    backend = _INVARIANT.get(ops.device.type)
+    if requested not in (None, backend):
         raise ConfigError(
-            f"batch_invariant has attention of its own ({own}): {wanted} can't be used with it.",
+            f"batch_invariant has attention of its own ({backend}): {requested} can't be used "
+            "with it.",
             param="attention_backend",
         )
     if ops.has_own_attention:
         return ops
     chosen = copy.copy(ops)  # graphs put their own attention into it
-    chosen.attention_backend = own or ""
+    chosen.attention_backend = backend or ""
     return chosen

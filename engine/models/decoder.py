@@ -42,7 +42,7 @@ from engine.models.supports_lora import (
     SupportsLoRA,
     expert_linears,
     linears_of,
-    slot_places,
+    slot_names,
     stacked_linears,
 )
 from engine.models.weight_loader import WeightLoader
@@ -75,18 +75,18 @@ class LMHeadWithAddedTokens(LinearLayer):
             parts.append(self._more(x))
         missing = self.out_features - sum(part.shape[1] for part in parts)
         parts.append(parts[0].new_full((len(x), missing), -torch.inf))
-        whole = torch.cat(parts, dim=1)
-        return whole if out is None else out.copy_(whole)
+        logits = torch.cat(parts, dim=1)
+        return logits if out is None else out.copy_(logits)
 
     def rows(self, ids: Tensor) -> Tensor:
         """See `LinearLayer.rows`."""
         count = self._first.out_features
         if self._more is None or not bool((ids >= count).any()):
             return self._first.rows(ids)
-        found = self._first.rows(ids.clamp(max=count - 1))
-        behind = ids >= count
-        found[behind] = self._more.rows(ids[behind] - count).to(found.dtype)
-        return found
+        rows = self._first.rows(ids.clamp(max=count - 1))
+        is_added = ids >= count
+        rows[is_added] = self._more.rows(ids[is_added] - count).to(rows.dtype)
+        return rows
 
 
 class AuxHiddenStates:
@@ -98,27 +98,27 @@ class AuxHiddenStates:
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self._layers = layers
-        self._taken: list[Tensor] = []
+        self._captured: list[Tensor] = []
 
     def clear(self) -> None:
         """Forget the pass before."""
-        self._taken = []
+        self._captured = []
 
     def buffer(self, residual: Tensor) -> AuxStateBuffer:
         """Where a call that runs all layers leaves it; `residual` [T, hidden]: of the first."""
         tokens, hidden = residual.shape
         states = torch.empty((tokens, len(self._layers) * hidden))
-        self._taken.append(states)
+        self._captured.append(states)
         return AuxStateBuffer(self._layers, states)
 
     def capture(self, layer: int, residual: Tensor) -> None:
         """The pass has come to a layer; `residual` [T, hidden] changes afterwards."""
         if layer in self._layers:
-            self._taken.append(residual.clone())
+            self._captured.append(residual.clone())
 
     def states(self) -> Tensor:
         """[T, layers * hidden], side by side in the layers' order."""
-        return self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken, dim=-1)
+        return self._captured[0] if len(self._captured) == 1 else torch.cat(self._captured, dim=-1)
 
 
 class ForwardWithAux:
@@ -198,7 +198,7 @@ class NativeDecoder(SupportsLoRA):
         #: Of the layers that carry one; None: none does.
         self._states: StateTable | None = None
         #: For each layer its group, and what it keeps.
-        self._kept: list[tuple[int, Any]] = []
+        self._layer_caches: list[tuple[int, Any]] = []
         self._positions: Tensor | None = None
         self._plane_tables: list[tuple[Tensor, Tensor]] = []
         self._embedding_norm: Norm | None = None
@@ -239,29 +239,29 @@ class NativeDecoder(SupportsLoRA):
     def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""
         spec, described = self.spec, self.description
-        own = described.embedding
-        if own is None and loader.has_packed(spec.names.lm_head):
+        embedding = described.embedding
+        if embedding is None and loader.has_packed(spec.names.lm_head):
             # Tied while it was trained; the head alone was quantised.
-            own = described.head
+            embedding = described.head
             self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
-        elif own is None and loader.has_other_head():
+        elif embedding is None and loader.has_other_head():
             log.warning(
                 "config.json ties the output layer to the embedding, but the checkpoint has "
                 "another one, %s, which is used.",
                 spec.names.lm_head,
             )
-            own = TableDescription(spec.names.embedding)
+            embedding = TableDescription(spec.names.embedding)
             self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
-        elif own is not None and loader.lacks_head():
+        elif embedding is not None and loader.lacks_head():
             log.warning(
                 "The checkpoint has no output layer, %s: the embedding is used.",
                 described.head.name,
             )
-            own = None
+            embedding = None
             self.lm_head = loader.table(replace(described.head, name=spec.names.embedding))
         else:
             self.lm_head = loader.table(described.head)
-        self.embedding = self.lm_head if own is None else loader.table(own)
+        self.embedding = self.lm_head if embedding is None else loader.table(embedding)
         if described.positions:
             shape = (spec.num_positions, spec.hidden_size)
             self._positions = loader.vector(f"{described.positions}.weight", *shape)
@@ -271,7 +271,7 @@ class NativeDecoder(SupportsLoRA):
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All weights that are tensors, by name; shared ones may come more than once."""
-        whole = {
+        modules = {
             "lm_head": self.lm_head,
             "embedding": self.embedding,
             "positions": self._positions,
@@ -279,7 +279,7 @@ class NativeDecoder(SupportsLoRA):
             "final_norm": self.final_norm,
             **{f"layers.{index}": layer for index, layer in enumerate(self.weights)},
         }
-        for name, weights in whole.items():
+        for name, weights in modules.items():
             yield from named_tensors(weights, name)
 
     @property
@@ -330,7 +330,7 @@ class NativeDecoder(SupportsLoRA):
 
     def _keep_by_layer(self, num_state_blocks: int) -> None:
         """Note what each layer keeps: keys and values, or states."""
-        kept: dict[int, tuple[int, Any]] = {
+        caches: dict[int, tuple[int, Any]] = {
             layer: (group, cache)
             for layer, group, cache in zip(
                 self.spec.attention_layers, self.group_of, self.kv_caches, strict=True
@@ -339,13 +339,13 @@ class NativeDecoder(SupportsLoRA):
         if self.spec.states is not None:
             self._states = StateTable(self.spec.states, self.ops, num_state_blocks)
             for layer, state in self._states.layers.items():
-                group, cache = kept.get(layer, (0, None))
-                kept[layer] = group, state if cache is None else (cache, state)
+                group, cache = caches.get(layer, (0, None))
+                caches[layer] = group, state if cache is None else (cache, state)
         for layer, states in enumerate(self.cross_caches):
-            group, cache = kept[layer]
-            kept[layer] = group, (cache, states)
+            group, cache = caches[layer]
+            caches[layer] = group, (cache, states)
         # A layer that is an MLP alone keeps nothing.
-        self._kept = [kept.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
+        self._layer_caches = [caches.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
 
     def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
         """By layer the tensors whose first dimension is the block; layers may share them."""
@@ -362,7 +362,7 @@ class NativeDecoder(SupportsLoRA):
     def release_kv(self) -> None:
         """Let the caches and states go, until `allocate_kv` makes new ones."""
         self.kv_caches, self.cross_caches, self._compiled = [], [], None
-        self._kept, self._states = [], None
+        self._layer_caches, self._states = [], None
 
     def compile_step(self, tables: BatchTables, taps: tuple[int, ...] = ()) -> CompiledStep | None:
         """Whole decode steps in one call over the running batch, which tell of what the layers
@@ -392,8 +392,8 @@ class NativeDecoder(SupportsLoRA):
     def _depth(self) -> int:
         return self.spec.num_layers
 
-    def _slot_places(self) -> list[list[str]]:
-        return [slot_places(weights) for weights in self.weights]
+    def _slot_names(self) -> list[list[str]]:
+        return [slot_names(weights) for weights in self.weights]
 
     @property
     def _num_experts(self) -> int:
@@ -450,10 +450,10 @@ class NativeDecoder(SupportsLoRA):
         self,
         residual: Tensor,
         context: AttentionMetadata,
-        wanted: Tensor | None,
+        logits_rows: Tensor | None,
         taps: AuxHiddenStates | None,
     ) -> Tensor:
-        """Layer by layer; of the last one the tokens `wanted`, None for all."""
+        """Layer by layer; of the last one the tokens `logits_rows`, None for all."""
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups, states = context.groups, self._states
@@ -462,10 +462,10 @@ class NativeDecoder(SupportsLoRA):
             states.begin_step(context)
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
-            rows = wanted if index == last else None
+            rows = logits_rows if index == last else None
             if taps is not None:
                 taps.capture(index, residual)
-            group, cache = self._kept[index]
+            group, cache = self._layer_caches[index]
             x, residual = layer(x, residual, groups[group], cache, rows)
             if index < len(deep):
                 residual[indices] += deep[index]
@@ -486,15 +486,15 @@ class NativeDecoder(SupportsLoRA):
 
     def _embed(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
-        known, positions = token_ids, context.positions
+        base_ids, positions = token_ids, context.positions
         # By slots nobody here knows whether one of them brings tokens.
         if context.lora_rows is not None or context.adapters.vocab_size:
-            known = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
-        x = self.embedding.rows(known)
+            base_ids = token_ids.clamp(max=self.spec.vocab_size - 1)  # the others' rows follow
+        x = self.embedding.rows(base_ids)
         self._adapt_embedding(x, token_ids, context.adapters, context.lora_rows)
         if context.embeds is not None:
-            places, values = context.embeds
-            x[places.to(x.device)] = values.to(x)
+            indices, values = context.embeds
+            x[indices.to(x.device)] = values.to(x)
         if self.spec.embedding_scale != 1.0:
             x.mul_(self.spec.embedding_scale)
         if context.encoder_embeds is not None:
@@ -512,8 +512,8 @@ class NativeDecoder(SupportsLoRA):
         Rows of adapters that bring tokens come without others, and all of one vocabulary.
         """
         spec = self.spec
-        if own := adapters.vocab_size:
-            shape = len(hidden), own
+        if vocab_size := adapters.vocab_size:
+            shape = len(hidden), vocab_size
             logits = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         else:
             logits = self.lm_head(hidden).float()

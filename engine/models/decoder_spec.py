@@ -250,10 +250,12 @@ class MlaSpec:
     def num_parameters(self, hidden: int, heads: int) -> int:
         """Of the layers before and after attention, norms and biases left out."""
         queries = heads * self.query_size
-        made = self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        query_parameters = (
+            self.query_rank * (hidden + queries) if self.query_rank else hidden * queries
+        )
         pairs = heads * (self.qk_nope_head_dim + self.value_size)
         return (
-            made
+            query_parameters
             + hidden * self.width
             + self.kv_lora_rank * pairs
             + heads * self.value_size * hidden

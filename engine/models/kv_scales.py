@@ -32,73 +32,75 @@ from engine.text.tokenizer import Tokenizer
 PARAM = "quantization_param_path"
 _DTYPE = "float8_e4m3fn"
 #: Of a file: some thirty for each layer.
-_MOST_BYTES = 1 << 20
-_MOST = torch.finfo(torch.float32).max
+_MAX_FILE_BYTES = 1 << 20
+_MAX_SCALE = torch.finfo(torch.float32).max
 
 
 def read_kv_scale_file(path: str, model_type: str, num_layers: int) -> list[KVScales]:
     """The scales of all layers. Raises `ConfigError` for a file that isn't of such a model."""
-    whole = _object(_parsed(path), "the file")
-    told = whole.get("model_type")
-    if told is not None and told != model_type:
-        raise _wrong(f"model_type is {_shown(told)}, but the model's is {model_type!r}")
-    cache = _object(whole.get("kv_cache"), "kv_cache")
+    document = _object(_parsed(path), "the file")
+    file_model_type = document.get("model_type")
+    if file_model_type is not None and file_model_type != model_type:
+        raise _file_error(
+            f"model_type is {_format_value(file_model_type)}, but the model's is {model_type!r}"
+        )
+    cache = _object(document.get("kv_cache"), "kv_cache")
     if cache.get("dtype") != _DTYPE:
-        raise _wrong(f"kv_cache.dtype is {_shown(cache.get('dtype'))}, not {_DTYPE!r}")
+        raise _file_error(f"kv_cache.dtype is {_format_value(cache.get('dtype'))}, not {_DTYPE!r}")
     ranks = _object(cache.get("scaling_factor"), "kv_cache.scaling_factor")
     if set(ranks) != {"0"}:
-        raise _wrong(
+        raise _file_error(
             f"kv_cache.scaling_factor is of {len(ranks)} ranks: write it for one device, as rank 0"
         )
-    at = "kv_cache.scaling_factor.0"
-    layers = _object(ranks["0"], at)
+    field = "kv_cache.scaling_factor.0"
+    layers = _object(ranks["0"], field)
     if set(layers) != {str(layer) for layer in range(num_layers)}:
-        raise _wrong(f"{at} names {len(layers)} layers, which aren't 0 to {num_layers - 1}")
-    return [_scale(f"{at}.{layer}", layers[str(layer)]) for layer in range(num_layers)]
+        raise _file_error(f"{field} names {len(layers)} layers, which aren't 0 to {num_layers - 1}")
+    return [_scale(f"{field}.{layer}", layers[str(layer)]) for layer in range(num_layers)]
 
 
 def _parsed(path: str) -> Any:
     file = Path(path).expanduser()
     try:
         if not file.is_file():
-            raise _wrong(f"there is no file {path!r}")
+            raise _file_error(f"there is no file {path!r}")
         with file.open("rb") as stream:
-            text = stream.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise _wrong(f"the file has more than {_MOST_BYTES} bytes")
+            text = stream.read(_MAX_FILE_BYTES + 1)
+        if len(text) > _MAX_FILE_BYTES:
+            raise _file_error(f"the file has more than {_MAX_FILE_BYTES} bytes")
         return json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise _wrong(f"{path!r} can't be read as JSON: {error}") from error
+        raise _file_error(f"{path!r} can't be read as JSON: {error}") from error
 
 
 def _object(value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise _wrong(f"{name} must be an object")
+        raise _file_error(f"{name} must be an object")
     return value
 
 
 def _scale(name: str, value: Any) -> KVScales:
-    sound = type(value) in (int, float) and 0 < value <= _MOST
-    kept = torch.tensor([float(value) if sound else 0.0])
-    if float(kept) == 0:  # also of what float32 takes for nothing
-        raise _wrong(f"{name} must be a positive finite number, not {_shown(value)}")
-    return KVScales(kept, kept)
+    sound = type(value) in (int, float) and 0 < value <= _MAX_SCALE
+    scale = torch.tensor([float(value) if sound else 0.0])
+    if float(scale) == 0:  # also of what float32 takes for nothing
+        raise _file_error(f"{name} must be a positive finite number, not {_format_value(value)}")
+    return KVScales(scale, scale)
 
 
-def _wrong(why: str) -> ConfigError:
+def _file_error(why: str) -> ConfigError:
     return ConfigError(f"{PARAM}: {why}.", param=PARAM)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return repr(value)[:60]
 
 
 BLOCK_SIZE = 16
-MOST_TOKENS = 512
+MAX_SAMPLE_TOKENS = 512
 #: Other texts may have larger keys than the sample: so much room is left above its largest.
-ROOM = 2.0
+HEADROOM = 2.0
 
 SAMPLE = """The quick brown fox jumps over the lazy dog, and 3.14159 isn't 22/7. She asked: "Why?"
 def mean(xs: list[float]) -> float:
@@ -125,15 +127,15 @@ def read_kv_scales(
 
     Raises `ModelLoadError`, which names the tensor, for others than positive finite numbers.
     """
-    found: list[KVScales | None] = []
+    scales: list[KVScales | None] = []
     for index in range(spec.num_layers):
-        at = spec.names.layer.format(index) + spec.names.o.rpartition(".")[0] + "."
+        prefix = spec.names.layer.format(index) + spec.names.o.rpartition(".")[0] + "."
         keys, values = (
-            _first(read, spec, [at + name.format(part) for name in _NAMES]) for part in "kv"
+            _first(read, spec, [prefix + name.format(part) for name in _NAMES]) for part in "kv"
         )
         keys, values = (values if keys is None else keys), (keys if values is None else values)
-        found.append(None if keys is None or values is None else KVScales(keys, values))
-    return found
+        scales.append(None if keys is None or values is None else KVScales(keys, values))
+    return scales
 
 
 _NAMES = (
@@ -164,12 +166,12 @@ def _invalid_scale(name: str, why: str) -> ModelLoadError:
     return ModelLoadError(f"{name!r} {why}.", param=name.rpartition(".")[2])
 
 
-def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, most: int) -> list[int]:
+def sample_tokens(tokenizer: Tokenizer | None, vocab_size: int, count: int) -> list[int]:
     """Tokens of the sample text, filled up with random ones."""
     ids = [] if tokenizer is None else tokenizer.encode_as_text(SAMPLE)
     rng = random.Random(0)
-    kept = [token for token in ids[: most // 2] if token < vocab_size]
-    return kept + [rng.randrange(vocab_size) for _ in range(most - len(kept))]
+    tokens = [token for token in ids[: count // 2] if token < vocab_size]
+    return tokens + [rng.randrange(vocab_size) for _ in range(count - len(tokens))]
 
 
 @torch.inference_mode()
@@ -184,37 +186,41 @@ def measure_kv_scales(
     device, count = model.ops.device, len(token_ids)
     blocks = -(-count // BLOCK_SIZE)
     model.allocate_kv(blocks, BLOCK_SIZE, model.ops.activation_dtype(model.weight_dtype))
-    place = torch.arange(count, device=device)
+    positions = torch.arange(count, device=device)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
     context = AttentionMetadata(
-        positions=place,
-        slot_mapping=place,
+        positions=positions,
+        slot_mapping=positions,
         block_tables=torch.arange(blocks, **ints)[None],
         seq_lens=torch.tensor([count], **ints),
         query_start_loc=torch.tensor([0, count], **ints),
-        logits_rows=place[-1:],
+        logits_rows=positions[-1:],
     )
     model.forward(torch.tensor(token_ids, device=device), context)
     limit = torch.finfo(dtype).max
-    found = []
+    scales = []
     for index, cache in enumerate(model.kv_caches):
         keys, values = (
-            part.float().abs().amax((0, 2, 3)) * ROOM / limit for part in (cache.keys, cache.values)
+            part.float().abs().amax((0, 2, 3)) * HEADROOM / limit
+            for part in (cache.keys, cache.values)
         )
         if not bool(torch.isfinite(torch.cat((keys, values))).all()):
             raise ModelLoadError(
                 f"Layer {index}'s keys or values aren't finite on the sample text.", param="model"
             )
-        found.append(KVScales(*(torch.where(part > 0, part, 1.0) for part in (keys, values))))
+        scales.append(KVScales(*(torch.where(part > 0, part, 1.0) for part in (keys, values))))
     model.release_kv()
-    return found
+    return scales
 
 
 def calibrate(
     model: NativeDecoder, tokenizer: Tokenizer | None, max_model_len: int, dtype: torch.dtype
 ) -> None:
     """Measure the scales of those layers that the checkpoint has none for."""
-    tokens = sample_tokens(tokenizer, model.spec.vocab_size, min(MOST_TOKENS, max_model_len))
+    tokens = sample_tokens(tokenizer, model.spec.vocab_size, min(MAX_SAMPLE_TOKENS, max_model_len))
     measured = measure_kv_scales(model, tokens, dtype)
-    given = model.kv_scales or [None] * len(measured)
-    model.kv_scales = [own or found for own, found in zip(given, measured, strict=True)]
+    stored = model.kv_scales or [None] * len(measured)
+    model.kv_scales = [
+        stored_scale or measured_scale
+        for stored_scale, measured_scale in zip(stored, measured, strict=True)
+    ]

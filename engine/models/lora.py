@@ -48,14 +48,14 @@ class EmbeddingLora:
             x[rows] = self.table[ids].to(x.dtype)
         if self.tokens is not None:
             named, values = self.tokens
-            at = torch.searchsorted(named, ids).clamp(max=len(named) - 1)
-            hit = named[at] == ids
-            x[rows[hit]] = values[at[hit]].to(x.dtype)
+            indices = torch.searchsorted(named, ids).clamp(max=len(named) - 1)
+            hit = named[indices] == ids
+            x[rows[hit]] = values[indices[hit]].to(x.dtype)
         if self.inner is not None and self.outer is not None:
-            own = x[rows]
+            embeddings = x[rows]
             every = torch.arange(len(rows))
-            ops.add_lora(own, self.inner[ids].to(x.dtype), [(self.outer, every)])
-            x[rows] = own
+            ops.add_lora(embeddings, self.inner[ids].to(x.dtype), [(self.outer, every)])
+            x[rows] = embeddings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class StepAdapters:
     @property
     def vocab_size(self) -> int:
         """The largest that an adapter has of its own; 0: all have the model's."""
-        return max((adapter.vocab_size for adapter, own in self.groups if len(own)), default=0)
+        return max((adapter.vocab_size for adapter, rows in self.groups if len(rows)), default=0)
 
     def tables(self) -> list[TableSegment] | None:
         """For the compiled decoder; None where one of them can't be run by it."""
@@ -153,12 +153,12 @@ class StepAdapters:
         """
         if slots is None or not self.groups:
             return []
-        own = [
+        slot_rows = [
             (adapter.table.slot, rows.numpy())
             for adapter, rows in self.groups
             if isinstance(adapter.table, SlotTable)
         ]
-        return slots.sort(own, size, padded=padded)
+        return slots.sort(slot_rows, size, padded=padded)
 
     def segments(self, layer: int, slot: str) -> list[LoraSegment]:
         """Those that change one linear layer."""
@@ -170,32 +170,37 @@ class StepAdapters:
 
     def of_experts(self, layer: int, slots: Set[str]) -> list[ExpertUse]:
         """Those that change one of a layer's `slots`, which are its experts'."""
-        own = (
+        uses = (
             ({slot: lora for slot, lora in adapter.layers[layer].items() if slot in slots}, rows)
             for adapter, rows in self.groups
         )
-        return [(changed, rows) for changed, rows in own if changed]
+        return [(changed, rows) for changed, rows in uses if changed]
 
     def lm_head_adapters(self, rows: Tensor | None) -> StepAdapters:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""
-        changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
-        found = StepAdapters(changing)
-        return found if rows is None else found.for_rows(rows)
+        changing = [
+            (adapter, adapter_rows)
+            for adapter, adapter_rows in self.groups
+            if adapter.head is not None
+        ]
+        adapters = StepAdapters(changing)
+        return adapters if rows is None else adapters.for_rows(rows)
 
     def for_rows(self, rows: Tensor) -> StepAdapters:
         """Those of some rows, by their places among these."""
         return _with_rows(
-            (one, torch.isin(rows, own).nonzero().flatten()) for one, own in self.groups
+            (one, torch.isin(rows, adapter_rows).nonzero().flatten())
+            for one, adapter_rows in self.groups
         )
 
-    def permuted(self, places: Tensor) -> StepAdapters:
-        """With row i at places[i], int64."""
-        return StepAdapters([(one, places[own].sort().values) for one, own in self.groups])
+    def permuted(self, positions: Tensor) -> StepAdapters:
+        """With row i at positions[i], int64."""
+        return StepAdapters([(one, positions[rows].sort().values) for one, rows in self.groups])
 
     def slice_rows(self, start: int, end: int) -> StepAdapters:
         """Rows [start, end), counted from there."""
         return _with_rows(
-            (one, own[(own >= start) & (own < end)] - start) for one, own in self.groups
+            (one, rows[(rows >= start) & (rows < end)] - start) for one, rows in self.groups
         )
 
 
@@ -205,7 +210,7 @@ NO_ADAPTERS = StepAdapters([])
 
 def _with_rows(groups: Iterable[tuple[AdapterWeights, Tensor]]) -> StepAdapters:
     """Without those that none of the rows goes through: their vocabulary may be another."""
-    return StepAdapters([(one, own) for one, own in groups if len(own)])
+    return StepAdapters([(one, rows) for one, rows in groups if len(rows)])
 
 
 @dataclass(slots=True)
@@ -213,18 +218,18 @@ class DeviceHeads:
     """What adapters with slots do to rows of logits, all of it on the device.
 
     Attributes:
-        own: output layers in the place of the model's, and their rows, int64.
+        heads: output layers in the place of the model's, and their rows, int64.
         rows: those that are added to; None: no adapter adds anything.
         vocab_size: of all rows, where their adapters bring tokens; 0: the model's.
     """
 
-    own: Sequence[tuple[HeadLora, Tensor]] = ()
+    heads: Sequence[tuple[HeadLora, Tensor]] = ()
     rows: LoraMapping | None = None
     vocab_size: int = 0
 
     def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
         """Change float32 logits [R, vocabulary] of hidden [R, hidden]; `layer`: of the ends."""
-        for head, rows in self.own:
+        for head, rows in self.heads:
             head.replace(logits, hidden, rows)
         if self.rows is not None:
             slots.add((layer, HEAD), logits, hidden, self.rows)
@@ -234,10 +239,10 @@ class LoraLinear(LinearLayer):
     """A linear layer whose rows get what their adapters add, while a step says which."""
 
     def __init__(
-        self, ops: KernelSet, layer: LinearLayer, place: tuple[int, str], step: LoraContext
+        self, ops: KernelSet, layer: LinearLayer, target: tuple[int, str], step: LoraContext
     ) -> None:
-        """`place`: the number of the layer that it is in, and its slot."""
-        self._ops, self._layer, self._place, self._step = ops, layer, place, step
+        """`target`: the number of the layer that it is in, and its slot."""
+        self._ops, self._layer, self._target, self._step = ops, layer, target, step
         self.in_features, self.out_features = layer.in_features, layer.out_features
         self.nbytes = layer.nbytes
 
@@ -246,8 +251,8 @@ class LoraLinear(LinearLayer):
         y = self._layer(x, out)
         step = self._step
         if step.slots is not None and step.rows is not None:
-            step.slots.add(self._place, y, x, step.rows)
-        elif step.adapters and (uses := step.adapters.segments(*self._place)):
+            step.slots.add(self._target, y, x, step.rows)
+        elif step.adapters and (uses := step.adapters.segments(*self._target)):
             self._ops.add_lora(y, x, uses)
         return y
 

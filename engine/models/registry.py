@@ -48,7 +48,7 @@ _SPELLINGS = {
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
 _FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
-_MOST_LAYERS = 10_000
+_MAX_LAYERS = 10_000
 _POSITIVE = (
     "hidden_size",
     "num_layers",
@@ -77,8 +77,8 @@ def _check_depth(config: dict[str, Any], path: Path) -> None:
     """Layers are listed, and in the Transformers bridge made, before weights are looked at."""
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
         value = config.get(name)
-        if isinstance(value, (int, float)) and not value <= _MOST_LAYERS:
-            raise BadModelConfig(f"{path}: {name} must be at most {_MOST_LAYERS}.", param=name)
+        if isinstance(value, (int, float)) and not value <= _MAX_LAYERS:
+            raise BadModelConfig(f"{path}: {name} must be at most {_MAX_LAYERS}.", param=name)
 
 
 def decoder_spec(config: Config) -> DecoderSpec:
@@ -86,9 +86,9 @@ def decoder_spec(config: Config) -> DecoderSpec:
     names = config.get("architectures") or []
     name = next((name for name in names if name in _FAMILIES), None)
     if name is None:
-        known = ", ".join(known_architectures())
+        supported = ", ".join(native_architectures())
         raise ModelLoadError(
-            f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {known}.",
+            f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {supported}.",
             param="model",
         )
     family = _FAMILIES[name]
@@ -108,12 +108,12 @@ def decoder_spec(config: Config) -> DecoderSpec:
     return spec
 
 
-def is_known(config: Config) -> bool:
+def has_native_decoder(config: Config) -> bool:
     """Whether the native decoder has a family for this config.json."""
     return any(name in _FAMILIES for name in config.get("architectures") or [])
 
 
-def known_architectures() -> list[str]:
+def native_architectures() -> list[str]:
     """Names that `config.json` may give as its architecture."""
     return sorted(_FAMILIES)
 
@@ -175,9 +175,9 @@ def load_plugins() -> None:
     Raises `ConfigError` for a plugin that fails: a replica that lacks one would be a puzzle later.
     """
 
-    for point in _wanted(MODELS):
+    for point in _new_entry_points(MODELS):
         ModelRegistry.register_model(point.name, point.value)
-    for point in _wanted(GENERAL):
+    for point in _new_entry_points(GENERAL):
         try:
             point.load()()
         except Exception as error:
@@ -188,15 +188,15 @@ def load_plugins() -> None:
         log.info("Plugin %s (%s) loaded", point.name, point.value)
 
 
-def _wanted(group: str) -> list[EntryPoint]:
+def _new_entry_points(group: str) -> list[EntryPoint]:
     """The group's entry points that weren't loaded before."""
-    found = []
+    points = []
     for point in selected_entry_points(group):
         key = (group, point.name, point.value)
         if key not in _loaded:
             _loaded.add(key)
-            found.append(point)
-    return found
+            points.append(point)
+    return points
 
 
 _PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -228,7 +228,7 @@ class ModelRegistry:
             raise ConfigError(
                 f'A model is a class or "package.module:Class", not {model!r}.', param="model"
             )
-        if cls._classes.get(architecture, model) != model or architecture in known_architectures():
+        if cls._classes.get(architecture, model) != model or architecture in native_architectures():
             log.warning("%s is known already; from now on it is %s", architecture, model)
         cls._classes[architecture] = model
 
@@ -246,7 +246,7 @@ class ModelRegistry:
     def get_supported_archs(cls) -> list[str]:
         """Architectures that run natively or by a registered class."""
 
-        return sorted({*known_architectures(), *cls._classes})
+        return sorted({*native_architectures(), *cls._classes})
 
     @classmethod
     def find(cls, config: dict[str, Any], methods: Sequence[str] = _CONTRACT) -> type | None:
@@ -262,8 +262,8 @@ class ModelRegistry:
         name = next((name for name in names if name in cls._classes), None)
         if name is None:
             return None
-        found = cls._classes[name]
-        model = _imported(name, found) if isinstance(found, str) else found
+        registered = cls._classes[name]
+        model = _imported(name, registered) if isinstance(registered, str) else registered
         missing = [] if is_transformers(model) else [m for m in methods if not hasattr(model, m)]
         if missing:
             raise ModelLoadError(
@@ -284,13 +284,13 @@ def is_transformers(model: type) -> bool:
 def _imported(architecture: str, path: str) -> type:
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        target: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (ImportError, AttributeError) as error:
         raise ModelLoadError(
             f"{architecture}: {path} can't be imported: {error}", param="model"
         ) from error
-    if not isinstance(found, type):
+    if not isinstance(target, type):
         raise ModelLoadError(f"{architecture}: {path} is no class.", param="model")
-    return found
+    return target

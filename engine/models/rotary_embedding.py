@@ -20,8 +20,8 @@ _POSITIVE = (
     "beta_fast", "beta_slow", "attention_factor",
 )  # fmt: skip
 """Numbers of scalings that make no sense at 0 or below."""
-_MOST = 1 << 31
-_MOST_TABLE_BYTES = 1 << 30
+_MAX_NUMBER = 1 << 31
+_MAX_TABLE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ def rotate_in_planes(table: Tensor, planes: Tensor, positions: Tensor) -> None:
 
 def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -> RopeSpec:
     """Read `rope_parameters` (or the older `rope_theta` and `rope_scaling`) from a config.json."""
-    found = config.get("rope_parameters") or {}
-    if layer_type is not None and isinstance(found.get(layer_type), dict):
-        found = found[layer_type]
-    params = {**found, **(config.get("rope_scaling") or {})}
+    rope_parameters = config.get("rope_parameters") or {}
+    if layer_type is not None and isinstance(rope_parameters.get(layer_type), dict):
+        rope_parameters = rope_parameters[layer_type]
+    params = {**rope_parameters, **(config.get("rope_scaling") or {})}
     kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
     params.pop("type", None)
     theta = float(params.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
@@ -110,7 +110,7 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
     Raises `ModelLoadError` when a scaling lacks one of its numbers, or has one that makes no sense,
     and for a table of over a GiB.
     """
-    if max_positions * spec.dim * 4 > _MOST_TABLE_BYTES:
+    if max_positions * spec.dim * 4 > _MAX_TABLE_BYTES:
         raise ModelLoadError(
             f"max_model_len is {max_positions}: name a smaller one, cosines and sines of that many "
             "positions take over a GiB.",
@@ -125,8 +125,8 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
         ) from error
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise _unsupported_scaling(spec) from error
-    whole = inverse.shape == (spec.dim // 2,) and torch.isfinite(inverse).all()
-    if not (whole and math.isfinite(magnitude)):
+    valid = inverse.shape == (spec.dim // 2,) and torch.isfinite(inverse).all()
+    if not (valid and math.isfinite(magnitude)):
         raise _unsupported_scaling(spec)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inverse[None, :]
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
@@ -135,9 +135,9 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
 
 def _unsupported_scaling(spec: RopeSpec) -> ModelLoadError:
     """The error of a scaling that can't be computed."""
-    shown = {name: value for name, value in spec.params.items() if not isinstance(value, list)}
+    scalars = {name: value for name, value in spec.params.items() if not isinstance(value, list)}
     return ModelLoadError(
-        f"config.json: rope scaling {spec.kind!r} with theta {spec.theta} and {shown} has no "
+        f"config.json: rope scaling {spec.kind!r} with theta {spec.theta} and {scalars} has no "
         f"frequencies for {spec.dim} dimensions.",
         param="rope_scaling",
     )
@@ -150,7 +150,7 @@ def _check_numbers(params: dict[str, Any]) -> None:
         if value is None:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not 0 < value < _MOST:
+        if not number or not 0 < value < _MAX_NUMBER:
             raise BadModelConfig(
                 f"config.json: rope scaling's {name} must be a number above 0, got {value!r}.",
                 param="rope_scaling",

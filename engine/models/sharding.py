@@ -53,7 +53,7 @@ class ModelShard:
                 "Each of %d ranks computes all heads of %s, and has all of its KV cache.",
                 size, spec.architecture,
             )  # fmt: skip
-        inner = self.own(split_evenly(spec.intermediate_size, size))
+        inner = self.local_slice(split_evenly(spec.intermediate_size, size))
         self.spec = replace(spec, intermediate_size=inner.stop - inner.start)
         if self.splits_heads:
             num_heads, first = spec.num_heads // size, spec.num_heads // size * ranks.rank
@@ -107,22 +107,22 @@ class ModelShard:
 
     def up_rows(self, inner: int, gated: bool) -> list[range]:
         """This rank's rows of gate and up over each other, of `inner` rows each, or of up alone."""
-        own = self.own(self.inner(inner))
+        local_rows = self.local_slice(self.inner(inner))
         parts = (0, inner) if gated else (0,)
-        return [range(part + own.start, part + own.stop) for part in parts]
+        return [range(part + local_rows.start, part + local_rows.stop) for part in parts]
 
     def outputs(self, rows: int) -> tuple[int, ...]:
         """Where each rank's rows of a weight of `rows` rows begin."""
         return split_evenly(rows, self.ranks.size)
 
-    def own(self, starts: Sequence[int]) -> slice:
+    def local_slice(self, starts: Sequence[int]) -> slice:
         """This rank's part."""
         return slice(starts[self.ranks.rank], starts[self.ranks.rank + 1])
 
 
 def splits_heads(spec: DecoderSpec, size: int) -> bool:
     """Whether ranks can have heads of their own: each one's result comes from it alone."""
-    meets_others = (
+    couples_heads = (
         spec.latents is not None
         or spec.states is not None
         or spec.sparse is not None
@@ -132,7 +132,7 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
     )
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     divides = heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
-    return divides and not meets_others
+    return divides and not couples_heads
 
 
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:

@@ -92,31 +92,31 @@ def stacked_linears(
     }
 
 
-def slot_places(weights: LayerWeights) -> list[str]:
+def slot_names(weights: LayerWeights) -> list[str]:
     """A layer's slots on a device whose steps are recorded."""
-    found = list(linears_of(weights))
+    names = list(linears_of(weights))
     if weights.experts is not None:
-        found += [*weights.experts.shared_linears(), *EXPERTS.values()]
-    return found
+        names += [*weights.experts.shared_linears(), *EXPERTS.values()]
+    return names
 
 
 def make_slots(
     ops: KernelSet,
     layers: Sequence[Sequence[str]],
-    most: int,
-    most_rank: int,
+    max_adapters: int,
+    max_rank: int,
     dtype: torch.dtype,
     experts: int = 0,
 ) -> LoraSlots | None:
-    """Slots for `most` adapters of these layers, each by the names of its linear layers, of the
-    embedding and of the output layer, each part of up to that rank; None: the kernels have no
+    """Slots for `max_adapters` adapters of these layers, each by the names of its linear layers, of
+    the embedding and of the output layer, each part of up to `max_rank`; None: the kernels have no
     slots. `dtype`: of the layers' weights. A mixture has so many `experts`.
     """
-    places = {
+    targets = {
         (index, slot): _PARTS.get(slot, 1) for index, layer in enumerate(layers) for slot in layer
     }
-    places |= {(len(layers), end): 1 for end in (EMBEDDING, EMBEDDING_ROWS, HEAD)}
-    return ops.lora_slots(places, most, most_rank, ops.activation_dtype(dtype), experts)
+    targets |= {(len(layers), end): 1 for end in (EMBEDDING, EMBEDDING_ROWS, HEAD)}
+    return ops.lora_slots(targets, max_adapters, max_rank, ops.activation_dtype(dtype), experts)
 
 
 class SupportsLoRA(ABC):
@@ -144,7 +144,7 @@ class SupportsLoRA(ABC):
         """A layer's linear layers that adapters may change, by their slots."""
 
     @abstractmethod
-    def _slot_places(self) -> list[list[str]]:
+    def _slot_names(self) -> list[list[str]]:
         """The slots of each layer on a device whose steps are recorded."""
 
     @property
@@ -161,7 +161,7 @@ class SupportsLoRA(ABC):
         """Slots for so many adapters of up to that rank; None: the kernels have none."""
         return make_slots(
             self.ops,
-            self._slot_places(),
+            self._slot_names(),
             max_adapters,
             max_rank,
             self.weight_dtype,
@@ -180,12 +180,12 @@ class SupportsLoRA(ABC):
 
     @staticmethod
     def _permute_adapters(
-        context: AttentionMetadata, places: Callable[[], Tensor]
+        context: AttentionMetadata, positions: Callable[[], Tensor]
     ) -> tuple[StepAdapters, LoraMapping | None]:
-        """The step's adapters, with token i at place i of `places()`, int64; in both ways."""
+        """The step's adapters, with token i at `positions()[i]`, int64; in both ways."""
         adapters, rows = context.adapters, context.lora_rows
-        moved = adapters.permuted(places()) if adapters else adapters
-        return moved, None if rows is None else rows.moved(places())
+        moved = adapters.permuted(positions()) if adapters else adapters
+        return moved, None if rows is None else rows.moved(positions())
 
     @contextmanager
     def _lora_context(self, adapters: StepAdapters, rows: LoraMapping | None) -> Iterator[None]:
@@ -200,9 +200,9 @@ class SupportsLoRA(ABC):
         self, x: Tensor, token_ids: Tensor, adapters: StepAdapters, rows: LoraMapping | None
     ) -> None:
         """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
-        for adapter, own in adapters.groups:
+        for adapter, adapter_rows in adapters.groups:
             if adapter.embedding is not None:
-                adapter.embedding.change(self.ops, x, token_ids, own)
+                adapter.embedding.change(self.ops, x, token_ids, adapter_rows)
         if self.lora_slots is not None and rows is not None:
             self.lora_slots.embed(self._depth, x, token_ids, rows)
 

@@ -97,8 +97,8 @@ class WeightLoader:
         self.reports: list[LayerReport] = []
         optional = spec.names.optional_prefix
         bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
-        whole = f"{spec.names.embedding}.weight"
-        self._strip = optional if whole not in weights and bare in weights else ""
+        embedding_name = f"{spec.names.embedding}.weight"
+        self._strip = optional if embedding_name not in weights and bare in weights else ""
 
     def check(self, model: ModelDescription) -> None:
         """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for,
@@ -112,18 +112,18 @@ class WeightLoader:
                 for part in linear.parts:
                     if self.has_packed(part.name):
                         self.weight_source(part.name, part.rows, linear.columns)
-                    elif some_packed and not self._is_there(part.name):
+                    elif some_packed and not self._has_weight(part.name):
                         self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
 
-    def _is_there(self, name: str) -> bool:
+    def _has_weight(self, name: str) -> bool:
         return f"{name}.weight".removeprefix(self._strip) in self.weights
 
     def has_other_head(self) -> bool:
         """Whether the checkpoint has an output layer that differs from the embedding."""
         names, shape = self.spec.names, (self.spec.vocab_size, self.spec.hidden_size)
-        if names.lm_head == names.embedding or not self._is_there(names.lm_head):
+        if names.lm_head == names.embedding or not self._has_weight(names.lm_head):
             return False
-        if not self._is_there(names.embedding) or self.has_packed(names.embedding):
+        if not self._has_weight(names.embedding) or self.has_packed(names.embedding):
             return False
         head, embedding = (
             self.tensor(f"{name}.weight", shape) for name in (names.lm_head, names.embedding)
@@ -133,12 +133,12 @@ class WeightLoader:
     def lacks_head(self) -> bool:
         """Whether the checkpoint has an embedding and no output layer, packed or not."""
         names = self.spec.names
-        there = self._is_there(names.lm_head) or self.has_packed(names.lm_head)
-        return not there and self._is_there(names.embedding)
+        has_head = self._has_weight(names.lm_head) or self.has_packed(names.lm_head)
+        return not has_head and self._has_weight(names.embedding)
 
     def has_packed(self, name: str) -> bool:
         """Whether the checkpoint keeps a layer's weight packed."""
-        return not self._is_plain(name)
+        return not self._is_dense(name)
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
@@ -158,11 +158,11 @@ class WeightLoader:
             return NormWeights("rms", weight)
         bias = self.vector(f"{norm.name}.bias", norm.size) if spec.norm_bias else None
         # torch's norm wants its weights in the dtype of what is normed.
-        kept = self.ops.activation_dtype(self.dtype)
+        norm_dtype = self.ops.activation_dtype(self.dtype)
         return NormWeights(
             "layer",
-            weight.to(kept) if weight is not None else None,
-            bias.to(kept) if bias is not None else None,
+            weight.to(norm_dtype) if weight is not None else None,
+            bias.to(norm_dtype) if bias is not None else None,
         )
 
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
@@ -170,11 +170,11 @@ class WeightLoader:
 
     def weight_source(self, name: str, rows: int, columns: int) -> WeightSource:
         """A weight [rows, columns], whichever way around the checkpoint keeps it."""
-        if self.spec.transposed and self._is_plain(name):
+        if self.spec.transposed and self._is_dense(name):
             return DenseSource(self.tensor(f"{name}.weight", (columns, rows)).T)
         return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
 
-    def _is_plain(self, name: str) -> bool:
+    def _is_dense(self, name: str) -> bool:
         """Whether the checkpoint has the weight as a tensor: packed ones aren't turned around."""
         packed = getattr(self.weights, "is_packed", None)
         return packed is None or not packed(name.removeprefix(self._strip))
@@ -231,8 +231,8 @@ class WeightLoader:
         if shard is None:
             return self._pack(matrices, bias, quantization, order, names)
         outputs = shard.outputs(sum(matrix.shape[0] for matrix in matrices))
-        own = shard.own(outputs)
-        rows = [range(own.start, own.stop)]
+        local_rows = shard.local_slice(outputs)
+        rows = [range(local_rows.start, local_rows.stop)]
         layer = self._pack_rows(matrices, bias, rows, quantization, order, names)
         shard.ranks.shard_linear(layer, outputs, inputs)
         return layer
@@ -310,9 +310,9 @@ class WeightLoader:
         stack = LinearPacker(matrices, order, self.weights.release, self._scratch)
         layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.bf16_inputs)
         if names:
-            kept = stack.keeps_format(self.ops, self.dtype, quantization)
-            made = layer_report(names, matrices, layer, kept, self.ops.device, order)
-            self.reports.append(made)
+            keeps_format = stack.keeps_format(self.ops, self.dtype, quantization)
+            report = layer_report(names, matrices, layer, keeps_format, self.ops.device, order)
+            self.reports.append(report)
             self.weights.release()
         return layer
 
@@ -334,7 +334,7 @@ class WeightLoader:
             experts = self._experts(described)
         elif described is not None:
             mlp = self._mlp(described)
-        beside, before, cross = layer.residual_mlp, layer.residual_norm, layer.cross
+        residual_mlp, residual_norm, cross = layer.residual_mlp, layer.residual_norm, layer.cross
         return LayerWeights(
             wiring=layer.wiring,
             input_norm=self.norm(layer.input_norm),
@@ -345,8 +345,8 @@ class WeightLoader:
             mlp=mlp,
             experts=experts,
             mlp_out_norm=self.norm(layer.mlp_out_norm),
-            residual_norm=NO_NORM if before is None else self.norm(before),
-            residual_mlp=None if beside is None else self._mlp(beside),
+            residual_norm=NO_NORM if residual_norm is None else self.norm(residual_norm),
+            residual_mlp=None if residual_mlp is None else self._mlp(residual_mlp),
             cross=None if cross is None else self._cross(cross),
         )
 
@@ -407,13 +407,13 @@ class WeightLoader:
             into.append(self._head(keys.T))
             out_of.append(self._head(values))
             self.weights.release()
-        made = self.ops.head_linears(into), self.ops.head_linears(out_of)
-        kept = matrix.source == str(self.dtype).removeprefix("torch.")
+        absorbed = self.ops.head_linears(into), self.ops.head_linears(out_of)
+        keeps_format = matrix.source == str(self.dtype).removeprefix("torch.")
         last = [DenseSource(values)], out_of[-1]  # stands for all
-        report = layer_report([heads.parts[0].name], *last, kept, self.ops.device)
-        nbytes = sum(each.nbytes for each in made)
+        report = layer_report([heads.parts[0].name], *last, keeps_format, self.ops.device)
+        nbytes = sum(part.nbytes for part in absorbed)
         self.reports.append(replace(report, format=matrix.source, nbytes=nbytes))
-        return made
+        return absorbed
 
     def _head(self, weight: Tensor) -> LinearLayer:
         return self.ops.PackedLinear(
@@ -505,8 +505,8 @@ class WeightLoader:
         """The rotary table, one for all layers with the same embedding."""
         if rope is None:
             return None
-        for known, table in self._tables:
-            if known == rope:
+        for cached_rope, table in self._tables:
+            if cached_rope == rope:
                 return table
         table = cos_sin_table(rope, self._max_model_len)
         if rope.planes:
@@ -545,7 +545,7 @@ class WeightLoader:
             )
             for up, up_bias, down, down_bias in read
         ]
-        made = ExpertLayers(
+        expert_layers = ExpertLayers(
             router=router,
             gate_up=[up for up, _ in layers],
             down=[down for _, down in layers],
@@ -565,13 +565,14 @@ class WeightLoader:
             shared_down=None if shared is None else shared.down,
             shared_gate=gate,
         )
-        return self.ops.compile_experts(made)
+        return self.ops.compile_experts(expert_layers)
 
-    def _keeps_experts(self, at: str, moe: MoeSpec) -> bool:
+    def _keeps_experts(self, prefix: str, moe: MoeSpec) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
         of their own. The first one stands for all.
         """
-        inner, hidden, first = moe.intermediate_size, self.spec.hidden_size, f"{at}{moe.experts}0"
+        inner, hidden = moe.intermediate_size, self.spec.hidden_size
+        first = f"{prefix}{moe.experts}0"
         if moe.layout != "split" or not self.has_packed(f"{first}.{moe.expert_names[0]}"):
             return False
         shapes = (inner, hidden), (inner, hidden), (hidden, inner)
@@ -580,15 +581,15 @@ class WeightLoader:
             for name, shape in zip(moe.expert_names, shapes, strict=True)
         )
 
-    def _streamed_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+    def _streamed_experts(self, prefix: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
         """Gate over up, and down, of experts that have tensors of their own; else none.
 
         Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
         """
         hidden = self.spec.hidden_size
         if moe.layout == "interleaved":
-            return self._interleaved_experts(f"{at}{moe.experts}", moe)
-        first = split_experts(at, moe)
+            return self._interleaved_experts(f"{prefix}{moe.experts}", moe)
+        first = split_experts(prefix, moe)
         if not first:
             return []
         inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
@@ -603,17 +604,19 @@ class WeightLoader:
 
         return [one(f"{first}{expert}") for expert in range(moe.num_experts)]
 
-    def _interleaved_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+    def _interleaved_experts(
+        self, prefix: str, moe: MoeSpec
+    ) -> list[tuple[LinearLayer, LinearLayer]]:
         """Of experts that are packed all together, with gate and up in turns; else none."""
-        if self._is_plain(f"{at}gate_up_proj#0"):
+        if self._is_dense(f"{prefix}gate_up_proj#0"):
             return []
         count, inner, hidden = moe.num_experts, moe.intermediate_size, self.spec.hidden_size
         turns = torch.arange(2 * inner).view(inner, 2).T.flatten()
-        up_biases = self.tensor(f"{at}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
-        down_biases = self.tensor(f"{at}down_proj_bias", (count, hidden)).float()
+        up_biases = self.tensor(f"{prefix}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
+        down_biases = self.tensor(f"{prefix}down_proj_bias", (count, hidden)).float()
 
         def one(expert: int) -> tuple[LinearLayer, LinearLayer]:
-            up, down = f"{at}gate_up_proj#{expert}", f"{at}down_proj#{expert}"
+            up, down = f"{prefix}gate_up_proj#{expert}", f"{prefix}down_proj#{expert}"
             matrices = [self.weight_source(up, 2 * inner, hidden)]
             last = [self.weight_source(down, hidden, inner)]
             return self._pack_expert(

@@ -21,7 +21,7 @@ from engine.models.encoders.encoder_spec import EncoderSpec, encoder_spec
 from engine.models.families.common import Config
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Transform
-from engine.models.registry import decoder_spec, known_architectures
+from engine.models.registry import decoder_spec, native_architectures
 from engine.pooling.heads import ClassifierHeadFactory, HeadReader, dense_module, token_head
 from engine.pooling.pooler import Pooler
 from engine.pooling.pooling_config import PoolingModelConfig
@@ -54,11 +54,11 @@ def pooled_spec(settings: PoolingModelConfig, raw: Config) -> DecoderSpec | Enco
     name = settings.architecture
     if settings.encoder:
         return encoder_spec(name, raw)
-    if name not in known_architectures():
+    if name not in native_architectures():
         stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
         causal = (f"{stem}ForCausalLM", f"{stem}LMHeadModel")
         name = next(
-            (architecture for architecture in causal if architecture in known_architectures()), ""
+            (architecture for architecture in causal if architecture in native_architectures()), ""
         )
     if not name:
         raise ModelLoadError(

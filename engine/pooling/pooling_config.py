@@ -13,7 +13,7 @@ from typing import Any
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.encoders.encoder_spec import is_encoder
-from engine.models.registry import known_architectures
+from engine.models.registry import native_architectures
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from engine.text.tokenizer_files import read_object
 
@@ -121,7 +121,7 @@ def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
         return "classify"
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
     # ChatGLM's language model is called ChatGLMModel.
-    bare = bare and architecture not in known_architectures()
+    bare = bare and architecture not in native_architectures()
     if bare or is_encoder(architecture) or files.pooling_type:
         return "embed"
     return None

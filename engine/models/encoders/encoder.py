@@ -46,19 +46,19 @@ class LengthBatches:
         for start, end in pairwise(starts):
             by_length.setdefault(end - start, []).append(start)
         self.groups: list[tuple[int, int, int]] = []
-        places, first = [], 0
+        indices, first = [], 0
         for length, begins in sorted(by_length.items()):
-            places.append((torch.tensor(begins)[:, None] + torch.arange(length)).flatten())
+            indices.append((torch.tensor(begins)[:, None] + torch.arange(length)).flatten())
             self.groups.append((length, first, first + length * len(begins)))
             first += length * len(begins)
         # Of one length they lie as they are needed.
-        self._order = to_device(torch.cat(places), device) if len(places) > 1 else None
+        self._order = to_device(torch.cat(indices), device) if len(indices) > 1 else None
 
     def sorted(self, values: Tensor) -> Tensor:
         """[num_tokens, ...] in the order of the groups."""
         return values if self._order is None else values[self._order]
 
-    def places(self, count: int) -> Tensor:
+    def sorted_positions(self, count: int) -> Tensor:
         """int64 [count]: where each of the step's tokens stands among the sorted ones."""
         return self.restored(torch.arange(count, device=self._device))
 
@@ -112,8 +112,8 @@ class BidirectionalAttention:
         """What is added to the scores, or which pairs count: [L, L] or [heads, L, L]."""
         if self.bias_table is None and (not self.reach or length <= self.reach + 1):
             return None
-        place = torch.arange(length, device=like.device)
-        distance = place[None, :] - place[:, None]
+        positions = torch.arange(length, device=like.device)
+        distance = positions[None, :] - positions[:, None]
         if self.bias_table is not None:
             buckets = relative_bucket(distance, len(self.bias_table))
             return self.bias_table[buckets].movedim(-1, 0).to(like.dtype)
@@ -134,8 +134,8 @@ def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tens
 def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
     """x [T, 2, heads, D] rotated as two halves by cos_sin [T, D]."""
     cos, sin = cos_sin[:, None, None, :].chunk(2, dim=-1)
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 @dataclass(slots=True)
@@ -160,18 +160,18 @@ class EncoderLayer:
 def encoder_linears(spec: EncoderSpec) -> list[dict[str, FusedLinear]]:
     """Each layer's linear layers by the slots that adapters name, by names without the prefix."""
     inner, names = spec.num_heads * spec.head_dim, spec.names
-    found = []
+    layers = []
     for index in range(spec.num_layers):
-        at = names.layer.format(index)
+        prefix = names.layer.format(index)
 
         def linear(
-            parts: Sequence[str], rows: int, columns: int, bias: bool, at: str = at
+            parts: Sequence[str], rows: int, columns: int, bias: bool, prefix: str = prefix
         ) -> FusedLinear:
-            each = tuple(LinearPart(at + name, rows // len(parts)) for name in parts)
-            return FusedLinear(parts=each, columns=columns, bias=bias)
+            linear_parts = tuple(LinearPart(prefix + name, rows // len(parts)) for name in parts)
+            return FusedLinear(parts=linear_parts, columns=columns, bias=bias)
 
         up = spec.intermediate_size * (2 if spec.gated else 1)
-        found.append(
+        layers.append(
             {
                 "qkv": linear(names.qkv, 3 * inner, spec.hidden_size, spec.qkv_bias),
                 "o": linear([names.o], spec.hidden_size, inner, spec.o_bias),
@@ -181,7 +181,7 @@ def encoder_linears(spec: EncoderSpec) -> list[dict[str, FusedLinear]]:
                 ),
             }
         )
-    return found
+    return layers
 
 
 class EncoderLoader:
@@ -210,8 +210,8 @@ class EncoderLoader:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
-        whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
-        self._prefix = spec.names.prefix if whole in weights else ""
+        embedding_name = f"{spec.names.prefix}{spec.names.embedding}.weight"
+        self._prefix = spec.names.prefix if embedding_name in weights else ""
         self._bias_table: Tensor | None = None
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -228,9 +228,9 @@ class EncoderLoader:
             return NoNorm()
         size = self.spec.hidden_size
         # torch's norm wants its weights in the dtype of what is normed.
-        kept = self.ops.activation_dtype(self.dtype)
-        bias = self.vector(f"{name}.bias", size).to(kept) if self.spec.norm_bias else None
-        weight = self.vector(f"{name}.weight", size).to(kept)
+        norm_dtype = self.ops.activation_dtype(self.dtype)
+        bias = self.vector(f"{name}.bias", size).to(norm_dtype) if self.spec.norm_bias else None
+        weight = self.vector(f"{name}.weight", size).to(norm_dtype)
         return LayerNorm(size, weight, bias, self.spec.norm_eps)
 
     def linear(self, index: int, slot: str) -> LinearLayer:
@@ -252,13 +252,13 @@ class EncoderLoader:
 
     def layer(self, index: int) -> EncoderLayer:
         """One layer."""
-        spec, names, at = self.spec, self.spec.names, self.spec.names.layer.format(index)
+        spec, names, prefix = self.spec, self.spec.names, self.spec.names.layer.format(index)
         has_norm = spec.wiring == "post" or spec.first_norm or index > 0
         return EncoderLayer(
             attention=self._attention(index),
-            attention_norm=self.norm(at + names.attention_norm if has_norm else ""),
+            attention_norm=self.norm(prefix + names.attention_norm if has_norm else ""),
             mlp=self._mlp(index),
-            mlp_norm=self.norm(at + names.mlp_norm),
+            mlp_norm=self.norm(prefix + names.mlp_norm),
             pre=spec.wiring == "pre",
         )
 
@@ -284,8 +284,8 @@ class EncoderLoader:
 
     def _table(self, rope: RopeSpec) -> Tensor:
         """The rotary table, one for all layers with the same embedding."""
-        for known, table in self._tables:
-            if known == rope:
+        for cached_rope, table in self._tables:
+            if cached_rope == rope:
                 return table
         table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
         self._tables.append((rope, table))
@@ -361,7 +361,7 @@ class NativeEncoder(SupportsLoRA):
     def _depth(self) -> int:
         return self.spec.num_layers
 
-    def _slot_places(self) -> list[list[str]]:
+    def _slot_names(self) -> list[list[str]]:
         return [list(layer) for layer in self._linears]
 
     @property
@@ -399,7 +399,9 @@ class NativeEncoder(SupportsLoRA):
         sequences = LengthBatches(context.query_start_loc, token_ids.device)
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
-        adapters, rows = self._permute_adapters(context, lambda: sequences.places(len(token_ids)))
+        adapters, rows = self._permute_adapters(
+            context, lambda: sequences.sorted_positions(len(token_ids))
+        )
         ids = sequences.sorted(token_ids)
         x = self.embedding[ids].float()
         self._adapt_embedding(x, ids, adapters, rows)

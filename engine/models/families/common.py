@@ -80,8 +80,8 @@ class Family:
             for old, new in _ALIASES.items()
             if config.get(old) is not None and config.get(new) is None
         }
-        given = {name: value for name, value in config.items() if value is not None}
-        return {**self.defaults, **given, **renamed}
+        present = {name: value for name, value in config.items() if value is not None}
+        return {**self.defaults, **present, **renamed}
 
 
 def common_fields(name: str, config: Config) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def head_size(config: Config) -> int:
 
 def rotary_dim(config: Config, head_dim: int) -> int:
     """How many of a head's dimensions are rotated."""
-    found = config.get("rope_parameters") or {}
-    factor = found.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    rope = config.get("rope_parameters") or {}
+    factor = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     size = int(head_dim * float(factor))
     if not 0 <= size <= head_dim:
         raise BadModelConfig(
@@ -155,9 +155,9 @@ def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[i
     layers = int(config["num_hidden_layers"])
     types = config.get("layer_types") or default or ["full_attention"] * layers
     window = int(config.get("sliding_window") or 0)
-    known = {"sliding_attention": window, "full_attention": 0}
+    window_by_type = {"sliding_attention": window, "full_attention": 0}
     for kind in types:
-        if kind not in known:
+        if kind not in window_by_type:
             raise ModelLoadError(
                 f"config.json: layer_types: {kind!r} isn't supported.", param="layer_types"
             )
@@ -165,7 +165,7 @@ def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[i
         raise ModelLoadError(
             f"config.json: layer_types names {len(types)} layers of {layers}.", param="layer_types"
         )
-    return tuple(known[kind] for kind in types)
+    return tuple(window_by_type[kind] for kind in types)
 
 
 def every_nth_full(config: Config, pattern: int) -> list[str]:
@@ -185,9 +185,9 @@ def window_everywhere(config: Config) -> tuple[int, ...]:
 
 def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     """ALiBi's slopes (arXiv 2108.12409); heads beyond a power of two get those between."""
-    whole = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-bias_max * (head + 1) / whole) for head in range(whole)]
-    between = [2.0 ** (-bias_max * (head + 0.5) / whole) for head in range(heads - whole)]
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-bias_max * (head + 1) / power) for head in range(power)]
+    between = [2.0 ** (-bias_max * (head + 0.5) / power) for head in range(heads - power)]
     return tuple(slopes + between)
 
 

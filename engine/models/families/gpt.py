@@ -206,9 +206,9 @@ def mpt(config: Config) -> dict[str, Any]:
 
 def _mpt_slopes(heads: int, bias_max: float) -> tuple[float, ...]:
     """MPT's slopes: those of the next power of two, every second one first."""
-    whole = 1 << (heads - 1).bit_length()
-    slopes = alibi_slopes(whole, bias_max)
-    return slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads]
+    num_slopes = 1 << (heads - 1).bit_length()
+    slopes = alibi_slopes(num_slopes, bias_max)
+    return slopes if num_slopes == heads else (slopes[1::2] + slopes[::2])[:heads]
 
 
 def falcon_alibi(config: Config) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def qwen3_next(config: Config) -> dict[str, Any]:
             "config.json: full_attention_interval must be at least 1.",
             param="full_attention_interval",
         )
-    types = [_ATTENDING[1] if (at + 1) % every == 0 else _CARRYING[1] for at in range(layers)]
-    step, plain = int(config["decoder_sparse_step"]), set(config.get("mlp_only_layers") or ())
+    types = [_ATTENDING[1] if (layer + 1) % every == 0 else _CARRYING[1] for layer in range(layers)]
+    step, dense = int(config["decoder_sparse_step"]), set(config.get("mlp_only_layers") or ())
     if step < 1:
         raise BadModelConfig(
             "config.json: decoder_sparse_step must be at least 1.", param="decoder_sparse_step"
@@ -111,7 +111,7 @@ def qwen3_next(config: Config) -> dict[str, Any]:
         num_experts=int(config["num_experts"]),
         top_k=int(config["num_experts_per_tok"]),
         intermediate_size=int(config["moe_intermediate_size"]),
-        layers=tuple(at not in plain and (at + 1) % step == 0 for at in range(layers)),
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers)),
         renormalize=bool(config["norm_topk_prob"]),
         shared_size=int(config["shared_expert_intermediate_size"]),
         shared_gate="mlp.shared_expert_gate",
@@ -155,7 +155,7 @@ def falcon_h1(config: Config) -> dict[str, Any]:
         projectors_bias=False,
     )
     layers = (True,) * int(config["num_hidden_layers"])
-    before, keys = float(config["attention_in_multiplier"]), float(config["key_multiplier"])
+    input_scale, keys = float(config["attention_in_multiplier"]), float(config["key_multiplier"])
     gate_scale, mlp_scale = map(float, config["mlp_multipliers"])
     states = _mamba2(config, layers)
     scale = float(config["ssm_in_multiplier"])
@@ -175,8 +175,8 @@ def falcon_h1(config: Config) -> dict[str, Any]:
     return {
         "names": _BAMBA,
         # What scales queries, keys and values scales their products.
-        "attention_scale": head_size(config) ** -0.5 * before * before * keys,
-        "attention_output_scale": before * float(config["attention_out_multiplier"]),
+        "attention_scale": head_size(config) ** -0.5 * input_scale * input_scale * keys,
+        "attention_output_scale": input_scale * float(config["attention_out_multiplier"]),
         "mlp_gate_scale": gate_scale,
         "mlp_output_scale": mlp_scale,
         "embedding_scale": float(config["embedding_multiplier"]),
@@ -291,7 +291,7 @@ def jamba(config: Config) -> dict[str, Any]:
     """Jamba: most layers are Mamba with norms, the others attend; some have experts."""
     refuse(config, hidden_act="silu", sliding_window=0)
     layers, hidden = range(int(config["num_hidden_layers"])), int(config["hidden_size"])
-    carries = tuple(not each for each in _every_nth(config, "attn_layer", layers))
+    carries = tuple(not attends for attends in _every_nth(config, "attn_layer", layers))
     experts = _every_nth(config, "expert_layer", layers)
     moe = MoeSpec(
         num_experts=int(config["num_experts"]),
@@ -465,7 +465,7 @@ def _mamba2(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
             f"mamba_d_ssm, or mamba_expand x hidden_size ({values}) values.",
             param="mamba_n_heads",
         )
-    least, most = config.get("time_step_limit") or (0.0, math.inf)
+    min_step, max_step = config.get("time_step_limit") or (0.0, math.inf)
     groups = _divisor(config, "mamba_n_groups", heads, "mamba_n_heads")
     return MambaSpec(
         kind="mamba2",
@@ -477,7 +477,7 @@ def _mamba2(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
         conv_width=_size(config, "mamba_d_conv"),
         conv_bias=bool(config["mamba_conv_bias"]),
         bias=bool(config["mamba_proj_bias"]),
-        limits=(_number(least), _number(most)),
+        limits=(_number(min_step), _number(max_step)),
     )
 
 
@@ -513,12 +513,12 @@ def _size(config: Config, name: str) -> int:
     return value
 
 
-def _divisor(config: Config, name: str, whole: int, of: str) -> int:
+def _divisor(config: Config, name: str, total: int, of: str) -> int:
     """A size that divides another one. Raises `BadModelConfig` for others."""
     value = _size(config, name)
-    if whole % value:
+    if total % value:
         raise BadModelConfig(
-            f"config.json: {name} ({value}) must divide {of} ({whole}).", param=name
+            f"config.json: {name} ({value}) must divide {of} ({total}).", param=name
         )
     return value
 

@@ -60,21 +60,21 @@ def gemma3(config: Config) -> dict[str, Any]:
     windows = windows_by_type(config, every_nth_full(config, pattern))
     head_dim = int(config["head_dim"])
     dim = rotary_dim(config, head_dim)
-    whole = rope_spec(config, dim, "full_attention")
+    full_rope = rope_spec(config, dim, "full_attention")
     local = _local_rope(config, dim)
     return {
         **gemma2({**config, "layer_types": None}),
         "qk_norm": "rms_head",
         "sliding_windows": windows,
-        "rope": whole,
-        "layer_ropes": tuple(local if window else whole for window in windows),
+        "rope": full_rope,
+        "layer_ropes": tuple(local if window else full_rope for window in windows),
     }
 
 
 def _local_rope(config: Config, dim: int) -> RopeSpec:
     """Rotary embedding of windowed layers; older configs name only its base."""
-    found = (config.get("rope_parameters") or {}).get("sliding_attention")
-    if found:
+    rope = (config.get("rope_parameters") or {}).get("sliding_attention")
+    if rope:
         return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
     theta = float(config.get("rope_local_base_freq", 10000.0))
     return RopeSpec(theta, dim, max_position_embeddings=int(config["max_position_embeddings"]))
@@ -201,8 +201,8 @@ def smollm3(config: Config) -> dict[str, Any]:
 
 def _rotated_layers(config: Config, layers: int) -> list[bool]:
     """Which layers are rotated. Raises `BadModelConfig` for what doesn't say so of each."""
-    given = config.get("no_rope_layers")
-    if given is None:
+    flags = config.get("no_rope_layers")
+    if flags is None:
         every = int(config.get("no_rope_layer_interval", 4))
         if every < 1:
             raise BadModelConfig(
@@ -210,13 +210,13 @@ def _rotated_layers(config: Config, layers: int) -> list[bool]:
                 param="no_rope_layer_interval",
             )
         return [(layer + 1) % every != 0 for layer in range(layers)]
-    if not isinstance(given, list) or len(given) < layers or not all(v in (0, 1) for v in given):
+    if not isinstance(flags, list) or len(flags) < layers or not all(v in (0, 1) for v in flags):
         raise BadModelConfig(
             "config.json: no_rope_layers must be a list of 1 (rotated) or 0 for each of "
             f"{layers} layers.",
             param="no_rope_layers",
         )
-    return [bool(turned) for turned in given[:layers]]
+    return [bool(turned) for turned in flags[:layers]]
 
 
 LLAMA_FAMILIES = {
@@ -264,21 +264,21 @@ def olmo3(config: Config) -> dict[str, Any]:
     embedding is scaled."""
     windows = windows_by_type(config, every_nth_full(config, 4))
     dim = rotary_dim(config, head_size(config))
-    whole = rope_spec(config, dim, "full_attention")
-    local = _windowed_rope(config, dim, whole)
+    full_rope = rope_spec(config, dim, "full_attention")
+    local = _windowed_rope(config, dim, full_rope)
     return {
         **olmo2(config),
         "sliding_windows": windows,
-        "rope": whole,
-        "layer_ropes": tuple(local if window else whole for window in windows),
+        "rope": full_rope,
+        "layer_ropes": tuple(local if window else full_rope for window in windows),
     }
 
 
-def _windowed_rope(config: Config, dim: int, whole: RopeSpec) -> RopeSpec:
+def _windowed_rope(config: Config, dim: int, full_rope: RopeSpec) -> RopeSpec:
     """Rotary embedding of windowed layers; older configs have one base for all layers."""
     if isinstance((config.get("rope_parameters") or {}).get("sliding_attention"), dict):
         return rope_spec({**config, "rope_scaling": None}, dim, "sliding_attention")
-    return RopeSpec(whole.theta, dim, max_position_embeddings=whole.max_position_embeddings)
+    return RopeSpec(full_rope.theta, dim, max_position_embeddings=full_rope.max_position_embeddings)
 
 
 OLMO_FAMILIES = {

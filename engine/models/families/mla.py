@@ -11,7 +11,7 @@ from engine.models.families.common import Config, Family, refuse
 from engine.models.families.llama import llama
 from engine.models.rotary_embedding import RopeSpec, rope_spec
 
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16
 
 
 def deepseek_v2(config: Config) -> dict[str, Any]:
@@ -25,18 +25,18 @@ def deepseek_v2(config: Config) -> dict[str, Any]:
             param="topk_method",
         )
     groups = _groups(config, best=1) if method == "group_limited_greedy" else {}
-    return {**latent_attention(config), "moe": _experts(config, _behind_first(config), **groups)}
+    return {**latent_attention(config), "moe": _experts(config, _expert_layers(config), **groups)}
 
 
 def deepseek(config: Config) -> dict[str, Any]:
     """DeepSeek MoE: Llama's attention with V2's experts."""
     refuse(config, scoring_func="softmax", norm_topk_prob=False)
-    return {**llama(config), "moe": _experts(config, _behind_first(config))}
+    return {**llama(config), "moe": _experts(config, _expert_layers(config))}
 
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
     """DeepSeek V3 and R1, Kimi K2: experts by sigmoids and biases, of the best groups."""
-    return {**latent_attention(config), "moe": _sigmoid_experts(config, _behind_first(config))}
+    return {**latent_attention(config), "moe": _sigmoid_experts(config, _expert_layers(config))}
 
 
 def glm4_moe_lite(config: Config) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _stretch(rope: RopeSpec) -> float:
     return 0.1 * float(all_dim) * math.log(factor) + 1.0
 
 
-def _behind_first(config: Config) -> tuple[bool, ...]:
+def _expert_layers(config: Config) -> tuple[bool, ...]:
     """Which layers have experts: all but the first few."""
     refuse(config, moe_layer_freq=1)
     first = int(config["first_k_dense_replace"])
@@ -158,9 +158,9 @@ def _experts(config: Config, layers: tuple[bool, ...], **rest: Any) -> MoeSpec:
 def _size(config: Config, name: str) -> int:
     """Raises `BadModelConfig` for a size that can't be."""
     value = config[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_SIZE:
         raise BadModelConfig(
-            f"config.json: {name} must be from 1 to {_MOST}, got {value!r}.", param=name
+            f"config.json: {name} must be from 1 to {_MAX_SIZE}, got {value!r}.", param=name
         )
     return value
 

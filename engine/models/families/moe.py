@@ -174,14 +174,14 @@ def _all_layers(config: Config) -> tuple[bool, ...]:
 
 
 def _qwen_experts(config: Config, **shared: Any) -> MoeSpec:
-    """Experts on each `decoder_sparse_step`-th layer that isn't named as plain."""
-    step, plain = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
+    """Experts on each `decoder_sparse_step`-th layer that isn't named as dense."""
+    step, dense = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
     return MoeSpec(
         num_experts=int(config["num_experts"]),
         top_k=int(config["num_experts_per_tok"]),
         intermediate_size=int(config["moe_intermediate_size"]),
         layers=tuple(
-            layer not in plain and (layer + 1) % step == 0
+            layer not in dense and (layer + 1) % step == 0
             for layer in range(int(config["num_hidden_layers"]))
         ),
         renormalize=bool(config.get("norm_topk_prob", False)),

@@ -75,13 +75,13 @@ def _size(config: Config, name: str, kind: type[int] | type[float] = int) -> Any
 def _hidden_tokens(config: Config) -> tuple[int, ...]:
     """What `dummy_token_indices` names, or the published vocabulary's own."""
     vocab = int(config["vocab_size"])
-    found = config.get("dummy_token_indices", _UNUSED if vocab == _VOCAB else [])
-    if not all(isinstance(token, int) and 0 <= token < vocab for token in found):
+    token_ids = config.get("dummy_token_indices", _UNUSED if vocab == _VOCAB else [])
+    if not all(isinstance(token, int) and 0 <= token < vocab for token in token_ids):
         raise BadModelConfig(
             f"config.json: dummy_token_indices must name tokens below {vocab}.",
             param="dummy_token_indices",
         )
-    return tuple(found)
+    return tuple(token_ids)
 
 
 def _usual_names(config: Config) -> Config:
@@ -292,23 +292,23 @@ def decilm(config: Config) -> dict[str, Any]:
     """DeciLM: Llama whose layers have KV heads of different numbers."""
     refuse(config, block_configs=None, attention_bias=False)
     per_layer = [int(heads) for heads in config["num_key_value_heads_per_layer"]]
-    most = max(per_layer, default=0)
+    max_heads = max(per_layer, default=0)
     if len(per_layer) != int(config["num_hidden_layers"]) or any(
-        heads < 1 or most % heads for heads in per_layer
+        heads < 1 or max_heads % heads for heads in per_layer
     ):
         raise ModelLoadError(
             "config.json: num_key_value_heads_per_layer must name a divisor of the largest for "
             f"each of {config['num_hidden_layers']} layers; it is {per_layer}.",
             param="num_key_value_heads_per_layer",
         )
-    return {**llama(config), "num_kv_heads": most, "layer_kv_heads": tuple(per_layer)}
+    return {**llama(config), "num_kv_heads": max_heads, "layer_kv_heads": tuple(per_layer)}
 
 
 def arctic(config: Config) -> dict[str, Any]:
     """Arctic: every n-th layer has experts beside attention, and an MLP after it."""
     refuse(config, attention_bias=False)
     step = int(config.get("moe_layer_frequency", 2))
-    beside = bool(config.get("use_residual", True)) and bool(
+    has_residual_mlp = bool(config.get("use_residual", True)) and bool(
         config.get("parallel_attn_mlp_res", True)
     )
     top_k = int(config["num_experts_per_tok"])
@@ -326,7 +326,7 @@ def arctic(config: Config) -> dict[str, Any]:
         "moe": moe,
         "names": ARCTIC,
         # The MLP beside experts is as wide as the hidden states.
-        "residual_size": int(config["hidden_size"]) if beside else 0,
+        "residual_size": int(config["hidden_size"]) if has_residual_mlp else 0,
         "sliding_windows": window_everywhere(config),
     }
 

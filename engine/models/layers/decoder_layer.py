@@ -88,23 +88,27 @@ def describe(spec: DecoderSpec) -> ModelDescription:
 
 def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
     """One layer of it."""
-    names, at = spec.names, spec.names.layer.format(index)
+    names, prefix = spec.names, spec.names.layer.format(index)
     moe = spec.moe if spec.moe is not None and spec.moe.layers[index] else None
-    beside = moe is not None and spec.residual_size > 0
+    has_residual_mlp = moe is not None and spec.residual_size > 0
 
     def norm(name: str) -> NormDescription:
-        return NormDescription(at + name if name else "", spec.hidden_size)
+        return NormDescription(prefix + name if name else "", spec.hidden_size)
 
-    up = tuple(at + name for name in names.up)
-    shares = spec.wiring == "parallel" and not beside and not names.mlp_norm
-    attention, state = _meeting(spec, index, at)
+    up = tuple(prefix + name for name in names.up)
+    shares = spec.wiring == "parallel" and not has_residual_mlp and not names.mlp_norm
+    attention, state = _meeting(spec, index, prefix)
     mlp: MlpDescription | MoeBlock | None = None
     if not spec.has_mlp or spec.has_mlp[index]:
         inner = spec.intermediate_size
-        mlp = _mlp(spec, up, at + names.down, inner) if moe is None else _experts(spec, at, moe)
+        mlp = (
+            _mlp(spec, up, prefix + names.down, inner)
+            if moe is None
+            else _experts(spec, prefix, moe)
+        )
     shares = shares or mlp is None or attention is None
     return LayerDescription(
-        wiring="residual_experts" if beside else spec.wiring,
+        wiring="residual_experts" if has_residual_mlp else spec.wiring,
         input_norm=norm(names.attention_norm),
         attention=attention,
         attention_out_norm=norm(names.attention_out_norm),
@@ -112,30 +116,30 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
         mlp_norm=None if shares else norm(names.mlp_norm),
         mlp=mlp,
         mlp_out_norm=norm(names.mlp_out_norm),
-        residual_norm=norm(names.residual_norm) if beside else None,
+        residual_norm=norm(names.residual_norm) if has_residual_mlp else None,
         residual_mlp=_mlp(
             spec,
-            tuple(at + name for name in names.residual_up),
-            at + names.residual_down,
+            tuple(prefix + name for name in names.residual_up),
+            prefix + names.residual_down,
             spec.residual_size,
         )
-        if beside
+        if has_residual_mlp
         else None,
-        cross=None if spec.cross is None else _cross(spec, spec.cross, at),
+        cross=None if spec.cross is None else _cross(spec, spec.cross, prefix),
     )
 
 
-def _cross(spec: DecoderSpec, cross: CrossAttentionSpec, at: str) -> CrossDescription:
+def _cross(spec: DecoderSpec, cross: CrossAttentionSpec, prefix: str) -> CrossDescription:
     hidden, kv_size = spec.hidden_size, spec.kv_size
     parts = (
-        LinearPart(at + cross.keys, kv_size, has_bias=False),
-        LinearPart(at + cross.values, kv_size),
+        LinearPart(prefix + cross.keys, kv_size, has_bias=False),
+        LinearPart(prefix + cross.values, kv_size),
     )
     return CrossDescription(
-        norm=NormDescription(at + cross.norm, hidden),
-        queries=_linear(at + cross.queries, spec.q_size, hidden, True, "rows"),
+        norm=NormDescription(prefix + cross.norm, hidden),
+        queries=_linear(prefix + cross.queries, spec.q_size, hidden, True, "rows"),
         kv=FusedLinear(parts=parts, columns=hidden, bias=True, split="rows"),
-        output=_linear(at + cross.output, hidden, spec.q_size, True, "columns"),
+        output=_linear(prefix + cross.output, hidden, spec.q_size, True, "columns"),
     )
 
 
@@ -147,22 +151,22 @@ def _linear(
 
 
 def _meeting(
-    spec: DecoderSpec, index: int, at: str
+    spec: DecoderSpec, index: int, prefix: str
 ) -> tuple[
     AttentionDescription | StateDescription | LatentDescription | None, StateDescription | None
 ]:
     """What lets a layer's tokens meet, and the state beside it."""
     state = None
     if spec.states is not None and spec.states.layers[index]:
-        state = _state(spec, spec.states, at)
+        state = _state(spec, spec.states, prefix)
     if index not in spec.attention_layers:
         return state, None
     if spec.latents is not None:
-        return _latents(spec, spec.latents, at), state
-    return _attention(spec, index, at), state
+        return _latents(spec, spec.latents, prefix), state
+    return _attention(spec, index, prefix), state
 
 
-def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
+def _attention(spec: DecoderSpec, index: int, prefix: str) -> AttentionDescription:
     names = spec.names
     kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
     kv_size = kv_heads * spec.head_dim
@@ -175,76 +179,80 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
     elif spec.layer_kv_heads:
         order = "repeated"
     parts = tuple(
-        LinearPart(at + name, rows, has_bias=spec.key_bias or index != 1)
+        LinearPart(prefix + name, rows, has_bias=spec.key_bias or index != 1)
         for index, (name, rows) in enumerate(zip(names.qkv, sizes, strict=True))
     )
     return AttentionDescription(
         qkv=FusedLinear(
             parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
         ),
-        o=_linear(at + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
+        o=_linear(prefix + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
         qk_norm=spec.qk_norm,
-        q_norm=at + names.q_norm if spec.qk_norm else "",
-        k_norm=at + names.k_norm if spec.qk_norm else "",
+        q_norm=prefix + names.q_norm if spec.qk_norm else "",
+        k_norm=prefix + names.k_norm if spec.qk_norm else "",
         kv_heads=kv_heads,
         rope=spec.rope_of(index),
         window=spec.sliding_windows[index] if spec.sliding_windows else 0,
-        sinks=at + names.sinks if spec.sinks else "",
+        sinks=prefix + names.sinks if spec.sinks else "",
         sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
     )
 
 
-def _latents(spec: DecoderSpec, latents: MlaSpec, at: str) -> LatentDescription:
+def _latents(spec: DecoderSpec, latents: MlaSpec, prefix: str) -> LatentDescription:
     heads, rank = spec.num_heads, latents.query_rank
     name, rows = latents.queries, heads * latents.query_size
     queries = None
     if rank:
-        queries = _linear(at + latents.query_heads, rows, rank, False, "rows")
+        queries = _linear(prefix + latents.query_heads, rows, rank, False, "rows")
         name, rows = latents.query_latent, rank
-    parts = LinearPart(at + name, rows), LinearPart(at + latents.latent, latents.width)
+    parts = LinearPart(prefix + name, rows), LinearPart(prefix + latents.latent, latents.width)
     pairs = heads * (latents.qk_nope_head_dim + latents.value_size)
     return LatentDescription(
         latents=latents,
         inputs=FusedLinear(parts=parts, columns=spec.hidden_size, bias=latents.bias),
         queries=queries,
-        query_norm=NormDescription(at + latents.query_norm if rank else "", rank),
-        latent_norm=NormDescription(at + latents.latent_norm, latents.kv_lora_rank),
+        query_norm=NormDescription(prefix + latents.query_norm if rank else "", rank),
+        latent_norm=NormDescription(prefix + latents.latent_norm, latents.kv_lora_rank),
         heads=_linear(
-            at + latents.heads, pairs, latents.kv_lora_rank, False, "rows", quantized=False
+            prefix + latents.heads, pairs, latents.kv_lora_rank, False, "rows", quantized=False
         ),
         o=_linear(
-            at + spec.names.o, spec.hidden_size, heads * latents.value_size, spec.o_bias, "columns"
+            prefix + spec.names.o,
+            spec.hidden_size,
+            heads * latents.value_size,
+            spec.o_bias,
+            "columns",
         ),
         rope=spec.rope,
     )
 
 
-def _state(spec: DecoderSpec, state: MambaSpec, at: str) -> StateDescription:
+def _state(spec: DecoderSpec, state: MambaSpec, prefix: str) -> StateDescription:
     hidden, values = spec.hidden_size, state.values
 
     def name(relative: str) -> str:
-        return at + relative if relative else ""
+        return prefix + relative if relative else ""
 
     rates = selection = None
     if state.x_proj:
-        rates = _linear(at + state.dt_proj, values, state.dt_rank, False)
-        selection = _linear(at + state.x_proj, sum(state.x_sizes), values, False)
+        rates = _linear(prefix + state.dt_proj, values, state.dt_rank, False)
+        selection = _linear(prefix + state.x_proj, sum(state.x_sizes), values, False)
     elif state.dt_proj:
-        rates = _linear(at + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
+        rates = _linear(prefix + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
     norms = (state.dt_norm, state.key_norm, state.query_norm)
     return StateDescription(
         state=state,
-        inputs=_linear(at + state.inputs, state.input_rows, hidden, state.bias),
+        inputs=_linear(prefix + state.inputs, state.input_rows, hidden, state.bias),
         selection=selection,
         rates=rates,
-        conv=at + state.conv,
+        conv=prefix + state.conv,
         decay=name(state.decay),
         rate_bias=name(state.rate_bias),
         skip=name(state.skip),
         norm=NormDescription(
             name(state.gated_norm), state.value_size if state.kind == "delta" else values
         ),
-        output=_linear(at + state.output, hidden, values, state.bias),
+        output=_linear(prefix + state.output, hidden, values, state.bias),
         selection_norms=tuple(
             NormDescription(name(norm), size)
             for norm, size in zip(norms, state.x_sizes, strict=True)
@@ -269,16 +277,16 @@ def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDe
     )
 
 
-def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> MoeBlock:
+def _experts(spec: DecoderSpec, prefix: str, moe: MoeSpec) -> MoeBlock:
     hidden = spec.hidden_size
-    router = _linear(at + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
+    router = _linear(prefix + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
     if not moe.shared_size:
-        return MoeBlock(router, moe, at)
-    first = at + moe.shared
+        return MoeBlock(router, moe, prefix)
+    first = prefix + moe.shared
     up = tuple(first + name for name in moe.shared_up)
     shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
-    gate = _linear(at + moe.shared_gate, 1, hidden, False, quantized=False)
-    return MoeBlock(router, moe, at, shared, gate if moe.shared_gate else None)
+    gate = _linear(prefix + moe.shared_gate, 1, hidden, False, quantized=False)
+    return MoeBlock(router, moe, prefix, shared, gate if moe.shared_gate else None)
 
 
 Mixer = MambaMixer | Mamba1Mixer | ShortConvMixer
@@ -564,9 +572,11 @@ def build_layer(
     mlp = finished(block, layer.mlp_out_norm)
     mlp_norm = None if layer.mlp_norm is None else norm(layer.mlp_norm)
     if layer.residual_mlp is not None:
-        beside = mlp_of(ops, layer.residual_mlp)
-        before = mlp_norm or NoNorm()
-        return ResidualExpertsLayer(meeting, norm(layer.residual_norm), beside, before, mlp, after)
+        residual_mlp = mlp_of(ops, layer.residual_mlp)
+        experts_norm = mlp_norm or NoNorm()
+        return ResidualExpertsLayer(
+            meeting, norm(layer.residual_norm), residual_mlp, experts_norm, mlp, after
+        )
     if layer.wiring == "parallel":
         return ParallelLayer(meeting, mlp_norm, mlp, after)
     if layer.cross is not None and isinstance(meeting, SelfAttention):
@@ -617,16 +627,16 @@ def _qkv_transforms(
     spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
 ) -> list[Transform]:
     """What happens to queries, keys and values before they are rotated."""
-    found: list[Transform] = []
+    transforms: list[Transform] = []
     if weights.q_full_norm is not None and weights.k_full_norm is not None:
-        found.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+        transforms.append(QKRMSNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
     if weights.q_head_norm is not None:
-        found.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
+        transforms.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
     if weights.k_head_norm is not None:
-        found.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
+        transforms.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
     if spec.clip_qkv:
-        found.append(ClampQKV(spec.clip_qkv))
-    return found
+        transforms.append(ClampQKV(spec.clip_qkv))
+    return transforms
 
 
 def _head_norm(

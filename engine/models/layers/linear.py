@@ -324,12 +324,12 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
     moe, hidden = experts.moe, experts.router.columns
     gate, up, down = moe.expert_names
     for index in range(moe.num_experts):
-        at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
-        both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
+        prefix, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
+        both = (LinearPart(f"{prefix}{gate}", inner), LinearPart(f"{prefix}{up}", inner))
         yield f"up.{index}", FusedLinear(parts=both, columns=hidden)
         yield (
             f"down.{index}",
-            FusedLinear(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
+            FusedLinear(parts=(LinearPart(f"{prefix}{down}", hidden),), columns=inner),
         )
 
 

@@ -37,12 +37,12 @@ class StateTable:
     """
 
     def __init__(self, state: MambaSpec, ops: KernelSet, num_blocks: int) -> None:
-        nobody = StateRows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
+        no_rows = StateRows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
         conv = (num_blocks, state.conv_width - 1, state.channels)
         scan = (num_blocks, state.num_heads, state.value_size, state.key_size)
         self.layers: dict[int, LayerStateCache] = {
             layer: LayerStateCache(
-                torch.zeros(conv, device=ops.device), torch.zeros(scan, device=ops.device), nobody
+                torch.zeros(conv, device=ops.device), torch.zeros(scan, device=ops.device), no_rows
             )
             for layer, carried in enumerate(state.layers)
             if carried
@@ -50,7 +50,7 @@ class StateTable:
         #: Tokens that each block's state has taken in; -1 while a step is under way.
         self._num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
         #: The step's blocks, and what their states will have taken in.
-        self._under_way = nobody.rows, nobody.rows
+        self._under_way = no_rows.rows, no_rows.rows
 
     def begin_step(self, context: AttentionMetadata) -> None:
         """Make the blocks ready for a step's sequences: those at position 0 start anew.
@@ -217,11 +217,11 @@ class ShortConvMixer:
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
         """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
         weights = self.weights
-        before, after, values = weights.inputs(x).chunk(3, dim=-1)
+        input_gate, output_gate, values = weights.inputs(x).chunk(3, dim=-1)
         conv = self.ops.causal_conv(
-            before * values, cache.conv, weights.conv, weights.conv_bias, cache.of, silu=False
+            input_gate * values, cache.conv, weights.conv, weights.conv_bias, cache.of, silu=False
         )
-        return self.output(after * conv)
+        return self.output(output_gate * conv)
 
 
 def make_mixer(

@@ -42,13 +42,13 @@ class MlaAttention:
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's latents."""
         weights, sizes = self.weights, self.weights.latents
-        made, kept = self._made(x)
-        queries = self._queries(made)
+        projected, kv_latents = self._project(x)
+        queries = self._queries(projected)
         q = queries.new_empty((len(x), self.heads, sizes.width))
         q[..., : sizes.qk_rope_head_dim] = queries[..., sizes.qk_nope_head_dim :]
         weights.into(queries[..., : sizes.qk_nope_head_dim], q[..., sizes.qk_rope_head_dim :])
-        self._keep(q, kept, context.positions, context.slot_mapping, cache)
-        found = self.ops.mla_attention(
+        self._keep(q, kv_latents, context.positions, context.slot_mapping, cache)
+        attended = self.ops.mla_attention(
             MlaArgs(
                 q=q,
                 cache=cache.keys,
@@ -61,39 +61,46 @@ class MlaAttention:
                 round_inputs=self.round_inputs,
             )
         )
-        out = found.new_empty((len(x), self.heads, sizes.value_size))
-        weights.out_of(found, out)
+        out = attended.new_empty((len(x), self.heads, sizes.value_size))
+        weights.out_of(attended, out)
         return self.output(out.flatten(1))
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache) -> None:
         """The latents alone, of x [n, hidden]; positions and slots int64 [n]."""
-        _, kept = self._made(x)
-        nobody = kept.new_empty((len(x), 0, self.weights.latents.width))
-        self._keep(nobody, kept, positions, slots, cache)
+        _, kv_latents = self._project(x)
+        no_queries = kv_latents.new_empty((len(x), 0, self.weights.latents.width))
+        self._keep(no_queries, kv_latents, positions, slots, cache)
 
     def _keep(
-        self, q: Tensor, kept: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache
+        self, q: Tensor, kv_latents: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache
     ) -> None:
         """Rotate both and write what is kept."""
         self.ops.rope_and_cache_mla(
-            q, kept, positions, self.weights.cos_sin, cache.keys, slots, self.neox, cache.key_scales
+            q,
+            kv_latents,
+            positions,
+            self.weights.cos_sin,
+            cache.keys,
+            slots,
+            self.neox,
+            cache.key_scales,
         )
 
-    def _made(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or their latent, and what is kept of each token, to be rotated: [T, 1, width]."""
         weights, sizes = self.weights, self.weights.latents
-        made = weights.inputs(x)
-        first = made.shape[1] - sizes.width
-        queries, latent, beside = made.split(
+        projected = weights.inputs(x)
+        first = projected.shape[1] - sizes.width
+        queries, latent, k_rope = projected.split(
             (first, sizes.kv_lora_rank, sizes.qk_rope_head_dim), dim=-1
         )
         normed = self.ops.rms_norm(latent.contiguous(), weights.latent_norm, sizes.norm_eps)
-        return queries, torch.cat((beside, normed), dim=-1).unsqueeze(1)
+        return queries, torch.cat((k_rope, normed), dim=-1).unsqueeze(1)
 
-    def _queries(self, made: Tensor) -> Tensor:
+    def _queries(self, projected: Tensor) -> Tensor:
         """[T, heads, query_size], what is rotated last."""
         weights, eps = self.weights, self.weights.latents.norm_eps
         if weights.queries is not None and weights.query_norm is not None:
-            normed = self.ops.rms_norm(made.contiguous(), weights.query_norm, eps)
-            made = weights.queries(normed)
-        return made.unflatten(-1, (self.heads, -1))
+            normed = self.ops.rms_norm(projected.contiguous(), weights.query_norm, eps)
+            projected = weights.queries(normed)
+        return projected.unflatten(-1, (self.heads, -1))

@@ -58,21 +58,26 @@ def split_experts(layer: str, moe: MoeSpec) -> str:
     return {"split": first, "granite": f"{first}experts."}.get(moe.layout, "")
 
 
-def _split(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+def _split(weights: Weights, prefix: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
     inner = moe.intermediate_size
-    if f"{at}0.{moe.expert_names[0]}.weight" not in weights and f"{at}gate_up_proj" in weights:
-        yield from _fused(weights, f"{at}gate_up_proj", f"{at}down_proj", moe, hidden)
+    if (
+        f"{prefix}0.{moe.expert_names[0]}.weight" not in weights
+        and f"{prefix}gate_up_proj" in weights
+    ):
+        yield from _fused(weights, f"{prefix}gate_up_proj", f"{prefix}down_proj", moe, hidden)
         return
     for expert in range(moe.num_experts):
-        gate, up, down = (f"{at}{expert}.{name}.weight" for name in moe.expert_names)
+        gate, up, down = (f"{prefix}{expert}.{name}.weight" for name in moe.expert_names)
         both = [weights.get(name, (inner, hidden)) for name in (gate, up)]
         yield torch.cat(both), None, weights.get(down, (hidden, inner)), None
 
 
-def _granite(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
-    if f"{at}experts.0.{moe.expert_names[0]}.weight" in weights:
-        return _split(weights, f"{at}experts.", moe, hidden)
-    return _fused(weights, f"{at}input_linear.weight", f"{at}output_linear.weight", moe, hidden)
+def _granite(weights: Weights, prefix: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+    if f"{prefix}experts.0.{moe.expert_names[0]}.weight" in weights:
+        return _split(weights, f"{prefix}experts.", moe, hidden)
+    return _fused(
+        weights, f"{prefix}input_linear.weight", f"{prefix}output_linear.weight", moe, hidden
+    )
 
 
 def _fused(
@@ -85,22 +90,24 @@ def _fused(
         yield gate_ups[expert], None, downs[expert], None
 
 
-def _interleaved(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+def _interleaved(
+    weights: Weights, prefix: str, moe: MoeSpec, hidden: int
+) -> Iterator[ExpertWeights]:
     count, inner = moe.num_experts, moe.intermediate_size
-    gate_ups = weights.get(f"{at}gate_up_proj", (count, hidden, 2 * inner))
-    up_biases = weights.get(f"{at}gate_up_proj_bias", (count, 2 * inner))
-    downs = weights.get(f"{at}down_proj", (count, inner, hidden))
-    down_biases = weights.get(f"{at}down_proj_bias", (count, hidden))
+    gate_ups = weights.get(f"{prefix}gate_up_proj", (count, hidden, 2 * inner))
+    up_biases = weights.get(f"{prefix}gate_up_proj_bias", (count, 2 * inner))
+    downs = weights.get(f"{prefix}down_proj", (count, inner, hidden))
+    down_biases = weights.get(f"{prefix}down_proj_bias", (count, hidden))
     for expert in range(count):
         rows, bias = gate_ups[expert].T, up_biases[expert]
         gate_up = torch.cat((rows[::2], rows[1::2]))
         yield gate_up, torch.cat((bias[::2], bias[1::2])), downs[expert].T, down_biases[expert]
 
 
-def _flat(weights: Weights, at: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
+def _flat(weights: Weights, prefix: str, moe: MoeSpec, hidden: int) -> Iterator[ExpertWeights]:
     count, inner = moe.num_experts, moe.intermediate_size
     gate, up, down = (
-        weights.get(f"{at}{name}", (count * inner, hidden)).view(count, inner, hidden)
+        weights.get(f"{prefix}{name}", (count * inner, hidden)).view(count, inner, hidden)
         for name in moe.expert_names
     )
     for expert in range(count):
@@ -115,8 +122,8 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
     """Whether the kernels run all experts at once: unquantised ones, of known activations."""
-    known = spec.gated and spec.activation in FUSED_ACTIVATIONS
-    return ops.fuses_experts and known and not quantized
+    supported = spec.gated and spec.activation in FUSED_ACTIVATIONS
+    return ops.fuses_experts and supported and not quantized
 
 
 def _stacked(
@@ -126,18 +133,18 @@ def _stacked(
 
     Of the host's memory only one expert is taken at a time.
     """
-    found: list[Tensor | None] = [None] * 4
+    stacks: list[Tensor | None] = [None] * 4
     for index, expert in enumerate(experts):
-        for place, part in enumerate(expert):
+        for part_index, part in enumerate(expert):
             if part is None:
                 continue
-            whole = found[place]
-            if whole is None:
-                kept = torch.float32 if place % 2 else dtype
-                whole = torch.empty((count, *part.shape), dtype=kept, device=device)
-                found[place] = whole
-            whole[index].copy_(part)
-    return found
+            stack = stacks[part_index]
+            if stack is None:
+                stack_dtype = torch.float32 if part_index % 2 else dtype
+                stack = torch.empty((count, *part.shape), dtype=stack_dtype, device=device)
+                stacks[part_index] = stack
+            stack[index].copy_(part)
+    return stacks
 
 
 class GroupedMoe(MixtureOfExperts):
@@ -185,17 +192,17 @@ class GroupedMoe(MixtureOfExperts):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `MixtureOfExperts.tensors`."""
-        held = {
+        stacks = {
             "gate_up": self._up,
             "gate_up_bias": self._up_bias,
             "down": self._down,
             "down_bias": self._down_bias,
             "choice_bias": self._choice_bias,
         }
-        found = {name: tensor for name, tensor in held.items() if tensor is not None}
+        tensors = {name: tensor for name, tensor in stacks.items() if tensor is not None}
         for name, layer in self._linears.items():
-            found |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
-        return found
+            tensors |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
+        return tensors
 
     def shared_linears(self) -> dict[str, LinearLayer]:
         """See `MixtureOfExperts.shared_linears`."""
@@ -237,7 +244,7 @@ class GroupedMoe(MixtureOfExperts):
         shared, gate = self._shared, self._shared_gate
         if shared is None:
             return out
-        said = every("shared_down", shared.down, self._act(every("shared_up", shared.up, x)))
+        shared_out = every("shared_down", shared.down, self._act(every("shared_up", shared.up, x)))
         if gate is not None:
-            said = torch.sigmoid(every("shared_gate", gate, x)) * said
-        return out.add_(said)
+            shared_out = torch.sigmoid(every("shared_gate", gate, x)) * shared_out
+        return out.add_(shared_out)

@@ -36,15 +36,15 @@ class Norm(Protocol):
 class RMSNorm:
     """x / rms(x) * weight, by the kernels."""
 
-    __slots__ = ("_eps", "_fused", "_plain", "weight")
+    __slots__ = ("_eps", "_fused", "_rms_norm", "weight")
 
     def __init__(self, ops: KernelSet, weight: Tensor, eps: float) -> None:
-        self._plain, self._fused = ops.rms_norm, ops.fused_add_rms_norm
+        self._rms_norm, self._fused = ops.rms_norm, ops.fused_add_rms_norm
         self.weight, self._eps = weight, eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
-        return self._plain(x, self.weight, self._eps)
+        return self._rms_norm(x, self.weight, self._eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`."""

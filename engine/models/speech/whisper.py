@@ -17,7 +17,7 @@ from engine.models.families.common import ACTIVATIONS
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import LayerNorm, NoNorm, chain
-from engine.models.vision.tower import VisionLayer, plain_activation
+from engine.models.vision.tower import VisionLayer, ungated_activation
 from engine.models.weight_loader import WeightLoader
 from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import MediaTensors
@@ -120,7 +120,7 @@ class WhisperEncoder:
             mlp_norm=self._layer_norm(f"{name}final_layer_norm"),
             mlp=chain(
                 linear("fc1", rows=inner, columns=hidden),
-                plain_activation(spec.activation),
+                ungated_activation(spec.activation),
                 linear("fc2", rows=hidden, columns=inner),
             ),
             num_heads=spec.num_heads,

@@ -103,8 +103,10 @@ class VisionDecoder(NativeDecoder):
         if kind != "image" and not (kind == "video" and self.family.takes_videos):
             raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
         device = self.ops.device
-        found = {name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()}
-        return self.family.encode(found)
+        inputs = {
+            name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()
+        }
+        return self.family.encode(inputs)
 
 
 def locate_text(family: VisionFamily, spec: DecoderSpec, weights: Any) -> DecoderSpec:

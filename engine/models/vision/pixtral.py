@@ -77,13 +77,13 @@ class PixtralTower:
         patches = pixels.unfold(1, size, size).unfold(2, size, size)
         rows, columns = patches.shape[1:3]
         x = self._patches(patches.permute(1, 2, 0, 3, 4).reshape(rows * columns, -1))
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(x.device)
-        angles = (places[:, :, None].float() * self._inverse.to(x.device)).flatten(1)
+        coordinates = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(x.device)
+        angles = (coordinates[:, :, None].float() * self._inverse.to(x.device)).flatten(1)
         rotation = Rotation(angles)
-        whole = LengthBatches(torch.tensor([0, len(x)]), x.device)
+        sequences = LengthBatches(torch.tensor([0, len(x)]), x.device)
         states = [self._first_norm(x)]
         for layer in self._layers[: max(index % num_states for index in layers)]:
-            states.append(layer(states[-1], rotation, whole))
+            states.append(layer(states[-1], rotation, sequences))
         selected = [states[index % num_states] for index in layers]
         return torch.cat(selected, dim=-1).view(rows, columns, -1)
 

@@ -18,7 +18,7 @@ from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import LayerNorm, Norm, Transform, chain, make_norm
 from engine.models.vision.family import VisionFamily
 from engine.models.vision.rotary_layer import RotaryLayer, Rotation
-from engine.models.vision.tower import plain_activation
+from engine.models.vision.tower import ungated_activation
 from engine.models.weight_loader import WeightLoader
 from kernels.interface import ActivationSpec, NormWeights
 from kernels.layers import activation, gated_activation
@@ -91,7 +91,7 @@ class Qwen2VL(VisionFamily):
         act = str(self.config["vision_config"]["hidden_act"])
         return chain(
             self._linear(f"{name}.fc1", self._inner, self._hidden),
-            plain_activation(ACTIVATIONS.get(act, act)),
+            ungated_activation(ACTIVATIONS.get(act, act)),
             self._linear(f"{name}.fc2", self._hidden, self._inner),
         )
 
@@ -109,18 +109,18 @@ class Qwen2VL(VisionFamily):
     def encode(self, tensors: dict[str, Tensor]) -> Tensor:
         grid = tensors["image_grid_thw"]
         x = self._patches(tensors["pixel_values"])
-        whole = LengthBatches(frame_starts(grid), x.device)
-        rotation = Rotation(self._angles(patch_places(grid, self._merge)))
+        frames = LengthBatches(frame_starts(grid), x.device)
+        rotation = Rotation(self._angles(patch_coordinates(grid, self._merge)))
         for layer in self._layers:
-            x = layer(x, rotation, whole)
+            x = layer(x, rotation, frames)
         return self._merger(self._merger_norm(x).view(-1, self._hidden * self._merge**2))
 
-    def _angles(self, places: Tensor) -> Tensor:
+    def _angles(self, coordinates: Tensor) -> Tensor:
         """[n, head_dim / 2]: by which each patch is rotated.
 
-        `places`: int64 [n, 2], the row and the column of each patch.
+        `coordinates`: int64 [n, 2], the row and the column of each patch.
         """
-        return (places[:, :, None].float() * self._inverse).flatten(1)
+        return (coordinates[:, :, None].float() * self._inverse).flatten(1)
 
 
 class Qwen25VL(Qwen2VL):
@@ -130,7 +130,7 @@ class Qwen25VL(Qwen2VL):
         vision = self.config["vision_config"]
         self._hidden = int(vision["hidden_size"])
         self._inner = int(vision["intermediate_size"])
-        self._whole_layers = {int(index) for index in vision["fullatt_block_indexes"]}
+        self._full_attention_layers = {int(index) for index in vision["fullatt_block_indexes"]}
 
     def _norm(self, name: str) -> Norm:
         weight = self._loader.vector(f"{self._prefix}{name}.weight", self._hidden)
@@ -160,11 +160,11 @@ class Qwen25VL(Qwen2VL):
             return values.unflatten(0, (-1, unit))[order].flatten(0, 1)
 
         x = by_window(self._patches(tensors["pixel_values"]))
-        whole = LengthBatches(frame_starts(grid), x.device)
+        frames = LengthBatches(frame_starts(grid), x.device)
         windows = LengthBatches(window_starts, x.device)
-        rotation = Rotation(self._angles(by_window(patch_places(grid, self._merge))))
+        rotation = Rotation(self._angles(by_window(patch_coordinates(grid, self._merge))))
         for index, layer in enumerate(self._layers):
-            x = layer(x, rotation, whole if index in self._whole_layers else windows)
+            x = layer(x, rotation, frames if index in self._full_attention_layers else windows)
         merged = self._merger(self._merger_norm(x).view(-1, self._hidden * unit))
         return merged[order.argsort()]
 
@@ -232,11 +232,11 @@ class Qwen3VL(Qwen2VL):
         )
         positions = (self._positions[indices] * weights[:, :, None]).sum(1)
         x = self._patches(tensors["pixel_values"]) + positions
-        whole = LengthBatches(frame_starts(grid), x.device)
-        rotation = Rotation(self._angles(patch_places(grid, self._merge)))
+        frames = LengthBatches(frame_starts(grid), x.device)
+        rotation = Rotation(self._angles(patch_coordinates(grid, self._merge)))
         deep = []
         for index, layer in enumerate(self._layers):
-            x = layer(x, rotation, whole)
+            x = layer(x, rotation, frames)
             if (merger := self._deep_mergers.get(index)) is not None:
                 deep.append(merger(x))
         return torch.cat((self._final_merger(x), *deep), dim=-1)
@@ -248,7 +248,7 @@ def frame_starts(grid: Tensor) -> Tensor:
     return torch.arange(frames + 1) * rows * columns
 
 
-def patch_places(grid: Tensor, merge: int) -> Tensor:
+def patch_coordinates(grid: Tensor, merge: int) -> Tensor:
     """int64 [n, 2]: row and column of each patch, in the processor's order: the patches that become
     one token follow each other.
     """

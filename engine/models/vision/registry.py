@@ -45,9 +45,9 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
     from transformers import AutoConfig
 
-    given = {name: value for name, value in config.items() if name != "model_type"}
+    values = {name: value for name, value in config.items() if name != "model_type"}
     try:
-        completed: dict[str, Any] = AutoConfig.for_model(config["model_type"], **given).to_dict()
+        completed: dict[str, Any] = AutoConfig.for_model(config["model_type"], **values).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"config.json can't be read: {error}", param="model") from error
     return completed

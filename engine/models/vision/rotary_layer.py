@@ -21,9 +21,9 @@ class Rotation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, k, heads, head_dim] rotated: the first half of a head against the second."""
-        left, right = x.chunk(2, dim=-1)
+        first, second = x.chunk(2, dim=-1)
         cos, sin = self._cos, self._sin
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 @dataclass(slots=True, kw_only=True)

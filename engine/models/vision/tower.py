@@ -113,7 +113,7 @@ class VisionLayer:
         return x + flat.view(batch, length, hidden)
 
 
-def plain_activation(name: str) -> Transform:
+def ungated_activation(name: str) -> Transform:
     """The kernels' activation of this name, or "quick_gelu"."""
     return _quick_gelu if name == "quick_gelu" else activation(name)
 
@@ -191,7 +191,7 @@ class VisionTower:
             mlp_norm=self._norm(layer + names.mlp_norm, spec.norm),
             mlp=chain(
                 linear("mlp.fc1", rows=inner, columns=hidden),
-                plain_activation(spec.activation),
+                ungated_activation(spec.activation),
                 linear("mlp.fc2", rows=hidden, columns=inner),
                 *scales[1],
             ),
@@ -230,15 +230,15 @@ class VisionTower:
             mask: bool [n, length], patches that count; None: all.
         """
         total = len(self._layers) + 1
-        wanted = [layer % total for layer in layers]
+        indices = [layer % total for layer in layers]
         keys = None if mask is None else mask[:, None, None, :]
         x = self._first_norm(x)
         states = {0: x}
-        for index, layer in enumerate(self._layers[: max(wanted)]):
+        for index, layer in enumerate(self._layers[: max(indices)]):
             x = layer(x, keys)
-            if index + 1 in wanted:
+            if index + 1 in indices:
                 states[index + 1] = x
-        return [states[layer] for layer in wanted]
+        return [states[layer] for layer in indices]
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:

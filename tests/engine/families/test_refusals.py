@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.models.registry import decoder_spec, known_architectures, register_decoder
+from engine.models.registry import decoder_spec, native_architectures, register_decoder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,7 +113,7 @@ def test_architectures_can_be_registered_from_outside() -> None:
     register_decoder("MineForCausalLM", lambda config: {"qk_norm": "rms_head"}, {"head_dim": 32})
     spec = decoder_spec(config("MineForCausalLM"))
     assert (spec.qk_norm, spec.head_dim, spec.architecture) == ("rms_head", 32, "MineForCausalLM")
-    assert "MineForCausalLM" in known_architectures()
+    assert "MineForCausalLM" in native_architectures()
 
 
 @pytest.mark.parametrize(
