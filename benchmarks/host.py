@@ -39,7 +39,7 @@ class Parts:
 
     schedule: list[float] = field(default_factory=list)
     prepare: list[float] = field(default_factory=list)
-    take_tokens: list[float] = field(default_factory=list)
+    append_tokens: list[float] = field(default_factory=list)
     output: list[float] = field(default_factory=list)
 
     def row(self) -> dict[str, float]:
@@ -47,7 +47,7 @@ class Parts:
         parts = {
             "schedule_us": self.schedule,
             "prepare_inputs_us": self.prepare,
-            "take_tokens_us": self.take_tokens,
+            "append_tokens_us": self.append_tokens,
             "handle_output_us": self.output,
         }
         row = {name: round(1e6 * percentile(times, 50), 1) for name, times in parts.items()}
@@ -119,7 +119,7 @@ class Host:
             drawn = torch.full((len(token_ids) + sum(map(len, plan.drafts.values())),), 7)
             output = SamplerOutput(drawn, [])
             append_accepted(self.batch, inputs, drawn.tolist(), output, result)
-        taken_at = time.perf_counter()
+        appended_at = time.perf_counter()
         if self.drafter is not None:
             self.drafter.record_tracking(result.tracking_seconds)
         self.outputs.process_outputs(plan, scheduled, result)
@@ -128,8 +128,8 @@ class Host:
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)
         parts.prepare.append(prepared_at - scheduled_at)
-        parts.take_tokens.append(taken_at - prepared_at)
-        parts.output.append(done_at - taken_at)
+        parts.append_tokens.append(appended_at - prepared_at)
+        parts.output.append(done_at - appended_at)
 
 
 def decode(

@@ -2,84 +2,18 @@
 
 A word counts as a whole identifier and as its first or last part: `found`, `found_key`,
 `key_found`. Only definitions are checked: functions, classes, parameters, variables, attributes.
-Packages of `CLEAN` have none of these words, which `make lint` checks; `--all` lists those of all.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("platform", "inference", "engine", "kernels", "quire", "tools", "benchmarks", "chaos")
-
-#: Without any of the words.
-CLEAN = (
-    "benchmarks/kernels",
-    "chaos",
-    "chaos/management",
-    "engine/checkpoints",
-    "engine/contract",
-    "engine/core",
-    "engine/devices",
-    "engine/kv_cache",
-    "engine/lora",
-    "engine/model_loader",
-    "engine/models",
-    "engine/offline",
-    "engine/pooling",
-    "engine/quantization",
-    "engine/sampling",
-    "engine/scheduler",
-    "engine/serving",
-    "engine/speculative",
-    "engine/speculative/heads",
-    "engine/structured_output",
-    "engine/system",
-    "engine/text",
-    "engine/transformers_backend",
-    "engine/worker",
-    "inference",
-    "inference/api",
-    "inference/chat",
-    "inference/edge",
-    "inference/engine_client",
-    "inference/generation",
-    "inference/loop",
-    "inference/metrics",
-    "inference/parsers",
-    "inference/rendering",
-    "inference/request",
-    "inference/schemas",
-    "inference/serving",
-    "inference/web",
-    "kernels",
-    "kernels/attention",
-    "kernels/cpu",
-    "kernels/reference",
-    "kernels/triton",
-    "platform/accounts",
-    "platform/adapters",
-    "platform/catalog",
-    "platform/common",
-    "platform/config",
-    "platform/console",
-    "platform/history",
-    "platform/kv_map",
-    "platform/management_api",
-    "platform/metering",
-    "platform/storage",
-    "platform/tenants",
-    "quire",
-    "tools",
-    "tools/docs",
-    "tools/triton",
-)
 
 #: Word -> what to write in its place.
 WORDS = {
@@ -213,35 +147,19 @@ def definitions(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-def package_of(path: Path) -> str:
-    """`platform/tenants` of a file below it, or `chaos` of one in a package that has no others."""
-    parts = path.relative_to(ROOT).parts
-    return "/".join(parts[:2]) if len(parts) > 2 else parts[0]
-
-
 def main() -> int:
-    """Print what the clean packages, or all, have; the exit status is 1 if that is anything."""
-    parser = argparse.ArgumentParser(prog="python -m tools.names", description=__doc__)
-    parser.add_argument("--all", action="store_true", help="all packages, with a count of each")
-    options = parser.parse_args()
-    counts: Counter[str] = Counter()
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if "migrations" in path.parts or not (options.all or package_of(path) in CLEAN):
-                continue
-            file = path.relative_to(ROOT).as_posix()
-            for name, line in definitions(ast.parse(path.read_text(encoding="utf-8"))):
-                word = find_word(name)
-                if word is None or not ALLOWED.keys().isdisjoint(
-                    (name.strip("_"), f"{file}:{name}")
-                ):
-                    continue
-                counts[package_of(path)] += 1
+    """Print the identifiers that have such a word; the exit status is 1 if there are any."""
+    status = 0
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if "migrations" in path.parts:
+            continue
+        file = path.relative_to(ROOT).as_posix()
+        for name, line in definitions(ast.parse(path.read_text(encoding="utf-8"))):
+            word = find_word(name)
+            if word and ALLOWED.keys().isdisjoint((name.strip("_"), f"{file}:{name}")):
                 print(f"{file}:{line}: {name}: write {WORDS[word]}")
-    if options.all:
-        for package, count in counts.most_common():
-            print(f"{count:6} {package}")
-    return 1 if counts else 0
+                status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class _FailureScope:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._executor.note_completed(self._step)
+            self._executor.record_completed(self._step)
         else:
             self._executor.raise_failure(self._step, error)
 
@@ -137,7 +137,7 @@ class MultiprocExecutor(UniProcExecutor):
             ) from error
         try:
             settings = [rank_config(config, rank, ops) for rank in range(size)]
-            self._ranks.start([each.to_mapping() for each in settings[1:]])
+            self._ranks.start([other.to_mapping() for other in settings[1:]])
             super().__init__(settings[0], self._ranks.memory)
             self._ranks.watch.group = self._group
             self.adapters = RankedAdapters(self.worker.adapters, self._ranks)
@@ -176,8 +176,8 @@ class MultiprocExecutor(UniProcExecutor):
 
     def determine_available_blocks(self) -> Capacity:
         capacity = super().determine_available_blocks()
-        self._ranks.broadcast("take_capacity", capacity)
-        self._ranks.collect("take_capacity")
+        self._ranks.broadcast("set_capacity", capacity)
+        self._ranks.collect("set_capacity")
         return capacity
 
     def allocate_cache(self) -> None:
@@ -225,7 +225,7 @@ class MultiprocExecutor(UniProcExecutor):
         """A block that runs a step, or waits for it."""
         return _FailureScope(self, step)
 
-    def note_completed(self, step: int) -> None:
+    def record_completed(self, step: int) -> None:
         """A step has run here."""
         self._completed = max(self._completed, step)
 
@@ -305,7 +305,7 @@ def _check(config: EngineConfig) -> None:
             "CPUs alone.",
             param=PARAM,
         )
-    if any(not isinstance(each, str) for each in config.logits_processors or ()):
+    if any(not isinstance(name, str) for name in config.logits_processors or ()):
         raise ConfigError(
             "logits_processors must be named as module:Class where several ranks share the model.",
             param="logits_processors",

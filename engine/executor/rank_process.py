@@ -67,7 +67,7 @@ class PackedTensor(msgspec.Struct):
 CALLS: dict[str, Any] = {
     "start": dict[str, Any],
     "load": None,
-    "take_capacity": Capacity,
+    "set_capacity": Capacity,
     "allocate_cache": None,
     "reset": None,
     "sleep": int,
@@ -171,8 +171,8 @@ class RankProcess:
     def load(self) -> None:
         self._loaded.load(lambda done, total: None)
 
-    def take_capacity(self, capacity: Capacity) -> None:
-        self._loaded.take_capacity(capacity)
+    def set_capacity(self, capacity: Capacity) -> None:
+        self._loaded.set_capacity(capacity)
 
     def allocate_cache(self) -> None:
         self._loaded.allocate_cache()

@@ -44,14 +44,14 @@ class RankWatch:
         self.failure = ""
         self.group: RankGroup | None = None
         self._memory, self._processes = memory, processes
-        self._ended = threading.Event()
+        self._finished = threading.Event()
         self._beats = [(0, 0)] * len(processes)
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread: processes may end now."""
-        self._ended.set()
+        self._finished.set()
 
     def fail(self, reason: str) -> None:
         """Let all gathers fail, for a reason that ends the group; the first one counts."""
@@ -60,10 +60,10 @@ class RankWatch:
             self.group.fail()
 
     def _run(self) -> None:
-        while not self._ended.wait(BEAT_INTERVAL_S):
+        while not self._finished.wait(BEAT_INTERVAL_S):
             for index in range(len(self._processes)):
                 reason = self._examine(index)
-                if not reason or self._ended.is_set():
+                if not reason or self._finished.is_set():
                     continue
                 log.critical("%s", reason)
                 self.fail(reason)

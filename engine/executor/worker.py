@@ -168,7 +168,7 @@ class Worker:
         self.drafts.size_cache(self.capacity.num_blocks, token_bytes * config.block_size)
         return self.capacity
 
-    def take_capacity(self, capacity: Capacity) -> None:
+    def set_capacity(self, capacity: Capacity) -> None:
         """Have a KV cache of as many blocks as the first rank, instead of sizing it."""
         self.capacity = capacity
 

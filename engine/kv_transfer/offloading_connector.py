@@ -338,7 +338,7 @@ class OffloadingConnector(KVConnectorBase):
             for tenant, namespace, blocks in metadata.saves:
                 payloads = self._save(blocks, tenant, self._tier)
                 if self.storage is not None:
-                    self.storage.write_behind(payloads, namespace)
+                    self.storage.queue_writes(payloads, namespace)
 
     def fill_stats(self, stats: EngineStats) -> None:
         host = self.host

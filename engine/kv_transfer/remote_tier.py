@@ -117,7 +117,7 @@ class RemoteTier(StorageTier):
             except UnusableBlock as error:
                 self.count_failure(error.reason)
         # What isn't there or can't be used is written again.
-        self._note_stored(key, is_stored=payload is not None)
+        self._record_stored(key, is_stored=payload is not None)
         return payload
 
     def read_sequence(self, keys: Sequence[bytes], namespace: str) -> Iterator[Payload]:
@@ -142,7 +142,7 @@ class RemoteTier(StorageTier):
         except StoreError as error:
             self._pause("write_error", error)
             return False
-        self._note_stored(key, is_stored=True)
+        self._record_stored(key, is_stored=True)
         return True
 
     def refresh(self) -> None:
@@ -161,7 +161,7 @@ class RemoteTier(StorageTier):
         started = time.perf_counter()
         self.read(key, "")
         seconds = time.perf_counter() - started
-        self._note_stored(key, is_stored=False)
+        self._record_stored(key, is_stored=False)
         try:
             self._store.delete(key)
         except StoreError as error:
@@ -182,7 +182,7 @@ class RemoteTier(StorageTier):
             self._cipher = BlockCipher(secret, self._block_bytes)
         return self._cipher
 
-    def _note_stored(self, key: bytes, *, is_stored: bool) -> None:
+    def _record_stored(self, key: bytes, *, is_stored: bool) -> None:
         with self._lock:
             self._stored.pop(key, None)
             if is_stored:

@@ -53,7 +53,7 @@ class StorageQueue:
             since = min(self._reading_since.values(), default=time.monotonic())
         return time.monotonic() - since > READ_TIMEOUT_S
 
-    def write_behind(self, blocks: Sequence[tuple[bytes, Payload]], namespace: str) -> None:
+    def queue_writes(self, blocks: Sequence[tuple[bytes, Payload]], namespace: str) -> None:
         """Write blocks of one sequence later. Those for which the queue is full are counted."""
         for key, payload in blocks:
             with self._lock:

@@ -133,7 +133,7 @@ class _Qwen(VideoPrompt):
         }
         grid = num_steps, rows // merge, columns // merge
         starts = [float(np.mean(times[i : i + depth])) for i in range(0, len(times), depth)]
-        return self._place(tensors, grid, starts, step_s)
+        return self._video_input(tensors, grid, starts, step_s)
 
     def _channels(self) -> int:
         return len(self._images.image_mean)
@@ -150,7 +150,7 @@ class _Qwen(VideoPrompt):
         size = {name: int(value) for name, value in dict(self._images.size).items() if value}
         return size | self._video_size
 
-    def _place(
+    def _video_input(
         self,
         tensors: Mapping[str, np.ndarray],
         grid: tuple[int, int, int],
@@ -164,7 +164,7 @@ class _Qwen(VideoPrompt):
 class _Qwen25(_Qwen):
     """Positions in time say how far frames are apart."""
 
-    def _place(
+    def _video_input(
         self,
         tensors: Mapping[str, np.ndarray],
         grid: tuple[int, int, int],
@@ -181,10 +181,10 @@ class _Qwen3(_Qwen):
 
     def _configured_size(self, num_steps: int) -> dict[str, int]:
         frames = num_steps * self._images.temporal_patch_size
-        whole = {name: value // frames for name, value in self._video_size.items()}
-        return super()._configured_size(num_steps) | whole
+        per_frame = {name: value // frames for name, value in self._video_size.items()}
+        return super()._configured_size(num_steps) | per_frame
 
-    def _place(
+    def _video_input(
         self,
         tensors: Mapping[str, np.ndarray],
         grid: tuple[int, int, int],
@@ -211,8 +211,8 @@ class _InternVL(VideoPrompt):
     def prepare_video(
         self, frames: list[Image], times: list[float], options: dict[str, Any]
     ) -> VideoInput:
-        whole = {"crop_to_patches": False, "return_tensors": "np"}
-        outputs = self._images(frames, **(options | whole))
+        untiled = {"crop_to_patches": False, "return_tensors": "np"}
+        outputs = self._images(frames, **(options | untiled))
         start, end = self._tokenizer.start_image_token, self._tokenizer.end_image_token
         tokens = f"{start}{self.image_token * self._config.image_seq_length}{end}"
         text = "\n".join(f"Frame{number}: {tokens}" for number in range(1, len(frames) + 1))

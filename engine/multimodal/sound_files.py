@@ -57,7 +57,7 @@ class SoundPart:
 
 
 def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
-    """The samples of a file's first sound stream, float32 at `SAMPLE_RATE`, piece by piece.
+    """The samples of a file's first sound stream, float32 at `SAMPLE_RATE`, chunk by chunk.
 
     Packets that are damaged are left out. Raises `InvalidRequest` for what holds no sound, and for
     more than `MAX_SECONDS`.
@@ -75,17 +75,17 @@ def decode_sound(data: bytes, param: str = "file") -> Iterator[np.ndarray]:
                 raise InvalidRequest("The file holds no sound.", param=param)
             stream = file.streams.audio[0]
             for packet in file.demux(stream):
-                for piece in _decode_packet(packet, resampler):
-                    num_samples += len(piece)
+                for chunk in _decode_packet(packet, resampler):
+                    num_samples += len(chunk)
                     if num_samples > MAX_SECONDS * SAMPLE_RATE:
                         raise InvalidRequest(
                             f"The file has more than {MAX_SECONDS // 3600} hours of sound.",
                             param=param,
                         )
-                    yield piece
-            for piece in _resample(None, resampler):
-                num_samples += len(piece)
-                yield piece
+                    yield chunk
+            for chunk in _resample(None, resampler):
+                num_samples += len(chunk)
+                yield chunk
     except InvalidRequest:
         raise
     except (av.error.FFmpegError, ValueError, EOFError) as error:
@@ -117,7 +117,7 @@ def _resample(frame: Any, resampler: Any) -> Iterator[np.ndarray]:
 
 
 class StretchSplitter:
-    """Cuts sound that comes in pieces into stretches.
+    """Cuts sound that comes in chunks into stretches.
 
     Args:
         max_samples: length of a model's window.
@@ -210,8 +210,8 @@ def split_sound(data: bytes, max_samples: int) -> tuple[int, list[SoundPart]]:
     """A file's number of samples, and its stretches. Raises `InvalidRequest`."""
     splitter, stretches = StretchSplitter(max_samples), list[SoundPart]()
     num_windows = 0
-    pieces = (splitter.push(piece) for piece in decode_sound(data))
-    for stretch in chain(chain.from_iterable(pieces), splitter.finish()):
+    chunks = (splitter.push(chunk) for chunk in decode_sound(data))
+    for stretch in chain(chain.from_iterable(chunks), splitter.finish()):
         num_windows += -(-len(stretch.samples) // max_samples)
         if num_windows > MAX_WINDOWS:
             raise InvalidRequest(

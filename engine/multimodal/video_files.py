@@ -110,14 +110,14 @@ def _read_container(data: bytes, options: dict[str, Any], param: str) -> Video:
         stream = _video_stream(file, param)
         base = float(stream.time_base or 0)
         groups = _scan(file, stream, param)
-    shown = np.unique(np.concatenate([group.shown for group in groups]))
-    targets = shown[sample_frames((shown - shown[0]) * base, options)]
+    timestamps = np.unique(np.concatenate([group.timestamps for group in groups]))
+    targets = timestamps[sample_frames((timestamps - timestamps[0]) * base, options)]
     with _open(data) as file:
         for pts, image in _decode(file, _video_stream(file, param), groups, targets, param):
             if frames and image.size != frames[0].size:
                 image = image.resize(frames[0].size)
             frames.append(image)
-            times.append(float(pts - shown[0]) * base)
+            times.append(float(pts - timestamps[0]) * base)
     if not frames:
         raise InvalidRequest("No frame of the video can be decoded.", param=param)
     return Video(frames, times)
@@ -147,15 +147,15 @@ class _FrameGroup:
     """Frames from a key frame to the next, in the file's order.
 
     Attributes:
-        shown: when each is, in the stream's time base.
+        timestamps: when each is, in the stream's time base.
     """
 
-    shown: list[int]
+    timestamps: list[int]
 
     @property
     def needs_previous(self) -> bool:
         """Whether frames are shown before the group's key frame, which need the group before it."""
-        return min(self.shown) < self.shown[0]
+        return min(self.timestamps) < self.timestamps[0]
 
 
 def _scan(file: Any, stream: Any, param: str) -> list[_FrameGroup]:
@@ -164,7 +164,7 @@ def _scan(file: Any, stream: Any, param: str) -> list[_FrameGroup]:
     for total, (packet, moment) in enumerate(_packets(file, stream)):
         if packet.is_keyframe or not groups:
             groups.append(_FrameGroup([]))
-        groups[-1].shown.append(moment)
+        groups[-1].timestamps.append(moment)
         if total >= MAX_FILE_FRAMES:
             raise InvalidRequest(f"The video has over {MAX_FILE_FRAMES} frames.", param=param)
     if not groups:
@@ -184,8 +184,8 @@ def _decode(
     file: Any, stream: Any, groups: list[_FrameGroup], targets: np.ndarray, param: str
 ) -> Iterator[tuple[int, Image]]:
     """The frames shown at `targets`, or next after them; damaged ones are left out."""
-    wanted = set(targets.tolist())
-    needed = {i for i, group in enumerate(groups) if not wanted.isdisjoint(group.shown)}
+    requested = set(targets.tolist())
+    needed = {i for i, group in enumerate(groups) if not requested.isdisjoint(group.timestamps)}
     needed |= {i - 1 for i in needed if i and groups[i].needs_previous}
     remaining = deque(targets.tolist())
     for frame in _frames(file, stream, needed):

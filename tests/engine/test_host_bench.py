@@ -15,7 +15,7 @@ def test_every_part_is_timed_and_queued_requests_keep_waiting(waiting: int) -> N
     assert set(row) == {
         "schedule_us",
         "prepare_inputs_us",
-        "take_tokens_us",
+        "append_tokens_us",
         "handle_output_us",
     }
     assert all(value > 0 for value in row.values())
