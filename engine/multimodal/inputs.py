@@ -144,6 +144,26 @@ class PreparedSound(msgspec.Struct, tag="sound"):
     stretches: list[SoundStretch]
 
 
+class PrepareDocumentRequest(msgspec.Struct, tag="prepare_document"):
+    """A PDF. `max_images`: see `read_pdf`."""
+
+    data: bytes
+    max_images: int
+
+
+class DocumentPage(msgspec.Struct):
+    """A page's text, and its picture as a file; b"" where it wasn't drawn."""
+
+    text: str
+    image: bytes = b""
+
+
+class PreparedDocument(msgspec.Struct, tag="document"):
+    """The pages of a document; a text is one page."""
+
+    pages: list[DocumentPage]
+
+
 #: Fields of a request that say how its media are prepared.
 OPTION_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
@@ -159,6 +179,5 @@ class Refusal(msgspec.Struct, tag="refusal"):
 
 
 #: Of a media worker.
-ANSWERS: msgspec.msgpack.Decoder[PreparedPicture | PreparedSound | Refusal] = (
-    msgspec.msgpack.Decoder(PreparedPicture | PreparedSound | Refusal)
-)
+Answer = PreparedPicture | PreparedSound | PreparedDocument | Refusal
+ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

@@ -1,9 +1,8 @@
-"""The media worker: `python -m engine.multimodal.worker`. Prepares pictures and sound, one after
-the other.
+"""The media worker: `python -m engine.multimodal.worker`. Prepares pictures, sound and documents,
+one after the other.
 
-It decodes what strangers send, so it may be killed at any moment; see `WorkerProcess`. A request is
-a `PrepareRequest` or a `PrepareSoundRequest`, its answer a `PreparedPicture`, a `PreparedSound` or
-a `Refusal`, as MessagePack.
+It decodes what strangers send, so it may be killed at any moment; see `WorkerProcess`. Requests and
+answers are structs of `engine.multimodal.inputs`, as MessagePack.
 """
 
 from __future__ import annotations
@@ -16,6 +15,9 @@ import msgspec
 from engine.contract.errors import ModelLoadError, QuireError
 from engine.multimodal.inputs import (
     OPTION_FIELDS,
+    Answer,
+    PreparedDocument,
+    PrepareDocumentRequest,
     PreparedPicture,
     PreparedSound,
     PrepareRequest,
@@ -37,15 +39,16 @@ def main() -> int:
     # time and take a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
+    from engine.multimodal.documents import read_pdf
     from engine.multimodal.processor import MediaProcessor, open_image
     from engine.multimodal.sound_files import split_sound
     from engine.multimodal.video_files import read_video
 
     processors: OrderedDict[tuple[str, str], MediaProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
-    requests_decoder: msgspec.msgpack.Decoder[PrepareRequest | PrepareSoundRequest] = (
-        msgspec.msgpack.Decoder(PrepareRequest | PrepareSoundRequest)
-    )
+    requests_decoder = msgspec.msgpack.Decoder[
+        PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest
+    ](PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest)
 
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
         key = request.folder, request.version
@@ -88,11 +91,13 @@ def main() -> int:
 
     limit_memory(MEMORY_BYTES)
     while (frame := read_frame(requests)) is not None:
-        answer: PreparedPicture | PreparedSound | Refusal
+        answer: Answer
         try:
             request = requests_decoder.decode(frame)
             if isinstance(request, PrepareSoundRequest):
                 answer = prepare_sound(request)
+            elif isinstance(request, PrepareDocumentRequest):
+                answer = PreparedDocument(read_pdf(request.data, request.max_images))
             else:
                 answer = prepare_picture(request)
         except QuireError as error:

@@ -25,7 +25,9 @@ from inference.rendering.media import (
     ChatPrompt,
     MediaOptions,
     find_media,
+    insert_documents,
     insert_media_tokens,
+    read_documents,
 )
 from inference.rendering.prompts import (
     chat_token_ids,
@@ -198,12 +200,14 @@ async def render_prompt(
 ) -> ChatPrompt:
     """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
 
-    Raises: what `chat_token_ids` and `insert_media_tokens` do.
+    Raises: what `chat_token_ids`, `read_documents` and `insert_media_tokens` do.
     """
     options = MediaOptions.from_chat(chat, served.info)
-    sources = await ctx.offload(find_media, chat.raw_messages, served.info)
+    documents = await read_documents(chat.raw_messages, served.info, ctx.caller)
+    sources = await ctx.offload(find_media, chat.raw_messages, served.info, documents)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
-    messages = await ctx.offload(_messages, chat, served.tokenizer)
+    contents = await ctx.offload(insert_documents, chat.raw_messages, documents)
+    messages = await ctx.offload(_messages, chat, contents, served.tokenizer)
     tools = await ctx.offload(lambda: chat.tools_in_use)
     chars = await ctx.offload(count_chars, (messages, tools, chat.documents))
     must_fit = generates and not chat.truncate_prompt_tokens
@@ -228,9 +232,11 @@ async def render_prompt(
     )
 
 
-def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _messages(
+    chat: ChatRequest, contents: list[dict[str, Any]], tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
     """As the model's template reads them."""
-    messages = template_messages(chat.raw_messages, tokenizer.chat_template or "")
+    messages = template_messages(contents, tokenizer.chat_template or "")
     return merge_late_system_messages(messages, tokenizer) if chat.system_anywhere else messages
 
 

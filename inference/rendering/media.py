@@ -1,5 +1,5 @@
-"""Pictures and videos of a chat: fetched, prepared in processes of their own, and placed in the
-prompt.
+"""Pictures, videos and documents of a chat: fetched, prepared in processes of their own, and placed
+in the prompt.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,6 +27,10 @@ from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, ModelInfo
 from engine.multimodal.inputs import (
     ANSWERS,
+    Answer,
+    DocumentPage,
+    PreparedDocument,
+    PrepareDocumentRequest,
     PreparedPicture,
     PreparedSound,
     PrepareRequest,
@@ -38,36 +42,40 @@ from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
-from inference.schemas.chat import IMAGE_PARTS, VIDEO_PART, ChatRequest, part_type
+from inference.schemas.chat import FILE_PART, IMAGE_PARTS, VIDEO_PART, ChatRequest, part_type
 from storage.access import access_file
 from storage.blobs import open_blob
 from tenants.authentication import Caller
 
 #: Processes that prepare pictures, and threads that fetch them.
 NUM_WORKERS, NUM_FETCHERS = 2, 8
-#: Of one picture or video; then its process is killed.
-PREPARE_TIMEOUTS_S = {"image": 20.0, "video": 60.0}
+#: Of one picture, video or document; then its process is killed.
+PREPARE_TIMEOUTS_S = {"image": 20.0, "video": 60.0, "document": 60.0}
 FETCH_TIMEOUT_S = 10.0
 #: The same for a file of sound, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
-#: What prepared pictures may take in this process, the least recently used go first.
+#: What prepared media may take in this process, the least recently used go first.
 CACHE_BYTES = 128 << 20
 
 #: The field and the kind of parts that are pictures.
 _IMAGE = ("image_url", "image")
+#: The field of a part that is a document's page: its picture's file.
+PAGE_IMAGE = "page_image"
 _COMMAND = "engine.multimodal.worker"
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """A picture or video of a message.
+    """A picture, video or document of a message.
 
     Attributes:
-        kind: "image" or "video".
+        kind: "image", "video" or "document".
         url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
         param: names it in errors.
         file_id: of a file that the tenant has uploaded.
         tenant_id: that file's owner.
+        filename: of a document, or "".
+        data: the file itself, of a document's page.
     """
 
     url: str
@@ -75,6 +83,8 @@ class MediaSource:
     file_id: str = ""
     tenant_id: int = 0
     kind: str = "image"
+    filename: str = ""
+    data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +123,110 @@ class ChatPrompt:
     media_data: dict[bytes, bytes]
 
 
-def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[MediaSource]:
-    """The pictures and videos of checked messages, in their order.
+def iterate_parts(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of checked messages with the names that errors call them by."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                yield f"messages[{number}].content[{index}]", part
+
+
+async def read_documents(
+    messages: Sequence[dict[str, Any]], info: ModelInfo, caller: Caller
+) -> dict[str, list[dict[str, Any]]]:
+    """The documents of checked messages as parts, by the names of the parts that they replace.
+
+    A page of a PDF is a picture and its text, or text alone for a model that takes no images.
+
+    Raises:
+        InvalidRequest: one can't be fetched or read; the part is named.
+        Overloaded: too many of the tenant's documents wait.
+    """
+    sources = [
+        _document_source(part["file"], param)
+        for param, part in iterate_parts(messages)
+        if part_type(part) == FILE_PART
+    ]
+    if not sources:
+        return {}
+    if any(source.file_id for source in sources):
+        sources = await run_in_db_thread(_locate_files, caller, sources)
+    pool, max_images = get_media_pool(), info.max_images if info.sees else 0
+    documents = await asyncio.gather(
+        *(pool.read_document(source, max_images, caller.tenant) for source in sources)
+    )
+    parts = {}
+    for source, document in zip(sources, documents, strict=True):
+        if not max_images and not any(page.text for page in document.pages):
+            raise InvalidRequest(
+                f"The document has no text, and the model {info.name} takes no images.",
+                param=source.param,
+            )
+        parts[source.param] = _document_parts(document.pages, source.filename)
+    return parts
+
+
+def _document_source(file: Mapping[str, str | None], param: str) -> MediaSource:
+    url, file_id = file.get("file_url") or "", file.get("file_id") or ""
+    if data := file.get("file_data"):
+        url = data if data.startswith("data:") else f"data:;base64,{data}"
+    return MediaSource(url, param, file_id, kind="document", filename=file.get("filename") or "")
+
+
+def _document_parts(pages: Sequence[DocumentPage], filename: str) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    for number, page in enumerate(pages, 1):
+        lines = [filename] if filename and number == 1 else []
+        if len(pages) > 1:
+            lines.append(f"Page {number} of {len(pages)}:")
+        if page.image:
+            if lines:
+                parts.append({"type": "text", "text": "\n".join(lines) + "\n"})
+            parts.append({"type": "image_url", PAGE_IMAGE: page.image})
+            lines = []
+        lines.append(page.text or ("" if page.image else "(This page has no text.)"))
+        parts.append({"type": "text", "text": "\n".join(lines) + "\n"})
+    return parts
+
+
+def insert_documents(
+    messages: Sequence[dict[str, Any]], documents: Mapping[str, Sequence[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The messages with the parts of `read_documents` in place of their documents."""
+    if not documents:
+        return list(messages)
+    inserted = []
+    for number, message in enumerate(messages):
+        if isinstance(content := message.get("content"), list):
+            parts: list[Any] = []
+            for index, part in enumerate(content):
+                parts += documents.get(f"messages[{number}].content[{index}]", [part])
+            message = {**message, "content": parts}
+        inserted.append(message)
+    return inserted
+
+
+def find_media(
+    messages: Sequence[dict[str, Any]],
+    info: ModelInfo,
+    documents: Mapping[str, Sequence[dict[str, Any]]],
+) -> list[MediaSource]:
+    """The pictures and videos of checked messages and of their documents, in their order.
 
     Raises `InvalidRequest` for a model that takes none, and for more than it takes.
     """
     sources = []
-    for number, message in enumerate(messages):
-        content = message.get("content")
-        for index, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part_type(part) if isinstance(part, dict) else "text"
-            if kind in (*IMAGE_PARTS, VIDEO_PART):
-                name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE
-                param = f"messages[{number}].content[{index}]"
-                address = part.get(name) or ""
-                url = address["url"] if isinstance(address, dict) else address
-                file_id = part.get("file_id") or ""
-                sources.append(MediaSource(url, param, file_id, kind=medium))
+    for param, part in iterate_parts(messages):
+        kind = part_type(part)
+        if kind in (*IMAGE_PARTS, VIDEO_PART):
+            name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE
+            address = part.get(name) or ""
+            url = address["url"] if isinstance(address, dict) else address
+            sources.append(MediaSource(url, param, part.get("file_id") or "", kind=medium))
+        for page_part in documents.get(param, ()):
+            if image := page_part.get(PAGE_IMAGE):
+                sources.append(MediaSource("", param, data=image))
     limits = {"image": info.max_images if info.sees else 0, "video": info.max_videos}
     for medium, limit in limits.items():
         of_kind = [source for source in sources if source.kind == medium]
@@ -177,7 +274,7 @@ async def insert_media_tokens(
 
 
 def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaSource]:
-    """The sources with the owners of stored files. Raises `InvalidRequest` for another's file."""
+    """The sources with owners and names of stored files. Raises `InvalidRequest` for another's."""
     located = []
     for source in sources:
         if source.file_id:
@@ -185,13 +282,14 @@ def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaS
                 row = access_file(caller, source.file_id)
             except NotFound as error:
                 raise InvalidRequest(error.message, param=source.param) from None
-            source = replace(source, tenant_id=row.tenant_id)
+            name = source.filename or row.filename
+            source = replace(source, tenant_id=row.tenant_id, filename=name)
         located.append(source)
     return located
 
 
 class MediaPool:
-    """Fetches and prepares pictures, fair between tenants and beside the event loop."""
+    """Fetches and prepares media, fair between tenants and beside the event loop."""
 
     def __init__(self) -> None:
         self._fetchers = FairThreadPool(NUM_FETCHERS, "quire-fetch", "images")
@@ -199,8 +297,8 @@ class MediaPool:
         self._worker = threading.local()
         #: Least recently used first. By tenant: how soon an answer comes tells nobody what others
         #: have sent.
-        self._prepared: OrderedDict[bytes, PreparedPicture] = OrderedDict()
-        self._preparing: dict[bytes, asyncio.Future[PreparedPicture | Refusal]] = {}
+        self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
+        self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
         self._cached_bytes = 0
 
     async def prepare(
@@ -217,15 +315,50 @@ class MediaPool:
         settled = msgspec.json.encode([source.kind, options.processor, sampling], order="sorted")
         scope = f"{tenant}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
+        request = PrepareRequest(folder, data, version, options.processor, source.kind, sampling)
+        answer = await self._prepare_once(key, request, source, tenant)
+        if not isinstance(answer, PreparedPicture):
+            raise InvalidRequest(f"The file isn't {source.kind}.", param=source.param)
+        return answer
+
+    async def read_document(
+        self, source: MediaSource, max_images: int, tenant: str
+    ) -> PreparedDocument:
+        """One document; the same one of a tenant only once. `max_images`: as of `read_pdf`.
+
+        Raises as `read_documents`.
+        """
+
+        def read() -> tuple[bytes, bytes, str | None]:
+            data, digest = _read(source)
+            return data, digest, _text_of(data)
+
+        data, digest, text = await asyncio.wrap_future(self._fetchers.submit(tenant, read))
+        if text is not None:
+            return PreparedDocument([DocumentPage(text)])
+        scope = f"{tenant}\0\0document {max_images}\0".encode()
+        key = hashlib.sha256(scope + digest).digest()
+        request = PrepareDocumentRequest(data, max_images)
+        answer = await self._prepare_once(key, request, source, tenant)
+        if not isinstance(answer, PreparedDocument):
+            raise InvalidRequest("The file isn't a document.", param=source.param)
+        return answer
+
+    async def _prepare_once(
+        self,
+        key: bytes,
+        request: PrepareRequest | PrepareDocumentRequest,
+        source: MediaSource,
+        tenant: str,
+    ) -> Answer:
         if (cached := self._prepared.get(key)) is not None:
             self._prepared.move_to_end(key)
             return cached
         if (running := self._preparing.get(key)) is None:
-            request = msgspec.msgpack.encode(
-                PrepareRequest(folder, data, version, options.processor, source.kind, sampling)
+            frame, kind = msgspec.msgpack.encode(request), source.kind
+            job = self._preparers.submit(
+                tenant, lambda: self._ask(frame, PREPARE_TIMEOUTS_S[kind], kind)
             )
-            timeout_s = PREPARE_TIMEOUTS_S[source.kind]
-            job = self._preparers.submit(tenant, lambda: self._ask(request, timeout_s, source.kind))
             running = self._preparing[key] = asyncio.wrap_future(job)
             running.add_done_callback(lambda done: self._finish(key, done))
         # A client that goes away doesn't take the picture from another that waits for it.
@@ -252,18 +385,18 @@ class MediaPool:
         message = answer.message if isinstance(answer, Refusal) else "The file isn't sound."
         raise InvalidRequest(message, param="file")
 
-    def _finish(self, key: bytes, done: asyncio.Future[Any]) -> None:
+    def _finish(self, key: bytes, done: asyncio.Future[Answer]) -> None:
         self._preparing.pop(key, None)
         if done.cancelled() or done.exception() is not None:
             return
-        if isinstance(picture := done.result(), PreparedPicture):
-            self._prepared[key] = picture
-            self._cached_bytes += len(picture.tensors)
+        if isinstance(answer := done.result(), PreparedPicture | PreparedDocument):
+            self._prepared[key] = answer
+            self._cached_bytes += _num_bytes(answer)
             while self._cached_bytes > CACHE_BYTES:
                 _, oldest = self._prepared.popitem(last=False)
-                self._cached_bytes -= len(oldest.tensors)
+                self._cached_bytes -= _num_bytes(oldest)
 
-    def _ask(self, request: bytes, timeout_s: float, kind: str) -> Any:
+    def _ask(self, request: bytes, timeout_s: float, kind: str) -> Answer:
         """In one of the threads, each of which has a worker."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
@@ -274,9 +407,27 @@ class MediaPool:
         return ANSWERS.decode(answer)
 
 
+def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:
+    if isinstance(answer, PreparedPicture):
+        return len(answer.tensors)
+    return sum(len(page.text) + len(page.image) for page in answer.pages)
+
+
+def _text_of(data: bytes) -> str | None:
+    """A file's text in UTF-8; None where it isn't text, or is a PDF, whose bytes may be ASCII."""
+    if data.startswith(b"%PDF-") or b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
 def _read(source: MediaSource) -> tuple[bytes, bytes]:
     """A picture's file and its sha256. Raises `InvalidRequest`."""
-    if source.file_id:
+    if source.data:
+        data = source.data
+    elif source.file_id:
         data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param)
     elif source.url.startswith("data:"):
         data = _decode_data_url(source)
@@ -334,7 +485,7 @@ def _decode_data_url(source: MediaSource) -> bytes:
     head, comma, data = source.url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise InvalidRequest(
-            f"A data: address must be data:{source.kind}/...;base64, and then the file.",
+            "A data: address must be data:TYPE;base64, and then the file.",
             param=source.param,
         )
     try:

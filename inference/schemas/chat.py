@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
+    StringConstraints,
     ValidationError,
     model_validator,
 )
@@ -38,6 +39,8 @@ TEXT_PARTS = {
 IMAGE_PARTS = ("image_url", "input_image")
 #: A part that is a video: it has a `video_url`, or a `file_id`.
 VIDEO_PART = "video_url"
+#: A part that is a document: a PDF or text.
+FILE_PART = "file"
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
@@ -66,8 +69,28 @@ class VideoURL(BaseModel):
     url: str
 
 
+class DocumentFile(BaseModel):
+    """A document: in base64, as a `data:` address or bare, by its address, or an uploaded file.
+
+    `filename` is shown to the model.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    file_data: str | None = None
+    file_url: str | None = None
+    file_id: str | None = None
+    filename: Annotated[str, StringConstraints(max_length=1000)] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> Self:
+        if sum(bool(value) for value in (self.file_data, self.file_url, self.file_id)) != 1:
+            raise ValueError("a file needs one of 'file_data', 'file_url' and 'file_id'.")
+        return self
+
+
 class ContentPart(BaseModel):
-    """A part of a message's content: text, a picture or a video.
+    """A part of a message's content: text, a picture, a video or a document.
 
     `uuid` is a hint: a picture is known by its content.
     """
@@ -81,6 +104,7 @@ class ContentPart(BaseModel):
     refusal: str | None = None
     image_url: ImageURL | str | None = None
     video_url: VideoURL | str | None = None
+    file: DocumentFile | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +119,10 @@ class ContentPart(BaseModel):
                 raise ValueError(
                     f"a part of type '{self.type}' needs one of the fields '{name}' and 'file_id'."
                 )
+            return self
+        if self.type == FILE_PART:
+            if self.file is None:
+                raise ValueError("a part of type 'file' needs the field 'file'.")
             return self
         field = TEXT_PARTS.get(self.type)
         if field is None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,11 @@ import openai
 import pytest
 from PIL import Image
 
+from engine.multimodal.documents import read_pdf
+from engine.multimodal.processor import open_image
 from tests.e2e.product import Product, running
 from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
+from tests.engine.multimodal.pdfs import pdf
 
 pytestmark = pytest.mark.xdist_group("images")
 NUM_TOKENS = 10
@@ -226,6 +231,71 @@ def test_results_of_tools_may_be_pictures(seeing: Seeing, client: openai.OpenAI)
     message = claude.messages.create(model="llava", max_tokens=1, messages=messages)
     cached = message.usage.cache_read_input_tokens or 0
     assert message.usage.input_tokens + cached == counts[0]
+
+
+def test_pages_of_a_document_are_seen_and_read(seeing: Seeing, client: openai.OpenAI) -> None:
+    data = pdf(["Hello", "world"])
+    first, second = (open_image(page.image) for page in read_pdf(data, max_images=64))
+    expected_text = seeing.expected(
+        ["a.pdf\nPage 1 of 2:\n", first, "Hello\n", "Page 2 of 2:\n", second, "world\n", "Sum up"]
+    )
+    url = "data:application/pdf;base64," + base64.b64encode(data).decode()
+    file = {"file_data": url, "filename": "a.pdf"}
+    parts: Any = [{"type": "file", "file": file}, {"type": "text", "text": "Sum up"}]
+    options: Any = {"model": "llava", "temperature": 0, "extra_body": {"ignore_eos": True}}
+    answer = client.chat.completions.create(
+        messages=[{"role": "user", "content": parts}], max_tokens=NUM_TOKENS, **options
+    )
+    assert answer.choices[0].message.content == expected_text
+    assert answer.usage.prompt_tokens_details.image_tokens == 32
+    content: Any = [{"type": "input_file", **file}, {"type": "input_text", "text": "Sum up"}]
+    response = client.responses.create(
+        input=[{"role": "user", "content": content}], max_output_tokens=NUM_TOKENS, **options
+    )
+    assert response.output_text == expected_text
+    many: Any = [{"type": "file", "file": file}] * 33
+    with pytest.raises(openai.BadRequestError, match="at most 64 images"):
+        client.chat.completions.create(messages=[{"role": "user", "content": many}], **options)
+
+
+def test_batches_hold_pictures_and_documents(seeing: Seeing, client: openai.OpenAI) -> None:
+    one, data = picture(5, 40, 40), pdf(["Hello"])
+    (page,) = read_pdf(data, max_images=64)
+    document = {"file_data": base64.b64encode(data).decode()}
+    contents: Any = {
+        "picture": [*chat_parts([one]), {"type": "text", "text": "What?"}],
+        "document": [{"type": "file", "file": document}, {"type": "text", "text": "What?"}],
+    }
+    options = {"model": "llava", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {**options, "messages": [{"role": "user", "content": content}]},
+        }
+        for name, content in contents.items()
+    ]
+    file = "\n".join(map(json.dumps, lines)).encode()
+    uploaded = client.files.create(file=("requests.jsonl", file), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=uploaded.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    deadline = time.monotonic() + 60
+    while batch.status not in ("completed", "failed") and time.monotonic() < deadline:
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.status == "completed"
+    assert batch.output_file_id is not None, batch
+    results = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    answers = {
+        result["custom_id"]: result["response"]["body"]["choices"][0]["message"]["content"]
+        for result in results
+    }
+    assert answers == {
+        "picture": seeing.expected([one, "What?"]),
+        "document": seeing.expected([open_image(page.image), "Hello\n", "What?"]),
+    }
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def test_documents_of_text_are_read_and_others_refused(
     async with gateway.serving(replica):
         reply = await ask(gateway, [DOCUMENT, question])
         await ask(gateway, [{"type": "document", "source": PARTS}, question])
-        for source in ({"type": "base64", "data": "AA=="}, {"type": "url", "url": "http://x"}, {}):
+        for source in ({"type": "tape"}, {"type": ["url"]}, {}):
             refused = await ask(gateway, [{"type": "document", "source": source}])
             assert refused.status == 400
             assert "messages.0.content.0.source.type" in refused.json()["error"]["message"]

@@ -118,16 +118,16 @@ def message(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_videos_are_found_among_pictures_and_counted_by_themselves() -> None:
     picture = {"image_url": "data:image/png;base64,AAAA"}
-    sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING)
+    sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING, {})
     assert [(source.kind, source.param) for source in sources] == [
         ("image", "messages[0].content[0]"),
         ("video", "messages[0].content[1]"),
     ]
     with pytest.raises(InvalidRequest, match="at most 1 videos"):
-        find_media(message(VIDEO, VIDEO), SEEING)
+        find_media(message(VIDEO, VIDEO), SEEING, {})
     blind = msgspec.structs.replace(SEEING, max_videos=0)
     with pytest.raises(InvalidRequest, match="takes no videos") as refused:
-        find_media(message(picture, VIDEO), blind)
+        find_media(message(picture, VIDEO), blind, {})
     assert refused.value.param == "messages[0].content[1]"
 
 

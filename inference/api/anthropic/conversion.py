@@ -35,6 +35,12 @@ SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
 #: What a block of the system prompt begins with that is for the server: it differs in every request
 #: of Claude Code, so that nothing behind it would be found in the prefix cache.
 BILLING = "x-anthropic-billing-header:"
+#: Fields of a source that a chat's document has, by the source's type.
+FILE_FIELDS = {
+    "base64": ("data", "file_data"),
+    "url": ("url", "file_url"),
+    "file": ("file_id",) * 2,
+}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -183,6 +189,22 @@ def _image(block: Block, param: str) -> dict[str, Any]:
     )
 
 
+def _parts_of(block: Block, param: str) -> list[dict[str, Any]]:
+    """A block of text or media as parts of a chat."""
+    source = block.source if isinstance(block.source, dict) else {}
+    if block.type == "image":
+        return [_image(block, param)]
+    fields = FILE_FIELDS.get(str(source.get("type")))
+    if block.type != "document" or fields is None:
+        return [{"type": "text", "text": _text(block, param)}]
+    name, field = fields
+    file = {field: _needed(source.get(name), f"{param}.source.{name}")}
+    if block.title:
+        file["filename"] = block.title
+    context = [{"type": "text", "text": block.context}] if block.context else []
+    return [*context, {"type": "file", "file": file}]
+
+
 def _system(system: str | list[Block]) -> str:
     if isinstance(system, str):
         return system
@@ -199,10 +221,8 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
             call_id = _needed(block.tool_use_id, f"{block_param}.tool_use_id")
             content = _result(block, block_param)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
-        elif block.type == "image":
-            parts.append(_image(block, block_param))
         else:
-            parts.append({"type": "text", "text": _text(block, block_param)})
+            parts += _parts_of(block, block_param)
     if any(part["type"] != "text" for part in parts):
         _append(messages, {"role": "user", "content": parts})
     elif parts or not blocks:
@@ -211,17 +231,13 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
 
 
 def _result(block: Block, param: str) -> str | list[dict[str, Any]]:
-    """A tool's result: text, or with pictures among it parts."""
+    """A tool's result: text, or with media among it parts."""
     content = block.content
     parts: list[dict[str, Any]] = []
     if isinstance(content, list):
         for index, part in enumerate(content):
             part_param = f"{param}.content.{index}"
-            inner = _part(part, part_param)
-            if inner.type == "image":
-                parts.append(_image(inner, part_param))
-            else:
-                parts.append({"type": "text", "text": _text(inner, part_param)})
+            parts += _parts_of(_part(part, part_param), part_param)
     elif content:
         parts.append({"type": "text", "text": content})
     prefix = "Error: " if block.is_error else ""
@@ -298,7 +314,8 @@ def _document(block: Block, param: str) -> str:
             text = "\n".join(_text(part, f"{content_param}.{k}") for k, part in enumerate(parts))
     elif kind != "text":
         raise UnsupportedField(
-            "Only documents whose source is of the type 'text' or 'content' are supported.",
+            "A document needs a source of the type 'base64', 'url', 'file', 'text' or 'content' "
+            "(in the system prompt 'text' or 'content').",
             param=f"{param}.source.type",
         )
     if not isinstance(text, str):

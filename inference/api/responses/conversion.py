@@ -30,7 +30,9 @@ from inference.serving.respond import parse
 
 #: Parts of a message's content that are text.
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
-IMAGE = "input_image"
+IMAGE, FILE = "input_image", "input_file"
+#: Fields of an `input_file` that a chat's document has too.
+FILE_FIELDS = ("file_data", "file_url", "file_id", "filename")
 PREFIXES = {
     "message": "msg_",
     "function_call": "fc_",
@@ -116,11 +118,16 @@ def _needed(item: dict[str, Any], name: str, param: str) -> str:
 
 
 def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
-    """A string, text parts as one, or with pictures among them parts as a chat has them."""
-    if not isinstance(content, list) or not any(part.get("type") == IMAGE for part in content):
+    """A string, text parts as one, or with media among them parts as a chat has them."""
+    media = (IMAGE, FILE)
+    if not isinstance(content, list) or not any(part.get("type") in media for part in content):
         return _text(content, param)
-    parts = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
+        if part.get("type") == FILE:
+            file = {name: part[name] for name in FILE_FIELDS if part.get(name) is not None}
+            parts.append({"type": "file", "file": file})
+            continue
         if part.get("type") != IMAGE:
             parts.append({"type": "text", "text": _text([part], param)})
             continue
@@ -136,7 +143,7 @@ def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
 
 
 def _text(content: Any, param: str) -> str:
-    """A string, or text parts as one. Raises `UnsupportedField` for images and files."""
+    """A string, or text parts as one. Raises `UnsupportedField` for others."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,0 +1,140 @@
+"""Documents in chats, responses and messages, before a model that takes no images."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from engine.text import Tokenizer
+from inference.rendering.media import MediaPool, MediaSource
+from tests.engine.multimodal.pdfs import encrypted_pdf, pdf
+from tests.inference.asgi_client import Reply
+from tests.inference.conftest import Gateway
+from tests.inference.forms import upload
+from tests.inference.scripted import says
+from tests.inference.strangers import stranger
+
+REPORT = pdf(["Foxes jump", "", "Dogs sleep"])
+#: What the model reads of it.
+PAGES = (
+    "report.pdf\nPage 1 of 3:\nFoxes jump\n",
+    "Page 2 of 3:\n(This page has no text.)\n",
+    "Page 3 of 3:\nDogs sleep\n",
+)
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def file_part(data: bytes, **fields: str) -> dict[str, Any]:
+    """A chat's document."""
+    url = f"data:application/pdf;base64,{encoded(data)}"
+    return {"type": "file", "file": {"file_data": url, **fields}}
+
+
+async def ask(gateway: Gateway, *parts: dict[str, Any], client: Any = None) -> Reply:
+    content = [*parts, {"type": "text", "text": "What sleeps?"}]
+    return await (client or gateway.client).chat(messages=[{"role": "user", "content": content}])
+
+
+async def test_all_interfaces_show_the_model_the_pages_of_a_pdf(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "dogs"))
+    client = gateway.client
+    file_id = (await upload(client, REPORT, filename="report.pdf", purpose="user_data")).json()[
+        "id"
+    ]
+    question = {"type": "input_text", "text": "What sleeps?"}
+    files: list[dict[str, Any]] = [
+        {"file_data": encoded(REPORT), "filename": "report.pdf"},
+        {"file_id": file_id},
+    ]
+    source = {"type": "base64", "media_type": "application/pdf", "data": encoded(REPORT)}
+    document = {"type": "document", "title": "report.pdf", "source": source}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [document]}
+    call = {"type": "tool_use", "id": "c", "name": "read", "input": {}}
+    async with gateway.serving(replica):
+        assert (await ask(gateway, file_part(REPORT, filename="report.pdf"))).status == 200
+        for file in files:
+            assert (await ask(gateway, {"type": "file", "file": file})).status == 200
+            item = {"role": "user", "content": [{"type": "input_file", **file}, question]}
+            body = {"model": "fake", "input": [item]}
+            assert (await client.post("/v1/responses", body)).status == 200
+        for content in (
+            [{"role": "user", "content": [document]}],
+            [
+                {"role": "user", "content": "Read"},
+                {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [result]},
+            ],
+        ):
+            body = {"model": "fake", "max_tokens": 9, "messages": content}
+            assert (await client.post("/v1/messages", body)).status == 200
+    assert len(replica.received) == 7
+    for request in replica.received:
+        text = tokenizer.decode(request.prompt_token_ids)
+        positions = [text.index(page) for page in PAGES]
+        assert positions == sorted(positions)
+
+
+async def test_a_document_of_text_is_text(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    replica = gateway.scripted(says(tokenizer, "dogs"))
+    async with gateway.serving(replica):
+        for data in (b"a,b\n1,2", b"\xef\xbb\xbfa,b\n1,2"):
+            assert (await ask(gateway, file_part(data, filename="table.csv"))).status == 200
+    for request in replica.received:
+        assert "table.csv\na,b\n1,2\n" in tokenizer.decode(request.prompt_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (file_part(encrypted_pdf()), "it is encrypted"),
+        (file_part(b"%PDF-1.7\n"), "no PDF or damaged"),
+        (file_part(b"\x89PNG\r\n\x1a\n\0\0"), "no PDF or damaged"),
+        (file_part(pdf([""])), "has no text, and the model fake takes no images"),
+        ({"type": "file", "file": {"file_data": "!"}}, "base64 can't be read"),
+        ({"type": "file", "file": {"file_url": "http://127.0.0.1/x.pdf"}}, ""),
+        ({"type": "file", "file": {"file_id": "file-0"}}, "file-0"),
+        ({"type": "file", "file": {"filename": "x"}}, "needs one of"),
+        ({"type": "file", "file": {"file_id": "a", "file_data": "AA=="}}, "needs one of"),
+        ({"type": "file"}, "needs the field 'file'"),
+    ],
+)
+async def test_documents_that_cannot_be_read_are_refused_by_part(
+    gateway: Gateway, tokenizer: Tokenizer, part: dict[str, Any], message: str
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, ""))):
+        reply = await ask(gateway, {"type": "text", "text": "Read"}, part)
+    assert reply.status == 400
+    error = reply.json()["error"]
+    assert message in error["message"]
+    assert error["param"].replace(".", "[").replace("]", "").startswith("messages[0[content[1")
+
+
+async def test_another_tenants_document_is_not_read(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    file_id = (await upload(gateway.client, b"secret", purpose="user_data")).json()["id"]
+    other = await asyncio.to_thread(stranger)
+    async with gateway.serving(gateway.scripted(says(tokenizer, ""))):
+        part = {"type": "file", "file": {"file_id": file_id}}
+        reply = await ask(gateway, part, client=other)
+    assert reply.status in (400, 404)
+    assert "secret" not in reply.body.decode()
+
+
+async def test_a_document_is_read_once_for_each_tenant() -> None:
+    pool = MediaPool()
+    url = f"data:;base64,{encoded(REPORT)}"
+    source = MediaSource(url, "messages[0].content[0]", kind="document")
+    first, again, other = [
+        await pool.read_document(source, 0, tenant) for tenant in ("acme", "acme", "other")
+    ]
+    assert first is again
+    assert first is not other
+    drawn = await pool.read_document(source, 3, "acme")
+    assert all(page.image for page in drawn.pages)
