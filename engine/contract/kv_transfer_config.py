@@ -13,7 +13,8 @@ from engine.contract.errors import ConfigError
 OFFLOADING_CONNECTOR = "OffloadingConnector"
 #: Several connectors, those of `connectors` in its `kv_connector_extra_config`.
 MULTI_CONNECTOR = "MultiConnector"
-KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
+KV_BOTH, KV_PRODUCER, KV_CONSUMER = "kv_both", "kv_producer", "kv_consumer"
+KV_ROLES = (KV_BOTH, KV_PRODUCER, KV_CONSUMER)
 #: Where offloaded blocks are: host memory, or else a folder or a store of one of these URLs.
 NATIVE = "native"
 REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3")
@@ -37,7 +38,7 @@ class KVTransferConfig:
     """
 
     kv_connector: str = OFFLOADING_CONNECTOR
-    kv_role: str = "kv_both"
+    kv_role: str = KV_BOTH
     kv_connector_module_path: str | None = None
     kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
     kv_load_failure_policy: str = "recompute"
@@ -45,12 +46,12 @@ class KVTransferConfig:
     @property
     def saves(self) -> bool:
         """Whether blocks are saved."""
-        return self.kv_role != "kv_consumer"
+        return self.kv_role != KV_CONSUMER
 
     @property
     def loads(self) -> bool:
         """Whether blocks are loaded."""
-        return self.kv_role != "kv_producer"
+        return self.kv_role != KV_PRODUCER
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

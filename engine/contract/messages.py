@@ -33,7 +33,12 @@ from engine.contract.errors import EngineFault, InvalidRequest, QuireError
 from engine.contract.lora import AdapterRef
 from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.pooling_params import PoolingParams
-from engine.contract.redis_keys import base_request_id, output_field, prompt_field
+from engine.contract.redis_keys import (
+    base_request_id,
+    is_prefill_request,
+    output_field,
+    prompt_field,
+)
 from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
@@ -173,6 +178,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         trace_headers: W3C's `traceparent` and `tracestate` of the span that asked; {} for none.
         isolated: it runs in steps of its own until it brings a token: replicas have died over steps
             that held it among others.
+        prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
         message_version: see `engine.contract.message_version`.
     """
 
@@ -197,6 +203,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     media: list[MediaItem] = msgspec.field(default_factory=list)
     media_data: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     isolated: bool = False
+    prefilled: bool = False
     message_version: int = 1
 
     @property
@@ -412,6 +419,8 @@ def written_token_counts(deltas: list[TokenDelta]) -> dict[str, int]:
     """
     counts: dict[str, int] = {}
     for delta in deltas:
+        if is_prefill_request(delta.request_id):
+            continue
         request_id = base_request_id(delta.request_id)
         if delta.token_ids:
             count = delta.start + len(delta.token_ids)

@@ -75,6 +75,20 @@ def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:stream:{stream}"
 
 
+#: Begins the id of a request that only computes another's prompt.
+_PREFILL = "prefill:"
+
+
+def prefill_request_id(request_id: str) -> str:
+    """Id of the request that computes a request's prompt on a prefill replica."""
+    return _PREFILL + request_id
+
+
+def is_prefill_request(request_id: str) -> bool:
+    """Whether a request only computes another's prompt: its token is nobody's."""
+    return request_id.startswith(_PREFILL)
+
+
 def base_request_id(request_id: str) -> str:
     """A request's id without the number of its attempt: what gateways call it."""
     return request_id.partition("~")[0]

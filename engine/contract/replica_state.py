@@ -328,6 +328,21 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
 
 
+class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
+    """A replica's part in computing prompts on one replica and their answers on another.
+
+    Attributes:
+        role: its `kv_role`: kv_producer computes prompts alone, the others load their blocks.
+        key_space: sha256 of the storage and of all that keys of its blocks have in common, 64 hex
+            digits: replicas with the same one can load one another's blocks.
+        step_tokens: tokens of a step: shorter prompts take no second one.
+    """
+
+    role: str
+    key_space: str
+    step_tokens: int
+
+
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Written every `HEARTBEAT_INTERVAL_S` with TTL `HEARTBEAT_TTL_S`.
 
@@ -341,6 +356,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `spare`: it takes requests only while no other replica of its model does.
     `loading`: what it's doing while it loads; `load_progress` is the part of its layers.
     `held`: the requests that its loop is at, once that hasn't come round for a while; else None.
+    `kv_handover`: None: it has no KV tier that other replicas share.
     `message_version`: see `engine.contract.message_version`.
     """
 
@@ -363,4 +379,5 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     sleep_level: int = 0
     loading: LoadPhase | None = None
     held: list[str] | None = None
+    kv_handover: KVHandover | None = None
     message_version: int = 1

@@ -31,6 +31,7 @@ from engine.contract.messages import (
     EngineStats,
     TokenDelta,
 )
+from engine.contract.replica_state import KVHandover
 from engine.core.input_processor import (
     InputProcessor,
     drop_kv_quota,
@@ -148,6 +149,7 @@ class EngineCore:
             host=executor.drafts,
         )
         self.scheduler.drafter = self.drafter
+        self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})
         self.use_kv_connector(executor.kv_connector)
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.prefill_pace: PrefillPace | None = None
@@ -157,6 +159,23 @@ class EngineCore:
         self._event_publisher = _make_event_publisher(config)
         if self._event_publisher is not None:
             self.scheduler.kv.record_events()
+
+    @property
+    def only_saves_kv(self) -> bool:
+        """Whether it computes prompts for other replicas."""
+        return self.scheduler.kv_connector is not None and not self._kv_settings.loads
+
+    @property
+    def kv_handover(self) -> KVHandover | None:
+        """See `Heartbeat`."""
+        connector = self.scheduler.kv_connector
+        if connector is None or not (key_space := connector.key_space):
+            return None
+        return KVHandover(
+            role=self._kv_settings.kv_role,
+            key_space=key_space,
+            step_tokens=self.capacity.token_budget,
+        )
 
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
         """Save and load KV blocks by a connector; None: no more."""
@@ -424,8 +443,7 @@ class EngineCore:
 
     def _fail_loading(self, step: StepInFlight, error: KVLoadError) -> list[TokenDelta]:
         """End the sequences for which a failed step has loaded blocks, if the settings say so."""
-        settings = KVTransferConfig.from_mapping(self.config.kv_transfer_config or {})
-        if settings.kv_load_failure_policy != "fail":
+        if self._kv_settings.kv_load_failure_policy != "fail":
             return []
         started = {new.seq_id for new in step.plan.new}
         deltas: list[TokenDelta] = []

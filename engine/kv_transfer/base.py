@@ -42,6 +42,9 @@ class RequestView(Protocol):
     @property
     def tenant(self) -> str: ...
 
+    @property
+    def prefilled(self) -> bool: ...
+
 
 class NewSequenceView(Protocol):
     """A sequence that starts in a step: see `NewSequence`."""
@@ -163,6 +166,18 @@ class KVConnectorBase(ABC):
 
     def wait_for_save(self) -> None:  # noqa: B027
         """Wait until the plan's blocks may be overwritten."""
+
+    @property
+    def key_space(self) -> str:
+        """Sha256 that is equal where replicas can load one another's blocks, 64 hex digits; "":
+        others can't load them. Not in vLLM.
+        """
+        return ""
+
+    def wait_until_saved(self, timeout_s: float) -> None:  # noqa: B027
+        """Wait until others can load the blocks of past steps, for at most so long. Called in a
+        thread of its own where the role is kv_producer. Not in vLLM.
+        """
 
     def fill_stats(self, stats: EngineStats) -> None:  # noqa: B027
         """Set the statistics that are the connector's."""

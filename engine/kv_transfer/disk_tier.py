@@ -96,6 +96,10 @@ class DiskTier(StorageTier):
             ) from error
         self.refresh()
 
+    @property
+    def digest(self) -> bytes:
+        return self._cipher.digest
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._index
 

@@ -137,6 +137,14 @@ class MultiConnector(KVConnectorBase):
         for connector in self._bound:
             connector.wait_for_save()
 
+    @property
+    def key_space(self) -> str:
+        return next(filter(None, (connector.key_space for connector in self.connectors)), "")
+
+    def wait_until_saved(self, timeout_s: float) -> None:
+        for connector in self.connectors:
+            connector.wait_until_saved(timeout_s)
+
     def fill_stats(self, stats: EngineStats) -> None:
         for connector in self.connectors:
             connector.fill_stats(stats)

@@ -166,25 +166,29 @@ class OffloadingConnector(KVConnectorBase):
         storage, token_ids = self.storage, request.token_ids
         if storage is None or not self._loads_storage or storage.hangs:
             return None
-        storage.refresh_soon()
+        if not request.prefilled:
+            storage.refresh_soon()
         first, end = (
             num_computed_tokens // self._block_size,
             (len(token_ids) - 1) // self._block_size,
         )
         end = min(end, first + self.host.capacity // self._buffers.block_bytes)
         hashes = request.block_hashes.hash_full_blocks(token_ids, self._block_size)[first:end]
-        keys = list(
-            itertools.takewhile(
-                lambda key: key in self.host or storage.tier.may_contain(key),
-                map(self._key, hashes),
+        keys = [self._key(block_hash) for block_hash in hashes]
+        if not request.prefilled:
+            keys = list(
+                itertools.takewhile(
+                    lambda key: key in self.host or storage.tier.may_contain(key), keys
+                )
             )
-        )
         keys = [key for key in keys if key not in self.host]
         if not keys:
             return None
         # What takes longer than computing is of no use.
         timeout_s = max(_MIN_READ_S, len(keys) * self._compute_s)
-        return storage.read_ahead(keys, request.tenant, request.cache_namespace, timeout_s)
+        return storage.read_ahead(
+            keys, request.tenant, request.cache_namespace, timeout_s, refresh=request.prefilled
+        )
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
@@ -340,6 +344,19 @@ class OffloadingConnector(KVConnectorBase):
                 if self.storage is not None:
                     self.storage.queue_writes(payloads, namespace)
 
+    @property
+    def key_space(self) -> str:
+        if self.storage is None or not (digest := self.storage.tier.digest):
+            return ""
+        return hashlib.sha256(digest + self._numerics + self._layout).hexdigest()
+
+    def wait_until_saved(self, timeout_s: float) -> None:
+        if self.storage is not None:
+            try:
+                self.storage.flush(timeout_s)
+            except TimeoutError:
+                log.warning("KV blocks weren't written within %.0f s", timeout_s)
+
     def fill_stats(self, stats: EngineStats) -> None:
         host = self.host
         stats.num_requests_swapped = self.num_swapped
@@ -364,8 +381,10 @@ class OffloadingConnector(KVConnectorBase):
         if self.storage is not None:
             tier = self.storage.tier
             read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS))
-        self._loads_host = self._loads_host and load_s < compute_s
-        self._loads_storage = self._loads_storage and load_s + read_s < compute_s
+        if self._saves:
+            self._loads_host = self._loads_host and load_s < compute_s
+            self._loads_storage = self._loads_storage and load_s + read_s < compute_s
+        # Else it is a consumer: prompts are computed elsewhere so that this replica needn't.
         log.info(
             "KV blocks: %.2f ms to compute, %.2f ms to load, %.2f ms to read from storage",
             1000 * compute_s, 1000 * load_s, 1000 * read_s,

@@ -75,23 +75,33 @@ class StorageQueue:
                 self._queued.discard(key)
 
     def read_ahead(
-        self, keys: Sequence[bytes], tenant: str, namespace: str, timeout_s: float
+        self,
+        keys: Sequence[bytes],
+        tenant: str,
+        namespace: str,
+        timeout_s: float,
+        *,
+        refresh: bool = False,
     ) -> Future[None]:
         """Read blocks of a tenant's sequence, in its order, up to the first that can't be read.
 
-        After `timeout_s` no further block is begun, and that is counted.
+        After `timeout_s` no further block is begun, and that is counted. `refresh`: look for blocks
+        that another replica has just written.
         """
-        return self._readers.submit(
-            self._read, keys, tenant, namespace, time.monotonic() + timeout_s
-        )
+        deadline = time.monotonic() + timeout_s
+        return self._readers.submit(self._read, keys, tenant, namespace, deadline, refresh)
 
-    def _read(self, keys: Sequence[bytes], tenant: str, namespace: str, deadline: float) -> None:
+    def _read(
+        self, keys: Sequence[bytes], tenant: str, namespace: str, deadline: float, refresh: bool
+    ) -> None:
         thread = threading.get_ident()
         with self._lock:
             self._reading_since[thread] = time.monotonic()
         blocks: list[tuple[bytes, Payload]] = []
         try:
             if time.monotonic() < deadline:
+                if refresh:
+                    self.tier.refresh()
                 for payload in self.tier.read_sequence(keys, namespace):
                     blocks.append((keys[len(blocks)], payload))
                     if time.monotonic() > deadline:
@@ -112,9 +122,9 @@ class StorageQueue:
             self._refresh = self._readers.submit(self.tier.refresh)
             self._refresh.add_done_callback(_log_error)
 
-    def flush(self) -> None:
-        """Wait until all that waits is written."""
-        self._writer.submit(lambda: None).result()
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all that waits now is written. Raises `TimeoutError`."""
+        self._writer.submit(lambda: None).result(timeout_s)
 
     def close(self) -> None:
         """Write what waits and end the threads."""

@@ -6,6 +6,7 @@ authenticated covers the block's own key in the tier.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 import struct
@@ -43,6 +44,11 @@ class BlockCipher:
     def __init__(self, secret: bytes, block_bytes: int) -> None:
         """`secret`: the tier's part of all keys."""
         self._secret, self._block_bytes = secret, block_bytes
+
+    @property
+    def digest(self) -> bytes:
+        """Sha256 of the tier's secret."""
+        return hashlib.sha256(self._secret).digest()
 
     def seal(self, key: bytes, payload: Payload, namespace: str) -> tuple[bytes, bytes]:
         """A nonce, and the sealed block, which has `TAG_BYTES` more."""
@@ -91,6 +97,11 @@ class StorageTier(ABC):
         """Count a block that couldn't be read or written. Thread-safe."""
         with self._failures_lock:
             self.failures[reason] += 1
+
+    @property
+    @abstractmethod
+    def digest(self) -> bytes:
+        """Sha256 of the storage's secret, equal for all replicas that share it; b"": not known."""
 
     @abstractmethod
     def __contains__(self, key: bytes) -> bool:

@@ -90,6 +90,11 @@ class Sequence:
         return self.request.message.tenant
 
     @property
+    def prefilled(self) -> bool:
+        """See `EngineRequest`."""
+        return self.request.message.prefilled
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known so far, prompt and output."""
         return len(self.token_ids)

@@ -102,6 +102,8 @@ class OutboxWriter(threading.Thread):
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
         self._closing = False
+        #: Called before outputs are written.
+        self.on_write: Callable[[], None] = lambda: None
 
     def put(self, output: StepOutput) -> None:
         """Queue a step's output; returns at once."""
@@ -117,6 +119,7 @@ class OutboxWriter(threading.Thread):
         while (output := self._next()) is not None:
             if any(batch.replies for batch in output.batches.values()):
                 self._write_heartbeat()
+            self.on_write()
             while not self._write(output):
                 time.sleep(_RETRY_S)
 

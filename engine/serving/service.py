@@ -16,6 +16,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import redis
 from tqdm import tqdm
@@ -48,6 +49,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.profiler import ReplicaProfiler
 from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
 from engine.scheduler import Request, Sequence
 from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
 from engine.serving.inbox import InboxReader, IncarnationFence, ReceivedMessage
@@ -245,6 +247,9 @@ class EngineService:
         publish_load_report(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        if (connector := self.core.scheduler.kv_connector) and self.core.only_saves_kv:
+            # Another replica loads a prompt's blocks as soon as it is said to be computed.
+            self._writer.on_write = partial(connector.wait_until_saved, READ_TIMEOUT_S)
         self._writer.start()
         self._reader.start()
         self._heartbeat.write_now()
@@ -501,6 +506,7 @@ class EngineService:
             adapters=core.adapters.states() if core else [],
             loading=self.loading,
             message_version=MESSAGE_VERSION,
+            kv_handover=core.kv_handover if core else None,
             held=self._in_flight.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
 

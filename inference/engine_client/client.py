@@ -39,6 +39,7 @@ from inference.engine_client.fleet import (
     prefix_key,
 )
 from inference.engine_client.flight import InFlightRequest, LostTokens, ResumeState, Submission
+from inference.engine_client.handover import PrefillPlanner
 from inference.engine_client.journal import Journal
 from inference.engine_client.mailbox import TokenQueue
 from inference.engine_client.queue_limit import Load, QueueLimit, check_client_timeout
@@ -84,6 +85,7 @@ class EngineClient:
         self._inbox = InboxWriter(self._link, prefix)
         self._flights: dict[str, InFlightRequest] = {}
         self._queue_bound = QueueLimit()
+        self._prefill_planner = PrefillPlanner()
         self._refused_at = -math.inf
         self._leaving: dict[str, InFlightRequest] = {}
         self.controls = ReplicaCommands()
@@ -257,19 +259,21 @@ class EngineClient:
 
     def try_assign(self, flight: InFlightRequest) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""
-        replica = choose_replica(
-            failover_candidates(flight, self.fleet.of_model(flight.model)),
-            flight.key,
-            self.settings.affinity_slack,
-            flight.request.adapter_digest,
-        )
+        slack = self.settings.affinity_slack
+        replicas = failover_candidates(flight, self.fleet.of_model(flight.model))
+        replica = choose_replica(replicas, flight.key, slack, flight.request.adapter_digest)
         if replica is None:
             return False
         self._flights.pop(flight.engine_id, None)
+        prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
+        if prefill is not None:
+            replica = prefill
+            message = flight.assign_prefill(prefill.heartbeat)
+        else:
+            message = flight.assign(replica.heartbeat)
         beat = replica.heartbeat
-        message = flight.assign(beat)
         self._flights[flight.engine_id] = flight
-        if flight.stream:
+        if flight.stream and prefill is None:
             self.journal.record_placement(flight.stream, flight.number, flight.replica_state)
         replica.submitted += 1
         attempt = flight.attempt
@@ -313,6 +317,8 @@ class EngineClient:
         flight = self._flights.get(delta.request_id)
         if flight is None or not flight.placed:
             self._on_abort_reply(delta)
+        elif flight.runs_at(batch) and flight.is_prefilling:
+            self._apply_prefill(flight, delta)
         elif flight.runs_at(batch):
             self._apply_delta(flight, delta)
         else:
@@ -329,6 +335,17 @@ class EngineClient:
             flight.on_abort_reply(delta)
             if flight.abort_future is not None or flight.has_all_records:
                 del self._leaving[delta.request_id]
+
+    def _apply_prefill(self, flight: InFlightRequest, delta: TokenDelta) -> None:
+        """A prompt is computed, or its replica couldn't: another one answers it in either case."""
+        if not delta.finish_reason:
+            return
+        replica = self.fleet.get(flight.replica_id)
+        if replica is not None:
+            replica.submitted -= 1
+        flight.finish_prefill(delta)
+        flight.unassign("its prompt is computed")
+        self.watchman.replace(flight)
 
     def _apply_delta(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         if not 0 <= delta.index < len(flight.finished):

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.contract import redis_keys
+from engine.contract.kv_transfer_config import KV_PRODUCER
 from engine.contract.message_version import MESSAGE_VERSION, is_compatible
 from engine.contract.messages import (
     HEARTBEAT_TIMEOUT_S,
@@ -116,6 +117,12 @@ class Replica:
     def ready(self) -> bool:
         """Whether it takes new requests."""
         return self.heartbeat.state == "ready" and not self.stalled
+
+    @property
+    def only_prefills(self) -> bool:
+        """Whether it computes prompts for others, and answers only while no other replica does."""
+        handover = self.heartbeat.kv_handover
+        return handover is not None and handover.role == KV_PRODUCER
 
     @property
     def load(self) -> int:
@@ -279,6 +286,7 @@ def choose_replica(
     ready = [replica for replica in ready if not replica.silent] or ready
     ready = [replica for replica in ready if not replica.heartbeat.paused] or ready
     ready = [replica for replica in ready if not replica.heartbeat.spare] or ready
+    ready = [replica for replica in ready if not replica.only_prefills] or ready
     if len(ready) <= 1:
         return ready[0] if ready else None
     limit = min(replica.load for replica in ready) + slack

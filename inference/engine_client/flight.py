@@ -13,7 +13,9 @@ import msgspec
 
 from common.log_context import request_fields
 from engine.contract.messages import EngineRequest, FlightRecord, Heartbeat, OutboxBatch, TokenDelta
+from engine.contract.redis_keys import prefill_request_id
 from engine.contract.replica_state import Numerics
+from engine.contract.sampling_params import SamplingParams
 from inference.engine_client.journal import Bits
 from inference.engine_client.mailbox import TokenChunk, TokenQueue, chunk_from_delta
 
@@ -86,6 +88,10 @@ class InFlightRequest:
         records: of the engine, by output, as far as they came. records_ready: set when it ended
         here before
             the engine said so; done when all records are there.
+        is_prefilling: the present attempt computes its prompt alone, on a prefill replica.
+        prefilled: a prefill replica has had it; whether or not that came to its end, none is asked
+        again.
+        num_prefill_cached_tokens: prompt tokens that the prefill replica had cached.
         placement_history: when it was given to which replica, or taken away for a reason
         (`time.perf_counter`).
         log_fields: of the lines about it, which others' tasks write as well.
@@ -119,6 +125,9 @@ class InFlightRequest:
     abort_future: asyncio.Future[None] | None = None
     records: dict[int, FlightRecord] = field(default_factory=dict)
     records_ready: asyncio.Future[None] | None = None
+    is_prefilling: bool = False
+    prefilled: bool = False
+    num_prefill_cached_tokens: int = 0
     placement_history: list[tuple[float, str, str]] = field(default_factory=list)
     log_fields: dict[str, Any] = field(default_factory=request_fields)
 
@@ -131,10 +140,12 @@ class InFlightRequest:
     @property
     def engine_id(self) -> str:
         """The id under which the present attempt runs."""
-        base = self.request.request_id
+        name = self.request.request_id
         if self.takeover_count:
-            return f"{base}~{self.takeover_count}.{self.attempt}"
-        return base if self.attempt <= 1 else f"{base}~{self.attempt}"
+            name = f"{name}~{self.takeover_count}.{self.attempt}"
+        elif self.attempt > 1:
+            name = f"{name}~{self.attempt}"
+        return prefill_request_id(name) if self.is_prefilling else name
 
     def resume_from(
         self, tokens: Sequence[list[int]], finished: Sequence[bool], bits: Bits, epoch: int
@@ -165,8 +176,54 @@ class InFlightRequest:
         """Whether there are tokens to go on from."""
         return any(self.tokens) or any(self.finished)
 
+    @property
+    def can_be_prefilled(self) -> bool:
+        """Whether a prefill replica may compute its prompt."""
+        request = self.request
+        return not (
+            self.prefilled
+            or self.has_output
+            or request.pooling is not None
+            or request.prompt_embeds is not None
+            or request.sampling.prompt_logprobs is not None
+        )
+
+    def assign_prefill(self, beat: Heartbeat) -> EngineRequest:
+        """Begin an attempt that computes the prompt alone; the message to send."""
+        self.is_prefilling = self.prefilled = True
+        self._begin_attempt(beat)
+        return msgspec.structs.replace(
+            self.request,
+            request_id=self.engine_id,
+            sampling=SamplingParams(max_tokens=1, temperature=0.0),
+            token_cap=None,
+            isolated=self.runs_isolated,
+        )
+
+    def finish_prefill(self, delta: TokenDelta) -> None:
+        """The prefill replica has computed the prompt, or won't."""
+        self.num_prefill_cached_tokens = delta.num_cached_tokens
+        self.ran = self.ran or delta.finish_reason != "error"
+        self.refund_attempt()
+
     def assign(self, beat: Heartbeat) -> EngineRequest:
         """Begin an attempt at a replica; the message to send: prompt and tokens so far."""
+        self.is_prefilling = False
+        self._begin_attempt(beat)
+        self.resumed = self.has_output
+        self.numerics_changed |= self.resumed and beat.numerics != self.numerics
+        self.numerics = beat.numerics
+        return msgspec.structs.replace(
+            self.request,
+            request_id=self.engine_id,
+            resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
+            skip_indices=[index for index, done in enumerate(self.finished) if done],
+            isolated=self.runs_isolated,
+            prefilled=self.prefilled,
+        )
+
+    def _begin_attempt(self, beat: Heartbeat) -> None:
+        """It is given to a replica."""
         self.attempt += 1
         self.replica_id, self.incarnation = beat.replica_id, beat.incarnation
         self.last_replica_id = beat.replica_id
@@ -177,16 +234,6 @@ class InFlightRequest:
         # What isn't known yet may turn out to have been a death in company.
         self.runs_isolated = (
             self.shared_crashes + len(self.unresolved_replicas) >= MAX_SHARED_CRASHES
-        )
-        self.resumed = self.has_output
-        self.numerics_changed |= self.resumed and beat.numerics != self.numerics
-        self.numerics = beat.numerics
-        return msgspec.structs.replace(
-            self.request,
-            request_id=self.engine_id,
-            resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
-            skip_indices=[index for index, done in enumerate(self.finished) if done],
-            isolated=self.runs_isolated,
         )
 
     @property
@@ -264,6 +311,9 @@ class InFlightRequest:
         if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
             chunk.num_cached_tokens = 0
+        elif self.prefilled:
+            # What came from the prefill replica was computed for this request.
+            chunk.num_cached_tokens = min(chunk.num_cached_tokens, self.num_prefill_cached_tokens)
         if chunk.flight is not None:
             chunk.flight.numerics_changed = self.numerics_changed
         if delta.finish_reason:

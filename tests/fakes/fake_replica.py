@@ -53,7 +53,7 @@ from engine.contract.messages import (
     TokenDelta,
     TokenLogprobs,
 )
-from engine.contract.replica_state import Numerics
+from engine.contract.replica_state import KVHandover, Numerics
 from engine.system.step_record import SharedStepWriter
 
 
@@ -102,7 +102,7 @@ class FakeReplica:
     eos_after: end with EOS (finish reason "stop") after so many tokens, or None.
     die_after: vanish after so many steps that made tokens, or None.
     low, high: tokens are made in [low, high).
-    numerics, spare: as in `Heartbeat`.
+    numerics, spare, kv_handover: as in `Heartbeat`.
     """
 
     def __init__(
@@ -124,8 +124,9 @@ class FakeReplica:
         high: int = 200,
         numerics: Numerics | None = None,
         spare: bool = False,
+        kv_handover: KVHandover | None = None,
     ) -> None:
-        self.numerics, self.spare = numerics, spare
+        self.numerics, self.spare, self.kv_handover = numerics, spare, kv_handover
         #: What it tells of each output when it ends.
         self.flight: protocol.FlightRecord | None = None
         self.redis_url, self.prefix = redis_url, key_prefix
@@ -210,6 +211,7 @@ class FakeReplica:
             load_progress=0.0 if self.state == "loading" else 1.0,
             numerics=self.numerics,
             spare=self.spare,
+            kv_handover=self.kv_handover,
             stats=EngineStats(num_requests_running=len(self.running), steps_total=self.steps),
         )
         key = redis_keys.replica_key(self.replica_id, self.prefix)

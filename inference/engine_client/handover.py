@@ -1,0 +1,79 @@
+"""`PrefillPlanner`: which prompts a prefill replica computes before another one answers them."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+from engine.contract.kv_transfer_config import KV_PRODUCER
+from inference.engine_client.fleet import Replica, choose_replica
+from inference.engine_client.flight import InFlightRequest
+
+
+class PrefillPlanner:
+    """Sends a prompt to a prefill replica where the replica that answers it would need several
+    steps for it, as far as this gateway knows what that has cached.
+    """
+
+    def __init__(self) -> None:
+        #: Beginnings of prompts that were answered, the last used last.
+        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+
+    def choose(
+        self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
+    ) -> Replica | None:
+        """The replica that computes a flight's prompt for `decode`; None: `decode` does.
+
+        `slack`: how many more requests than `decode` a prefill replica may have.
+        """
+        handover = decode.heartbeat.kv_handover
+        if handover is None or handover.role == KV_PRODUCER or not flight.can_be_prefilled:
+            return None
+        producers = [
+            replica
+            for replica in replicas
+            if (theirs := replica.heartbeat.kv_handover) is not None
+            and (theirs.role, theirs.key_space) == (KV_PRODUCER, handover.key_space)
+            and replica.ready
+            and not (replica.silent or replica.heartbeat.paused)
+        ]
+        if not producers:
+            return None
+        num_new_tokens = self._record_prefixes(
+            flight, handover.step_tokens, decode.heartbeat.model.kv_capacity_tokens
+        )
+        if num_new_tokens <= handover.step_tokens:
+            return None
+        producer = choose_replica(producers, flight.key, slack, flight.request.adapter_digest)
+        if producer is None or producer.load > decode.load + slack:
+            return None
+        return producer
+
+    def _record_prefixes(self, flight: InFlightRequest, stride: int, capacity: int) -> int:
+        """Number of a prompt's tokens after the longest beginning that was recorded.
+
+        `capacity`: tokens that a replica holds; so many are remembered, in strides.
+        """
+        token_ids = flight.request.prompt_token_ids
+        num_cached, is_cached = 0, True
+        for number, prefix in enumerate(_prefixes(flight.key, token_ids, stride), 1):
+            is_cached = is_cached and prefix in self._prefixes
+            if is_cached:
+                num_cached = number * stride
+            self._prefixes[prefix] = None
+            self._prefixes.move_to_end(prefix)
+        while len(self._prefixes) > max(1, capacity // stride):
+            self._prefixes.popitem(last=False)
+        return len(token_ids) - num_cached
+
+
+def _prefixes(key: bytes, token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
+    """[16] bytes of each beginning of `stride` tokens, twice as many and so on. `key`: of the cache
+    namespace and adapter, see `prefix_key`.
+    """
+    digest = hashlib.blake2b(key, digest_size=16)
+    for start in range(0, len(token_ids) - stride + 1, stride):
+        digest.update(array("q", token_ids[start : start + stride]).tobytes())
+        yield digest.digest()

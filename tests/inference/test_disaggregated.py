@@ -1,0 +1,190 @@
+"""Real prefill and decode replicas: the same tokens, whichever of them is killed when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from redis import asyncio as aioredis
+
+from engine.contract import messages as protocol
+from engine.contract import redis_keys
+from engine.contract.engine_config import EngineConfig
+from engine.contract.messages import EngineRequest, ReplicaEvent
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from inference.engine_client.client import EngineClient
+from inference.engine_client.flight import Submission
+from tests.engine.models import VOCAB, make_model
+from tests.engine.replica import replica
+
+MODEL, PROMPT_TOKENS, NUM_TOKENS = "tiny", 200, 300
+#: In whole blocks of 16 tokens, but for at least one token that whoever answers computes.
+LOADED_TOKENS = 192
+
+
+def prompt_of(seed: int) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB), k=PROMPT_TOKENS)
+
+
+def request_of(seed: int) -> EngineRequest:
+    return EngineRequest(
+        request_id=f"r{seed}",
+        gateway_id="",
+        prompt_token_ids=prompt_of(seed),
+        sampling=SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True),
+    )
+
+
+@dataclass
+class Cluster:
+    """Replicas of one model that share a folder, and a gateway's client."""
+
+    folder: Path
+    model: Path
+    url: str
+    prefix: str
+    client: EngineClient
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @contextmanager
+    def start(self, *replica_ids: str) -> Iterator[None]:
+        """Replicas, of which those compute prompts alone whose ids begin with "p"."""
+        with ExitStack() as stack:
+            for replica_id in replica_ids:
+                role = "kv_producer" if replica_id.startswith("p") else "kv_consumer"
+                flags = (
+                    *("--served-model-name", MODEL, "--max-num-batched-tokens", "32"),
+                    *("--max-model-len", "512"),
+                    *("--kv-offloading-size", "0.01"),
+                    *("--kv-offloading-backend", str(self.folder / "tier")),
+                    *("--kv-transfer-config", f'{{"kv_role": "{role}"}}'),
+                )
+                process = replica(self.url, self.prefix, self.model, *flags, replica_id=replica_id)
+                self.processes[replica_id] = stack.enter_context(process)
+            yield
+
+    async def until_ready(self, *replica_ids: str) -> None:
+        """Wait until the gateway knows them as ready."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            await self.client.watchman.tick()
+            entries = [self.client.fleet.get(replica_id) for replica_id in replica_ids]
+            if all(entry is not None and entry.ready for entry in entries):
+                return
+            await asyncio.sleep(0.1)
+        pytest.fail(f"{replica_ids} aren't ready.")
+
+    async def until_loaded(self, num_tokens: int) -> None:
+        """Wait until the decode replicas say that they have loaded so many tokens together."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            await self.client.watchman.tick()
+            stats = [entry.heartbeat.stats for entry in self.client.fleet]
+            if sum(entry.external_prefix_cache_hits_total for entry in stats) == num_tokens:
+                return
+            await asyncio.sleep(0.1)
+        pytest.fail(f"{[entry.external_prefix_cache_hits_total for entry in stats]} are loaded.")
+
+    async def kill(self, replica_id: str) -> None:
+        """Kill a replica's process and tell of it, as its supervisor does."""
+        entry = self.client.fleet.get(replica_id)
+        assert entry is not None
+        os.kill(self.processes[replica_id].pid, signal.SIGKILL)
+        self.processes[replica_id].wait(10)
+        news = ReplicaEvent(replica_id=replica_id, incarnation=entry.heartbeat.incarnation)
+        channel = redis_keys.replica_events_channel(self.prefix)
+        async with aioredis.from_url(self.url) as redis:
+            assert await redis.publish(channel, protocol.encode(news))
+
+    def submit(self, seed: int) -> Submission:
+        return self.client.submit([request_of(seed)], MODEL)
+
+    async def read(self, submission: Submission, count: int = NUM_TOKENS) -> list[int]:
+        """The first `count` tokens of an answer, at least."""
+        tokens: list[int] = []
+        while len(tokens) < count:
+            chunks = await asyncio.wait_for(submission.next_chunks(), 60)
+            tokens += [token for chunk in chunks for token in chunk.token_ids]
+        return tokens
+
+    def expected(self, *seeds: int) -> dict[int, list[int]]:
+        """What a process without tiers answers."""
+        core = EngineCore(
+            EngineConfig(model=str(self.model), num_gpu_blocks_override=64, max_model_len=512)
+        )
+        for seed in seeds:
+            core.add_request(request_of(seed))
+        tokens: dict[int, list[int]] = {seed: [] for seed in seeds}
+        while core.has_work:
+            for delta in core.step():
+                tokens[int(delta.request_id[1:])] += delta.token_ids
+        core.shutdown()
+        return tokens
+
+
+@pytest.fixture
+async def cluster(live_redis: str, key_prefix: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    client = EngineClient(live_redis)
+    await client.start()
+    model = make_model("llama", tmp_path / "model")
+    yield Cluster(tmp_path, model, live_redis, key_prefix, client)
+    await client.close()
+
+
+async def test_an_answer_is_the_same_whichever_side_is_killed(cluster: Cluster) -> None:
+    expected = cluster.expected(1, 2, 3)
+    with cluster.start("p", "d1", "d2"):
+        await cluster.until_ready("p", "d1", "d2")
+        submission = cluster.submit(1)
+        assert await cluster.read(submission) == expected[1]
+        assert submission.replica_id.startswith("d")
+        await cluster.until_loaded(LOADED_TOKENS)
+
+        stopped = cluster.processes["p"].pid
+        os.kill(stopped, signal.SIGSTOP)
+        submission = cluster.submit(2)
+        assert submission.replica_id == "p"
+        await cluster.kill("p")
+        assert await cluster.read(submission) == expected[2]
+        assert submission.replica_id.startswith("d")
+
+        submission = cluster.submit(3)
+        tokens = await cluster.read(submission, 5)
+        killed = submission.replica_id
+        await cluster.kill(killed)
+        tokens += await cluster.read(submission, NUM_TOKENS - len(tokens))
+        assert tokens == expected[3]
+        assert {killed, submission.replica_id} == {"d1", "d2"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["p", "d"])
+async def test_an_answer_is_the_same_whenever_one_side_is_killed(
+    cluster: Cluster, side: str
+) -> None:
+    """100 moments of each."""
+    rng = random.Random(side)
+    numbers = range(100)
+    expected = cluster.expected(*numbers)
+    with cluster.start("p", "d"), ExitStack() as stack:
+        await cluster.until_ready("p", "d")
+        began = time.monotonic()
+        assert await cluster.read(cluster.submit(0)) == expected[0]
+        duration = time.monotonic() - began
+        for number in numbers[1:]:
+            submission = cluster.submit(number)
+            await asyncio.sleep(rng.uniform(0, duration))
+            await cluster.kill(side)
+            stack.enter_context(cluster.start(side))
+            assert await cluster.read(submission) == expected[number]
+            await cluster.until_ready("p", "d")

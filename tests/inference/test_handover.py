@@ -1,0 +1,117 @@
+"""Prompts that are computed on a prefill replica and answered on another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from engine.contract import redis_keys
+from engine.contract.replica_state import KVHandover
+from engine.text import Tokenizer
+from inference.engine_client.client import get_engine_client
+from tests.fakes.fake_replica import FakeReplica
+from tests.inference.conftest import Gateway, until
+from tests.inference.failing_over import (
+    expected_text,
+    read,
+    start,
+    tell_of_death,
+    text_of,
+    until_dead,
+)
+
+#: Of fakes: "hello" as a chat has more tokens than a step.
+STEP = 4
+
+
+def handover(role: str, key_space: str = "k", step_tokens: int = STEP) -> KVHandover:
+    return KVHandover(role=role, key_space=key_space, step_tokens=step_tokens)
+
+
+@asynccontextmanager
+async def two(gateway: Gateway, **prefill: Any) -> AsyncIterator[tuple[FakeReplica, FakeReplica]]:
+    """A prefill and a decode replica."""
+    async with AsyncExitStack() as stack:
+        options = {"kv_handover": handover("kv_producer"), **prefill}
+        producer = await stack.enter_async_context(gateway.fake(**options))
+        consumer = gateway.fake(kv_handover=handover("kv_consumer"))
+        await stack.enter_async_context(consumer)
+        await gateway.look()
+        yield producer, consumer
+
+
+async def test_a_long_prompt_is_computed_on_a_prefill_replica_and_answered_on_another(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with two(gateway) as (producer, consumer):
+        assert text_of(await read(start(gateway, n=2))) == expected_text(tokenizer)
+    (prefill,), (decode,) = producer.received, consumer.received
+    assert prefill.prompt_token_ids == decode.prompt_token_ids
+    assert (prefill.sampling.num_sequences, prefill.sampling.max_tokens) == (1, 1)
+    assert (prefill.cache_namespace, prefill.tenant) == (decode.cache_namespace, decode.tenant)
+    assert decode.cache_namespace
+    assert redis_keys.is_prefill_request(prefill.request_id)
+    assert (prefill.prefilled, decode.prefilled) == (False, True)
+    (usage,) = await gateway.usage()
+    assert (usage.prompt_tokens, usage.status) == (len(prefill.prompt_token_ids), 200)
+    # What nobody reads isn't among the tokens that the ledger is held against.
+    written = await gateway.redis.hkeys(redis_keys.written_tokens_key(gateway.prefix))
+    assert not [field for field in written if redis_keys.is_prefill_request(field.decode())]
+
+
+async def test_a_prompt_that_was_answered_a_moment_ago_needs_no_prefill_replica(
+    gateway: Gateway,
+) -> None:
+    async with two(gateway) as (producer, consumer):
+        for _ in range(3):
+            await read(start(gateway))
+    assert (len(producer.received), len(consumer.received)) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [handover("kv_producer", key_space="other"), handover("kv_both"), None],
+    ids=["other blocks", "no producer", "no tier"],
+)
+async def test_a_replica_whose_blocks_others_cant_load_computes_no_prompt_for_them(
+    gateway: Gateway, theirs: KVHandover | None
+) -> None:
+    async with two(gateway, kv_handover=theirs) as (producer, consumer):
+        await read(start(gateway))
+    received = [*producer.received, *consumer.received]
+    assert [request.prefilled for request in received] == [False]
+
+
+async def test_while_no_other_replica_serves_a_prefill_replica_answers(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.fake(kv_handover=handover("kv_producer"))):
+        assert text_of(await read(start(gateway))) == expected_text(tokenizer)
+
+
+async def test_a_prompt_whose_prefill_replica_dies_is_computed_where_it_is_answered(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with two(gateway, die_after=0) as (producer, consumer):
+        exchange = start(gateway)
+        await until_dead(producer)
+        held = [request.request_id for request in producer.received]
+        await tell_of_death(gateway, producer, held)
+        assert text_of(await read(exchange)) == expected_text(tokenizer)
+    (decode,) = consumer.received
+    assert not redis_keys.is_prefill_request(decode.request_id)
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefill_replica(
+    gateway: Gateway,
+) -> None:
+    async with two(gateway, token_delay=30.0) as (producer, consumer):
+        exchange = start(gateway)
+        await until(lambda: producer.received)
+        exchange.gone.set()
+        await until(lambda: producer.aborted)
+        assert get_engine_client().is_idle()
+    assert not consumer.received
