@@ -77,6 +77,8 @@ urlpatterns = [
         playground.conversation,
         name="console-conversation",
     ),
+    path("console/api/presets", playground.presets, name="console-presets"),
+    path("console/api/presets/<str:public_id>", playground.preset, name="console-preset"),
     path("console/api/overview", overview.overview_json, name="console-overview"),
     path("console/api/history", overview.history, name="console-history"),
     path("console/api/fairness", overview.figures, name="console-fairness"),

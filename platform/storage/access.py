@@ -22,6 +22,7 @@ from storage.models import (
     BatchStatus,
     ConversationItem,
     ItemConversation,
+    PlaygroundPreset,
     ResponseStatus,
     SavedConversation,
     StoredCompletion,
@@ -44,14 +45,17 @@ MAX_SEARCH_CHARS = 200
 
 
 def access_conversations(
-    user: User, tenant: Tenant, search: str = "", cursor: str = ""
+    user: User, tenant: Tenant, search: str = "", cursor: str = "", folder: str = ""
 ) -> list[SavedConversation]:
     """The user's own in a tenant, the last changed first, one more than `MAX_LISTED`; no documents.
 
     Args:
         search: words that all must occur. cursor: id of the last conversation of the previous page.
+        folder: the only one to list; "" for all conversations.
     """
-    rows = _live().filter(tenant__in=access_tenants(user), tenant=tenant, user=user)
+    rows = _of(user).filter(tenant=tenant, user=user)
+    if folder:
+        rows = rows.filter(folder=folder.replace("\0", ""))
     for word in search[:MAX_SEARCH_CHARS].replace("\0", "").lower().split():
         rows = rows.filter(words__contains=word)
     if cursor:
@@ -60,6 +64,28 @@ def access_conversations(
         rows = rows.filter(Q(changed_at__lt=last.changed_at) | earlier)
     ordered = rows.defer("document", "words").order_by("-changed_at", "-pk")
     return list(ordered[: MAX_LISTED + 1])
+
+
+def access_folders(user: User, tenant: Tenant) -> list[str]:
+    """Names of the user's folders in a tenant, sorted."""
+    rows = _of(user).filter(tenant=tenant, user=user).exclude(folder="")
+    return list(rows.order_by("folder").values_list("folder", flat=True).distinct())
+
+
+def access_presets(user: User, tenant: Tenant) -> QuerySet[PlaygroundPreset]:
+    """A tenant's presets by name, for its members."""
+    rows = PlaygroundPreset.objects.select_related("tenant", "user")
+    return rows.filter(tenant__in=access_tenants(user), tenant=tenant, tenant__active=True)
+
+
+def access_preset(user: User, public_id: str) -> PlaygroundPreset:
+    """A preset of one of the user's tenants. Raises `NotFound`."""
+    rows = PlaygroundPreset.objects.select_related("tenant", "user")
+    rows = rows.filter(tenant__in=access_tenants(user), tenant__active=True)
+    row = rows.filter(public_id=public_id).first() if is_id(public_id) else None
+    if row is None:
+        raise NotFound("Preset not found.", param="preset")
+    return row
 
 
 def access_own_conversation(user: User, public_id: str) -> SavedConversation:

@@ -5,6 +5,7 @@ from django.contrib import admin
 from storage.models import (
     Batch,
     ItemConversation,
+    PlaygroundPreset,
     SavedConversation,
     StoredCompletion,
     StoredFile,
@@ -69,6 +70,17 @@ class SavedConversationAdmin(ReadOnlyModelAdmin):
     search_fields = ("public_id", "tenant__slug", "user__username")
     list_select_related = ("tenant", "user")
     exclude = ("title", "document", "words")
+
+
+@admin.register(PlaygroundPreset)
+class PlaygroundPresetAdmin(ReadOnlyModelAdmin):
+    """Presets of the playground. The content is the tenant's alone."""
+
+    list_display = ("public_id", "tenant", "user", "created_at")
+    list_filter = ("tenant",)
+    search_fields = ("public_id", "tenant__slug", "user__username")
+    list_select_related = ("tenant", "user")
+    exclude = ("name", "prompt", "options")
 
 
 @admin.register(ItemConversation)

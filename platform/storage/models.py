@@ -93,19 +93,21 @@ class StoredCompletion(Owned):
 
 
 MAX_TITLE_CHARS = 200
+MAX_FOLDER_CHARS = 60
 
 
 class SavedConversation(Owned):
     """A user's conversation in a tenant, deleted with the user.
 
-    `document`: its turns as a tree, see `storage.playground_document`. `words`: what a search
-    finds, in
-    small letters. `version`: counts the changes, so that two tabs don't undo each other's. `size`:
-    of document and words in characters. `shared_at`: since when the tenant's people may read it.
+    `document`: its turns as a tree, see `storage.playground_document`. `folder`: the user's name
+    for a group of conversations, "" for none. `words`: what a search finds, in small letters.
+    `version`: counts the changes, so that two tabs don't undo each other's. `size`: of document and
+    words in characters. `shared_at`: since when the tenant's people may read it.
     """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     title = models.CharField(max_length=MAX_TITLE_CHARS)
+    folder = models.CharField(max_length=MAX_FOLDER_CHARS, blank=True)
     document = JsonTextField()
     words = models.TextField(editable=False)
     version = models.PositiveIntegerField(default=1, editable=False)
@@ -118,6 +120,26 @@ class SavedConversation(Owned):
         indexes = [
             models.Index(fields=["user", "tenant", "-changed_at"], name="conversation_newest")
         ]
+
+
+MAX_PRESET_NAME_CHARS = 100
+
+
+class PlaygroundPreset(Owned):
+    """A prompt and settings of the playground, for all members of a tenant.
+
+    `prompt`: text of a message, "" for none. `options`: model, system prompt, tools, answer schema
+    and sampling, see `storage.playground_document.PresetOptions`; empty for a prompt alone.
+    """
+
+    name = models.CharField(max_length=MAX_PRESET_NAME_CHARS)
+    prompt = models.TextField(blank=True)
+    options = JsonTextField(default=dict, blank=True)
+
+    class Meta(Owned.Meta):
+        verbose_name = "preset"
+        ordering = ["name"]
+        constraints = [models.UniqueConstraint(fields=["tenant", "name"], name="preset_name")]
 
 
 class StoredFile(Owned):

@@ -19,6 +19,8 @@ MAX_CHARS, MAX_WORDS = 1_000_000, 100_000
 MAX_TURNS = 1000
 #: Of one question.
 MAX_PICTURES = 64
+#: Of a preset: prompt and options as JSON.
+MAX_PRESET_CHARS = 100_000
 
 Name = Annotated[str, Meta(max_length=64)]
 Short = Annotated[str, Meta(max_length=256)]
@@ -82,6 +84,24 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
     settings: dict[str, Any] = {}
 
 
+class PresetOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Settings that a preset puts in the place of a conversation's."""
+
+    model: Short = ""
+    system: str = ""
+    tools: str = ""
+    schema: str = ""
+    settings: dict[str, Any] = {}
+
+
+def validate_preset_options(options: Any) -> dict[str, Any]:
+    """The options without defaults. Raises `InvalidRequest`."""
+    try:
+        return dict(msgspec.to_builtins(msgspec.convert(options, PresetOptions)))
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"options are invalid: {error}.", param="options") from error
+
+
 def validate_document(document: Any) -> dict[str, Any]:
     """The document, without anything that is no part of one. Raises `InvalidRequest`."""
     size = len(json.dumps(document))
@@ -114,6 +134,11 @@ def search_text(title: str, document: dict[str, Any]) -> str:
     for turn in document["turns"]:
         texts += [turn["text"], (turn.get("beside") or {}).get("text", "")]
     return "\n".join(texts).lower().replace("\0", "")[:MAX_WORDS]
+
+
+def single_line(text: str) -> str:
+    """The text as one line: runs of unprintable characters and spaces become a space."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def title_of(document: dict[str, Any]) -> str:

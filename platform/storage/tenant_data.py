@@ -12,6 +12,7 @@ from storage.models import (
     Batch,
     ConversationItem,
     ItemConversation,
+    PlaygroundPreset,
     SavedConversation,
     StoredCompletion,
     StoredFile,
@@ -31,6 +32,7 @@ def register_data_kinds() -> None:
     register_data_kind(simple_kind("responses", StoredResponse))
     register_data_kind(simple_kind("chat-completions", StoredCompletion))
     register_data_kind(simple_kind("conversations", SavedConversation))
+    register_data_kind(simple_kind("presets", PlaygroundPreset))
     register_data_kind(simple_kind("item-conversations", ItemConversation))
     register_data_kind(TenantDataKind("conversation-items", _items, ConversationItem))
     register_data_kind(simple_kind("uploads", StoredUpload))

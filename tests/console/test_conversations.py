@@ -12,6 +12,7 @@ from tests.console.conftest import Login
 from tests.platform.test_conversations import talk
 
 URL = "/console/api/conversations"
+PRESETS = "/console/api/presets"
 
 
 def send(client: Client, method: str, url: str, **body: Any) -> Any:
@@ -58,6 +59,56 @@ def test_fault_38_others_conversations_are_not_there(login: Login) -> None:
     seen = carl.get(one).json()
     assert (seen["own"], seen["by"], seen["document"]["leaf"]) == (False, "ada", "2")
     assert send(carl, "DELETE", one).status_code == 404
+
+
+def test_folders_group_ones_own_conversations(login: Login) -> None:
+    ada, olga = login("ada"), login("olga")
+    ids = [send(ada, "POST", URL, document=talk(text)).json()["id"] for text in ("One", "Two")]
+    moved = send(ada, "PATCH", f"{URL}/{ids[0]}", folder="Cities").json()
+    assert moved["folder"] == "Cities"
+    listed = ada.get(URL, {"folder": "Cities"}).json()
+    assert ([row["id"] for row in listed["conversations"]], listed["folders"]) == (
+        ids[:1],
+        ["Cities"],
+    )
+    assert len(ada.get(URL).json()["conversations"]) == 2
+    assert olga.get(URL).json()["folders"] == []
+    assert send(olga, "PATCH", f"{URL}/{ids[0]}", folder="Mine").status_code == 404
+    refused = send(ada, "PATCH", f"{URL}/{ids[0]}", folder="x" * 61)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "folder")
+    send(ada, "PATCH", f"{URL}/{ids[0]}", folder="")
+    assert ada.get(URL).json()["folders"] == []
+
+
+def test_presets_are_the_tenants(login: Login) -> None:
+    ada, olga = login("ada"), login("olga")
+    body: dict[str, Any] = {"prompt": "Summarise this: ", "options": {"system": "Be brief."}}
+    made = send(ada, "POST", PRESETS, name=" Brief\n", **body).json()
+    assert made == {"id": made["id"], "name": "Brief", "by": "ada", "may_change": True, **body}
+    assert ada.get(PRESETS).json() == {"presets": [made]}
+    assert olga.get(PRESETS).json() == {"presets": []}
+    assert ada.get(f"{PRESETS}/{made['id']}").json() == made
+    calls = [
+        olga.get(f"{PRESETS}/{made['id']}"),
+        olga.get(PRESETS, {"tenant": "acme"}),
+        send(olga, "POST", f"{PRESETS}?tenant=acme", name="Brief", **body),
+        send(olga, "DELETE", f"{PRESETS}/{made['id']}"),
+    ]
+    assert [call.status_code for call in calls] == [404] * 4
+    for wrong, param in (
+        ({"name": " "}, "name"),
+        ({"name": 1}, "name"),
+        ({"prompt": "\0"}, "prompt"),
+        ({"prompt": "", "options": {}}, "prompt"),
+        ({"prompt": "x" * 100_001}, "prompt"),
+        ({"options": {"html": "x"}}, "options"),
+        ({"options": []}, "options"),
+    ):
+        answer = send(ada, "POST", PRESETS, **{"name": "A", **body, **wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert send(ada, "POST", PRESETS, name="A").json()["error"]["param"] == "prompt"
+    assert send(ada, "DELETE", f"{PRESETS}/{made['id']}").json()["deleted"] is True
+    assert ada.get(PRESETS).json() == {"presets": []}
 
 
 def test_bodies_that_are_no_conversation_are_refused(login: Login) -> None:

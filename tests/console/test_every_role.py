@@ -16,7 +16,7 @@ from catalog.models import Replica, ServedModel
 from common.files import new_id
 from history.models import Alert
 from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
-from storage.models import Batch, SavedConversation, StoredFile
+from storage.models import Batch, PlaygroundPreset, SavedConversation, StoredFile
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
@@ -39,6 +39,8 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/api/adapters": LOOK,
         "console/api/batches": LOOK,
         "console/api/conversations": LOOK,
+        "console/api/presets": LOOK,
+        "console/api/presets/<public_id>": LOOK,
         "console/api/conversations/<public_id>": HIS,
         "console/api/fairness": LOOK,
         "console/api/find": EVERYBODY,
@@ -212,11 +214,13 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
     delivery = WebhookDelivery.objects.create(
         tenant=acme, event_id="e-1", kind="test", url="https://hooks.example.org/", body="{}"
     )
+    preset = PlaygroundPreset.objects.create(public_id=new_id("preset-"), tenant=acme, name="Brief")
     return {
         "console/adapters/": adapter.pk,
         "console/batches/": batch.public_id,
         "console/files/": file.public_id,
         "console/api/conversations/": conversation.public_id,
+        "console/api/presets/": preset.public_id,
         "console/requests/": entry.request_id,
         "console/api/feedback/": entry.request_id,
         "console/keys/": key.pk,

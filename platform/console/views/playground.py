@@ -23,11 +23,19 @@ from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
 from inference.errors import PayloadTooLarge, error_response
 from inference.web.json_body import parse_object
 from storage import actions
-from storage.access import MAX_LISTED, access_conversation, access_conversations
+from storage.access import (
+    MAX_LISTED,
+    access_conversation,
+    access_conversations,
+    access_folders,
+    access_preset,
+    access_presets,
+)
 from storage.actions.files import lifetime
-from storage.models import SavedConversation
+from storage.models import PlaygroundPreset, SavedConversation
+from tenants.access import access_role
 from tenants.authentication import AuthenticationFailed
-from tenants.models import User
+from tenants.models import Role, User
 from tenants.sessions import UserRequest
 
 Answer = Callable[..., dict[str, Any]]
@@ -66,10 +74,11 @@ def conversations(request: UserRequest) -> dict[str, Any]:
             actor=user, tenant=tenant, document=_body(request, "document")["document"]
         )
         return to_json(created, user)
-    search, cursor = (request.GET.get(name, "") for name in ("q", "before"))
-    rows = access_conversations(user, tenant, search, cursor)
+    search, cursor, folder = (request.GET.get(name, "") for name in ("q", "before", "folder"))
+    rows = access_conversations(user, tenant, search, cursor, folder)
     return {
         "kept": tenant.keep_conversations,
+        "folders": access_folders(user, tenant),
         "conversations": [to_json(row, user) for row in rows[:MAX_LISTED]],
         "more": len(rows) > MAX_LISTED,
     }
@@ -77,7 +86,9 @@ def conversations(request: UserRequest) -> dict[str, Any]:
 
 @json_action("GET", "PUT", "PATCH", "DELETE")
 def conversation(request: UserRequest, public_id: str) -> dict[str, Any]:
-    """One conversation: GET reads, PUT writes, PATCH renames or shares, DELETE deletes."""
+    """One conversation: GET reads, PUT writes, PATCH changes its title, folder or sharing,
+    DELETE deletes.
+    """
     user = request.user
     if request.method == "GET":
         row = access_conversation(user, public_id)
@@ -91,14 +102,56 @@ def conversation(request: UserRequest, public_id: str) -> dict[str, Any]:
         if not isinstance(body["version"], int):
             raise InvalidRequest("version must be a number.", param="version")
         return to_json(actions.update_conversation(**target, **body), user)
-    body, renamed = _body(request), None
+    body, changed = _body(request), None
     if isinstance(title := body.get("title"), str):
-        renamed = actions.rename_conversation(**target, title=title)
+        changed = actions.rename_conversation(**target, title=title)
+    if isinstance(folder := body.get("folder"), str):
+        changed = actions.move_conversation(**target, folder=folder)
     if isinstance(shared := body.get("shared"), bool):
-        renamed = actions.share_conversation(**target, shared=shared)
-    if renamed is None:
-        raise InvalidRequest("Name a title, or whether it's shared.", param="title")
-    return to_json(renamed, user)
+        changed = actions.share_conversation(**target, shared=shared)
+    if changed is None:
+        raise InvalidRequest("Name a title, a folder, or whether it's shared.", param="title")
+    return to_json(changed, user)
+
+
+@json_action("GET", "POST")
+def presets(request: UserRequest) -> dict[str, Any]:
+    """The presets of `?tenant=`; POST saves one: {"name", "prompt", "options"}."""
+    user = request.user
+    tenant = current_tenant(request)
+    if tenant is None:
+        raise NotFound("You belong to no tenant.")
+    if request.method == "POST":
+        body = _body(request, "name", "prompt", "options")
+        for name in ("name", "prompt"):
+            if not isinstance(body[name], str):
+                raise InvalidRequest(f"{name} must be a string.", param=name)
+        row = actions.save_preset(actor=user, tenant=tenant, **body)
+        return _preset_json(row, user, access_role(user, tenant))
+    rows, role = access_presets(user, tenant), access_role(user, tenant)
+    return {"presets": [_preset_json(row, user, role) for row in rows]}
+
+
+@json_action("GET", "DELETE")
+def preset(request: UserRequest, public_id: str) -> dict[str, Any]:
+    """One preset: GET reads, DELETE deletes."""
+    user = request.user
+    if request.method == "GET":
+        row = access_preset(user, public_id)
+        return _preset_json(row, user, access_role(user, row.tenant))
+    actions.delete_preset(actor=user, public_id=public_id)
+    return {"id": public_id, "deleted": True}
+
+
+def _preset_json(row: PlaygroundPreset, user: User, role: Role) -> dict[str, Any]:
+    return {
+        "id": row.public_id,
+        "name": row.name,
+        "prompt": row.prompt,
+        "options": row.options,
+        "by": row.user.get_username() if row.user else "",
+        "may_change": actions.may_change_preset(user, role, row),
+    }
 
 
 #: Lifetime of pictures of a tenant that keeps no conversations, in seconds.
@@ -136,6 +189,7 @@ def to_json(row: SavedConversation, user: User) -> dict[str, Any]:
     return {
         "id": row.public_id,
         "title": row.title,
+        "folder": row.folder,
         "version": row.version,
         "tenant": row.tenant.slug,
         "changed_at": row.changed_at.isoformat(),

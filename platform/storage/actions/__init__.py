@@ -28,6 +28,7 @@ from storage.actions.conversations import (
     delete_conversation,
     delete_item,
     delete_item_conversation,
+    move_conversation,
     rename_conversation,
     share_conversation,
     update_conversation,
@@ -43,6 +44,7 @@ from storage.actions.files import (
     remove_ended_uploads,
     remove_expired,
 )
+from storage.actions.presets import delete_preset, may_change_preset, save_preset
 from storage.actions.responses import (
     cancel_response,
     delete_completion,
@@ -75,9 +77,12 @@ __all__ = [
     "delete_file",
     "delete_item",
     "delete_item_conversation",
+    "delete_preset",
     "delete_response",
     "fail_batch",
     "finish_batch",
+    "may_change_preset",
+    "move_conversation",
     "owner_of",
     "release_lease",
     "release_leases_of_dead",
@@ -85,6 +90,7 @@ __all__ = [
     "remove_expired",
     "rename_conversation",
     "renew_lease",
+    "save_preset",
     "share_conversation",
     "start_batch",
     "store_completion",

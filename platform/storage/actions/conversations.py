@@ -14,6 +14,7 @@ from common.files import new_id
 from engine.contract.errors import InvalidRequest
 from storage.access import MAX_ITEMS, access_item, access_item_conversation, access_own_conversation
 from storage.models import (
+    MAX_FOLDER_CHARS,
     MAX_TITLE_CHARS,
     ConversationItem,
     ItemConversation,
@@ -27,7 +28,7 @@ from storage.ownership import (
     default_expiry,
     ownership_fields,
 )
-from storage.playground_document import search_text, title_of, validate_document
+from storage.playground_document import search_text, single_line, title_of, validate_document
 from tenants.access import access_role
 from tenants.actors import to_actor
 from tenants.audit import log_action
@@ -219,11 +220,24 @@ def update_conversation(
 def rename_conversation(*, actor: User, public_id: str, title: str) -> SavedConversation:
     """Give it another name. Raises `NotFound`, `InvalidRequest`."""
     row = _get_own_conversation(actor, public_id)
-    name = " ".join("".join(c if c.isprintable() else " " for c in title).split())
+    name = single_line(title)
     if not 0 < len(name) <= MAX_TITLE_CHARS:
         raise InvalidRequest(f"A title has 1 to {MAX_TITLE_CHARS} characters.", param="title")
     row.title, row.words = name, search_text(name, row.document)
     row.save(update_fields=["title", "words"])
+    return row
+
+
+@transaction.atomic
+def move_conversation(*, actor: User, public_id: str, folder: str) -> SavedConversation:
+    """Put it into a folder of its owner; "" takes it out. Raises `NotFound`, `InvalidRequest`."""
+    row = _get_own_conversation(actor, public_id)
+    row.folder = single_line(folder)
+    if len(row.folder) > MAX_FOLDER_CHARS:
+        raise InvalidRequest(
+            f"folder must have at most {MAX_FOLDER_CHARS} characters.", param="folder"
+        )
+    row.save(update_fields=["folder"])
     return row
 
 

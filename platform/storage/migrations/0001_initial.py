@@ -434,6 +434,7 @@ class Migration(migrations.Migration):
                 ("created_at", models.DateTimeField(auto_now_add=True)),
                 ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
                 ("title", models.CharField(max_length=200)),
+                ("folder", models.CharField(blank=True, max_length=60)),
                 ("document", storage.models.JsonTextField()),
                 ("words", models.TextField(editable=False)),
                 ("version", models.PositiveIntegerField(default=1, editable=False)),
@@ -475,6 +476,59 @@ class Migration(migrations.Migration):
                     models.Index(
                         fields=["user", "tenant", "-changed_at"], name="conversation_newest"
                     )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="PlaygroundPreset",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
+                ("name", models.CharField(max_length=100)),
+                ("prompt", models.TextField(blank=True)),
+                ("options", storage.models.JsonTextField(blank=True, default=dict)),
+                (
+                    "key",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="tenants.apikey",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "preset",
+                "ordering": ["name"],
+                "abstract": False,
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "name"), name="preset_name")
                 ],
             },
         ),

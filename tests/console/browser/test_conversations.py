@@ -59,6 +59,54 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
     assert "conversation=" not in page.url
 
 
+def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
+    page = open_page(viewport={"width": 1440, "height": 900})
+    playground = PlaygroundPage(page).ready()
+    sidebar = page.locator("#history")
+    expect(sidebar).to_be_visible()  # no press needed where there is room
+    playground.answer_to("Which river runs through Coimbra?")
+    sidebar.get_by_role("button", name="Put Which river").click()
+    sidebar.get_by_label("Folder", exact=True).last.fill(" River  questions ")
+    sidebar.get_by_label("Folder", exact=True).last.press("Enter")
+    folder = sidebar.locator("#folder")
+    folder.select_option("River questions")
+    expect(sidebar.locator(".history-open")).to_have_text(["Which river runs through Coimbra?"])
+    assert problems(page) == []
+    sidebar.get_by_role("button", name="Close the conversations").click()
+    expect(sidebar).to_be_hidden()
+    page.reload()
+    playground.ready()
+    expect(sidebar).to_be_hidden()
+
+
+def test_presets_hold_settings_and_prompts_for_all_members(
+    playground: PlaygroundPage, open_page: Open
+) -> None:
+    page = playground.page
+    panel = page.locator("#settings")
+    panel.get_by_label("System prompt").fill("Speak like a pirate.")
+    panel.get_by_label("Temperature", exact=True).fill("0.3")
+    playground.prompt.fill("Tell me about the sea.")
+    panel.get_by_text("Save as a preset").click()
+    panel.get_by_label("Name", exact=True).fill("Pirate")
+    panel.get_by_role("button", name="Save the preset").click()
+    expect(panel.get_by_text("Saved for all members of acme.")).to_be_visible()
+    assert problems(page) == []
+    lea = open_page("/", "lea")
+    colleague = PlaygroundPage(lea).ready()
+    lea.get_by_role("list", name="Prompts of your tenant").get_by_role("button").click()
+    expect(colleague.prompt).to_have_value("Tell me about the sea.")
+    expect(lea.get_by_label("System prompt")).to_have_value("Speak like a pirate.")
+    expect(lea.get_by_role("button", name="Delete this preset")).to_be_hidden()
+    assert colleague.requested()["sampling"]["temperature"] == 0.3
+    olga = open_page("/", "olga")
+    PlaygroundPage(olga).ready()
+    expect(olga.locator("#preset")).to_be_disabled()
+    panel.get_by_role("button", name="Delete this preset").click()
+    panel.get_by_role("button", name="Delete it for all members").click()
+    expect(panel.get_by_text("Pirate was deleted.")).to_be_visible()
+
+
 def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     playground: PlaygroundPage, open_page: Open, server: LiveServer
 ) -> None:

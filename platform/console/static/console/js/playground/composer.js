@@ -29,6 +29,10 @@ export class Composer {
     this.#area.focus();
   }
 
+  get text() {
+    return this.#area.value.trim();
+  }
+
   /** Fill the field, for the reader to look over and send. */
   put(text) {
     this.#area.value = text;

@@ -1,17 +1,20 @@
-/** The drawer of kept conversations: found, opened, renamed, shared, deleted. */
+/** The list of kept conversations: found, opened, put into folders, renamed, shared, deleted. */
 
 import { copy } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
 import { moment } from "../lib/format.js";
 import { ROOT } from "../lib/root.js";
 import { saveFile, toMarkdown } from "./export.js";
+import { Panel } from "./panel.js";
 import { send } from "./server.js";
 
 const SEARCH_AFTER = 250;
 
 export class History {
-  #dialog;
+  #panel;
   #list;
+  #folder;
+  #folderNames;
   #words;
   #more;
   #url;
@@ -21,15 +24,17 @@ export class History {
   #asked = 0;
   #acted = false;
 
-  /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`, `say(text)`. */
-  constructor(dialog, url, tenants, handlers) {
-    this.#dialog = dialog;
+  /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`. */
+  constructor(dialog, button, url, tenants, handlers) {
     this.#url = url;
     this.#tenants = tenants;
     this.#handlers = handlers;
     this.#list = dialog.querySelector("ul");
     this.#words = dialog.querySelector("[role=status]");
     this.#more = dialog.querySelector("[data-more]");
+    this.#folder = dialog.querySelector("select");
+    this.#folder.addEventListener("change", () => this.#load());
+    this.#folderNames = dialog.querySelector("datalist");
     this.search = dialog.querySelector("input");
     this.search.addEventListener("input", () => {
       this.#acted = false;
@@ -37,14 +42,16 @@ export class History {
       this.#timer = setTimeout(() => this.#load(), SEARCH_AFTER);
     });
     this.#more.addEventListener("click", () => this.#load(this.#list.lastElementChild?.dataset.id));
-    dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
-    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    const onShow = () => {
+      this.#acted = false;
+      this.#load();
+    };
+    this.#panel = new Panel(dialog, button, { key: "quire.conversations", minWidth: "90rem", onShow });
   }
 
-  show() {
-    this.#acted = false;
-    this.#dialog.showModal();
-    this.#load();
+  /** List anew what may have changed, where the list is seen. */
+  refresh() {
+    if (this.#panel.open) this.#load();
   }
 
   async #load(before = "") {
@@ -52,9 +59,11 @@ export class History {
     const url = new URL(this.#tenants.address(this.#url), location.href);
     if (this.search.value) url.searchParams.set("q", this.search.value);
     if (before) url.searchParams.set("before", before);
+    if (this.#folder.value) url.searchParams.set("folder", this.#folder.value);
     try {
-      const { conversations, more, kept } = await send("GET", url.pathname + url.search);
+      const { conversations, more, kept, folders } = await send("GET", url.pathname + url.search);
       if (turn !== this.#asked) return; // an older question's answer
+      this.#showFolders(folders);
       // Who renames, shares or deletes a row while the list comes anew goes on in the same row.
       const busy = new Map([...this.#list.querySelectorAll("[data-busy]")].map((item) => [item.dataset.id, item]));
       const rows = conversations.map((row) => busy.get(row.id) ?? this.#row(row));
@@ -70,6 +79,16 @@ export class History {
     }
   }
 
+  /** The folder that is listed stays chosen, also when its last conversation has left it. */
+  #showFolders(names) {
+    const chosen = this.#folder.value;
+    const listed = chosen && !names.includes(chosen) ? [...names, chosen] : names;
+    this.#folder.parentElement.hidden = listed.length === 0;
+    this.#folder.replaceChildren(el("option", { value: "" }, "All folders"), ...listed.map((name) => el("option", { value: name }, name)));
+    this.#folder.value = chosen;
+    this.#folderNames.replaceChildren(...names.map((name) => el("option", { value: name })));
+  }
+
   /** What came of a change: it stands until the next search. */
   #say(words) {
     this.#acted = true;
@@ -79,26 +98,28 @@ export class History {
   #sentence(found, kept) {
     if (!kept) return "This tenant keeps no conversations on the server. New ones stay in this tab.";
     if (found) return "";
-    return this.search.value ? "Nothing found." : "No conversation yet. Your conversations will appear here.";
+    return this.search.value || this.#folder.value ? "Nothing found." : "No conversation yet. Your conversations will appear here.";
   }
 
   #row(row) {
     const open = el("button", { type: "button", class: "history-open" }, row.title);
     if (row.id === this.#handlers.current()) open.setAttribute("aria-current", "true");
     open.addEventListener("click", () => {
-      this.#dialog.close();
+      this.#panel.uncover();
       this.#handlers.open(row.id);
     });
     const when = el("time", { dateTime: row.changed_at }, moment(new Date(row.changed_at)));
-    const shared = el("span", { class: "badge", hidden: !row.shared }, "shared");
+    const shared = el("span", { class: "badge", dataset: { shared: "" }, hidden: !row.shared }, "shared");
+    const folder = row.folder ? el("span", { class: "badge" }, row.folder) : null;
     const item = el("li", { dataset: { id: row.id } });
     const tools = [
       tool("file", `Export ${row.title} as Markdown`, () => this.#export(row)),
       tool("edit", `Rename ${row.title}`, () => this.#rename(row, item)),
+      tool("folder", `Put ${row.title} into a folder`, () => this.#move(row, item)),
       tool("people", `Share ${row.title}`, () => (row.shared ? this.#share(row, item) : this.#askToShare(row, item))),
       tool("close", `Delete ${row.title}`, () => this.#delete(row, item)),
     ];
-    item.append(open, el("div", { class: "history-line" }, when, shared, el("div", { class: "history-tools" }, ...tools)));
+    item.append(open, el("div", { class: "history-line" }, when, folder, shared, el("div", { class: "history-tools" }, ...tools)));
     return item;
   }
 
@@ -113,10 +134,25 @@ export class History {
 
   #rename(row, item) {
     const input = el("input", { class: "input", value: row.title, maxLength: 200, "aria-label": "Title" });
-    const form = el("form", { class: "history-rename" }, input, el("button", { type: "submit", class: "button small" }, "Rename"));
+    this.#edit(row, item, input, "Rename", () => ({ title: input.value }));
+  }
+
+  #move(row, item) {
+    const list = this.#folderNames.id;
+    const input = el("input", { class: "input", value: row.folder, maxLength: 60, placeholder: "No folder", "aria-label": "Folder" });
+    input.setAttribute("list", list);
+    this.#edit(row, item, input, "Move", () => ({ folder: input.value }), () => this.refresh());
+  }
+
+  /** The row becomes a form of one field. */
+  #edit(row, item, input, verb, changes, done = () => {}) {
+    const form = el("form", { class: "history-rename" }, input, el("button", { type: "submit", class: "button small" }, verb));
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
-      await this.#change(row, { title: input.value }, (changed) => item.replaceWith(this.#row(changed)));
+      await this.#change(row, changes(), (changed) => {
+        item.replaceWith(this.#row(changed));
+        done();
+      });
     });
     form.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
@@ -132,7 +168,7 @@ export class History {
     item.dataset.busy = "";
     await this.#change(row, { shared: !row.shared }, async (changed) => {
       Object.assign(row, changed);
-      const badge = item.querySelector(".badge"); // none while the row asks for a new title
+      const badge = item.querySelector("[data-shared]"); // none while the row asks for a new title
       if (badge) badge.hidden = !row.shared;
       const link = `${location.origin}${ROOT}?conversation=${row.id}`;
       const copied = row.shared && (await copy(link));

@@ -17,13 +17,12 @@ export class Keeping {
     this.#url = root.dataset.conversationsUrl;
     this.#parts = parts;
     this.keeper = new Keeper(this.#url, parts.conversation, parts.tenants, (...told) => this.#told(...told));
-    this.history = new History(byId("history"), this.#url, parts.tenants, {
+    this.history = new History(byId("history"), byId("history-toggle"), this.#url, parts.tenants, {
       open: (id) => this.#open(id),
       current: () => parts.conversation.saved?.id,
       changed: (row) => this.#changed(row),
       deleted: (id) => this.#deleted(id),
     });
-    byId("history-toggle").addEventListener("click", () => this.history.show());
     addEventListener("popstate", () => this.begin());
   }
 
@@ -56,6 +55,7 @@ export class Keeping {
       show();
       this.keeper.opened();
       this.show();
+      this.history.refresh();
     } catch (error) {
       page.say(error.code === "not_found" ? "Conversation not found." : error.message);
       if (error.code === "not_found") this.show();
@@ -65,6 +65,7 @@ export class Keeping {
   #told(state, message) {
     if (state === "failed") this.#line.textContent = `Not kept on the server: ${message}`;
     else this.show();
+    if (state === "kept") this.history.refresh();
   }
 
   #changed(row) {

@@ -15,13 +15,14 @@ import { Page } from "./page.js";
 import { Panel } from "./panel.js";
 import { Picker } from "./picker.js";
 import { Playground } from "./playground.js";
+import { Presets } from "./presets.js";
 import { Settings } from "./settings.js";
 import { PlaygroundSocket } from "./socket.js";
 import { Tenants } from "./tenants.js";
 import { Thread } from "./thread.js";
 
 const root = byId("playground");
-const { reader, socketPath, modelsUrl, loginUrl, picturesUrl, fileUrl } = root.dataset;
+const { reader, socketPath, modelsUrl, loginUrl, picturesUrl, fileUrl, presetsUrl } = root.dataset;
 
 const conversation = new Conversation(reader);
 const linked = new URLSearchParams(location.search);
@@ -32,7 +33,7 @@ const page = new Page();
 const socket = new PlaygroundSocket(socketPath);
 const connection = new ConnectionLine(byId("connection"), socket, loginUrl);
 const generations = new Generations(socket);
-const panel = new Panel(byId("settings"), byId("settings-toggle"));
+const panel = new Panel(byId("settings"), byId("settings-toggle"), { key: "quire.panel", minWidth: "64rem" });
 const extras = new Extras(byId("extras"), conversation);
 const settings = new Settings(byId("sampling"), conversation.settings, (raw) => {
   const { probabilities } = conversation.settings;
@@ -126,8 +127,15 @@ byId("prompt").addEventListener("paste", (event) => attachFiles(event, event.cli
 
 /* -- models -- */
 
+let listedTenant = null;
+
 function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = false }) {
   tenants.update(all, tenant);
+  if (listedTenant !== tenants.value) {
+    listedTenant = tenants.value;
+    presets.load();
+    keeping.history.refresh();
+  }
   picker.update(models);
   second.update(models);
   byId("no-models").hidden = models.length > 0;
@@ -175,6 +183,25 @@ function showSettings() {
 }
 
 new ActiveSettings(byId("active-settings"), conversation, showSettings);
+
+const presets = new Presets(byId("presets"), byId("preset-starters"), presetsUrl, tenants, {
+  current: () => {
+    const { model, system, tools, schema, settings: values } = conversation;
+    const filled = Object.entries({ system, tools, schema }).filter(([, text]) => text.trim());
+    const options = { ...Object.fromEntries(filled), ...(Object.keys(values).length && { settings: values }) };
+    return { prompt: composer.text, options: { ...(model && { model }), ...options } };
+  },
+  apply: ({ prompt, options }) => {
+    if (Object.keys(options).length > 0) {
+      const { model = conversation.model, ...rest } = options;
+      Object.assign(conversation, { system: "", tools: "", schema: "", settings: {}, ...rest, model });
+      conversation.changed();
+      picker.value = model;
+      showSettings();
+    }
+    if (prompt) composer.put(prompt);
+  },
+});
 
 /** The fields follow a conversation that was opened. */
 function showConversation() {

@@ -1,22 +1,30 @@
-/** The settings panel: beside the conversation where there's room, over it where there isn't. */
-
-const WIDE = matchMedia("(min-width: 64rem)");
-const KEY = "quire.panel";
+/** A panel beside the conversation where there's room, over it where there isn't. */
 
 export class Panel {
   #dialog;
   #button;
+  #wide;
+  #key;
+  #onShow;
 
-  constructor(dialog, button) {
+  /** `key`: remembers that it was closed. `minWidth`: from where on it stands beside the page. */
+  constructor(dialog, button, { key, minWidth, onShow = () => {} }) {
     this.#dialog = dialog;
     this.#button = button;
+    this.#wide = matchMedia(`(min-width: ${minWidth})`);
+    this.#key = key;
+    this.#onShow = onShow;
     button.addEventListener("click", () => this.toggle());
     dialog.querySelector("[data-close]").addEventListener("click", () => this.hide());
     dialog.addEventListener("close", () => this.#closed());
     // A press on the dimmed page beside the panel closes it.
     dialog.addEventListener("click", (event) => event.target === dialog && this.hide());
-    WIDE.addEventListener("change", () => this.#fit());
-    if (WIDE.matches && remembered() !== "closed") this.#showBeside();
+    this.#wide.addEventListener("change", () => this.#fit());
+    if (this.#wide.matches && remembered(key) !== "closed") this.#showBeside();
+  }
+
+  get open() {
+    return this.#dialog.open;
   }
 
   toggle() {
@@ -26,18 +34,24 @@ export class Panel {
 
   show() {
     if (this.#dialog.open) return;
-    if (WIDE.matches) {
+    if (this.#wide.matches) {
       this.#showBeside();
-      remember("open");
+      remember(this.#key, "open");
     } else {
       this.#dialog.showModal();
       this.#button.setAttribute("aria-expanded", "true");
     }
+    this.#onShow();
   }
 
   hide() {
-    if (WIDE.matches) remember("closed");
+    if (this.#wide.matches) remember(this.#key, "closed");
     this.#dialog.close();
+  }
+
+  /** Close it if it lies over the page. */
+  uncover() {
+    if (this.#dialog.matches(":modal")) this.#dialog.close();
   }
 
   /** Beside the page it's a part of it: showing it must not take the focus, as `show()` would. */
@@ -54,21 +68,21 @@ export class Panel {
   #fit() {
     if (!this.#dialog.open) return;
     this.#dialog.close();
-    if (WIDE.matches) this.#showBeside();
+    if (this.#wide.matches) this.#showBeside();
   }
 }
 
-function remembered() {
+function remembered(key) {
   try {
-    return localStorage.getItem(KEY);
+    return localStorage.getItem(key);
   } catch {
     return null; // storage is forbidden here: the panel starts open
   }
 }
 
-function remember(value) {
+function remember(key, value) {
   try {
-    localStorage.setItem(KEY, value);
+    localStorage.setItem(key, value);
   } catch (error) {
     console.warn("The panel's state can't be kept:", error);
   }
