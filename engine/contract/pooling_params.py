@@ -118,6 +118,8 @@ SEQUENCE_TASKS = ("embed", "classify", "score")
 #: Tasks with one vector a token.
 TOKEN_TASKS = ("token_embed", "token_classify")
 TASKS = SEQUENCE_TASKS + TOKEN_TASKS
+#: For models that attend to sound: when each token of the prompt is said.
+ALIGN = "align"
 GENERATE = "generate"
 
 
@@ -134,6 +136,8 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
             context. Applied where text becomes tokens, not by the engine.
         second_segment: the first token of a pair's second part, for models that tell the two by
             token types; 0: there is none.
+        align_from: with "align", the first token that is aligned.
+        num_states: with "align", number of the encoder's states that hear sound, not padding.
     """
 
     task: str = ""
@@ -141,9 +145,11 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
     use_activation: bool | None = None
     truncate_prompt_tokens: int | None = None
     second_segment: int = 0
+    align_from: int = 0
+    num_states: int = 0
 
     def __post_init__(self) -> None:
-        if self.task and self.task not in TASKS:
+        if self.task and self.task not in (*TASKS, ALIGN):
             raise InvalidRequest(
                 f"task must be one of {', '.join(TASKS)}; got {checks.format_value(self.task)}.",
                 param="task",
@@ -157,13 +163,14 @@ class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):
                     "truncate_prompt_tokens must be at least 1, or -1 for the model's context.",
                     param="truncate_prompt_tokens",
                 )
-        checks.check_int("second_segment", self.second_segment, 0)
+        for name in ("second_segment", "align_from", "num_states"):
+            checks.check_int(name, getattr(self, name), 0)
         _boolean("use_activation", self.use_activation)
 
     @property
     def by_token(self) -> bool:
         """Whether every token has a vector of its own in the result."""
-        return self.task in TOKEN_TASKS
+        return self.task in (*TOKEN_TASKS, ALIGN)
 
     def prompt_limit(self, max_model_len: int) -> int | None:
         """Most tokens that a prompt is cut to, or None for no cutting.

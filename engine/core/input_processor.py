@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.contract.messages import EngineRequest, PromptEmbeds, gc_untracked
-from engine.contract.pooling_params import GENERATE, PoolingParams, check_length
+from engine.contract.pooling_params import ALIGN, GENERATE, PoolingParams, check_length
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.validation import check_task
 from engine.core.beam_group import BeamGroup, BeamRequest
@@ -53,13 +53,25 @@ def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
         ContextLengthExceeded: the prompt is too long.
     """
     params, count = message.pooling or PoolingParams(), len(message.prompt_token_ids)
+    if message.resume_token_ids or message.skip_indices:
+        raise InvalidRequest("A pooled prompt has no output to go on from.", param="resume")
     if facts.pooling is None:
-        check_task(name, [GENERATE], params.task or "pooling")
+        tasks = [GENERATE, ALIGN] if facts.encoder_length else [GENERATE]
+        check_task(name, tasks, params.task or "pooling")
+        check_length(count, facts.max_model_len)
+        if params.align_from >= count:
+            raise InvalidRequest(
+                f"align_from must be below the prompt's {count} tokens; got {params.align_from}.",
+                param="align_from",
+            )
+        if not 1 <= params.num_states <= facts.encoder_length:
+            raise InvalidRequest(
+                f"num_states must be from 1 to {facts.encoder_length}; got {params.num_states}.",
+                param="num_states",
+            )
         return
     if message.pooling is None:
         check_task(name, facts.tasks, GENERATE)
-    if message.resume_token_ids or message.skip_indices:
-        raise InvalidRequest("A pooled prompt has no output to go on from.", param="resume")
     params.check_against_model(
         model=name,
         tasks=facts.tasks,

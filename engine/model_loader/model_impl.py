@@ -28,6 +28,7 @@ from engine.models.kv_scales import read_kv_scale_file, read_kv_scales
 from engine.models.registry import ModelRegistry, decoder_spec, has_native_decoder, is_transformers
 from engine.models.rotary_embedding import RopeSpec
 from engine.models.sharding import PARAM
+from engine.models.speech.alignment import read_alignment_heads
 from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
 from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
 from engine.models.vision.registry import find_vision_family
@@ -38,7 +39,7 @@ from engine.quantization.formats.base import CheckpointFormat
 from engine.quantization.formats.fp4 import quantization_of
 from engine.quantization.formats.registry import find_format, quantization_config_of
 from engine.quantization.packing import make_quant_scheme
-from engine.text.tokenizer_files import parse_object, read_text
+from engine.text.tokenizer_files import parse_object, read_generation_config, read_text
 from kernels import KernelSet
 from kernels.interface import RankGroup
 
@@ -338,6 +339,9 @@ def _native(
             model.family = vision
         if isinstance(model, WhisperModel):
             model.encoder_spec = WhisperEncoderSpec.of_config(raw)
+            model.alignment_heads = read_alignment_heads(
+                read_generation_config(folder), spec.num_layers, spec.num_heads
+            )
     else:
         reject_online_quantization(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -87,6 +87,20 @@ class StateStep:
 
 
 @dataclass(slots=True)
+class AlignmentRange:
+    """Tokens [start, end) of a step whose attention to the first encoder states is recorded.
+
+    Attributes:
+        weights: by layer with alignment heads, float32 [heads, end - start, num_states].
+    """
+
+    start: int
+    end: int
+    num_states: int
+    weights: list[Tensor] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class AttentionMetadata:
     """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
 
@@ -114,6 +128,8 @@ class AttentionMetadata:
         ways; they
             differ in slot_mapping and block_tables.
         adapters: which of the tokens go through adapters.
+        alignments: tokens whose attention to an encoder's states is recorded; such a step has no
+            `logits_rows`.
         lora_rows: the same for a model whose adapters have slots, on its device.
         host: of a batch on a device, the same where the host can look at it; None: it can.
     """
@@ -133,6 +149,7 @@ class AttentionMetadata:
     encoder_embeds: tuple[Tensor, Tensor] | None = None
     plane_positions: Tensor | None = None
     adapters: StepAdapters = NO_ADAPTERS
+    alignments: tuple[AlignmentRange, ...] = ()
     lora_rows: LoraMapping | None = None
     host: AttentionMetadata | None = None
 

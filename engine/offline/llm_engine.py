@@ -253,7 +253,9 @@ class LLMEngine:
                 priority=priority,
                 cache_namespace=entry.cache_salt,
                 adapter=entry.adapter,
-            )
+                media=self._locate(entry),
+            ),
+            media={item.digest: item.tensors for item in entry.media},
         )
         self._pooling[request_id] = PoolingRequestOutput(
             request_id, None, entry.token_ids, finished=False

@@ -20,6 +20,7 @@ from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.alignment import TokenAligner
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.encoder_runner import EncoderRunner
 from engine.worker.hidden_states import HiddenStateStore
@@ -148,6 +149,7 @@ class ModelRunner:
         self._encoder = None
         if isinstance(model, SupportsMultiModal | EncoderDecoderModel):
             self._encoder = EncoderRunner(model)
+        self._aligner = TokenAligner() if isinstance(model, EncoderDecoderModel) else None
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
@@ -174,6 +176,8 @@ class ModelRunner:
     def _begin(self, plan: StepPlan) -> None:
         """Apply the plan's changes, and decide whether its hidden states are saved."""
         self.batch.apply_plan(plan)
+        if self._aligner is not None:
+            self._aligner.apply_plan(plan)
         if self._hidden is not None:
             self._saves_hidden = self._hidden.begin(plan)
 
@@ -197,6 +201,7 @@ class ModelRunner:
             inputs.context.encoder_embeds = self._encoder.run(
                 plan.dropped_encodings, inputs.encode, inputs.encoder_ranges
             )
+        alignments = {} if self._aligner is None else self._aligner.begin(plan, inputs)
         hidden, saved = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
@@ -204,6 +209,8 @@ class ModelRunner:
             if inputs.states:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
+        if self._aligner is not None:
+            self._aligner.finish(plan, alignments, result)
         if self._hidden is not None and self._saves_hidden:
             self._hidden.save(plan, inputs, saved, result)
         return result
@@ -211,6 +218,9 @@ class ModelRunner:
     def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Those that logits are computed from, and those to save."""
         tokens, context, store = self.batch.token_ids(inputs), inputs.context, self._hidden
+        if context.alignments:
+            hidden = self._forward_all(tokens, context)
+            return hidden, hidden
         if (
             store is None
             or not store.needs_all_tokens
@@ -236,6 +246,13 @@ class ModelRunner:
         if logits_rows is not None:
             hidden = _select_rows(hidden, computed, logits_rows.numpy())
         return hidden, saved
+
+    def _forward_all(self, tokens: torch.Tensor, context: AttentionMetadata) -> torch.Tensor:
+        """The hidden states of `context.logits_rows`, with all tokens computed in all layers."""
+        logits_rows, context.logits_rows = context.logits_rows, None
+        hidden = self.forward(tokens, context)
+        context.logits_rows = logits_rows
+        return hidden if logits_rows is None else hidden[logits_rows]
 
     def _rows_to_compute(
         self, logits_rows: torch.Tensor | None, saved: np.ndarray, count: int

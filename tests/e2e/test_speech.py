@@ -75,6 +75,15 @@ def test_every_form_of_answer(client: openai.OpenAI) -> None:
     assert ends == sorted(ends)
     assert 9.5 < ends[-1] <= 11
     assert all(segment.avg_logprob > -1 for segment in verbose.segments)
+    assert verbose.words is None
+    timed = ask("verbose_json", timestamp_granularities=["word"])
+    assert timed.segments is None
+    assert words(" ".join(word.word for word in timed.words)) == words(JFK_TEXT)
+    starts = {word.word: word.start for word in timed.words}
+    # As faster-whisper has it on the same weights.
+    assert starts["Americans"] == pytest.approx(1.76, abs=0.1)
+    assert [word.end for word in timed.words] == sorted(word.end for word in timed.words)
+    assert all(0 <= word.start <= word.end <= 11 for word in timed.words)
     subtitles = ask("srt")
     assert subtitles.startswith("1\n00:00:0")
     assert words(re.sub(r"[\d:,>\-]+", " ", subtitles)) == words(JFK_TEXT)
@@ -157,7 +166,7 @@ def test_silence_has_no_text(client: openai.OpenAI) -> None:
     [
         ({"response_format": "diarized_json"}, "response_format"),
         ({"response_format": "xml"}, "response_format"),
-        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"},
+        ({"timestamp_granularities[]": "phone", "response_format": "verbose_json"},
          "timestamp_granularities[]"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities[]"),
         ({"temperature": "3"}, "temperature"),

@@ -18,6 +18,7 @@ from engine.multimodal.inputs import PreparedSound, SoundStretch, decode_tensors
 from inference.api.audio import segments
 from inference.api.audio.segments import WindowText, transcript
 from inference.api.audio.transcription import Transcription
+from inference.api.pooling.job import PoolingRun
 from inference.errors import Overloaded
 from inference.generation.generation import Generation
 from inference.generation.output import OutputDelta, TokenEntry
@@ -74,7 +75,25 @@ def transcribe(
             raise error
         return _Generated(job, answer)
 
+    class Alignment:
+        """Each token takes 0.1 s."""
+
+        def __init__(self, job: Any) -> None:
+            self._job = job
+
+        async def result(self) -> list[bytes]:
+            (params,), (prompt,) = self._job.pooling, self._job.prompts
+            times = np.arange(len(prompt) - params.align_from) / 10
+            return [times.astype("<f4").tobytes()]
+
+    async def start_alignment(job: Any) -> Any:
+        jobs.append(job)
+        if error := (refusals or {}).get(len(jobs) - 1):
+            raise error
+        return Alignment(job)
+
     monkeypatch.setattr(Generation, "start", start)
+    monkeypatch.setattr(PoolingRun, "start", start_alignment)
     info = SimpleNamespace(
         name="whisper",
         max_model_len=40,
@@ -110,6 +129,9 @@ class _Tokenizer(Words):
 
     def decode(self, ids: list[int]) -> str:
         return "".join(f" w{token}" for token in ids)
+
+    def token_bytes(self, token: int) -> bytes:
+        return f" w{token}".encode()
 
 
 def _second_is_unlikely(stretch: int, seek: int, temperature: float) -> tuple[list[int], float]:
@@ -206,3 +228,31 @@ def test_a_model_that_gives_few_log_probabilities_transcribes(
     windows, [job] = transcribe(monkeypatch, lambda *_: ([1], -0.1), max_logprobs=max_logprobs)
     assert transcript(windows) == "w1 w1"
     assert job.sampling.logprobs == max_logprobs
+
+
+def test_words_have_the_times_of_their_tokens_within_their_segment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = {"response_format": "verbose_json", "granularities": frozenset({"word"})}
+    refusals: dict[int, QuireError] = {1: RateLimited("Too many.", retry_after=0.01)}
+    windows, jobs = transcribe(
+        monkeypatch,
+        lambda stretch, *_: ([TIME + 5, 1, 2, TIME + 12], -0.1),
+        seconds=[0.5, 1],
+        refusals=refusals,
+        **options,
+    )
+    words = [(word.text, round(word.start, 2), round(word.end, 2)) for word in windows[1].words]
+    assert words == [("w1", 100.1, 100.1), ("w2", 100.1, 100.2)]
+    assert [len(window.words) for window in windows] == [2, 2]
+    alignment = next(job for job in jobs if hasattr(job, "pooling"))
+    assert alignment.prompts == [[100, 102, 111, 114, 1, 2]]
+    assert alignment.pooling[0].align_from == 3
+    assert alignment.is_continuation
+    assert {job.pooling[0].num_states for job in jobs if hasattr(job, "pooling")} == {25, 50}
+
+
+def test_words_cost_nothing_where_nobody_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer: Answer = lambda *_: ([TIME, 1, TIME + 20], -0.1)  # noqa: E731
+    _, jobs = transcribe(monkeypatch, answer, response_format="verbose_json")
+    assert not any(hasattr(job, "pooling") for job in jobs)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.forward_context import AttentionMetadata, LayerCache
+from engine.models.forward_context import AlignmentRange, AttentionMetadata, LayerCache
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
 from kernels.attention_args import AttentionArgs, BlockSparse
@@ -103,6 +103,7 @@ class CrossAttention:
     Attributes:
         queries: hidden states to queries, [T, q].
         output: what follows attention: [T, q] -> [T, hidden].
+        alignment_heads: heads that look at what a token says, where the layer has any.
     """
 
     ops: KernelSet
@@ -111,6 +112,7 @@ class CrossAttention:
     head_dim: int
     scale: float
     round_inputs: bool = False
+    alignment_heads: tuple[int, ...] = ()
 
     def __call__(
         self, x: Tensor, context: AttentionMetadata, cache: LayerCache, rows: Tensor | None
@@ -126,9 +128,13 @@ class CrossAttention:
         tables, lengths = context.block_tables, context.seq_lens
         if rows is not None:
             tables, lengths = tables[rows], lengths[rows]
+        queries = self.queries(x).unflatten(-1, (-1, self.head_dim))
+        if self.alignment_heads:
+            for tokens in context.alignments:
+                self._record_weights(tokens, queries, context, cache)
         out = self.ops.paged_attention(
             AttentionArgs(
-                self.queries(x).unflatten(-1, (-1, self.head_dim)),
+                queries,
                 cache.keys,
                 cache.values,
                 tables,
@@ -141,6 +147,25 @@ class CrossAttention:
             )
         )
         return self.output(out.flatten(1))
+
+    def _record_weights(
+        self,
+        tokens: AlignmentRange,
+        queries: Tensor,
+        context: AttentionMetadata,
+        cache: LayerCache,
+    ) -> None:
+        """Append the alignment heads' weights of the tokens, which are of one sequence."""
+        heads = list(self.alignment_heads)
+        blocks = context.block_tables[tokens.start].long()
+        keys = cache.keys[blocks][:, heads].float()
+        if cache.key_scales is not None:
+            scales = cache.key_scales
+            keys = keys * (scales[blocks][:, heads, :, None] if scales.dim() > 1 else scales)
+        keys = keys.transpose(0, 1).flatten(1, 2)[:, : int(context.seq_lens[tokens.start])]
+        rows = queries[tokens.start : tokens.end, heads].float().transpose(0, 1)
+        weights = torch.softmax(rows @ keys.transpose(1, 2) * self.scale, dim=-1)
+        tokens.weights.append(weights[..., : tokens.num_states])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.models.decoder import NativeDecoder
 from engine.models.families.common import ACTIVATIONS
+from engine.models.layers.decoder_layer import CrossLayer
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import LayerNorm, NoNorm, chain
@@ -142,10 +143,15 @@ class WhisperModel(NativeDecoder):
     """The decoder with its encoder, whose states it keeps as keys and values in the KV cache."""
 
     encoder_spec: WhisperEncoderSpec
+    #: By layer, see `CrossAttention`.
+    alignment_heads: dict[int, tuple[int, ...]]
     logits_processors: ClassVar = ("engine.sampling.whisper_timestamps:WhisperTimestamps",)
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer, CrossLayer):
+                layer.cross.alignment_heads = self.alignment_heads.get(index, ())
         loader = WeightLoader(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights)
         self._encoder = WhisperEncoder(self.encoder_spec, loader)
 

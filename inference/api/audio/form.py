@@ -16,6 +16,7 @@ from inference.errors import PayloadTooLarge, UnsupportedField, UnsupportedMedia
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 #: Formats that tell when something was said.
 TIMED_FORMATS = ("srt", "verbose_json", "vtt")
+GRANULARITIES = ("segment", "word")
 FIELDS = frozenset(
     {
         "chunking_strategy",
@@ -53,6 +54,7 @@ class AudioForm:
         prompt: what was said before, or words as they are spelled.
         temperature: None: 0, and higher where the text isn't plausible.
         include_logprobs: whether the answer has them.
+        granularities: what verbose_json has the times of.
     """
 
     data: bytes
@@ -68,6 +70,7 @@ class AudioForm:
     stream: bool = False
     include_logprobs: bool = False
     endpoint: str = ""
+    granularities: frozenset[str] = frozenset({"segment"})
 
     @property
     def is_timed(self) -> bool:
@@ -139,6 +142,7 @@ def _checked(fields: Any, files: Any, translates: bool) -> AudioForm:
         max_completion_tokens=_integer(fields, "max_completion_tokens", 1, 1 << 20),
         stream=stream,
         include_logprobs="logprobs" in _items(fields, "include"),
+        granularities=frozenset(_items(fields, "timestamp_granularities") or ["segment"]),
     )
 
 
@@ -156,14 +160,9 @@ def _check_choices(fields: Any, response_format: str) -> None:
         )
     granularities = _items(fields, "timestamp_granularities")
     for name in granularities:
-        if name == "word":
-            raise UnsupportedField(
-                "timestamp_granularities 'word' isn't supported; use 'segment'.",
-                param="timestamp_granularities[]",
-            )
-        if name != "segment":
+        if name not in GRANULARITIES:
             raise InvalidRequest(
-                f"timestamp_granularities must be 'segment', got {name[:50]!r}.",
+                f"timestamp_granularities must be 'segment' or 'word', got {name[:50]!r}.",
                 param="timestamp_granularities[]",
             )
     if granularities and response_format != "verbose_json":

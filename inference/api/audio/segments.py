@@ -24,6 +24,15 @@ class Segment:
 
 
 @dataclass(slots=True)
+class Word:
+    """A word with its marks, and when it is said, in seconds of the file."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
 class WindowText:
     """The text of one window.
 
@@ -33,6 +42,7 @@ class WindowText:
         no_speech_prob: probability of the token that stands for no speech.
         logprobs: of each token of the text, (token, log probability).
         advance_s: seconds after its start at which the next window begins.
+        words: where they are asked for.
     """
 
     start: float
@@ -43,6 +53,7 @@ class WindowText:
     no_speech_prob: float = 0.0
     logprobs: list[tuple[int, float]] = field(default_factory=list)
     advance_s: float = 0.0
+    words: list[Word] = field(default_factory=list)
 
     @property
     def text(self) -> str:

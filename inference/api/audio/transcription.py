@@ -34,6 +34,15 @@ from engine.text import Tokenizer
 from engine.text.tokenizer_files import read_generation_config
 from inference.api.audio.form import AudioForm
 from inference.api.audio.segments import Segment, WindowText, split_segments
+from inference.api.audio.words import (
+    UNSPACED_LANGUAGES,
+    AlignmentJob,
+    alignment_params,
+    split_words,
+    token_boundaries,
+    words_of_segment,
+)
+from inference.api.pooling.job import PoolingRun
 from inference.errors import Overloaded
 from inference.generation.generation import Generation
 from inference.generation.model_resolution import check_queue, resolve_model
@@ -258,7 +267,7 @@ class Transcription:
         try:
             text = await self._with_fallback(window, await first_text)
             while True:
-                texts.put_nowait(self._spoken(text))
+                texts.put_nowait(await self._with_words(window, self._spoken(text)))
                 seek = window.seek + round(text.advance_s * FRAMES_PER_SECOND)
                 if seek + MIN_WINDOW_FRAMES > stretch.seconds * FRAMES_PER_SECOND:
                     return
@@ -280,15 +289,50 @@ class Transcription:
                 break  # the text at hand is worth more than none
         return text
 
+    async def _with_words(self, window: Window, text: WindowText) -> WindowText:
+        """A window's text with the times of its words, where they are asked for."""
+        tokens = [token for segment in text.segments for token in segment.tokens]
+        if "word" not in self._form.granularities or not tokens:
+            return text
+        result = await self._in_time(partial(self._align, window, tokens))
+        times = [window.file_time(time) for time in token_boundaries(result, len(tokens))]
+        first, spaced = 0, self.language not in UNSPACED_LANGUAGES
+        for segment in text.segments:
+            end = first + len(segment.tokens)
+            words = split_words(segment.tokens, self._tokenizer.token_bytes, spaced=spaced)
+            text.words += words_of_segment(segment, words, times[first : end + 1])
+            first = end
+        return text
+
+    async def _align(self, window: Window, tokens: list[int]) -> bytes:
+        """Where the tokens of a window's text are said. Raises: what `PoolingRun` does."""
+        prompt = [*self._task_tokens(), self._tokens.no_timestamps]
+        job = AlignmentJob(
+            **self._job_fields([window], [prompt + tokens]),
+            sampling=SamplingParams(),
+            pooling=[alignment_params(prompt, window.seconds)],
+        )
+        await job.check()
+        run = await PoolingRun.start(job)
+        self._running.add(run)
+        [result] = await run.result()
+        self._running.discard(run)
+        return result
+
     async def _ask_in_time(self, window: Window) -> WindowText:
-        """A further window's text: its request was admitted, so it waits for limits by the minute
-        and in full queues.
+        """A further window's text. Raises as `_in_time`."""
+        return await self._in_time(partial(self._ask, window, self._form.temperature or 0))
+
+    @staticmethod
+    async def _in_time(ask: Callable[[], Awaitable[T]]) -> T:
+        """What a request gives that follows an admitted one: it waits for limits by the minute and
+        in full queues.
 
         Raises `BudgetSpent`, and errors of the engine.
         """
         while True:
             try:
-                return await self._ask(window, self._form.temperature or 0)
+                return await ask()
             except BudgetSpent:
                 raise
             except REFUSALS as refused:
@@ -373,17 +417,9 @@ class Transcription:
         self, windows: Sequence[Window], prompt: list[int], sampling: SamplingParams
     ) -> Generation:
         job = Job(
-            ctx=self._ctx,
-            request_id=self._ctx.ids.new("transcript"),
-            endpoint=self._form.endpoint
-            or ("audio.translations" if self._form.translates else "audio.transcriptions"),
-            model=self._served,
-            prompts=[list(prompt) for _ in windows],
-            media=[[MediaItem("audio", window.digest, ())] for window in windows],
-            media_data={window.digest: window.tensors for window in windows},
+            **self._job_fields(windows, [list(prompt) for _ in windows]),
             sampling=sampling,
             stream=self._form.stream,
-            is_continuation=self.first_generation is not None,
         )
         await job.check()
         generation = await Generation.start(job)
@@ -391,6 +427,20 @@ class Transcription:
         if self.first_generation is None:
             self.first_generation = generation
         return generation
+
+    def _job_fields(self, windows: Sequence[Window], prompts: list[list[int]]) -> dict[str, Any]:
+        """Fields of a job that asks about windows."""
+        return {
+            "ctx": self._ctx,
+            "request_id": self._ctx.ids.new("transcript"),
+            "endpoint": self._form.endpoint
+            or ("audio.translations" if self._form.translates else "audio.transcriptions"),
+            "model": self._served,
+            "prompts": prompts,
+            "media": [[MediaItem("audio", window.digest, ())] for window in windows],
+            "media_data": {window.digest: window.tensors for window in windows},
+            "is_continuation": self.first_generation is not None,
+        }
 
     async def _detect_language(self, window: Window) -> str:
         codes = {number: code for code, number in self._tokens.languages.items()}
@@ -406,10 +456,7 @@ class Transcription:
 
     def _prompt(self) -> list[int]:
         tokens, form = self._tokens, self._form
-        prompt = [tokens.start]
-        if tokens.languages:
-            task = tokens.translate if form.translates else tokens.transcribe
-            prompt += [tokens.languages[self.language], task]
+        prompt = self._task_tokens()
         if not self._is_timed:
             prompt.append(tokens.no_timestamps)
         if form.prompt:
@@ -419,6 +466,14 @@ class Transcription:
             limit = self._served.info.max_model_len // 2 - 1
             prompt = [tokens.previous, *previous_tokens[-limit:], *prompt]
         return prompt
+
+    def _task_tokens(self) -> list[int]:
+        """Tokens of the language and the task, behind that of the start."""
+        tokens = self._tokens
+        if not tokens.languages:
+            return [tokens.start]
+        task = tokens.translate if self._form.translates else tokens.transcribe
+        return [tokens.start, tokens.languages[self.language], task]
 
     @property
     def _tokenizer(self) -> Tokenizer:

@@ -14,9 +14,10 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from common.db import run_in_file_thread
-from inference.api.audio.form import FORMATS, AudioForm, read_audio_form
+from inference.api.audio.form import FORMATS, GRANULARITIES, AudioForm, read_audio_form
 from inference.api.audio.segments import WindowText, srt, transcript, verbose_segments, vtt
 from inference.api.audio.transcription import Transcription, open_transcription
+from inference.api.audio.words import verbose_words
 from inference.errors import as_quire_error, encode_error, report
 from inference.schemas import objects
 from inference.serving.respond import add_headers
@@ -54,7 +55,7 @@ _TRANSCRIPTION_FORM: dict[str, Any] = {
         "stream": {"type": "boolean"},
         "timestamp_granularities[]": {
             "type": "array",
-            "items": {"type": "string", "enum": ["segment"]},
+            "items": {"type": "string", "enum": list(GRANULARITIES)},
         },
         "include[]": {"type": "array", "items": {"type": "string", "enum": ["logprobs"]}},
         "chunking_strategy": {"type": "string", "enum": ["auto"]},
@@ -154,8 +155,11 @@ def _answer(
             "task": "translate" if form.translates else "transcribe",
             "language": transcription.language,
             "duration": transcription.seconds,
-            "segments": verbose_segments(windows),
         }
+        if "word" in form.granularities:
+            answer["words"] = verbose_words(windows)
+        if "segment" in form.granularities:
+            answer["segments"] = verbose_segments(windows)
     return json_response(_encode(answer))
 
 

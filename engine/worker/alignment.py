@@ -1,0 +1,75 @@
+"""`TokenAligner`: when the tokens of prompts are said, chunk by chunk of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.contract.pooling_params import ALIGN, PoolingParams
+from engine.models.forward_context import AlignmentRange
+from engine.models.speech.alignment import token_times
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.step_inputs import StepInputs
+
+
+@dataclass(slots=True)
+class _PromptAlignment:
+    """What is recorded of a prompt: weights [heads, n, num_states] of each chunk."""
+
+    params: PoolingParams
+    num_tokens: int
+    chunks: list[Tensor] = field(default_factory=list)
+
+
+class TokenAligner:
+    """Records the attention of prompts that are to be aligned."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, _PromptAlignment] = {}
+
+    def apply_plan(self, plan: StepPlan) -> None:
+        """Follow which sequences come and go; those that return after a preemption start anew."""
+        for seq_id in plan.removed:
+            self._prompts.pop(seq_id, None)
+        for sequence in plan.new:
+            params = sequence.pooling
+            if params is not None and params.task == ALIGN:
+                count = sequence.num_prompt_tokens
+                self._prompts[sequence.seq_id] = _PromptAlignment(params, count)
+
+    def begin(self, plan: StepPlan, inputs: StepInputs) -> dict[int, AlignmentRange]:
+        """By index in the plan the step's tokens to record, which the model fills."""
+        ranges: dict[int, AlignmentRange] = {}
+        if not self._prompts:
+            return ranges
+        starts, positions = inputs.context.query_start_loc.tolist(), inputs.token_index[1]
+        for index, seq_id in enumerate(plan.seq_ids):
+            prompt = self._prompts.get(seq_id)
+            if prompt is not None:
+                params = prompt.params
+                skipped = max(0, params.align_from - int(positions[starts[index]]))
+                start = min(starts[index] + skipped, starts[index + 1])
+                ranges[index] = AlignmentRange(start, starts[index + 1], params.num_states)
+        inputs.context.alignments = tuple(r for r in ranges.values() if r.start < r.end)
+        for group in inputs.context.other_groups:
+            group.alignments = inputs.context.alignments
+        return ranges
+
+    def finish(self, plan: StepPlan, ranges: dict[int, AlignmentRange], result: StepResult) -> None:
+        """Keep what was recorded; `result.pooled` gets the times of prompts that are complete.
+
+        These are float32 seconds, little-endian, of each token from `align_from` on.
+        """
+        for index, tokens in ranges.items():
+            prompt = self._prompts[plan.seq_ids[index]]
+            if tokens.weights:
+                prompt.chunks.append(torch.cat(tokens.weights))
+            if not plan.num_samples[index]:
+                continue
+            times = token_times(torch.cat(prompt.chunks, dim=1))
+            result.pooled[plan.seq_ids[index]] = times.astype(np.dtype("<f4")).tobytes()
+            # Nothing follows the prompt.
+            result.token_ids[index] = []
