@@ -41,6 +41,7 @@ AT_WORK: dict[str, Callable[[Run], object]] = {
     "preemption": lambda run: run.num_preemptions,
     "failover": lambda run: run.resumed,
     "tier": lambda run: run.loaded,
+    "disaggregated": lambda run: run.loaded,
     "sleep": lambda run: run.slept,
     "async scheduling": _overlaps,
     "several replicas": _both_worked,

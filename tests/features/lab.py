@@ -17,6 +17,7 @@ import msgspec
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.messages import EngineRequest, TokenDelta
+from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from tests.features.checkpoints import Checkpoints
 from tests.features.guesses import Guesses
@@ -34,10 +35,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pooling": {"runner": "pooling"},
     "sleep": {"enable_sleep_mode": True},
     "tier": {"enable_prefix_caching": True, "kv_offloading_size": 0.1, "swap_space": 0.1},
+    "disaggregated": {"enable_prefix_caching": True, "kv_offloading_size": 0.1},
     "async scheduling": {"async_scheduling": True},
     "speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
     "ranks": {"tensor_parallel_size": 2},
 }
+#: Number of the engine that computes prompts for the others.
+PREFILL = 9
 #: Tokens that all have together when something befalls them.
 SLEEPS_AT, KILLED_AT = 20, 45
 _PREEMPTING = (0.8, 0.6, 0.45, 0.3)
@@ -93,6 +97,7 @@ class Lab:
 
     def __init__(self, folder: Path, guesses: Guesses) -> None:
         self.checkpoints = Checkpoints(folder)
+        self._tier = str(folder / "tier")
         self._guesses = guesses
         self._ids = itertools.count()
         self._cores: dict[str, EngineCore] = {}
@@ -126,6 +131,10 @@ class Lab:
             head = str(self.checkpoints.head(self.kind(features), self._plain_texts))
             config = {"method": "eagle", "model": head, "num_speculative_tokens": 4}
             settings |= {"speculative_config": config}
+        if "disaggregated" in features:
+            role = "kv_producer" if number == PREFILL else "kv_consumer"
+            settings |= {"kv_transfer_config": {"kv_role": role}}
+            settings |= {"kv_offloading_backend": self._tier}
         settings |= changes
         key = json.dumps([settings, number], sort_keys=True)
         if key not in self._cores:
@@ -177,12 +186,18 @@ class Lab:
         if "speculation" in features:
             self._guesses.know(self.result(features - {"speculation"}).outputs)
         for core in cores:
-            core.reset_prefix_cache()
-        for number in range(2 if features & {"prefix cache", "tier"} else 1):
-            if number and "tier" in features:
+            if "disaggregated" in features:  # what others have saved stays of use
+                core.scheduler.kv.pool.reset_prefix_cache()
+            else:
+                core.reset_prefix_cache()
+        requests = requests or self.requests(features)
+        if "disaggregated" in features:
+            requests = _prefilled(self.core(features, PREFILL, **changes), requests)
+        for number in range(2 if features & {"prefix cache", "tier", "disaggregated"} else 1):
+            if number and features & {"tier", "disaggregated"}:
                 for core in cores:
                     core.scheduler.kv.pool.reset_prefix_cache()
-            run = self._once(features, cores, requests or self.requests(features))
+            run = self._once(features, cores, requests)
         for core in cores:
             core.check_integrity()
             assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.kv.pool.num_blocks
@@ -271,6 +286,18 @@ class Lab:
             resume_token_ids=[list(output.tokens) for output in had],
             skip_indices=[index for index, output in enumerate(had) if output.finish_reason],
         )
+
+
+def _prefilled(core: EngineCore, requests: list[EngineRequest]) -> list[EngineRequest]:
+    """The requests, once an engine has computed and saved their prompts, as gateways ask for it."""
+    for each in requests:
+        sampling = SamplingParams(max_tokens=1, temperature=0)
+        core.add_request(msgspec.structs.replace(each, sampling=sampling, token_cap=None))
+    while core.has_work:
+        core.step()
+    assert core.scheduler.kv_connector is not None
+    core.scheduler.kv_connector.wait_until_saved(60)
+    return [msgspec.structs.replace(each, prefilled=True) for each in requests]
 
 
 def _most_tokens(asked: EngineRequest) -> int:

@@ -15,7 +15,8 @@ NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
-    *("speculation", "draft model", "heads", "pictures", "tier", "ranks"),
+    *("speculation", "draft model", "heads", "pictures", "tier", "disaggregated"),
+    "ranks",
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
@@ -23,6 +24,7 @@ NEVER = {
     frozenset({"windows", "states"}): "no architecture that runs here has both",
     frozenset({"windows", "pictures"}): "no architecture that runs here has both",
     frozenset({"states", "pictures"}): "no architecture that runs here has both",
+    frozenset({"pooling", "disaggregated"}): "a prompt without an answer is computed once",
     frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
     frozenset({"speculation", "heads"}): "an engine has one source of drafts",
     frozenset({"draft model", "heads"}): "an engine has one source of drafts",

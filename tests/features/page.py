@@ -25,7 +25,8 @@ Six requests (prompts of 18 to 60 tokens, two greedy, four sampled with seeds, e
 the feature) go through engines with tiny random models. A ✓ means:
 
 - Some features only change how a result is computed: prefix cache, chunks, preemption, failover,
-  sleep, tier, async scheduling, several replicas, speculation, draft model, heads, ranks. They were
+  sleep, tier, disaggregated, async scheduling, several replicas, speculation, draft model, heads,
+  ranks. They were
   used in the run, and tokens, log probabilities, vectors and finish reasons equal those of a run
   without them, *to the bit*. If the Transformers bridge keeps a state, only the tokens must be
   equal.
@@ -42,7 +43,8 @@ with its streams (`manage.py chaos --kills 40` kills processes). Quantised weigh
 are int8. Every second layer has a window; the model with states is LFM2; the bridge runs Llama;
 pooling takes vectors from Llama; pictures are seen by LLaVA. Speculation's drafts are mostly right;
 the draft model is the model itself with slightly different weights; the heads are EAGLE's, trained
-on the requests' outputs. A tier is in host memory, and the KV cache is empty between two runs. Two
+on the requests' outputs. A tier is in host memory, and the KV cache is empty between two runs. Of a
+disaggregated pair one engine computes the prompts, another loads their blocks from a folder. Two
 ranks share a model.
 
 """
