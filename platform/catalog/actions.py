@@ -31,8 +31,8 @@ LIVE_STATES = (
 #: A row that no supervisor refreshed for this long tells of a process that is gone.
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset(
-    {"source", "settings", "num_replicas", "num_spares", "node", "managed", "public", "aliases"}
-    | {"fallbacks", "idle_minutes"}
+    {"source", "settings", "num_replicas", "num_spares", "num_prefill", "node", "managed"}
+    | {"public", "aliases", "fallbacks", "idle_minutes"}
 )
 
 
@@ -53,8 +53,8 @@ def load_model(
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
         settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
-        columns: `num_replicas`, `num_spares`, `node`, `managed`, `public`, `aliases`,
-            `fallbacks`, `idle_minutes`.
+        columns: `num_replicas`, `num_spares`, `num_prefill`, `node`, `managed`, `public`,
+            `aliases`, `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
     actor = to_actor(actor)

@@ -9,6 +9,7 @@ from django_prometheus.models import ExportModelOperationsMixin
 
 from catalog.engine_settings import validate_engine_settings
 from engine.contract.errors import ConfigError
+from engine.contract.kv_transfer_config import KV_CONSUMER, KV_PRODUCER, NATIVE
 from tenants.models import Tenant
 
 #: Set from the row's own columns or by the supervisor, never in `settings`.
@@ -82,6 +83,11 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         validators=[MaxValueValidator(64)],
         help_text="Hot-standby replicas per node.",
     )
+    num_prefill = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(63)],
+        help_text="Of the replicas, those that only compute prompts for the others.",
+    )
     node = models.CharField(
         max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
     )
@@ -110,6 +116,29 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
             check_engine_settings(self.settings)
         except ValidationError as error:
             raise ValidationError({"settings": error.messages}) from error
+        if self.num_prefill:
+            self._check_num_prefill()
+
+    def _check_num_prefill(self) -> None:
+        """Raise ValidationError unless the replicas can hand prompts over."""
+        if self.num_prefill >= self.num_replicas:
+            raise ValidationError(
+                {
+                    "num_prefill": f"Must be less than the number of replicas, "
+                    f"{self.num_replicas}; got {self.num_prefill}."
+                }
+            )
+        if self.settings.get("kv_offloading_backend", NATIVE) == NATIVE:
+            raise ValidationError(
+                {
+                    "num_prefill": "Needs a kv_offloading_backend, the folder or URL that the "
+                    "replicas share, and a kv_offloading_size."
+                }
+            )
+        if "kv_role" in (self.settings.get("kv_transfer_config") or {}):
+            raise ValidationError(
+                {"num_prefill": "Remove kv_role from kv_transfer_config: replicas get their own."}
+            )
 
     def _check_aliases(self) -> None:
         """Raise ValidationError unless these are names that no other model has."""
@@ -147,6 +176,15 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
     def engine_settings(self) -> dict[str, Any]:
         """All that `EngineConfig.from_mapping` needs for a replica of this model."""
         return {**self.settings, "model": self.source, "served_model_name": self.name}
+
+    def replica_settings(self, index: int) -> dict[str, Any]:
+        """The same of one of its replicas, of which the first `num_prefill` compute prompts."""
+        settings = self.engine_settings
+        if self.num_prefill:
+            role = KV_PRODUCER if index < self.num_prefill else KV_CONSUMER
+            config = settings.get("kv_transfer_config") or {}
+            settings["kv_transfer_config"] = {**config, "kv_role": role}
+        return settings
 
 
 class ReplicaState(models.TextChoices):

@@ -177,17 +177,17 @@ class Supervisor:
         for model in local:
             self._may_idle += [model] if model.idle_minutes else []
             for index in range(model.num_replicas + model.num_spares):
-                spare = index >= model.num_replicas
-                slot = self._slot(model, replica_id_of(model, index, self.node), spare=spare)
+                slot = self._slot(model, index)
                 self._slots[slot.replica_id] = slot
 
-    def _slot(self, model: ServedModel, replica_id: str, *, spare: bool) -> ReplicaSlot:
+    def _slot(self, model: ServedModel, index: int) -> ReplicaSlot:
+        replica_id = replica_id_of(model, index, self.node)
         command = replica_command(
-            model.engine_settings,
+            model.replica_settings(index),
             replica_id=replica_id,
             key_prefix=self.prefix,
             drain_seconds=self.drain_seconds,
-            spare=spare,
+            spare=index >= model.num_replicas,
             program=self.program,
         )
         return ReplicaSlot(

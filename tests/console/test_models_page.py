@@ -40,6 +40,7 @@ def member(name: str, role: str) -> None:
 
 def form(**more: Any) -> dict[str, Any]:
     plain = {"source": DEMO, "num_replicas": "1", "num_spares": "0", "idle_minutes": "0"}
+    plain["num_prefill"] = "0"
     return {**plain, "public": "on", "managed": "on", **more}
 
 

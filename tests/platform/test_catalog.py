@@ -25,6 +25,7 @@ from tenants.models import AuditEntry
 from tests.platform.conftest import World
 
 database = pytest.mark.database
+SHARED_TIER = {"settings": {"kv_offloading_size": 1, "kv_offloading_backend": "/tier"}}
 
 
 @pytest.fixture
@@ -137,6 +138,11 @@ def test_loading_writes_the_wish_and_an_audit_row(folder: str) -> None:
         ({"name": "m", "source": "org/model", "num_replicas": 0}, "num_replicas"),
         ({"name": "m", "source": "org/model", "num_replicas": 1000}, "num_replicas"),
         ({"name": "m", "source": "org/model", "desired": 1}, "desired"),
+        ({"name": "m", "source": "org/model", "num_prefill": 1} | SHARED_TIER, "num_prefill"),
+        (
+            {"name": "m", "source": "org/model", "num_prefill": 1, "num_replicas": 2},
+            "num_prefill",
+        ),
     ],
 )
 def test_bad_loads_are_refused_by_their_field(values: dict[str, Any], param: str) -> None:
@@ -144,6 +150,23 @@ def test_bad_loads_are_refused_by_their_field(values: dict[str, Any], param: str
         actions.load_model(actor=SYSTEM_ACTOR, **values)
     assert caught.value.param == param
     assert not ServedModel.objects.exists()
+
+
+@database
+@pytest.mark.django_db
+def test_the_first_replicas_compute_prompts_for_the_others(folder: str) -> None:
+    model = actions.load_model(
+        actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=3, num_prefill=2, **SHARED_TIER
+    )
+    roles = [model.replica_settings(index)["kv_transfer_config"] for index in range(3)]
+    assert roles == [{"kv_role": "kv_producer"}] * 2 + [{"kv_role": "kv_consumer"}]
+    assert EngineConfig.from_mapping(model.replica_settings(0)).kv_transfer_config == roles[0]
+    settings = {**SHARED_TIER["settings"], "kv_transfer_config": {"kv_role": "kv_both"}}
+    with pytest.raises(InvalidRequest, match="kv_role") as caught:
+        actions.update_model(actor=SYSTEM_ACTOR, model=model, settings=settings)
+    assert caught.value.param == "num_prefill"
+    model = actions.update_model(actor=SYSTEM_ACTOR, model=model, num_prefill=0)
+    assert "kv_transfer_config" not in model.replica_settings(0)
 
 
 @database

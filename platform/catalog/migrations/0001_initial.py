@@ -99,6 +99,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "num_prefill",
+                    models.PositiveSmallIntegerField(
+                        default=0,
+                        help_text="Of the replicas, those that only compute prompts for the others.",
+                        validators=[django.core.validators.MaxValueValidator(63)],
+                    ),
+                ),
+                (
                     "node",
                     models.CharField(
                         blank=True,

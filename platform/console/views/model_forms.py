@@ -312,6 +312,12 @@ NUMBERS = (
     ("num_replicas", "Replicas", "On each node that runs it, 1 to 64.", 64),
     ("num_spares", "Spares", "Loaded and waiting, to take over when no other replica serves.", 64),
     (
+        "num_prefill",
+        "Prefill replicas",
+        "Of the replicas, those that only compute prompts for the others, by a shared KV tier.",
+        63,
+    ),
+    (
         "idle_minutes",
         "Unload after minutes without requests",
         "The next request loads it again. 0: never.",

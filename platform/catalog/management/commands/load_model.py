@@ -47,6 +47,13 @@ class Command(QuireCommand):
             help="hot-standby replicas: loaded, and used only when no other replica serves "
             "(default: 0)",
         )
+        parser.add_argument(
+            "--prefill-replicas",
+            type=int,
+            metavar="N",
+            help="of the replicas, those that only compute prompts for the others, by the KV tier "
+            "that they share (default: 0)",
+        )
         parser.add_argument("--node", metavar="HOST", help="run the replicas only on this host")
         parser.add_argument(
             "--tenant",
@@ -102,6 +109,7 @@ class Command(QuireCommand):
                 settings=settings if settings or not is_registered else None,
                 num_replicas=options["replicas"],
                 num_spares=options["spares"],
+                num_prefill=options["prefill_replicas"],
                 node=options["node"],
                 aliases=options["alias"],
                 fallbacks=options["fallback"],
