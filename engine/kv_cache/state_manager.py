@@ -20,6 +20,15 @@ from engine.kv_cache.single_type_managers import BlockTable, SingleTypeManager
 #: Least tokens between two checkpoints of a sequence. Writing one costs about as much as a token's
 #: own pass over the state, so all of them take less than 1/64 of the time that states take.
 CHECKPOINT_INTERVAL = 64
+#: A checkpoint is idle once it has waited for so many mean gaps between turns. Simulated chats with
+#: log-normal and constant gaps lose hits to checkpoints of ended chats above two, and to those that
+#: were evicted too early below one and a half.
+IDLE_GAPS = 2
+#: Weight of the last gap in their mean.
+GAP_WEIGHT = 1 / 16
+#: Prompts that are remembered, for each block of the pool: enough to recognise conversations of
+#: several times more states than fit.
+REMEMBERED_PROMPTS = 8
 #: Shorter prefixes that prompts share are cheaper to compute than to remember, unless a prompt ends
 #: there.
 MIN_SHARED_TOKENS = 4 * CHECKPOINT_INTERVAL
@@ -79,6 +88,9 @@ class CheckpointedSequence:
     """What is remembered of a running sequence.
 
     Attributes:
+        seq_id: its number.
+        started_at: number of sequences that had started before it.
+        is_returning: an earlier prompt is a prefix of it, as in a conversation's later turns.
         num_tokens: how many it had when it started.
         end: where its prompt ends, in full blocks.
         branch: where its prompt parts from earlier ones, in full blocks.
@@ -88,10 +100,13 @@ class CheckpointedSequence:
         latest: the last one in its output, with its key, which the next one replaces.
         previous: the sequence that this one continues, as a conversation's next turn does, until
             this one has a checkpoint.
-        continues_output: it goes on from a state in the output of `previous`: the conversation's
-            client repeats outputs as they were.
+        repeats_output: its prompt goes on behind the prompt of `previous` with that one's output;
+            None where there is no `previous`.
     """
 
+    seq_id: int
+    started_at: int
+    is_returning: bool
     num_tokens: int
     end: int
     branch: int
@@ -100,17 +115,17 @@ class CheckpointedSequence:
     num_computed: int
     latest: tuple[Block, bytes] | None = None
     previous: CheckpointedSequence | None = None
-    continues_output: bool = False
+    repeats_output: bool | None = None
 
 
 class StateManager(SingleTypeManager):
     """Blocks of states. The pool has at least one for each running sequence, so none ever lacks its
     own; checkpoints take what is left.
 
-    Checkpoints that later ones make superfluous are evicted first, then those that were used least
-    recently. Superfluous are those in the middle of a prompt once its end is cached; those of a
-    turn of a conversation once the next one has its own, unless prompts part there; and the end of
-    a prompt once its output has one, in a conversation that went on from an output before.
+    Checkpoints that later ones make superfluous are evicted first: those in the middle of a prompt
+    once its end is cached; those of a conversation's turn when the next one has its own, unless
+    prompts part there; and the end of a prompt when its output has one, in a conversation that
+    repeated an output before. What else is evicted says `_make_space`.
     """
 
     def __init__(
@@ -120,8 +135,16 @@ class StateManager(SingleTypeManager):
         # States are cached by the hash of full blocks; both are powers of two.
         self._interval = max(CHECKPOINT_INTERVAL, block_size)
         self._sequences: dict[int, CheckpointedSequence] = {}
-        #: By key the sequence that a checkpoint is of, of those that nothing continues yet.
+        #: By the hash of its prompt each sequence that nothing continues yet, the oldest first.
         self._last_turns: dict[bytes, CheckpointedSequence] = {}
+        #: Sequences that have started: the clock of all ages here.
+        self._num_started = 0
+        #: Mean number of sequences that start between two turns of a conversation.
+        self._mean_gap = 0.0
+        #: By block id when the cached checkpoint was used last, and whether prompts came back to
+        #: it; never for those that are superfluous.
+        self._used_at = [float("-inf")] * pool.num_blocks
+        self._is_returned_to = [False] * pool.num_blocks
         #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
@@ -154,6 +177,7 @@ class StateManager(SingleTypeManager):
         quota = self._state_quota(quota)
         self.pool.touch(prefix, quota)
         self.pool.free_blocks(prefix, quota)
+        self._record_use(checkpoint, is_returned_to=True)
         block = self._get_block(quota)
         # In the smallest pool the block is the checkpoint itself, which is as good.
         if block is not checkpoint:
@@ -179,24 +203,48 @@ class StateManager(SingleTypeManager):
         num_tokens, size = len(sequence.token_ids), self.block_size
         # The last token is computed in any case, so no prompt goes on from behind it.
         end = (num_tokens - 1) // size * size
-        previous = None
-        if num_computed:
-            hashes = sequence.block_hashes.hash_full_blocks(sequence.token_ids, size)
-            previous = self._last_turns.get(hashes[num_computed // size - 1] + self.suffix)
-        if previous is not None and not previous.end <= num_computed < end:
-            previous = None
-        if previous is not None and previous.num_computed < branch + size:
-            branch = 0  # Nothing parts where the last turn ended.
-        positions = [
+        hashes = sequence.block_hashes.hash_full_blocks(sequence.token_ids, size)[: end // size]
+        same_prompt = self._last_turns.pop(hashes[-1], None) if hashes else None
+        previous = None if same_prompt is not None else self._pop_last_turn(hashes)
+        if previous is not None:
+            previous.previous = None
+            if previous.seq_id != sequence.seq_id:
+                gap = self._num_started - previous.started_at
+                self._mean_gap += (gap - self._mean_gap) * (GAP_WEIGHT if self._mean_gap else 1)
+        record = CheckpointedSequence(
+            seq_id=sequence.seq_id,
+            started_at=self._num_started,
+            is_returning=previous is not None
+            or (same_prompt is not None and same_prompt.is_returning),
+            num_tokens=num_tokens,
+            end=end,
+            branch=branch,
+            positions=[],
+            cached=[],
+            num_computed=num_computed,
+            previous=previous,
+        )
+        if previous is not None and branch >= previous.end:
+            record.repeats_output = branch + size > min(previous.num_computed, end)
+            record.branch = 0  # Nothing parts where the last turn ended.
+        record.positions = [
             position
-            for position in checkpoint_positions(num_computed, end, branch)
+            for position in checkpoint_positions(num_computed, end, record.branch)
             if position % size == 0
         ]
-        record = CheckpointedSequence(
-            num_tokens, end, branch, positions, [], num_computed, previous=previous
-        )
-        record.continues_output = previous is not None and num_computed > previous.end
+        self._num_started += 1
         self._sequences[sequence.seq_id] = record
+        if hashes:
+            self._last_turns[hashes[-1]] = record
+            if len(self._last_turns) > REMEMBERED_PROMPTS * self.pool.num_blocks:
+                del self._last_turns[next(iter(self._last_turns))]
+
+    def _pop_last_turn(self, hashes: Sequence[bytes]) -> CheckpointedSequence | None:
+        """The sequence of the longest remembered prompt that is a prefix of these blocks."""
+        for block_hash in reversed(hashes):
+            if block_hash in self._last_turns:
+                return self._last_turns.pop(block_hash)
+        return None
 
     def schedule_checkpoints(
         self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_tokens: int
@@ -209,13 +257,49 @@ class StateManager(SingleTypeManager):
         positions, quota = record.positions, self._state_quota(quota)
         while positions and positions[-1] <= num_tokens:
             self._keep(sequence, positions.pop(), quota)
+        if record.repeats_output is False:
+            return
         if num_tokens % self._interval == 0 and num_tokens > record.num_tokens:
             self._keep(sequence, num_tokens, quota)
 
     def _keep(self, sequence: CacheableSequence, num_tokens: int, quota: TenantQuota) -> None:
-        if self.pool.num_free_blocks:
+        record = self._sequences[sequence.seq_id]
+        if num_tokens >= record.end:
+            # At once, so that it may be written over one of them.
+            self._evict_superfluous(record, num_tokens)
+        is_returned_to = record.is_returning or num_tokens == record.branch
+        if self.pool.num_free_blocks and self._make_space(quota, is_returned_to):
             (block,) = self.pool.get_new_blocks(1, quota)
             self._pending.append(Checkpoint(sequence, num_tokens, block, quota))
+
+    def _make_space(self, quota: TenantQuota, is_returned_to: bool) -> bool:
+        """Whether a checkpoint is worth more than the one that it would replace, which then is the
+        next to be evicted.
+
+        By the last use alone, conversations that take turns evict each other just before they come
+        back, and none ever hits. So a checkpoint is replaced when it has been idle for longer than
+        conversations usually are, or when nothing has come back to it and the new one is of a
+        conversation that has. Else those that are cached stay, and the new one isn't written.
+
+        Args:
+            quota: the tenant's.
+            is_returned_to: prompts have come back to what the new checkpoint is of.
+        """
+        source, _ = self.pool.quotas.next_to_evict()
+        first = next(iter(source.free))
+        if source is not quota or first.block_hash is None:
+            return True
+        if self._num_started - self._used_at[first.block_id] > IDLE_GAPS * self._mean_gap:
+            return True
+        for block in source.free if is_returned_to else ():
+            if not self._is_returned_to[block.block_id]:
+                self.pool.evict_first(block)
+                return True
+        return False
+
+    def _record_use(self, checkpoint: Block, is_returned_to: bool) -> None:
+        self._used_at[checkpoint.block_id] = self._num_started
+        self._is_returned_to[checkpoint.block_id] = is_returned_to
 
     def cache_written_checkpoints(self) -> None:
         """Cache the checkpoints of the steps before, which are written when the next one runs."""
@@ -234,10 +318,10 @@ class StateManager(SingleTypeManager):
             record = self._sequences.get(sequence.seq_id)
             if record is None or not is_new:
                 continue
+            self._record_use(block, record.is_returning or num_tokens == record.branch)
             record.cached.append((num_tokens, key))
             if num_tokens >= record.end:
                 self._evict_superfluous(record, num_tokens)
-                self._last_turns[key] = record
             if num_tokens > record.num_tokens:
                 if record.latest is not None and record.latest[0].block_hash == record.latest[1]:
                     self.pool.discard(record.latest[0])
@@ -247,7 +331,7 @@ class StateManager(SingleTypeManager):
         """Have those be evicted first that the checkpoint after `num_tokens`, at the end of its
         prompt or in its output, replaces.
         """
-        first_needed = num_tokens if record.continues_output else record.end
+        first_needed = num_tokens if record.repeats_output else record.end
         for sequence in (record, record.previous):
             if sequence is None:
                 continue
@@ -255,15 +339,9 @@ class StateManager(SingleTypeManager):
                 block = self.pool.get_cached_block(key)
                 is_replaced = sequence is not record or position < first_needed
                 if block is not None and is_replaced and position != sequence.branch:
+                    self._used_at[block.block_id] = float("-inf")
                     self.pool.evict_first(block)
-                if sequence is not record:
-                    self._last_turns.pop(key, None)
         record.previous = None
-        if len(self._last_turns) > 2 * self.pool.num_blocks:
-            cached = self.pool.get_cached_block
-            self._last_turns = {
-                key: turn for key, turn in self._last_turns.items() if cached(key) is not None
-            }
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:
         """(sequence id, number of tokens, block id) of what the plan just made must keep."""
@@ -331,6 +409,7 @@ class StateManager(SingleTypeManager):
         if table is None:
             return
         self.pool.free_blocks(table, self._state_quota(quota))
+        self.pool.discard(table[0])
         self._sequences.pop(seq_id, None)
         for checkpoint in self._drafted.pop(seq_id, ()):
             self._free(checkpoint)
