@@ -46,6 +46,7 @@ from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
 from engine.contract.vllm_variables import settings_from_variables
 
 DEFAULT_NUM_SEQS = 256
+MAX_RANKS = 64
 #: Each costs time before its tokens can be counted, so there is a limit whatever a context holds.
 MAX_IMAGES_PER_PROMPT, MAX_VIDEOS_PER_PROMPT = 64, 8
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
@@ -338,6 +339,17 @@ class EngineConfig(Settings):
         low=1,
         high=64,
     )
+    pipeline_parallel_size: int = cli_field(
+        1,
+        "number of stages, processes of this machine that have some of the model's layers each and "
+        "work on several batches at once; see docs/ranks.md",
+        short="-pp",
+        low=1,
+        high=64,
+    )
+    pipeline_layer_partition: str | None = cli_field(
+        None, "number of layers of each stage, such as 6,5; default: as many each"
+    )
     num_threads: int | None = cli_field(
         None, "CPU threads of the engine, over all ranks; default: all cores", low=1, high=4096
     )
@@ -408,6 +420,12 @@ class EngineConfig(Settings):
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
         check_overrides(self.override_generation_config or {})
+        if self.world_size > MAX_RANKS:
+            raise ConfigError(
+                f"tensor_parallel_size * pipeline_parallel_size must be in [1, {MAX_RANKS}]; got "
+                f"{self.world_size}.",
+                param="pipeline_parallel_size",
+            )
         self._check_media_limits()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
@@ -417,6 +435,11 @@ class EngineConfig(Settings):
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
                 )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that share the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def swaps(self) -> bool:
@@ -537,7 +560,12 @@ class EngineConfig(Settings):
         return int(self.kept_seats_fraction * self.max_num_seqs)
 
     def uses_async_scheduling(self, by_default: bool) -> bool:
-        """Return `async_scheduling`, or the device's default, which is off with drafts."""
+        """Return `async_scheduling`, or the device's default, which is off with drafts.
+
+        Stages of a pipeline work on steps of different sequences instead.
+        """
+        if self.pipeline_parallel_size > 1:
+            return False
         if self.async_scheduling is None:
             return by_default and not self.speculative_config
         return self.async_scheduling

@@ -394,8 +394,9 @@ def _kv_bytes(value: Any) -> dict[str, Any]:
 
 
 _SINGLE_DEVICE = (
-    "ranks share a model by its tensors alone: --tensor-parallel-size. For more throughput run "
-    "more replicas (`quire load_model --replicas N`)."
+    "ranks share a model by its tensors and its layers: --tensor-parallel-size, "
+    "--pipeline-parallel-size. For more throughput run more replicas (`quire load_model --replicas "
+    "N`)."
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `quire engine`."
@@ -440,7 +441,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     restricted_flag("worker_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
-    restricted_flag("pipeline_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-pp",)),
     restricted_flag(
         "data_parallel_size",
         int,

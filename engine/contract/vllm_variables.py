@@ -56,6 +56,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_USE_MODELSCOPE", "", "give a folder as model"),
     Variable("VLLM_INSTANCE_ID", "QUIRE_KEY_PREFIX", "keeps instances on one Redis apart"),
     Variable("VLLM_RINGBUFFER_WARNING_INTERVAL", "", "there is no ring buffer"),
+    Variable("VLLM_PP_LAYER_PARTITION", "--pipeline-layer-partition", acts=True),
     Variable("CUDA_HOME", "CUDA_HOME", _MACHINE),
     Variable("VLLM_NCCL_SO_PATH", "", _ONE),
     Variable("LD_LIBRARY_PATH", "LD_LIBRARY_PATH", _MACHINE),

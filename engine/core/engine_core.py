@@ -120,10 +120,11 @@ class EngineCore:
         self.structured = StructuredOutputManager(
             self.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
+        pipelined = config.pipeline_parallel_size > 1
         overlaps = config.uses_async_scheduling(executor.supports_async_scheduling)
         self.adapters = AdapterManager(executor.adapters)
         self._input_processor = InputProcessor(
-            config, facts, self.scheduler.max_tokens_for, allows_lookahead=overlaps
+            config, facts, self.scheduler.max_tokens_for, counts_placeholders=overlaps or pipelined
         )
         self._admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
@@ -140,7 +141,9 @@ class EngineCore:
             executor.detach,
             self._on_finished,
         )
-        self.max_in_flight = 1 if overlaps else 0
+        self.max_in_flight = 1 if overlaps else config.pipeline_parallel_size - 1
+        #: Whether steps in flight are of different sequences.
+        self._pipelined = pipelined
         self.drafter = make_drafter(
             config,
             facts,
@@ -331,7 +334,8 @@ class EngineCore:
                 self.scheduler.park_idle_beam()
         for sequence, error in self.scheduler.pop_rejected():
             deltas += self._outputs.reject(sequence, error)
-        deltas += self._process_steps(self.max_in_flight if scheduled else 0)
+        in_flight = len(self._steps_in_flight)
+        deltas += self._process_steps(self.max_in_flight if scheduled else max(0, in_flight - 1))
         self._counters.record_step(started, plan if scheduled else None)
         if scheduled and not self.max_in_flight:
             seconds = time.perf_counter() - started
@@ -353,7 +357,7 @@ class EngineCore:
         """
         if not self.structured.needs_bitmask:
             return None
-        if self._steps_in_flight:
+        if self._steps_in_flight and not self._pipelined:
             plan.awaits_bitmask = True
             return None
         bitmask = self._make_bitmask(plan)
@@ -394,7 +398,7 @@ class EngineCore:
                 self.drafter.record_tracking(result.tracking_seconds)
             deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
             for later in self._steps_in_flight:
-                if later.plan.awaits_bitmask:
+                if later.plan.awaits_bitmask and not self._pipelined:
                     later.bitmask = self._make_bitmask(later.plan)
                     if later.bitmask is None:
                         self.executor.send_bitmask(GrammarOutput(later.plan.step))

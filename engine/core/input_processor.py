@@ -134,7 +134,7 @@ class InputProcessor:
 
     Args:
         capacity: how many tokens of one sequence the pool holds for a request's tenant.
-        allows_lookahead: steps are planned before the tokens of the one before are known.
+        counts_placeholders: steps are planned while others are in flight.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class InputProcessor:
         facts: ModelFacts,
         capacity: Callable[[EngineRequest], int],
         *,
-        allows_lookahead: bool,
+        counts_placeholders: bool,
     ) -> None:
-        self._plans_ahead = allows_lookahead
+        self._has_steps_in_flight = counts_placeholders
         self._config = config
         self._facts = facts
         self._capacity = capacity
@@ -382,7 +382,7 @@ class InputProcessor:
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
             num_resumed_tokens=len(resumed),
-            allows_lookahead=self._allows_lookahead(message),
+            counts_placeholders=self._counts_placeholders(message),
             isolated=message.isolated,
         )
         if params.prompt_logprobs is not None and index == 0:
@@ -390,10 +390,10 @@ class InputProcessor:
         self._next_seq_id += 1
         return sequence
 
-    def _allows_lookahead(self, message: EngineRequest) -> bool:
-        """With async scheduling, except where the next token isn't simply the one sampled last."""
+    def _counts_placeholders(self, message: EngineRequest) -> bool:
+        """With steps in flight, except where the next token isn't simply the one sampled last."""
         beams = message.sampling.use_beam_search
-        return self._plans_ahead and not beams and message.pooling is None
+        return self._has_steps_in_flight and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
         """The request's seed; without one, from its id: the same on every replica that gets it."""

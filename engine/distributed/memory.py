@@ -7,51 +7,76 @@ import os
 import struct
 from dataclasses import dataclass
 
+from engine.distributed.parallel_state import ParallelState
 from kernels.interface import KernelSet, RankGroup
 
 #: A gather waits for so long. Ranks run the same layers at the same time: one that comes later than
 #: this doesn't come.
 GATHER_TIMEOUT_S = 10.0
+#: Of heartbeats, before which the failure flag is.
 _BEAT = struct.Struct("<Q")
+_FLAG = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The heartbeats of `size` ranks, a page, then what their kernels gather through.
+    """A failure flag and the heartbeats of all ranks, a page, then what the kernels of each stage
+    gather through.
 
     Attributes:
         descriptor: of the file, which has no name: processes inherit it.
-        rank: this process's.
+        state: this process's place.
     """
 
     descriptor: int
-    rank: int
-    size: int
+    state: ParallelState
     pages: mmap.mmap
 
     @classmethod
-    def create(cls, size: int, num_bytes: int) -> RankMemory:
-        """Of the first rank; `num_bytes` for the kernels. Raises OSError."""
+    def create(cls, state: ParallelState, num_bytes: int) -> RankMemory:
+        """Of the first rank; `num_bytes` for the kernels of a stage. Raises OSError."""
         descriptor = os.memfd_create("quire-ranks")
-        os.ftruncate(descriptor, mmap.PAGESIZE + num_bytes)
-        return cls.open(descriptor, 0, size)
+        num_pages = -(-num_bytes // mmap.PAGESIZE)
+        os.ftruncate(descriptor, mmap.PAGESIZE * (1 + state.pipeline_parallel_size * num_pages))
+        return cls.open(descriptor, state)
 
     @classmethod
-    def open(cls, descriptor: int, rank: int, size: int) -> RankMemory:
+    def open(cls, descriptor: int, state: ParallelState) -> RankMemory:
         """Of another rank, which has inherited the descriptor. Raises OSError."""
-        return cls(descriptor, rank, size, mmap.mmap(descriptor, 0))
+        return cls(descriptor, state, mmap.mmap(descriptor, 0))
 
     def beat(self) -> None:
         """Say that this rank lives."""
-        (count,) = _BEAT.unpack_from(self.pages, _BEAT.size * self.rank)
-        _BEAT.pack_into(self.pages, _BEAT.size * self.rank, count + 1)
+        count = self.num_beats(self.state.rank)
+        _BEAT.pack_into(self.pages, self._beat_offset(self.state.rank), count + 1)
 
     def num_beats(self, rank: int) -> int:
         """How often a rank has said so."""
-        count: int = _BEAT.unpack_from(self.pages, _BEAT.size * rank)[0]
+        count: int = _BEAT.unpack_from(self.pages, self._beat_offset(rank))[0]
         return count
 
-    def join(self, ops: KernelSet) -> RankGroup:
-        """This rank's side of the group. Raises ValueError for kernels without ranks."""
-        kernels = mmap.mmap(self.descriptor, len(self.pages) - mmap.PAGESIZE, offset=mmap.PAGESIZE)
-        return ops.join_ranks(kernels, self.rank, self.size, GATHER_TIMEOUT_S)
+    @staticmethod
+    def _beat_offset(rank: int) -> int:
+        return _FLAG.size + _BEAT.size * rank
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed since the latest reset: no rank waits for another."""
+        return bool(_FLAG.unpack_from(self.pages)[0])
+
+    def set_failed(self, failed: bool) -> None:
+        """Set or clear the flag."""
+        _FLAG.pack_into(self.pages, 0, failed)
+
+    def join(self, ops: KernelSet, stage: int | None = None) -> RankGroup:
+        """This rank's side of its stage's group; of another `stage` the first rank's, by which its
+        gathers can be made to fail.
+
+        Raises ValueError for kernels without ranks.
+        """
+        state = self.state
+        size = (len(self.pages) - mmap.PAGESIZE) // state.pipeline_parallel_size
+        rank = state.tensor_rank if stage is None else 0
+        offset = mmap.PAGESIZE + size * (state.stage if stage is None else stage)
+        kernels = mmap.mmap(self.descriptor, size, offset=offset)
+        return ops.join_ranks(kernels, rank, state.tensor_parallel_size, GATHER_TIMEOUT_S)

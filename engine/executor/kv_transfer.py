@@ -164,8 +164,8 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded; "": they can."""
     loaded, layout = worker.loaded, worker.capacity.layout
     name = loaded.spec.architecture
-    if worker.ranks is not None:
-        return f"{worker.ranks.size} ranks share the KV cache"
+    if config.world_size > 1:
+        return f"{config.world_size} ranks share the KV cache"
     if not worker.device.caches_prefixes:
         return f"the device {worker.device.name} caches no prefixes"
     if not hasattr(loaded.model, "kv_cache_tensors"):

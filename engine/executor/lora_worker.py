@@ -72,7 +72,7 @@ class LoraWorker:
 
     @property
     def num_bytes(self) -> int:
-        return self._device.adapter_bytes() // self._config.tensor_parallel_size
+        return self._device.adapter_bytes() // self._config.world_size
 
     @property
     def max_adapters(self) -> int | None:

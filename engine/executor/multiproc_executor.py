@@ -18,6 +18,9 @@ from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
 from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
 from engine.devices.threads import default_num_threads, parse_cpus
+from engine.distributed.channel import ChannelClosed
+from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
+from engine.distributed.pipeline import StageTimeout
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.rank_process import PackedTensor, RemoteCall, StagedAdapter
@@ -37,10 +40,20 @@ class RankedStep:
 
     def __init__(self, executor: MultiprocExecutor, step: int, launched: StepFuture) -> None:
         self._executor, self._step, self._launched = executor, step, launched
+        self._outcome: StepResult | BaseException | None = None
 
     def result(self) -> StepResult:
-        with self._executor.explain_failure(self._step):
-            return self._launched.result()
+        if self._outcome is None:  # the tokens of a step are chosen once
+            try:
+                with self._executor.explain_failure(self._step):
+                    self._executor.finish(self._step)
+                    self._outcome = self._launched.result()
+            except Exception as error:
+                self._outcome = error
+                raise
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
 
     def exception(self) -> BaseException | None:
         try:
@@ -122,35 +135,39 @@ class MultiprocExecutor(UniProcExecutor):
         size = config.tensor_parallel_size
         _check(config)
         ops = kernels_on("cpu", config)
-        num_bytes = ops.rank_memory_bytes(size)
-        if not num_bytes:
+        num_bytes = ops.rank_memory_bytes(size) if size > 1 else 0
+        if size > 1 and not num_bytes:
             raise ConfigError(
                 f"{PARAM}={size} needs the compiled CPU kernels; {ops.name} runs here: {ops.why}.",
                 param=PARAM,
             )
         self._completed = -1
+        state = ParallelState(0, size, config.pipeline_parallel_size)
+        param = PARAM if size > 1 else PIPELINE_PARAM
         try:
-            self._ranks = RankProcesses(size, num_bytes)
+            self._ranks = RankProcesses(state, num_bytes)
         except OSError as error:
             raise ConfigError(
-                f"{PARAM}={size}: no process can be started: {error}", param=PARAM
+                f"{param}={state.world_size}: no process can be started: {error}", param=param
             ) from error
         try:
-            settings = [rank_config(config, rank, ops) for rank in range(size)]
+            settings = [rank_config(config, rank, ops) for rank in range(state.world_size)]
             self._ranks.start([other.to_mapping() for other in settings[1:]])
-            super().__init__(settings[0], self._ranks.memory)
-            self._ranks.watch.group = self._group
+            super().__init__(settings[0], self._ranks.memory, self._ranks.stage_sockets)
+            self._ranks.watch.groups = self._groups = self._join_groups(ops)
             self.adapters = RankedAdapters(self.worker.adapters, self._ranks)
             self._ranks.collect("start", None)
         except BaseException:
             self._ranks.close()
             raise
 
-    @property
-    def _group(self) -> RankGroup:
+    def _join_groups(self, ops: KernelSet) -> list[RankGroup]:
+        """The group of this rank's stage, then those of the others."""
         if self.worker.ranks is None:
-            raise RuntimeError("The worker has joined no ranks.")
-        return self.worker.ranks
+            return []
+        memory = self._ranks.memory
+        stages = range(1, memory.state.pipeline_parallel_size)
+        return [self.worker.ranks, *(memory.join(ops, stage) for stage in stages)]
 
     @property
     def process_ids(self) -> list[int]:
@@ -165,6 +182,12 @@ class MultiprocExecutor(UniProcExecutor):
                 raise ConfigError(
                     "speculative_config: several ranks can't share a model whose drafts come from "
                     "heads on it. Use a draft model or ngram, or leave it out.",
+                    param="speculative_config",
+                )
+            if self.drafts.model is not None and self.worker.stage is not None:
+                raise ConfigError(
+                    f"speculative_config: a draft model can't be used with {PIPELINE_PARAM}. Use "
+                    "ngram, or leave it out.",
                     param="speculative_config",
                 )
             # However long a disk takes: ranks are watched.
@@ -221,6 +244,11 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.broadcast("launch", plan)
         return RankedStep(self, plan.step, super().execute_async(plan))
 
+    def finish(self, step: int) -> None:
+        """Have the tokens of a launched step be chosen, where that isn't part of the launch."""
+        if self.worker.stage is not None:
+            self._ranks.broadcast("finish", step)
+
     def explain_failure(self, step: int) -> _FailureScope:
         """A block that runs a step, or waits for it."""
         return _FailureScope(self, step)
@@ -231,14 +259,19 @@ class MultiprocExecutor(UniProcExecutor):
 
     def raise_failure(self, step: int, error: BaseException) -> None:
         """A step has failed here: nobody waits any more. Raises `EngineFault` for a lost rank."""
-        missing, gathers = self._group.missing_rank, self._group.num_gathers
-        self._group.fail()
+        self.worker.fail_ranks()
         if self._ranks.watch.failure:
             raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
-        if isinstance(error, RankError) and missing is not None:
-            self._ranks.watch.fail(
-                f"Rank {missing} did not come to gather {gathers} of step {step} in time."
-            )
+        reason = ""
+        if isinstance(error, StageTimeout):
+            reason = f"{error} It was to be of step {step}."
+        elif isinstance(error, RankError | ChannelClosed):
+            group = self.worker.ranks
+            if group is not None and (missing := group.missing_rank) is not None:
+                gather = f"gather {group.num_gathers} of step {step}"
+                reason = f"Rank {missing} did not come to {gather} in time."
+        if reason:
+            self._ranks.watch.fail(reason)
             raise EngineFault(self._ranks.watch.failure) from error
 
     def resume(self) -> None:
@@ -250,7 +283,9 @@ class MultiprocExecutor(UniProcExecutor):
                 self._ranks.watch.fail(f"Rank {rank} failed in step {failed[0]}, which others ran.")
                 raise EngineFault(self._ranks.watch.failure)
         super().resume()
-        self._group.reset(is_last=True)
+        for group in self._groups[1:]:
+            group.reset(is_last=True)
+        self.worker.reset_ranks(is_last=True)
 
     def sleep(self, level: int) -> None:
         self._ranks.broadcast("sleep", level)
@@ -298,12 +333,12 @@ class MultiprocExecutor(UniProcExecutor):
 
 def _check(config: EngineConfig) -> None:
     """Raise `ConfigError` for settings that several ranks can't follow."""
-    size = config.tensor_parallel_size
+    param = PARAM if config.tensor_parallel_size > 1 else PIPELINE_PARAM
     if config.device not in ("auto", "cpu"):
         raise ConfigError(
-            f"{PARAM}={size} can't be used on the device {config.device}: ranks share models on "
-            "CPUs alone.",
-            param=PARAM,
+            f"{param}={getattr(config, param)} can't be used on the device {config.device}: ranks "
+            "share models on CPUs alone.",
+            param=param,
         )
     if any(not isinstance(name, str) for name in config.logits_processors or ()):
         raise ConfigError(
@@ -317,7 +352,7 @@ def rank_config(config: EngineConfig, rank: int, ops: KernelSet) -> EngineConfig
 
     Raises `ConfigError` for fewer CPUs than ranks.
     """
-    size, bind = config.tensor_parallel_size, config.cpu_threads_bind
+    size, bind = config.world_size, config.cpu_threads_bind
     if bind in ("auto", "nobind"):
         count = max(1, (config.num_threads or default_num_threads(ops)) // size)
         return replace(config, device="cpu", num_threads=count, cpu_threads_bind="nobind")
@@ -343,6 +378,6 @@ def make_executor(config: EngineConfig) -> Executor:
 
     Raises `ConfigError` for a device that isn't available.
     """
-    if config.tensor_parallel_size > 1:
+    if config.world_size > 1:
         return MultiprocExecutor(config)
     return UniProcExecutor(config)

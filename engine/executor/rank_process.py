@@ -1,7 +1,7 @@
 """`python -m engine.executor.rank_process`: a rank that runs what the first one sends.
 
-Arguments: its rank, the number of ranks, the descriptors of the shared memory and of two sockets,
-for steps and for adapters. It ends when the former is closed, so that no rank outlives the first.
+Its argument is `RankArguments` as JSON. It ends when the socket of commands is closed, so that no
+rank outlives the first.
 """
 
 from __future__ import annotations
@@ -27,16 +27,35 @@ from engine.distributed.channel import (
     encode_reply,
 )
 from engine.distributed.memory import RankMemory
+from engine.distributed.parallel_state import ParallelState
+from engine.distributed.pipeline import StageSockets
 from engine.executor.abstract import Capacity
 from engine.executor.uniproc_executor import find_worker_method
 from engine.executor.worker import Worker
 from engine.lora.store import PackedAdapter
 from engine.scheduler.plan import GrammarOutput, StepPlan
+from engine.worker.interface import PendingStep
 
 log = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 0.1
 _POLL_S = 60.0
+
+
+class RankArguments(msgspec.Struct):
+    """A rank's place, and what it inherits.
+
+    Attributes:
+        stage_sockets: its connections to other stages.
+        memory, commands, adapters: descriptors of the shared memory and of sockets, for steps and
+            for adapters.
+    """
+
+    state: ParallelState
+    stage_sockets: StageSockets
+    memory: int
+    commands: int
+    adapters: int
 
 
 class RemoteCall(msgspec.Struct):
@@ -79,6 +98,7 @@ CALLS: dict[str, Any] = {
 CASTS: dict[str, Any] = {
     "execute": StepPlan,
     "launch": StepPlan,
+    "finish": int,
     "apply_plan": StepPlan,
     "send_bitmask": GrammarOutput,
     "attach": PackedTensor,
@@ -94,9 +114,15 @@ CASTS: dict[str, Any] = {
 class RankProcess:
     """Another rank than the first. Each command is a method of its name."""
 
-    def __init__(self, channel: Channel, adapters: Channel, memory: RankMemory) -> None:
-        """`adapters`: for commands that are run beside steps."""
-        self._channel, self._adapters, self._memory = channel, adapters, memory
+    def __init__(self, arguments: RankArguments) -> None:
+        self._channel, self._adapters = (
+            Channel(socket.socket(fileno=descriptor))
+            for descriptor in (arguments.commands, arguments.adapters)
+        )
+        self._memory = RankMemory.open(arguments.memory, arguments.state)
+        self._stage_sockets = arguments.stage_sockets
+        #: By step, of several stages.
+        self._launched: dict[int, PendingStep] = {}
         self._commands: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._failed_steps: list[int] = []
         self._staged: dict[int, PackedAdapter] = {}
@@ -162,11 +188,12 @@ class RankProcess:
             log.exception("%s failed", command)
             if body and isinstance(body[0], StepPlan):
                 self._failed_steps.append(body[0].step)
-            if (ranks := self._loaded.ranks) is not None:
-                ranks.fail()
+            elif command == "finish":
+                self._failed_steps.append(body[0])
+            self._loaded.fail_ranks()
 
     def start(self, settings: dict[str, Any]) -> None:
-        self.worker = Worker(EngineConfig(**settings), self._memory)
+        self.worker = Worker(EngineConfig(**settings), self._memory, self._stage_sockets)
 
     def load(self) -> None:
         self._loaded.load(lambda done, total: None)
@@ -189,7 +216,16 @@ class RankProcess:
         if self._failed_steps:
             self._failed_steps.append(plan.step)
             return
-        self._loaded.launch(plan, inputs).finish()
+        launched = self._loaded.launch(plan, inputs)
+        if self._loaded.stage is None:
+            launched.finish()
+        else:
+            self._launched[plan.step] = launched
+
+    def finish(self, step: int) -> None:
+        """A step of several stages, which the first rank has launched: its tokens are chosen."""
+        if (launched := self._launched.pop(step, None)) is not None:
+            launched.finish()
 
     def apply_plan(self, plan: StepPlan) -> None:
         self._loaded.prepare(plan)
@@ -219,9 +255,9 @@ class RankProcess:
     def reset(self) -> RankReply:
         worker, failed = self._loaded, self._failed_steps
         self._failed_steps = []
+        self._launched.clear()
         worker.reset()
-        if worker.ranks is not None:
-            worker.ranks.reset(is_last=False)
+        worker.reset_ranks()
         return RankReply(failed_steps=failed)
 
     def sleep(self, level: int) -> None:
@@ -243,13 +279,13 @@ def _decode(message: RankMessage) -> tuple[Any, ...]:
 
 def main(argv: list[str]) -> None:
     """See the module."""
-    rank, size, memory, commands, adapters = (int(argument) for argument in argv)
+    arguments = msgspec.json.decode(argv[0], type=RankArguments)
+    rank = arguments.state.rank
     logging.basicConfig(
         level=logging.WARNING, format=f"rank {rank} %(levelname)s %(name)s: %(message)s"
     )
-    channels = [Channel(socket.socket(fileno=fileno)) for fileno in (commands, adapters)]
     try:
-        RankProcess(channels[0], channels[1], RankMemory.open(memory, rank, size)).run()
+        RankProcess(arguments).run()
     except ChannelClosed:
         return
 

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import msgspec
 from engine.contract.errors import EngineFault
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
-from engine.executor.rank_process import BEAT_INTERVAL_S, StagedAdapter
+from engine.distributed.parallel_state import ParallelState
+from engine.distributed.pipeline import StageSockets
+from engine.executor.rank_process import BEAT_INTERVAL_S, RankArguments, StagedAdapter
 from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
@@ -37,12 +40,12 @@ class RankWatch:
 
     Attributes:
         failure: what happened, as a sentence; "": nothing.
-        group: whose gathers fail; None: there are none yet.
+        groups: whose gathers fail.
     """
 
     def __init__(self, memory: RankMemory, processes: Sequence[subprocess.Popen[bytes]]) -> None:
         self.failure = ""
-        self.group: RankGroup | None = None
+        self.groups: Sequence[RankGroup] = ()
         self._memory, self._processes = memory, processes
         self._finished = threading.Event()
         self._beats = [(0, 0)] * len(processes)
@@ -56,8 +59,9 @@ class RankWatch:
     def fail(self, reason: str) -> None:
         """Let all gathers fail, for a reason that ends the group; the first one counts."""
         self.failure = self.failure or reason
-        if self.group is not None:
-            self.group.fail()
+        self._memory.set_failed(True)
+        for group in self.groups:
+            group.fail()
 
     def _run(self) -> None:
         while not self._finished.wait(BEAT_INTERVAL_S):
@@ -92,15 +96,21 @@ class RankProcesses:
     Raises OSError where the system refuses a process or the memory.
     """
 
-    def __init__(self, size: int, num_bytes: int) -> None:
-        """`num_bytes`: of shared memory for the kernels."""
-        self.memory = RankMemory.create(size, num_bytes)
+    def __init__(self, state: ParallelState, num_bytes: int) -> None:
+        """`num_bytes`: of shared memory for the kernels of a stage."""
+        self.memory = RankMemory.create(state, num_bytes)
+        #: Those of the first rank.
+        self.stage_sockets = StageSockets()
         self._channels: list[Channel] = []
         self._adapter_channels: list[Channel] = []
         self._adapter_lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(1, size):
-            self._start(rank, size)
+        sockets = connect_stages(state)
+        self.stage_sockets = sockets[0]
+        for rank in range(1, state.world_size):
+            self._start(replace(state, rank=rank), sockets[rank])
+            for descriptor in sockets[rank].descriptors:
+                os.close(descriptor)
         self.watch = RankWatch(self.memory, self._processes)
         self._finalizer = weakref.finalize(
             self,
@@ -112,7 +122,7 @@ class RankProcesses:
             self.memory.descriptor,
         )
 
-    def _start(self, rank: int, size: int) -> None:
+    def _start(self, state: ParallelState, sockets: StageSockets) -> None:
         ours, theirs = socket.socketpair()
         our_adapters, their_adapters = socket.socketpair()
         descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
@@ -123,9 +133,9 @@ class RankProcesses:
                 subprocess.Popen(
                     [
                         *(sys.executable, "-m", "engine.executor.rank_process"),
-                        *(str(number) for number in (rank, size, *descriptors)),
+                        msgspec.json.encode(RankArguments(state, sockets, *descriptors)).decode(),
                     ],
-                    pass_fds=descriptors,
+                    pass_fds=(*descriptors, *sockets.descriptors),
                     stdin=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
                     # An interrupt of a terminal is for the first rank, which ends the others.
@@ -207,6 +217,24 @@ class RankProcesses:
     def close(self) -> None:
         """End the ranks, by force where they don't end by themselves."""
         self._finalizer()
+
+
+def connect_stages(state: ParallelState) -> list[StageSockets]:
+    """Each rank's connections to those of other stages; none where there is one stage."""
+    last = state.pipeline_parallel_size - 1
+    logits_rank = last * state.tensor_parallel_size
+    sockets = [StageSockets() for _ in range(state.world_size)]
+    for rank in range(logits_rank):
+        following = rank + state.tensor_parallel_size
+        ours, theirs = (end.detach() for end in socket.socketpair())
+        sockets[rank] = replace(sockets[rank], next=ours)
+        sockets[following] = replace(sockets[following], previous=theirs)
+        ours, theirs = (end.detach() for end in socket.socketpair())
+        sockets[rank] = replace(sockets[rank], logits=(ours,))
+        sockets[logits_rank] = replace(
+            sockets[logits_rank], logits=(*sockets[logits_rank].logits, theirs)
+        )
+    return sockets
 
 
 def _end(

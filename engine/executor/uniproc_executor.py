@@ -15,6 +15,7 @@ from engine.contract.errors import EngineFault, InvalidRequest
 from engine.contract.replica_state import Numerics
 from engine.devices.threads import JoinedThread
 from engine.distributed.memory import RankMemory
+from engine.distributed.pipeline import StageSockets
 from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.worker import Worker
 from engine.kv_transfer.base import KVConnectorBase
@@ -125,9 +126,14 @@ def find_worker_method(name: str) -> Callable[..., Any]:
 class UniProcExecutor:
     """Runs the only worker's steps in the caller's thread, or in a `StepThread`."""
 
-    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
-        """`memory`: see `Worker`."""
-        self.worker = worker = Worker(config, memory)
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: RankMemory | None = None,
+        stage_sockets: StageSockets | None = None,
+    ) -> None:
+        """`memory`, `stage_sockets`: see `Worker`."""
+        self.worker = worker = Worker(config, memory, stage_sockets)
         self.adapters: AdapterHost = worker.adapters
         self.drafts = worker.drafts
         self._thread: StepThread | None = None

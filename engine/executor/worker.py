@@ -17,6 +17,8 @@ from engine.devices.device import CacheRequirements, RunnerInputs
 from engine.devices.host_memory import num_virtual_blocks
 from engine.devices.registry import device_errors, make_device
 from engine.distributed.memory import RankMemory
+from engine.distributed.parallel_state import parse_partition
+from engine.distributed.pipeline import PipelineStage, StageSockets
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
 from engine.executor.kv_transfer import KVTransfer, make_kv_transfer
@@ -64,7 +66,8 @@ def _join_ranks(memory: RankMemory, ops: KernelSet) -> RankGroup:
     try:
         return memory.join(ops)
     except ValueError as error:
-        raise ConfigError(f"{PARAM}={memory.size} can't be used: {error}.", param=PARAM) from error
+        size = memory.state.tensor_parallel_size
+        raise ConfigError(f"{PARAM}={size} can't be used: {error}.", param=PARAM) from error
 
 
 class Worker:
@@ -75,7 +78,9 @@ class Worker:
     `allocate_cache` are called once, in this order.
 
     Attributes:
-        ranks: workers that share the model, of which this is one; None: it has all of it.
+        ranks: workers that share the tensors of layers, of which this is one; None: it has all of
+            them.
+        stage: its layers among those of the model; None: it has all of them.
         device: where the model runs.
         loaded: the model; from `load` on.
         capacity: from `determine_available_blocks` on.
@@ -85,15 +90,30 @@ class Worker:
     loaded: LoadedModel
     capacity: Capacity
 
-    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
-        """`memory`: of the ranks that share the model; None: this is the only one.
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: RankMemory | None = None,
+        stage_sockets: StageSockets | None = None,
+    ) -> None:
+        """`memory`: of the ranks that share the model; None: this is the only one. `stage_sockets`:
+        its connections to those that have other layers.
 
         Raises `ConfigError` for a device that isn't available or has no ranks.
         """
         self._config = config
         report_load_phase(KERNELS)
         self.device = make_device(config)
-        self.ranks = None if memory is None else _join_ranks(memory, self.device.kernels)
+        self._memory, self.ranks, self.stage = memory, None, None
+        if memory is not None and memory.state.tensor_parallel_size > 1:
+            self.ranks = _join_ranks(memory, self.device.kernels)
+        if memory is not None and memory.state.pipeline_parallel_size > 1:
+            partition = config.pipeline_layer_partition
+            self.stage = PipelineStage(
+                memory,
+                stage_sockets or StageSockets(),
+                parse_partition(partition, config.pipeline_parallel_size) if partition else (),
+            )
         self._attachments, self._masks = Attachments(), BitmaskInbox()
         self.adapters = LoraWorker(config, self.device, _DTYPES)
         self.drafts = DraftWorkers(self._use_threads)
@@ -109,7 +129,12 @@ class Worker:
         report_load_phase(READING)
         self.device.use_threads_to_load()
         self.loaded = load_model(
-            self._config, self.device.kernels, progress, self.ranks, self.device.build_model
+            self._config,
+            self.device.kernels,
+            progress,
+            self.ranks,
+            self.device.build_model,
+            stage=self.stage,
         )
         self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._check_logits_processors()
@@ -124,7 +149,23 @@ class Worker:
     @property
     def rank(self) -> int:
         """This worker's number among those of the model."""
-        return 0 if self.ranks is None else self.ranks.rank
+        return 0 if self._memory is None else self._memory.state.rank
+
+    def fail_ranks(self) -> None:
+        """No rank waits for another one until all are reset."""
+        if self._memory is not None:
+            self._memory.set_failed(True)
+        if self.ranks is not None:
+            self.ranks.fail()
+
+    def reset_ranks(self, *, is_last: bool = False) -> None:
+        """Begin anew after a failure; see `RankGroup.reset`."""
+        if self.ranks is not None:
+            self.ranks.reset(is_last=is_last)
+        if self.stage is not None:
+            self.stage.reset()
+        if self._memory is not None and is_last:
+            self._memory.set_failed(False)
 
     def _logits_processor_classes(self) -> list[type[LogitsProcessor]]:
         return processor_classes(
@@ -148,7 +189,7 @@ class Worker:
         """Size the KV cache by the free memory. Raises `ConfigError` where that is too little."""
         config, budget, layout = self._config, self._token_budget(), self._layout()
         self.drafts.check(layout)
-        token_bytes = self._token_bytes(layout.layers_per_block)
+        token_bytes = self._token_bytes(self._layers_per_block(layout))
         num_blocks = self._num_blocks(budget, layout, token_bytes)
         max_stateful, spec = self._max_stateful_sequences(), self.loaded.spec
         if isinstance(spec, DecoderSpec) and spec.states is not None and max_stateful is not None:
@@ -183,6 +224,13 @@ class Worker:
         if isinstance(spec, DecoderSpec) and spec.cross is not None:
             return with_cross_attention(layout, spec.cross.length)
         return layout
+
+    def _layers_per_block(self, layout: KVCacheConfig) -> int:
+        """Layer slots of a block over all stages: each has those that its layers need."""
+        model = self.loaded.model
+        if self.stage is None or not isinstance(model, NativeDecoder):
+            return layout.layers_per_block
+        return sum(len(slots) for slots in model.slots_by_stage(layout))
 
     def _token_bytes(self, num_layers: int | None = None) -> int:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""
@@ -266,6 +314,7 @@ class Worker:
             layout,
             self._attachments,
             self.adapters.by_digest,
+            max_steps_in_flight=max(1, config.pipeline_parallel_size - 1),
         )
         if self._is_serving:
             self.device.on_cache_allocated(self.loaded)
@@ -336,6 +385,7 @@ class Worker:
             num_blocks=self.capacity.num_blocks,
             token_budget=self.capacity.token_budget,
             plans_ahead=self._config.uses_async_scheduling(self.supports_async_scheduling),
+            rank=self.rank,
         )
 
     def read_numerics(self) -> Numerics | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
+from engine.distributed.parallel_state import PIPELINE_PARAM
 from engine.lora.adapter import LoRAAdapter, LoRALayer
 from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder, dora_column_scale, zero_input
 from engine.lora.merge import merged_dense
@@ -126,8 +127,15 @@ def pack_adapter(
     shard = _shard_of(model)
     if shard is not None:
         _check_shardable(adapter, shard)
+    stage = model.stage if isinstance(model, NativeDecoder) else None
+    if stage is not None and not has_only_matrices(adapter):
+        raise InvalidRequest(
+            "Adapters that change the embedding or the output layer can't be used with "
+            f"{PIPELINE_PARAM}={stage.size}: serve them with one stage.",
+            param="model",
+        )
     packer = AdapterPacker(adapter, model, dtype, modules or modules_of(model))
-    layers = [dict(packer.layer(index)) for index in range(len(packer.modules.layers))]
+    layers = [dict(packer.layer(index)) for index in range(packer.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     table = model.lora_table([*layers, packer.ends] if model.lora_slots else layers)
     if shard is not None and table is None:
@@ -158,8 +166,7 @@ def _shard_of(model: AdaptableModel) -> ModelShard | None:
 
 def _full_spec(model: AdaptableModel) -> Any:
     """The model that adapters are of, of which this rank may have a part."""
-    shard = _shard_of(model)
-    return model.spec if shard is None else shard.full_spec
+    return model.full_spec if isinstance(model, NativeDecoder) else model.spec
 
 
 def _check_shardable(adapter: LoRAAdapter, shard: ModelShard) -> None:
@@ -199,6 +206,10 @@ class AdapterPacker:
     ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
         self.modules = modules
+        #: The model's number of this rank's first layer, and how many it has.
+        self._first_layer, self.num_layers = 0, len(modules.layers)
+        if isinstance(model, NativeDecoder):
+            self._first_layer, self.num_layers = model.first_layer, model.spec.num_layers
         self.num_bytes = 0
         #: What slots have of the embedding and the output layer.
         self.ends: dict[str, PackedLora] = {}
@@ -211,7 +222,7 @@ class AdapterPacker:
     def parts(self, index: int) -> Iterator[tuple[str, LayerDeltaBuilder]]:
         """The same before it is packed."""
         layers = self._model.lora_linears(index)
-        for slot, linear in self.modules.layers[index].items():
+        for slot, linear in self.modules.layers[self._first_layer + index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
             if any(deltas):
                 if slot not in layers:
@@ -226,7 +237,7 @@ class AdapterPacker:
 
     def _local_rows(self, index: int, slot: str) -> list[range] | None:
         """This rank's rows of a linear layer; None: it gives all of them."""
-        shard, linears = _shard_of(self._model), self.modules.layers[index]
+        shard, linears = _shard_of(self._model), self.modules.layers[self._first_layer + index]
         if shard is None:
             return None
         if slot not in _SHARDED_SLOTS:

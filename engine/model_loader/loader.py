@@ -17,6 +17,7 @@ from engine.checkpoints.model_files import apply_overrides, download
 from engine.contract.engine_config import EngineConfig, is_hub_id
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.plugins import io_processor
+from engine.distributed.pipeline import PipelineStage
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
@@ -54,6 +55,8 @@ class LoadedModel:
     io_processor: str = ""
     #: Processes that share the model; None: this one has all of it.
     ranks: RankGroup | None = None
+    #: Its layers among those of several processes; None: it has all of them.
+    stage: PipelineStage | None = None
 
     @property
     def runs_whole_prompts(self) -> bool:
@@ -100,6 +103,7 @@ def load_model(
     progress: Callable[[int, int], None],
     ranks: RankGroup | None = None,
     build: Callable[[BuildRequest], LoadedImpl] = build_model,
+    stage: PipelineStage | None = None,
 ) -> LoadedModel:
     """Load the model that `config` names, or this rank's share, for the kernels of its device.
 
@@ -117,7 +121,7 @@ def load_model(
     defaults = sampling_defaults(
         overrides if config.generation_config == "vllm" else generation | overrides
     )
-    order = BuildRequest(folder, raw, config, ops, progress, ranks=ranks)
+    order = BuildRequest(folder, raw, config, ops, progress, ranks=ranks, stage=stage)
     try:
         files = tokenizer_folder(config, folder)
         tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
@@ -150,6 +154,7 @@ def load_model(
         pooler=built.pooler,
         io_processor=_io_processor(config, raw, built.pooler),
         ranks=ranks,
+        stage=stage,
     )
 
 
@@ -174,7 +179,15 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
     """
     raw = apply_overrides(read_config(loaded.folder), config)
     built = build_model(
-        BuildRequest(loaded.folder, raw, config, ops, lambda done, total: None, ranks=loaded.ranks)
+        BuildRequest(
+            loaded.folder,
+            raw,
+            config,
+            ops,
+            lambda done, total: None,
+            ranks=loaded.ranks,
+            stage=loaded.stage,
+        )
     )
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")

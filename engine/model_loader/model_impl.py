@@ -18,6 +18,8 @@ from engine.checkpoints.safetensors import WeightReader
 from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
+from engine.distributed.parallel_state import PIPELINE_PARAM
+from engine.distributed.pipeline import PipelineStage
 from engine.models.attention_backend import with_attention_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, drop_mtp_weights
@@ -194,7 +196,8 @@ class BuildRequest:
         ops: the device's kernels.
         quantized: how the checkpoint was quantised, and what its weights are rounded to.
         progress: called with (done, total) while weights load.
-        ranks: processes that share the model; None: this one has all of it.
+        ranks: processes that share the tensors of layers; None: this one has all of them.
+        stage: its layers among those of several processes; None: it has all of them.
     """
 
     folder: Path
@@ -204,16 +207,18 @@ class BuildRequest:
     progress: Callable[[int, int], None]
     quantized: QuantizationPlan = QuantizationPlan(None, None)
     ranks: RankGroup | None = None
+    stage: PipelineStage | None = None
 
 
 def reject_ranks(order: BuildRequest, what: str) -> None:
     """Raise `ConfigError` where several ranks are to share what only one can run."""
-    if order.ranks is not None:
-        raise ConfigError(
-            f"{PARAM}={order.ranks.size} can't be used for {what}: several ranks share models of "
-            "the native decoder alone. Leave it out.",
-            param=PARAM,
-        )
+    for param, group in ((PARAM, order.ranks), (PIPELINE_PARAM, order.stage)):
+        if group is not None:
+            raise ConfigError(
+                f"{param}={group.size} can't be used for {what}: several ranks share models of "
+                "the native decoder alone. Leave it out.",
+                param=param,
+            )
 
 
 def build_model(order: BuildRequest) -> LoadedImpl:
@@ -334,6 +339,7 @@ def _native(
             rounds,
             config.round_activations,
             order.ranks,
+            order.stage,
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision
@@ -358,7 +364,8 @@ def _native(
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.kv_scales = [*scales]
-    unread = weights.unused_names()
+    # What a stage doesn't read is another one's.
+    unread = [] if order.stage is not None else weights.unused_names()
     if outside is None:
         unread = drop_mtp_weights(unread, spec, raw)  # whoever drafts with them reads them
     if unread:

@@ -140,12 +140,16 @@ class VllmConfig:
         num_blocks: int,
         token_budget: int,
         plans_ahead: bool,
+        rank: int = 0,
     ) -> VllmConfig:
         """Of an engine whose model is loaded and whose cache is sized."""
-        ranks = loaded.ranks
-        size, rank = (1, 0) if ranks is None else (ranks.size, ranks.rank)
         return cls(
-            parallel_config=ParallelConfig(tensor_parallel_size=size, world_size=size, rank=rank),
+            parallel_config=ParallelConfig(
+                config.tensor_parallel_size,
+                config.pipeline_parallel_size,
+                world_size=config.world_size,
+                rank=rank,
+            ),
             model_config=ModelConfig(config, loaded),
             cache_config=CacheConfig(
                 config.block_size,

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.distributed.parallel_state import stage_layers
+from engine.distributed.pipeline import PipelineStage
 from engine.kv_cache.kv_cache_config import (
     KVCacheConfig,
     single_group_config,
@@ -36,7 +38,7 @@ from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Norm, make_norm
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, StepAdapters
 from engine.models.rotary_embedding import rotate_in_planes
-from engine.models.sharding import ModelShard
+from engine.models.sharding import ModelShard, check_stages
 from engine.models.supports_lora import (
     AdaptableLinear,
     SupportsLoRA,
@@ -87,6 +89,18 @@ class LMHeadWithAddedTokens(LinearLayer):
         is_added = ids >= count
         rows[is_added] = self._more.rows(ids[is_added] - count).to(rows.dtype)
         return rows
+
+
+class MissingLayer(LinearLayer):
+    """An embedding or output layer that another stage has."""
+
+    in_features = out_features = nbytes = 0
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        raise RuntimeError("This layer is in another stage.")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise RuntimeError("This layer is in another stage.")
 
 
 class AuxHiddenStates:
@@ -150,11 +164,14 @@ class NativeDecoder(SupportsLoRA):
         max_model_len: length of the rotary tables.
         quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
-        ranks: processes that share the model; None: this one has all of it.
+        ranks: processes that share the tensors of layers; None: this one has all of them.
+        stage: its layers among those of several processes; None: it has all of them.
 
     Attributes:
+        full_spec: of the whole model.
         spec: as this rank's layers are.
-        description: of the whole model.
+        description: of the whole model, with this rank's layers alone.
+        first_layer: the model's number of the first of them.
 
     Raises `ConfigError` for a model that these ranks can't share.
     """
@@ -170,11 +187,22 @@ class NativeDecoder(SupportsLoRA):
         quantization: str | None = None,
         round_inputs: bool = False,
         ranks: RankGroup | None = None,
+        stage: PipelineStage | None = None,
     ) -> None:
         super().__init__()
-        self._full_spec = spec
+        self.full_spec, self.stage = spec, stage
         self.shard = None if ranks is None else ModelShard(spec, ranks)
         self.spec = spec if self.shard is None else self.shard.spec
+        self.description, self.first_layer = describe(spec), 0
+        if stage is not None:
+            check_stages(spec, stage.size)
+            layers = stage_layers(spec.num_layers, stage.size, stage.partition)[stage.index]
+            self.spec, self.first_layer = self.spec.slice_layers(layers), layers.start
+            self.description = replace(
+                self.description, layers=self.description.layers[layers.start : layers.stop]
+            )
+        self._is_first = stage is None or stage.is_first
+        self._is_last = stage is None or stage.is_last
         self.stateful = spec.states is not None
         self.ops = ops
         self.weight_dtype = weight_dtype
@@ -183,7 +211,6 @@ class NativeDecoder(SupportsLoRA):
         self.quantization = quantization
         self.round_inputs = round_inputs
         self._compiled: CompiledDecoder | None = None
-        self.description = describe(spec)
         self.weights: list[LayerWeights] = []
         self.layers: list[Layer] = []
         #: Of the layers that attend, in order, and their KV cache groups.
@@ -209,7 +236,7 @@ class NativeDecoder(SupportsLoRA):
         spec = self.spec
         scheme = make_quant_scheme(self.quantization, self.round_inputs)
         loader = WeightLoader(
-            self._full_spec,
+            self.full_spec,
             self.ops,
             self.weight_dtype,
             self.max_model_len,
@@ -225,7 +252,7 @@ class NativeDecoder(SupportsLoRA):
             self.weights.append(loader.layer(layer))
             progress(index + 2, total)
         self._plane_tables = loader.plane_tables
-        self.final_norm = loader.norm(self.description.final_norm)
+        self.final_norm = loader.norm(self.description.final_norm) if self._is_last else NO_NORM
         self.load_report = loader.reports
         norms = [*(layer.input_norm for layer in self.weights), self.final_norm]
         self._first_norm, *self._next_norms = (
@@ -239,35 +266,46 @@ class NativeDecoder(SupportsLoRA):
     def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""
         spec, described = self.spec, self.description
-        embedding = described.embedding
-        if embedding is None and loader.has_packed(spec.names.lm_head):
-            # Tied while it was trained; the head alone was quantised.
-            embedding = described.head
-            self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
-        elif embedding is None and loader.has_other_head():
-            log.warning(
-                "config.json ties the output layer to the embedding, but the checkpoint has "
-                "another one, %s, which is used.",
-                spec.names.lm_head,
-            )
-            embedding = TableDescription(spec.names.embedding)
-            self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
-        elif embedding is not None and loader.lacks_head():
-            log.warning(
-                "The checkpoint has no output layer, %s: the embedding is used.",
-                described.head.name,
-            )
-            embedding = None
-            self.lm_head = loader.table(replace(described.head, name=spec.names.embedding))
+        embedding, head = self._resolve_tables(loader)
+        self.lm_head = loader.table(head) if self._is_last else MissingLayer()
+        self.embedding: LinearLayer = MissingLayer()
+        if not self._is_first:
+            return
+        if embedding is None and self._is_last:
+            self.embedding = self.lm_head
         else:
-            self.lm_head = loader.table(described.head)
-        self.embedding = self.lm_head if embedding is None else loader.table(embedding)
+            self.embedding = loader.table(embedding or head)
         if described.positions:
             shape = (spec.num_positions, spec.hidden_size)
             self._positions = loader.vector(f"{described.positions}.weight", *shape)
         if described.embedding_norm.name:
             norm = self._embedding_norm_weights = loader.norm(described.embedding_norm)
             self._embedding_norm = make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps)
+
+    def _resolve_tables(
+        self, loader: WeightLoader
+    ) -> tuple[TableDescription | None, TableDescription]:
+        """The embedding, None where it is the head, and the head, as the checkpoint has them."""
+        spec, described = self.spec, self.description
+        embedding, head = described.embedding, described.head
+        if embedding is None and loader.has_packed(spec.names.lm_head):
+            # Tied while it was trained; the head alone was quantised.
+            return head, replace(head, name=spec.names.lm_head)
+        if embedding is None and loader.has_other_head():
+            log.warning(
+                "config.json ties the output layer to the embedding, but the checkpoint has "
+                "another one, %s, which is used.",
+                spec.names.lm_head,
+            )
+            embedding = TableDescription(spec.names.embedding)
+            return embedding, replace(head, name=spec.names.lm_head)
+        if embedding is not None and loader.lacks_head():
+            log.warning(
+                "The checkpoint has no output layer, %s: the embedding is used.",
+                head.name,
+            )
+            return None, replace(head, name=spec.names.embedding)
+        return embedding, head
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All weights that are tensors, by name; shared ones may come more than once."""
@@ -305,28 +343,47 @@ class NativeDecoder(SupportsLoRA):
         """
         attending = self.spec.attention_layers
         if layout is None:
-            layout = single_group_config(len(attending))
+            layout = single_group_config(len(self.full_spec.attention_layers))
             if self.spec.cross is not None:
                 layout = with_cross_attention(layout, self.spec.cross.length)
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
-        caches = [
-            allocate_kv_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
-            for _ in range(layout.layers_per_block)
-        ]
-        by_layer = [caches[slot] for slot in layout.slot_by_layer()]
+        slots, groups = layout.slot_by_layer(), layout.group_by_layer()
+        first = sum(layer < self.first_layer for layer in self.full_spec.attention_layers)
+        if self.stage is not None:
+            slots = slots[first : first + len(attending)]
+        caches = {
+            slot: allocate_kv_cache(self.ops, shape, dtype, latents=self.spec.latents is not None)
+            for slot in sorted(set(slots))
+        }
+        by_layer = [caches[slot] for slot in slots]
         self.kv_caches, self.cross_caches = by_layer[: len(attending)], by_layer[len(attending) :]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
-            of_attending = [self.kv_scales[layer] for layer in attending]
+            of_attending = [self.kv_scales[self.first_layer + layer] for layer in attending]
             self.kv_caches = [
                 cache if scales is None else scales.attach_to(cache)
                 for cache, scales in zip(self.kv_caches, of_attending, strict=True)
             ]
-        self.group_of = layout.group_by_layer()[: len(attending)]
+        self.group_of = groups[first : first + len(attending)]
         states = layout.state_group
         self._keep_by_layer(1 if states is None else states.num_blocks)
         self._compiled = compile_decoder(
             self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
         )
+
+    def slots_by_stage(self, layout: KVCacheConfig) -> list[set[int]]:
+        """Layer slots of a block that each stage needs."""
+        if self.stage is None:
+            return [set(layout.slot_by_layer())]
+        stages = stage_layers(self.full_spec.num_layers, self.stage.size, self.stage.partition)
+        slots = layout.slot_by_layer()
+        return [
+            {
+                slot
+                for slot, layer in zip(slots, self.full_spec.attention_layers, strict=True)
+                if layer in layers
+            }
+            for layers in stages
+        ]
 
     def _keep_by_layer(self, num_state_blocks: int) -> None:
         """Note what each layer keeps: keys and values, or states."""
@@ -370,6 +427,8 @@ class NativeDecoder(SupportsLoRA):
         """
         spec = self.spec
         if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
+            return None
+        if self.stage is not None:
             return None
         offset = spec.position_offset if self._positions is not None else 0
         ends = EmbeddingAndHead(
@@ -417,12 +476,30 @@ class NativeDecoder(SupportsLoRA):
             taps: take states between layers; then all tokens are wanted.
 
         Returns:
-            [num_rows, hidden] for `context.logits_rows` (all tokens when None).
+            [num_rows, hidden] for `context.logits_rows` (all tokens when None); [num_rows, 0] in a
+            stage but the last.
         """
         if context.plane_positions is not None:
             for table, planes in self._plane_tables:
                 rotate_in_planes(table, planes, context.plane_positions.to(table.device))
-        residual, adapters = self._embed(token_ids, context), context.adapters
+        if self.stage is None or self.stage.is_first:
+            residual = self._embed(token_ids, context)
+        else:
+            residual = self.stage.receive_hidden(len(token_ids), self.spec.hidden_size)
+        if self.stage is None or self.stage.is_last:
+            return self._forward_layers(residual, context, taps)
+        rows = context.logits_rows
+        residual = self._forward_layers(residual, replace(context, logits_rows=None), taps)
+        self.stage.send_hidden(residual)
+        return residual.new_empty((len(token_ids) if rows is None else len(rows), 0))
+
+    def _forward_layers(
+        self, residual: Tensor, context: AttentionMetadata, taps: AuxHiddenStates | None
+    ) -> Tensor:
+        """As `forward`, from the residual before the first layer; gives the one behind the last
+        layer in stages that have no final norm.
+        """
+        adapters = context.adapters
         tables = adapters.tables()
         embeds = context.encoder_embeds
         deep = embeds is not None and embeds[1].shape[1] > self.spec.hidden_size
@@ -511,7 +588,9 @@ class NativeDecoder(SupportsLoRA):
 
         Rows of adapters that bring tokens come without others, and all of one vocabulary.
         """
-        spec = self.spec
+        spec, stage = self.spec, self.stage
+        if stage is not None and not stage.is_last:
+            return stage.receive_logits(len(hidden), spec.vocab_size)
         if vocab_size := adapters.vocab_size:
             shape = len(hidden), vocab_size
             logits = torch.empty(shape, dtype=torch.float32, device=hidden.device)
@@ -522,4 +601,6 @@ class NativeDecoder(SupportsLoRA):
             logits.mul_(spec.logit_scale)
         if spec.logit_soft_cap:
             logits.div_(spec.logit_soft_cap).tanh_().mul_(spec.logit_soft_cap)
+        if stage is not None:
+            stage.send_logits(logits)
         return logits

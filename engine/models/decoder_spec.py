@@ -416,6 +416,26 @@ class DecoderSpec:
         """Columns of the key (and of the value) projection."""
         return self.num_kv_heads * self.head_dim
 
+    def slice_layers(self, layers: range) -> DecoderSpec:
+        """Some of the layers, as a model of their own."""
+
+        def part(by_layer: tuple[Any, ...]) -> tuple[Any, ...]:
+            return by_layer[layers.start : layers.stop]
+
+        moe, states = self.moe, self.states
+        return replace(
+            self,
+            num_layers=len(layers),
+            layer_kv_heads=part(self.layer_kv_heads),
+            layer_ropes=part(self.layer_ropes),
+            sliding_windows=part(self.sliding_windows),
+            sparse_layers=part(self.sparse_layers),
+            attends=part(self.attends),
+            has_mlp=part(self.has_mlp),
+            moe=None if moe is None else replace(moe, layers=part(moe.layers)),
+            states=None if states is None else replace(states, layers=part(states.layers)),
+        )
+
     def rope_of(self, layer: int) -> RopeSpec | None:
         """Rotary embedding of one layer."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import ConfigError
+from engine.distributed.parallel_state import PIPELINE_PARAM, TENSOR_PARAM
 from engine.models.decoder_spec import DecoderSpec
 from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
-PARAM = "tensor_parallel_size"
+PARAM = TENSOR_PARAM
 #: Rows of a weight are cut at multiples of this where there are enough: formats of few bits pack
 #: as many together.
 _ROW_MULTIPLE = 32
@@ -138,6 +139,16 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
 def num_kv_copies(spec: DecoderSpec, size: int) -> int:
     """How many ranks have a copy of the same key."""
     return max(1, size // spec.num_kv_heads) if splits_heads(spec, size) else size
+
+
+def check_stages(spec: DecoderSpec, size: int) -> None:
+    """Raise `ConfigError` for a model that several stages can't run."""
+    if spec.cross is not None:
+        raise ConfigError(
+            f"{PIPELINE_PARAM}={size} can't be used: {spec.architecture} has an encoder, which "
+            "can't be in one stage of several. Leave it out, and run more replicas.",
+            param=PIPELINE_PARAM,
+        )
 
 
 def check_shardable(spec: DecoderSpec, size: int) -> None:

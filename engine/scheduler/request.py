@@ -69,8 +69,8 @@ class Sequence:
     timeline: FlightRecord = field(default_factory=FlightRecord)
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
-    #: Whether steps may be planned with tokens that are still being sampled.
-    allows_lookahead: bool = False
+    #: Whether it's counted how many tokens steps in flight sample.
+    counts_placeholders: bool = False
     #: Tokens that it was to compute when it was queued last.
     num_queued_tokens: int = 0
     #: How many tokens after the known ones the steps being run will sample.

@@ -258,7 +258,7 @@ class Scheduler:
                     and step.budget > 0
                     and sequence.status is SequenceStatus.RUNNING
                     and sequence is not self._isolated_running()
-                    and not (sequence.num_placeholders and sequence.ends_in_flight)
+                    and not self._waits_for_token(sequence)
                     and sequence not in step  # preempted and started again
                     and self._runs.can_allocate(sequence, 1)
                 ):
@@ -278,14 +278,18 @@ class Scheduler:
         block_size = self.config.block_size
         block_edges = (0, block_size - 1)
         partial_prefills: list[Sequence] = []
+        # Each stage of a pipeline works on a batch of its own.
+        max_decodes = -(-len(self.running) // self.config.pipeline_parallel_size)
         for sequence in self.running.copy():  # preemption changes the list
             if step.budget <= 0:
+                break
+            if len(step.scheduled) >= max_decodes:
                 break
             if (
                 sequence.status is not SequenceStatus.RUNNING
                 or sequence is isolated
                 or sequence in skipped
-                or (sequence.num_placeholders and sequence.ends_in_flight)
+                or self._waits_for_token(sequence)
             ):
                 continue
             num_computed = sequence.num_computed_tokens
@@ -303,6 +307,12 @@ class Scheduler:
                 else:
                     self._allocate(step, sequence, 1)
         return partial_prefills
+
+    def _waits_for_token(self, sequence: Sequence) -> bool:
+        """Whether no step may be planned for it before one in flight has brought its token."""
+        if not sequence.num_placeholders:
+            return False
+        return self.config.pipeline_parallel_size > 1 or sequence.ends_in_flight
 
     def _schedule_prompts(self, step: StepBuilder, partial_prefills: list[Sequence]) -> None:
         """Schedule prompts, started or waiting, in the policy's order: while budget, seats and

@@ -95,7 +95,7 @@ class StepBuilder:
                 flight.chunks.append((sequence.age_ms, count))
         caught_up = sequence.num_computed_tokens == num_tokens + sequence.num_placeholders
         plan.num_samples.append(int(caught_up))
-        if sequence.allows_lookahead:
+        if sequence.counts_placeholders:
             sequence.num_placeholders += caught_up
 
     def add_decode(self, sequence: Sequence) -> None:
@@ -108,7 +108,7 @@ class StepBuilder:
         self.budget -= 1
         sequence.num_computed_tokens += 1
         sequence.timeline.num_steps += 1
-        if sequence.allows_lookahead:
+        if sequence.counts_placeholders:
             sequence.num_placeholders += 1
 
     def add_drafts(self, row: int, drafts: list[int]) -> None:
@@ -138,7 +138,7 @@ class StepBuilder:
         ]
         num_tokens = len(sequence.token_ids)
         num_ahead = sequence.num_computed_tokens - num_tokens + 1
-        if sequence.allows_lookahead and sequence.num_placeholders == num_ahead > 0:
+        if sequence.counts_placeholders and sequence.num_placeholders == num_ahead > 0:
             sequence.num_placeholders -= 1
         if num_tokens == sequence.num_prompt_tokens and not sequence.num_placeholders:
             sequence.timeline.prefill_chunks -= 1

@@ -83,7 +83,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         sees=facts.sees,
         encoder_length=facts.encoder_length,
         num_mels=facts.num_mels,
-        num_ranks=config.tensor_parallel_size,
+        num_ranks=config.world_size,
         max_images=config.max_images,
         max_videos=config.max_videos if facts.takes_videos else 0,
     )

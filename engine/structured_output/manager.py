@@ -176,11 +176,13 @@ class StructuredOutputManager:
         return drafts if state is None else drafts[: len(state.accept_tokens(drafts))]
 
     def start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Start on the masks of the step that was scheduled last; None when it needs none."""
+        """Start on the masks of a step that was scheduled; None when it needs none."""
         if not self.states:
             return None
         rows: list[BitmaskRow] = []
-        for seq_id, state in self.states.items():
+        for seq_id in plan.seq_ids:  # of other steps in flight each has its masks
+            if (state := self.states.get(seq_id)) is None:
+                continue
             sequence, drafts = self._sequences[seq_id], plan.drafts.get(seq_id, [])
             ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
             if sequence.status is not SequenceStatus.RUNNING or not ends:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping
 
 import msgspec
@@ -83,7 +84,7 @@ class InputBatch:
 
     `apply_plan` and `prepare_inputs` may run while the previous step is still computed in another
     thread, which only reads `tokens` and writes its new ones by `append_sampled`. So the row of a
-    sequence that left is reused one step later.
+    sequence that left is reused `max_steps_in_flight` steps later.
 
     There is a block table for each KV cache group of `layout`, by default one of full attention.
     `attachments` are the objects that plans name by handle, `adapters` those named by digest.
@@ -99,12 +100,13 @@ class InputBatch:
         layout: KVCacheConfig | None = None,
         attachments: Attachments | None = None,
         adapters: Mapping[str, AdapterWeights] | None = None,
+        max_steps_in_flight: int = 1,
     ) -> None:
         self.block_size = block_size
         self._attachments = Attachments() if attachments is None else attachments
         #: Whether sequences with one token come before those with several.
         self.decodes_first = False
-        num_rows = 2 * max_num_seqs
+        num_rows = (1 + max_steps_in_flight) * max_num_seqs
         layout = layout or single_group_config(1)
         self.groups = layout.groups
         self._has_states = layout.state_group is not None
@@ -145,11 +147,14 @@ class InputBatch:
         self.adapters = RowAdapters(adapters)
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
+        #: Rows that the latest plan's sequences left, and those of the plans before.
         self.rows_to_recycle: list[int] = []
+        self._rows_of_earlier_plans: deque[list[int]] = deque([[]] * (max_steps_in_flight - 1))
 
     def apply_plan(self, plan: StepPlan) -> None:
         """Apply the plan's changes: removed, rewound and new sequences, and new blocks."""
-        self._free_rows += self.rows_to_recycle
+        self._rows_of_earlier_plans.append(self.rows_to_recycle)
+        self._free_rows += self._rows_of_earlier_plans.popleft()
         self.rows_to_recycle = []
         for seq_id in plan.removed:
             self._remove(seq_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -118,6 +119,17 @@ class PerVocabularySampler:
         return sampler
 
 
+class DeferredStep:
+    """A step whose tokens are chosen once another stage has computed the logits."""
+
+    def __init__(self, choose_tokens: Callable[[], StepResult]) -> None:
+        self._choose_tokens = choose_tokens
+
+    @torch.inference_mode()
+    def finish(self) -> StepResult:
+        return self._choose_tokens()
+
+
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
@@ -151,6 +163,9 @@ class ModelRunner:
             self._encoder = EncoderRunner(model)
         self._aligner = TokenAligner() if isinstance(model, EncoderDecoderModel) else None
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
+        stage = getattr(model, "stage", None)
+        #: Whether another stage computes the logits, after this one has launched other steps.
+        self._defers_logits = stage is not None and not stage.is_last
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
         return AuxHiddenStates(layers) if layers else None
@@ -195,22 +210,32 @@ class ModelRunner:
         """Run a prepared step after the previous one. May be called in another thread."""
         if inputs is None:
             return StepResult.empty(0)
+        alignments = {} if self._aligner is None else self._aligner.begin(plan, inputs)
+        result = self._choose_tokens(plan, inputs, *self._compute_states(plan, inputs))
+        if self._aligner is not None:
+            self._aligner.finish(plan, alignments, result)
+        return result
+
+    def _compute_states(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:
+        """Hidden states that logits are computed from, and those to save."""
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
         if self._encoder is not None:
             inputs.context.encoder_embeds = self._encoder.run(
                 plan.dropped_encodings, inputs.encode, inputs.encoder_ranges
             )
-        alignments = {} if self._aligner is None else self._aligner.begin(plan, inputs)
-        hidden, saved = self._hidden_states(inputs)
+        return self._hidden_states(inputs)
+
+    def _choose_tokens(
+        self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, saved: Tensor
+    ) -> StepResult:
+        """Compute logits, and choose tokens by them."""
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
             logits = self._logits_of(inputs, hidden)
             if inputs.states:
                 self._sample(plan, inputs, logits, result)
             self._score_prompts(plan, inputs, logits, result)
-        if self._aligner is not None:
-            self._aligner.finish(plan, alignments, result)
         if self._hidden is not None and self._saves_hidden:
             self._hidden.save(plan, inputs, saved, result)
         return result
@@ -282,8 +307,12 @@ class ModelRunner:
             self.model, hidden, context.adapters.lm_head_adapters(context.logits_rows)
         )
 
+    @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
-        return CompletedStep(self.run(plan, inputs))
+        if not self._defers_logits or inputs is None:
+            return CompletedStep(self.run(plan, inputs))
+        states = self._compute_states(plan, inputs)
+        return DeferredStep(partial(self._choose_tokens, plan, inputs, *states))
 
     def reset(self) -> None:
         """Do nothing: no step is in flight after one has failed."""

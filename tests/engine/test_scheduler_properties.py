@@ -301,7 +301,7 @@ class Crowd(Chaos):
                 reserved=reserved,
                 maximum=maximum,
             )
-            sequence.allows_lookahead = self.looks_ahead
+            sequence.counts_placeholders = self.looks_ahead
             self.live.append(sequence)
 
     def _step(self, *, fails: bool = False) -> None:

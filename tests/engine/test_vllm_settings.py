@@ -51,7 +51,8 @@ LATER = set(_LATER.split())
 #: What Quire alone has.
 OWN = {
     "cpu_kernels", "kept_seats_fraction", "max_waiting", "num_threads",
-    "prefill_tokens_beside_decodes", "prompt_overtaking", "round_activations",
+    "pipeline_layer_partition", "prefill_tokens_beside_decodes", "prompt_overtaking",
+    "round_activations",
 }  # fmt: skip
 #: What the same manual gives as defaults, where they can be written down.
 DEFAULTS: dict[str, Any] = {

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.contract.engine_config import EngineConfig
 from engine.distributed.memory import RankMemory
+from engine.distributed.pipeline import StageSockets
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
 from engine.executor.worker import Worker
@@ -50,8 +51,13 @@ class _SentDrafts(DraftWorkers):
 class WireWorker(Worker):
     """The worker that engines of the tests run on."""
 
-    def __init__(self, config: EngineConfig, memory: RankMemory | None = None) -> None:
-        super().__init__(config, memory)
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: RankMemory | None = None,
+        stage_sockets: StageSockets | None = None,
+    ) -> None:
+        super().__init__(config, memory, stage_sockets)
         self.drafts = _SentDrafts(self._use_threads)
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

@@ -175,7 +175,7 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
     load_command_class("config", "serve").print_help("manage.py", "serve")
     for said in (ran.stdout, capsys.readouterr().out):
         assert "[MODEL]" in said
-        assert "--pipeline-parallel-size" not in said
+        assert "--enable-expert-parallel" not in said
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
         ({"allowed_origins": "[1]"}, "--allowed-origins must be a JSON list"),
         ({"model_tag": "a", "model": "b"}, "The model is given twice"),
         (
-            {"pipeline_parallel_size": 2},
-            "pipeline_parallel_size=2 can't be used: ranks share a model by its tensors",
+            {"decode_context_parallel_size": 2},
+            "decode_context_parallel_size=2 can't be used: ranks share a model by its tensors",
         ),
         ({"chat_template": "/nowhere.jinja"}, "chat_template '/nowhere.jinja' is no template"),
         ({"chat_template": "{% if %}"}, "chat_template: "),

@@ -115,10 +115,14 @@ def test_adapters_over_ranks_give_the_bits_of_one(
         expected, expected_others = outputs(llm, mixed), outputs(llm, others)
         assert expected_others[0] != expected[0]
         assert expected != outputs(llm, [None] * 3)
-    with running(folder, size, max_loras=2, **options) as llm:
-        assert outputs(llm, mixed) == expected
-        assert outputs(llm, others) == expected_others
-        assert outputs(llm, mixed) == expected
+    ways = [{"size": size}]
+    if family == "phi3":
+        ways.append({"size": 1, "pipeline_parallel_size": 2})
+    for way in ways:
+        with running(folder, max_loras=2, **way, **options) as llm:
+            assert outputs(llm, mixed) == expected
+            assert outputs(llm, others) == expected_others
+            assert outputs(llm, mixed) == expected
 
 
 def test_adapters_of_attention_go_with_experts_over_ranks(
@@ -147,6 +151,18 @@ def test_what_ranks_cannot_have_of_an_adapter_is_refused(
         head = adapter(folder, tmp_path / "head", 0, ("q_proj", "lm_head"))
         with pytest.raises(InvalidRequest, match="that change the embedding or the output layer"):
             outputs(llm, [head] * 3)
+
+
+def test_adapters_of_the_output_layer_are_refused_by_stages(
+    checkpoint: Folder, tmp_path: Path
+) -> None:
+    folder = checkpoint("llama")
+    head = adapter(folder, tmp_path / "head", 0, ("q_proj", "lm_head"))
+    with (
+        running(folder, 1, pipeline_parallel_size=2) as llm,
+        pytest.raises(InvalidRequest, match="output layer can't be used with pipeline_parallel"),
+    ):
+        outputs(llm, [head] * 3)
 
 
 def test_an_adapter_that_another_rank_cannot_read_is_refused(

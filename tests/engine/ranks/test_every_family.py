@@ -1,4 +1,4 @@
-"""Two ranks and three give one rank's tokens and log probabilities, whatever the family has."""
+"""Ranks and stages give one rank's tokens and log probabilities, whatever the family has."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 #: Experts; latents; states; a norm over all heads; experts with biases and interleaved rows; one
 #: fused weight; ALiBi.
 QUICK = ("mixtral", "deepseek_v3", "qwen3_next", "olmo2", "gpt_oss", "phi3", "bloom")
+#: Latents; states; a norm of embeddings and ALiBi.
+QUICK_STAGES = ("deepseek_v3", "qwen3_next", "bloom")
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
 
 
-def outputs(folder: Path, size: int) -> list[tuple[list[int], list[dict[int, float]]]]:
+def outputs(
+    folder: Path, size: int, num_stages: int = 1
+) -> list[tuple[list[int], list[dict[int, float]]]]:
     llm = LLM(
-        model=str(folder), tensor_parallel_size=size, num_threads=2, num_gpu_blocks_override=128,
-        skip_tokenizer_init=True,
+        model=str(folder), tensor_parallel_size=size, pipeline_parallel_size=num_stages,
+        num_threads=2, num_gpu_blocks_override=128, skip_tokenizer_init=True,
     )  # fmt: skip
     try:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts((1, 47, 16, 64, 90))]
@@ -46,7 +50,10 @@ def outputs(folder: Path, size: int) -> list[tuple[list[int], list[dict[int, flo
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_give_the_bits_of_one(name: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(name)
-    assert outputs(folder, 2) == outputs(folder, 1)
+    expected = outputs(folder, 1)
+    assert outputs(folder, 2) == expected
+    if name in QUICK_STAGES:
+        assert outputs(folder, 1, 2) == expected
 
 
 @pytest.mark.slow
@@ -58,3 +65,5 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
     expected = outputs(folder, 1)
     assert outputs(folder, 2) == expected
     assert outputs(folder, 3) == expected
+    assert outputs(folder, 1, 2) == expected
+    assert outputs(folder, 2, 2) == expected

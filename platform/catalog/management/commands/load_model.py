@@ -1,5 +1,6 @@
 """`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,10 @@ class Command(QuireCommand):
         if failure:
             reason = failure.removesuffix(".")
             self.print_hint(f"{model.name} could not be loaded before ({reason}). Trying again.")
-        if (num_ranks := model.settings.get("tensor_parallel_size", 1)) > 1:
+        num_ranks = math.prod(
+            model.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")
+        )
+        if num_ranks > 1:
             self.print_hint(f"Each replica has {num_ranks} processes that share {model.name}.")
         if options["wait"]:
             with ProgressBar() as bar:
