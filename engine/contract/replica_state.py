@@ -54,6 +54,7 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
         owner: in `KVMapFrame.words`, the tenant that it's charged to or that used it last.
         users: the same, ids of requests that use it, at most `MAX_LISTED_USERS`.
         adapter: the same, the name of the adapter that it was computed with; "" for none.
+        tier: the same, the KV tier that had it too when it changed; "" for none.
     """
 
     block_id: int
@@ -62,6 +63,7 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
     owner: int
     users: list[int]
     adapter: int
+    tier: int | None = None
 
 
 class KVMapFrame(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -316,6 +318,10 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_tier_failures_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_capacity_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    #: By tier that new sequences' tokens were loaded from: their number, and seconds that computing
+    #: them would have taken longer, by what was measured at the start.
+    kv_tier_hit_tokens_total: dict[str, int] = msgspec.field(default_factory=dict)
+    kv_tier_saved_seconds_total: dict[str, float] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
     #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's

@@ -167,6 +167,10 @@ class KVConnectorBase(ABC):
     def wait_for_save(self) -> None:  # noqa: B027
         """Wait until the plan's blocks may be overwritten."""
 
+    def find_tier(self, block_hash: bytes) -> str:
+        """Name of the tier that has a block, "" for none. Not in vLLM."""
+        return ""
+
     @property
     def key_space(self) -> str:
         """Sha256 that is equal where replicas can load one another's blocks, 64 hex digits; "":

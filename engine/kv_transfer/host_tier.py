@@ -29,6 +29,8 @@ class HostTier:
         failures: number of blocks that couldn't be used, by reason.
     """
 
+    name = "host"
+
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.used_bytes = 0

@@ -137,6 +137,10 @@ class MultiConnector(KVConnectorBase):
         for connector in self._bound:
             connector.wait_for_save()
 
+    def find_tier(self, block_hash: bytes) -> str:
+        tiers = (connector.find_tier(block_hash) for connector in self.connectors)
+        return next(filter(None, tiers), "")
+
     @property
     def key_space(self) -> str:
         return next(filter(None, (connector.key_space for connector in self.connectors)), "")

@@ -134,6 +134,7 @@ class OffloadingConnector(KVConnectorBase):
         #: Whether loading blocks is faster than computing their tokens: from host memory, and from
         #: the storage.
         self._loads_host = self._loads_storage = loads
+        self._saved_s_per_token = 0.0
         #: Seconds that a block takes to be computed; unknown at first.
         self._compute_s = READ_TIMEOUT_S
 
@@ -344,6 +345,14 @@ class OffloadingConnector(KVConnectorBase):
                 if self.storage is not None:
                     self.storage.queue_writes(payloads, namespace)
 
+    def find_tier(self, block_hash: bytes) -> str:
+        return self._tier_name if self._key(block_hash) in self._tier else ""
+
+    @property
+    def _tier_name(self) -> str:
+        """Name of the tier that filled blocks go to."""
+        return self.host.name if self.storage is None else self.storage.tier.name
+
     @property
     def key_space(self) -> str:
         if self.storage is None or not (digest := self.storage.tier.digest):
@@ -365,8 +374,12 @@ class OffloadingConnector(KVConnectorBase):
         stats.external_prefix_cache_hits_total = self.num_matched_tokens
         stats.kv_tier_saved_blocks_total = self.num_saved_blocks
         failures = host.failures.copy()
-        stats.kv_tier_bytes = {"host": host.used_bytes}
-        stats.kv_tier_capacity_bytes = {"host": host.capacity}
+        stats.kv_tier_bytes = {host.name: host.used_bytes}
+        stats.kv_tier_capacity_bytes = {host.name: host.capacity}
+        stats.kv_tier_hit_tokens_total = {self._tier_name: self.num_matched_tokens}
+        stats.kv_tier_saved_seconds_total = {
+            self._tier_name: self.num_matched_tokens * self._saved_s_per_token
+        }
         if self.storage is not None:
             tier = self.storage.tier
             failures += tier.failures
@@ -381,6 +394,7 @@ class OffloadingConnector(KVConnectorBase):
         if self.storage is not None:
             tier = self.storage.tier
             read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS))
+        self._saved_s_per_token = max(0.0, compute_s - load_s - read_s) / self._block_size
         if self._saves:
             self._loads_host = self._loads_host and load_s < compute_s
             self._loads_storage = self._loads_storage and load_s + read_s < compute_s

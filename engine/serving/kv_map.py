@@ -23,6 +23,7 @@ from engine.contract.replica_state import (
     frames_key,
 )
 from engine.kv_cache import Block
+from engine.kv_transfer.base import KVConnectorBase
 from engine.scheduler import Scheduler, Sequence
 from engine.system.redis_client import is_temporary
 
@@ -130,11 +131,15 @@ class KVMapBuilder:
             tenants=_tenants(scheduler),
         )
         if changed:
-            self._fill(frame, changed, _users(scheduler))
+            self._fill(frame, changed, _users(scheduler), scheduler.kv_connector)
         return frame
 
     def _fill(
-        self, frame: KVMapFrame, changed: list[Block], users: dict[int, list[Sequence]]
+        self,
+        frame: KVMapFrame,
+        changed: list[Block],
+        users: dict[int, list[Sequence]],
+        connector: KVConnectorBase | None,
     ) -> None:
         words: dict[str, int] = {}
         for block in changed:
@@ -144,6 +149,9 @@ class KVMapBuilder:
                 self._cached[block_id] = block.block_hash
             if previous is not None and previous != block.block_hash:
                 frame.evicted += 1
+            tier = ""
+            if block.block_hash is not None and connector is not None:
+                tier = connector.find_tier(block.block_hash)
             if mine:
                 self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
             elif not cached:
@@ -162,6 +170,7 @@ class KVMapBuilder:
                     words.setdefault(owner, len(words)),
                     [words.setdefault(name, len(words)) for name in names],
                     words.setdefault(self._adapters.get(block_id, ""), len(words)),
+                    words.setdefault(tier, len(words)),
                 )
             )
         frame.words = list(words)

@@ -275,6 +275,16 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
     saved = CounterMetricFamily(
         "quire:kv_tier_saved_blocks", "KV blocks saved in tiers.", labels=ENGINE_LABELS
     )
+    hits = CounterMetricFamily(
+        "quire:kv_tier_hit_tokens",
+        "Prompt tokens that were loaded from a tier.",
+        labels=(*ENGINE_LABELS, "tier"),
+    )
+    saved_seconds = CounterMetricFamily(
+        "quire:kv_tier_saved_seconds",
+        "Seconds that computing these tokens would have taken longer, as measured at the start.",
+        labels=(*ENGINE_LABELS, "tier"),
+    )
     failures = CounterMetricFamily(
         "quire:kv_tier_failures",
         "KV blocks of tiers that couldn't be used or saved, by reason.",
@@ -287,9 +297,14 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
             capacity.add_metric([*labels, tier], stats.kv_tier_capacity_bytes.get(tier, 0))
         if stats.kv_tier_bytes:
             saved.add_metric(labels, stats.kv_tier_saved_blocks_total)
+        for tier, num_tokens in stats.kv_tier_hit_tokens_total.items():
+            hits.add_metric([*labels, tier], num_tokens)
+            saved_seconds.add_metric(
+                [*labels, tier], stats.kv_tier_saved_seconds_total.get(tier, 0.0)
+            )
         for reason, count in stats.kv_tier_failures_total.items():
             failures.add_metric([*labels, reason], count)
-    yield from (used, capacity, saved, failures)
+    yield from (used, capacity, saved, hits, saved_seconds, failures)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

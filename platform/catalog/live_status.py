@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -85,6 +86,39 @@ def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str
         "tasks": tasks,
         "max_images": max_images if tasks else None,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class KVTier:
+    """A replica's KV tier.
+
+    Attributes:
+        hit_tokens: prompt tokens that were loaded from it.
+        saved_seconds: that computing them would have taken longer.
+    """
+
+    replica_id: str
+    name: str
+    used_bytes: int
+    capacity_bytes: int
+    hit_tokens: int
+    saved_seconds: float
+
+
+def tiers_of(beat: Heartbeat) -> list[KVTier]:
+    """A replica's KV tiers by name."""
+    stats = beat.stats
+    return [
+        KVTier(
+            beat.replica_id,
+            name,
+            used_bytes,
+            stats.kv_tier_capacity_bytes.get(name, 0),
+            stats.kv_tier_hit_tokens_total.get(name, 0),
+            stats.kv_tier_saved_seconds_total.get(name, 0.0),
+        )
+        for name, used_bytes in sorted(stats.kv_tier_bytes.items())
+    ]
 
 
 def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:

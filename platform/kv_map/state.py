@@ -24,6 +24,7 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
     owner: str
     users: tuple[str, ...] = ()
     adapter: str = ""
+    tier: str = ""
 
 
 Cells = dict[int, Cell]
@@ -77,6 +78,7 @@ def cells_of(frame: KVMapFrame, states: Iterable[KVMapBlock]) -> Cells:
             words[state.owner],
             tuple([words[user] for user in state.users]),
             words[state.adapter],
+            "" if state.tier is None else words[state.tier],
         )
         for state in states
     }
@@ -202,7 +204,7 @@ class TenantBlockView:
 
 
 def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
-    """Blocks as [number, refs, cached, owner, users, adapter], the last three index `words`."""
+    """Blocks as [number, refs, cached, owner, users, adapter, tier]; the last four index words."""
     words: dict[str, int] = {}
     blocks = [
         [
@@ -212,6 +214,7 @@ def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
             words.setdefault(cell.owner, len(words)),
             [words.setdefault(user, len(words)) for user in cell.users],
             words.setdefault(cell.adapter, len(words)),
+            words.setdefault(cell.tier, len(words)),
         ]
         for number, cell in cells
     ]

@@ -47,7 +47,7 @@ class Page:
             self.cells = {}
         for slot in told.get("gone", ()):
             del self.cells[slot]
-        for slot, refs, cached, owner, users, adapter in told["blocks"]:
+        for slot, refs, cached, owner, users, adapter, _ in told["blocks"]:
             words = told["words"]
             names = tuple(sorted(words[user] for user in users))
             self.cells[slot] = (refs, cached, words[owner], names, words[adapter])

@@ -1,32 +1,46 @@
-"""`manage.py list_tiers`."""
+"""KV tiers of running replicas: `manage.py list_tiers` and the model's page."""
 
 from __future__ import annotations
 
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import call_command
 
+from catalog.models import ServedModel
 from tests.console.beats import heartbeat
-from tests.console.conftest import Beat
+from tests.console.conftest import Beat, Login
+
+STATS: dict[str, Any] = {
+    "kv_tier_bytes": {"host": 3 << 20, "disk": 1 << 30},
+    "kv_tier_capacity_bytes": {"host": 8 << 20, "disk": 4 << 30},
+    "num_requests_swapped": 2,
+    "kv_tier_hit_tokens_total": {"disk": 6400},
+    "kv_tier_saved_seconds_total": {"disk": 2.54},
+    "kv_tier_failures_total": {"authentication": 3},
+}
 
 
 def test_tiers_of_running_replicas_are_listed(
     beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stats = {
-        "kv_tier_bytes": {"host": 3 << 20, "disk": 1 << 30},
-        "kv_tier_capacity_bytes": {"host": 8 << 20, "disk": 4 << 30},
-        "num_requests_swapped": 2,
-        "external_prefix_cache_hits_total": 64,
-        "kv_tier_failures_total": {"authentication": 3},
-    }
-    beat(heartbeat("r1", stats=stats))
+    beat(heartbeat("r1", stats=STATS))
     beat(heartbeat("r2"))
     out = StringIO()
     call_command("list_tiers", stdout=out)
     head, disk, host = out.getvalue().splitlines()
     assert head.split()[:3] == ["MODEL", "REPLICA", "TIER"]
-    assert disk.split()[1:] == ["r1", "disk", "1", "GiB", "4", "GiB", "2", "64"]
-    assert host.split()[1:] == ["r1", "host", "3", "MiB", "8", "MiB", "2", "64"]
+    assert disk.split()[1:] == ["r1", "disk", "1", "GiB", "4", "GiB", "2", "6400", "2.5"]
+    assert host.split()[1:] == ["r1", "host", "3", "MiB", "8", "MiB", "2", "0", "0.0"]
     assert capsys.readouterr().err == "r1: 3 blocks not used or saved: authentication\n"
+
+
+def test_operators_see_a_models_tiers_and_what_they_saved(beat: Beat, login: Login) -> None:
+    model = ServedModel.objects.create(name="tiered", source="org/model")
+    beat(heartbeat("r1", model=model.name, stats=STATS))
+    page = login("root").get(f"/console/models/{model.pk}/").content.decode()
+    assert "KV tiers" in page
+    assert "6,400" in page
+    assert "2.5" in page
+    assert "KV tiers" not in login("ada").get(f"/console/models/{model.pk}/").content.decode()

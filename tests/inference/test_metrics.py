@@ -348,6 +348,8 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
         kv_tier_failures_total={"authentication": 3},
         kv_tier_bytes={"host": 50, "disk": 60},
         kv_tier_capacity_bytes={"host": 100, "disk": 600},
+        kv_tier_hit_tokens_total={"disk": 64},
+        kv_tier_saved_seconds_total={"disk": 1.5},
     )
     text = exposition({}, [beat(stats=stats)]).decode()
     for name, value in (
@@ -361,6 +363,8 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
     assert values(text, "quire:kv_tier_failures_total", reason="authentication") == [3]
     assert values(text, "quire:kv_tier_bytes", tier="disk") == [60]
     assert values(text, "quire:kv_tier_capacity_bytes", tier="disk") == [600]
+    assert values(text, "quire:kv_tier_hit_tokens_total", tier="disk") == [64]
+    assert values(text, "quire:kv_tier_saved_seconds_total", tier="disk") == [1.5]
     assert values(text, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == [64]
 
 

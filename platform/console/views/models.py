@@ -22,6 +22,7 @@ from accounts.reauthentication import reauthentication_required
 from catalog import actions, model_details
 from catalog.checkpoint import read_checkpoint
 from catalog.hub import get_download_info
+from catalog.live_status import tiers_of
 from catalog.models import DesiredState, Replica, ServedModel
 from catalog.suggestions import SUGGESTIONS
 from common.errors import NotFound
@@ -139,6 +140,7 @@ def show_one(
         replicas = model_details.replica_status_list(model, beats)
         context |= {
             "replicas": replicas,
+            "tiers": [tier for beat in model_beats for tier in tiers_of(beat)],
             "layers": model_details.layers_of(replica["id"] for replica in replicas),
             "in_force": sorted(model.settings.items()),
             **_need(request, model),

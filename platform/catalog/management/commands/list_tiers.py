@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from catalog.live_status import live_replicas
+from catalog.live_status import live_replicas, tiers_of
 from common.commands import QuireCommand
 from common.effective_settings import size
 
@@ -14,21 +14,25 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print a table, and the blocks that couldn't be used."""
-        beats = [beat for beat in live_replicas() if beat.stats.kv_tier_bytes]
+        beats = live_replicas()
         self.table(
-            ("MODEL", "REPLICA", "TIER", "USED", "CAPACITY", "SWAPPED", "HIT TOKENS"),
+            (
+                *("MODEL", "REPLICA", "TIER", "USED", "CAPACITY", "SWAPPED", "HIT TOKENS"),
+                "SAVED SECONDS",
+            ),
             [
                 (
                     beat.model.name,
                     beat.replica_id,
-                    tier,
-                    size(used),
-                    size(beat.stats.kv_tier_capacity_bytes.get(tier, 0)),
+                    tier.name,
+                    size(tier.used_bytes),
+                    size(tier.capacity_bytes),
                     beat.stats.num_requests_swapped,
-                    beat.stats.external_prefix_cache_hits_total,
+                    tier.hit_tokens,
+                    f"{tier.saved_seconds:.1f}",
                 )
                 for beat in beats
-                for tier, used in sorted(beat.stats.kv_tier_bytes.items())
+                for tier in tiers_of(beat)
             ],
         )
         for beat in beats:

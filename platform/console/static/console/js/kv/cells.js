@@ -15,6 +15,7 @@ export class Cells {
     this.owner = new Array(count).fill("");
     this.users = new Array(count).fill(null);
     this.adapter = new Array(count).fill("");
+    this.tier = new Array(count).fill("");
     this.dirty = new Set();
     this.sums = {};
     this.tenants = [];
@@ -30,7 +31,7 @@ export class Cells {
       this.totalEvicted = evicted;
     }
     for (const cell of frame.gone ?? []) this.#empty(cell, now);
-    for (const [cell, refs, cached, owner, users, adapter] of frame.blocks) {
+    for (const [cell, refs, cached, owner, users, adapter, tier] of frame.blocks) {
       if (cell >= this.count) continue;
       const other = this.owner[cell] && this.owner[cell] !== frame.words[owner];
       if (!whole && this.cached[cell] && (!cached || other)) this.evicted[cell] = now;
@@ -39,6 +40,7 @@ export class Cells {
       this.owner[cell] = frame.words[owner];
       this.users[cell] = users.length ? users.map((user) => frame.words[user]) : null;
       this.adapter[cell] = frame.words[adapter];
+      this.tier[cell] = frame.words[tier];
       this.changed[cell] = now;
       this.dirty.add(cell);
     }
@@ -51,7 +53,7 @@ export class Cells {
   #empty(cell, now) {
     this.evicted[cell] = now;
     this.refs[cell] = this.cached[cell] = 0;
-    this.owner[cell] = this.adapter[cell] = "";
+    this.owner[cell] = this.adapter[cell] = this.tier[cell] = "";
     this.users[cell] = null;
     this.changed[cell] = now;
     this.dirty.add(cell);
@@ -67,6 +69,7 @@ export class Cells {
     if (this.users[cell]) parts.push(`used by ${this.users[cell].join(", ")}`);
     if (this.refs[cell] && this.cached[cell]) parts.push("findable as a cached prefix");
     if (this.adapter[cell]) parts.push(`computed with ${this.adapter[cell]}`);
+    if (this.tier[cell]) parts.push(`saved in the ${this.tier[cell]} tier`);
     return parts.join("; ");
   }
 
