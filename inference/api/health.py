@@ -115,8 +115,12 @@ async def check_health(client: EngineClient) -> Health:
         names = await served_model_names()
     except QuireError as error:
         reasons.append(error.message)
-        names = client.fleet.model_names()
-    models = {name: _model_health(client.fleet.of_model(name)) for name in names}
+        names = dict.fromkeys(client.fleet.model_names(), False)
+    models = {
+        name: _model_health(replicas)
+        for name, may_be_absent in names.items()
+        if (replicas := client.fleet.of_model(name)) or not may_be_absent
+    }
     reasons += [
         f"{name}: {model['reason']}" for name, model in models.items() if not model["ready"]
     ]

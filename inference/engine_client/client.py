@@ -101,6 +101,7 @@ class EngineClient:
             self.journal.save,
             self.watchman.mark_redis_suspect,
         )
+        self.flusher = Flusher(self._redis, prefix, f"gateway-{self.gateway_id[:12]}")
         self._news = ReplicaEventReader(self._redis, prefix, self.watchman.on_replica_event)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
@@ -116,14 +117,12 @@ class EngineClient:
 
     async def _start(self) -> None:
         await self.watchman.tick()
-        name = f"gateway-{self.gateway_id[:12]}"
-        flusher = Flusher(self._redis, self.settings.key_prefix, name)
         for loop, run in (
             ("watchman", self.watchman.run),
             ("outbox reader", self.outbox.run),
             ("outbox trimmer", self.outbox.trim_forever),
             ("replica events", self._news.run),
-            ("metrics flusher", flusher.run),
+            ("metrics flusher", self.flusher.run),
         ):
             self.spawn(keep_running(loop, run))
 

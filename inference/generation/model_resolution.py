@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from prometheus_client import Gauge
+
 from adapters.cards import ModelTarget, access_target
 from adapters.resolution import get_or_resolve_target
 from catalog.access import ModelNotFound, access_models
@@ -20,6 +22,12 @@ from inference.rendering.tokenizers import adapter_tokenizers, tokenizers
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
 from tenants.authentication import Caller
+
+WAITING_FOR_REPLICA = Gauge(
+    "quire:requests_waiting_for_replica",
+    "Requests that wait for the first replica of their model.",
+    ["model_name"],
+)
 
 #: How long a request waits for a model that was unloaded when idle: a large one takes minutes.
 WAKE_TIMEOUT_S, WAKE_POLL_INTERVAL_S = 300.0, 0.1
@@ -119,16 +127,19 @@ def _is_available(target: ModelTarget) -> bool:
 async def _wake_idle_model(name: str) -> None:
     """Load a model that was unloaded when idle, and wait for its first replica to be ready or fail.
 
-    Raises `EngineUnavailable` when that takes too long.
+    An autoscaler sees from `WAITING_FOR_REPLICA` that it has to start one. Raises
+    `EngineUnavailable` when that takes too long.
     """
-    fleet, started_at = get_engine_client().fleet, time.monotonic()
+    client, started_at = get_engine_client(), time.monotonic()
     if not await wake_model_for_request(name):
         return
-    while time.monotonic() - started_at < WAKE_TIMEOUT_S:
-        replicas = fleet.of_model(name)
-        if any(replica.ready or replica.heartbeat.state == "failed" for replica in replicas):
-            return
-        await asyncio.sleep(WAKE_POLL_INTERVAL_S)
+    with WAITING_FOR_REPLICA.labels(model_name=name).track_inprogress():
+        client.flusher.publish_soon()
+        while time.monotonic() - started_at < WAKE_TIMEOUT_S:
+            replicas = client.fleet.of_model(name)
+            if any(replica.ready or replica.heartbeat.state == "failed" for replica in replicas):
+                return
+            await asyncio.sleep(WAKE_POLL_INTERVAL_S)
     raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")
 
 

@@ -145,6 +145,10 @@ class Flusher:
         self._redis, self._prefix, self._process = redis, prefix, process
         self._publish_at = self._prune_at = 0.0
 
+    def publish_soon(self) -> None:
+        """Have what this process says published within a second."""
+        self._publish_at = 0.0
+
     async def run(self) -> None:
         """For ever. Without Redis the numbers wait in this process."""
         failing = False

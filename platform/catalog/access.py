@@ -43,7 +43,7 @@ class ModelCard:
     `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
     name of, "" for a model's own. `parent`: the base model of an adapter, "" for a model; `digest`:
     the adapter's content that answers now. `fallbacks`: models that answer while it's down.
-    `wakes`: it may have unloaded itself, and comes back with a request.
+    `wakes`: it may have no replica when nobody asks, and comes back with a request.
     """
 
     id: str
@@ -60,7 +60,7 @@ class ModelCard:
 
 ModelCards = dict[str, ModelCard]
 T = TypeVar("T")
-_names: AsyncTTLCache[str, list[str]] = AsyncTTLCache(ttl=TTL_S, size=1)
+_names: AsyncTTLCache[str, dict[str, bool]] = AsyncTTLCache(ttl=TTL_S, size=1)
 _cards: AsyncTTLCache[int, ModelCards] = AsyncTTLCache(ttl=TTL_S, size=10_000)
 
 
@@ -127,8 +127,9 @@ def _single_model(cards: ModelCards) -> ModelCard:
     )
 
 
-async def served_model_names() -> list[str]:
-    """Names of all models that shall run now, whoever may use them: for health, not for callers.
+async def served_model_names() -> dict[str, bool]:
+    """Names of all models that shall run now, whoever may use them, and whether each may be without
+    a replica: for health, not for callers.
 
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
@@ -172,10 +173,10 @@ async def _cached(cache: AsyncTTLCache[Any, T], name: object, read: Callable[[],
         return stale
 
 
-def _read_names() -> list[str]:
+def _read_names() -> dict[str, bool]:
     loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
     try:
-        return list(loaded.values_list("name", flat=True))
+        return {model.name: model.scales_from_zero for model in loaded}
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("The model catalogue is unavailable. Try again later.") from error
 
@@ -201,7 +202,7 @@ def _cards_of(model: ServedModel) -> list[ModelCard]:
         root=model.name,
         max_model_len=model.max_model_len,
         fallbacks=tuple(model.fallbacks),
-        wakes=model.managed and model.idle_minutes > 0,
+        wakes=model.idle_minutes > 0,
     )
     return [card, *(replace(card, id=name, alias_of=model.name) for name in model.aliases)]
 

@@ -78,6 +78,8 @@ def _wake(name: str) -> bool:
             row = rows.filter(name=name, desired_state=DesiredState.LOADED).first()
             if row is None:
                 return False
+            if row.scales_from_zero:
+                return True
             if row.idle_since is None:
                 return _is_starting(row)
             row.idle_since = None

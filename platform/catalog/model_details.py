@@ -75,7 +75,9 @@ def state_of(
     live_state = model_state([beat for beat in beats if beat.model.name == model.name], rows)
     if live_state["state"] == "offline" and model.desired_state == DesiredState.UNLOADED:
         live_state["state"] = "unloaded"
-    elif live_state["state"] == "offline" and model.idle_since is not None:
+    elif live_state["state"] == "offline" and (
+        model.idle_since is not None or model.scales_from_zero
+    ):
         live_state["state"] = "idle"
     return live_state
 

@@ -108,6 +108,11 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def scales_from_zero(self) -> bool:
+        """Whether an autoscaler, not a supervisor, starts its first replica for a request."""
+        return not self.managed and self.idle_minutes > 0
+
     def clean(self) -> None:
         """Check names and engine settings. A validator would miss `[]`, which counts as empty."""
         self._check_aliases()

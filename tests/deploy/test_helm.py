@@ -90,6 +90,7 @@ OTHER: dict[str, Any] = {
     "hosts": ["other.example.org"],
     "pullPolicy": "Always",
     "service.type": "LoadBalancer",
+    "schedules": [{"start": "0 8 * * 1-5", "end": "0 18 * * 1-5", "replicas": 2}],
     "prometheus": "http://elsewhere:9090",
     "interval": "5s",
     "mountPath": "/weights",
@@ -136,6 +137,8 @@ def test_every_value_changes_what_is_made(path: tuple[str, ...]) -> None:
     base = FULL
     if path[-1] in ("minReplicas", "maxReplicas", "targetCPU"):
         base = merged(FULL, {"gateway": {"autoscaling": {"enabled": True}}})
+    if path[-1] == "idleMinutes":
+        base = merged(FULL, {"modelDefaults": {"autoscaling": {"minReplicas": 0}}})
     changed = merged(base, with_value(path, other(path, value)))
     assert rendered(changed) != rendered(base)
 

@@ -39,6 +39,13 @@ class Command(QuireCommand):
             metavar="PORT",
             help="answer GET /live and GET /ready over HTTP at this port (default: don't)",
         )
+        parser.add_argument(
+            "--idle-minutes",
+            type=int,
+            metavar="N",
+            help="an autoscaler ends replicas after N minutes without requests: with none left, "
+            "requests wait until it has started one",
+        )
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -66,7 +73,15 @@ class Command(QuireCommand):
         if served_model is None and options["name"] is None:
             name = Path(argument).resolve().name
             served_model = ServedModel.objects.filter(name=name).first()
+        idle_minutes = options["idle_minutes"]
         if served_model is not None and served_model.desired_state == DesiredState.LOADED:
-            return served_model
-        source = "" if served_model is not None else argument
-        return actions.load_model(actor=CLI_ACTOR, name=name, source=source, managed=False)
+            return actions.update_model(
+                actor=CLI_ACTOR, model=served_model, idle_minutes=idle_minutes
+            )
+        return actions.load_model(
+            actor=CLI_ACTOR,
+            name=name,
+            source="" if served_model is not None else argument,
+            managed=False,
+            idle_minutes=idle_minutes,
+        )

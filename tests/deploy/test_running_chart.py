@@ -1,24 +1,27 @@
-"""Streams stay whole while every gateway and replica that the chart makes is replaced."""
+"""Streams stay whole while the chart's gateways and replicas are replaced, or started for them."""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.deploy.helm import HELM
 from tests.deploy.pods import Pod
-from tests.deploy.test_helm import pods
+from tests.deploy.test_helm import objects, pods
 from tests.deploy.variables import ROOT
 from tests.services import running_postgresql, running_redis
 
@@ -27,6 +30,8 @@ pytestmark = [
     pytest.mark.skipif(not HELM.exists(), reason="helm is missing: make install-test"),
 ]
 
+#: Names and model of `sum(name{model_name="model"})` or `sum({__name__=~"names",...})`.
+QUERY = re.compile(r'sum\((?:\{__name__=~")?([^"{]+)[^=]*model_name="([^"]+)"\}\)')
 HOST = "llm.example.org"
 VALUES = {
     "hosts": [HOST],
@@ -36,6 +41,7 @@ VALUES = {
             "name": "demo",
             "source": str(ROOT / "demo" / "model"),
             "args": ["--max-model-len=512", "--num-gpu-blocks-override=256"],
+            "autoscaling": {"enabled": True, "minReplicas": 0},
         }
     ],
 }
@@ -55,6 +61,10 @@ class Cluster:
     def __init__(self, folder: Path, secret: dict[str, str]) -> None:
         self.folder, self.secret = folder, secret
         self.specs = pods(VALUES)
+        (scaled,) = (one for one in objects(VALUES) if one["kind"] == "ScaledObject")
+        queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
+        self.queries = [query for text in queries for query in QUERY.findall(text)]
+        assert len(self.queries) == len(queries) == 2
         self.count = 0
         self.pods: list[Pod] = []
         self.gateways: list[Pod] = []
@@ -86,6 +96,23 @@ class Cluster:
             self.replicas[number].end()
             self.replicas[number] = self.start_replica(number)
 
+    def get(self, path: str) -> httpx.Response:
+        port = self.gateways[0].ports["http"]
+        headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
+        headers["Authorization"] = f"Bearer {self.secret['QUIRE_METRICS_TOKEN']}"
+        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=30)
+
+    def wants_a_replica(self) -> bool:
+        """Whether one of the model's triggers is active, as KEDA asks Prometheus."""
+        figures = list(text_string_to_metric_families(self.get("/metrics").text))
+        samples = [sample for family in figures for sample in family.samples]
+        return any(
+            sample.value > 0
+            for names, model in self.queries
+            for sample in samples
+            if re.fullmatch(names, sample.name) and sample.labels.get("model_name") == model
+        )
+
     def ask(self) -> str:
         """A whole stream's text by one of the Service's gateways. Raises for all that breaks it."""
         port = random.choice(self.gateways).ports["http"]
@@ -116,6 +143,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterat
         secret = {
             "DATABASE_URL": database,
             "REDIS_URL": redis,
+            "QUIRE_METRICS_TOKEN": "4d8f" * 8,
             "QUIRE_SECRET_KEY": "k3Jq" * 16 + "Zx81-_",
         }
         made = Cluster(folder, secret)
@@ -177,3 +205,28 @@ def test_no_stream_breaks_while_all_pods_are_replaced(
     assert failures == []
     assert len(texts) >= 8
     assert set(texts) == {expected}
+
+
+@pytest.mark.parametrize("turns", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_model_without_a_replica_gets_one_when_a_request_waits(
+    cluster: Cluster, turns: int
+) -> None:
+    expected = cluster.ask()
+    with ThreadPoolExecutor() as clients:
+        for _ in range(turns):
+            await_that(lambda: not cluster.wants_a_replica())
+            while cluster.replicas:
+                cluster.replicas.pop().end()
+            assert cluster.get("/health").status_code == 200
+            assert not cluster.wants_a_replica()
+            texts = [clients.submit(cluster.ask) for _ in range(3)]
+            await_that(cluster.wants_a_replica)
+            cluster.replicas.append(cluster.start_replica(0))
+            assert [text.result(120) for text in texts] == [expected] * 3
+
+
+def await_that(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
