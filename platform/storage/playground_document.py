@@ -19,6 +19,8 @@ MAX_CHARS, MAX_WORDS = 1_000_000, 100_000
 MAX_TURNS = 1000
 #: Of one question.
 MAX_PICTURES = 64
+#: Models that answer beside the first.
+MAX_COMPARED = 3
 #: Of a preset: prompt and options as JSON.
 MAX_PRESET_CHARS = 100_000
 
@@ -60,14 +62,14 @@ class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
 
 
 class Turn(AnswerFields):
-    """One turn. `parent`: the turn that it follows, None for a first one. `beside`: what a second
-    model said to the same question.
+    """One turn. `parent`: the turn that it follows, None for a first one. `beside`: what other
+    models said to the same question.
     """
 
     id: Name
     parent: Name | None
     role: Literal["user", "assistant"]
-    beside: AnswerFields | None = None
+    beside: Annotated[list[AnswerFields], Meta(max_length=MAX_COMPARED)] = []
     images: Annotated[list[Picture], Meta(max_length=MAX_PICTURES)] = []
 
 
@@ -77,7 +79,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
     turns: Annotated[list[Turn], Meta(max_length=MAX_TURNS)]
     leaf: Name | None = None
     model: Short = ""
-    second: Short = ""
+    compared: Annotated[list[Short], Meta(max_length=MAX_COMPARED)] = []
     system: str = ""
     tools: str = ""
     schema: str = ""
@@ -132,7 +134,7 @@ def search_text(title: str, document: dict[str, Any]) -> str:
     """Searchable text: the title and all turns in lower case, without NUL."""
     texts = [title]
     for turn in document["turns"]:
-        texts += [turn["text"], (turn.get("beside") or {}).get("text", "")]
+        texts += [answer["text"] for answer in (turn, *turn.get("beside", []))]
     return "\n".join(texts).lower().replace("\0", "")[:MAX_WORDS]
 
 

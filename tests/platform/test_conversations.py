@@ -176,3 +176,16 @@ def test_what_is_no_conversation_is_refused(world: World, document: Any) -> None
         actions.create_conversation(actor=world.member, tenant=world.acme, document=document)
     assert caught.value.param == "document"
     assert not SavedConversation.objects.exists()
+
+
+def test_at_most_four_models_answer_a_question(world: World) -> None:
+    document = talk("Compare")
+    other = {"text": "An otter says so.", "model": "quill"}
+    document["turns"][1]["beside"] = [other] * 3
+    document["compared"] = ["quill"] * 3
+    row = actions.create_conversation(actor=world.member, tenant=world.acme, document=document)
+    assert len(row.document["turns"][1]["beside"]) == 3
+    assert access_conversations(world.member, world.acme, "otter")
+    document["turns"][1]["beside"] = [other] * 4
+    with pytest.raises(InvalidRequest):
+        actions.create_conversation(actor=world.member, tenant=world.acme, document=document)

@@ -196,32 +196,44 @@ def test_questions_and_answers_have_branches(playground: PlaygroundPage) -> None
     )
 
 
-def test_two_models_answer_side_by_side(open_page: Open) -> None:
+def test_several_models_answer_side_by_side(open_page: Open) -> None:
     page = open_page()
     playground = PlaygroundPage(page).ready()
-    page.locator("#compare").click()
-    page.get_by_role("combobox", name="Second model").click()
-    page.get_by_role("listbox", name="Second models").get_by_text("acme-private").click()
-    playground.prompt.fill("Both of you")
+    compare = page.locator("#compare")
+    compare.click()
+    expect(page.locator("#model-2 .picker-name")).to_have_text("acme-private")  # not "quill" again
+    compare.click()
+    page.get_by_role("combobox", name="Model 3").click()
+    page.get_by_role("listbox", name="Models 3").get_by_text("quill", exact=True).click()
+    compare.click()
+    expect(compare).to_be_disabled()
+    page.get_by_role("button", name="Remove model 4").click()
+    playground.prompt.fill("All of you")
     playground.prompt.press("Enter")
-    pair = page.locator(".pair")
-    expect(pair.locator(".prose")).to_have_text(["You said: Both of you"] * 2)
-    expect(pair.locator(".turn-who")).to_have_text(["quill", "acme-private"])
-    expect(pair.locator('[aria-busy="false"]')).to_have_count(2)
+    compared = page.locator(".compared")
+    expect(compared.locator(".prose")).to_have_text(["You said: All of you"] * 3)
+    expect(compared.locator(".turn-who")).to_have_text(["quill", "acme-private", "quill"])
+    expect(compared.locator('[aria-busy="false"]')).to_have_count(3)
+    kept(playground)
+    page.reload()
+    playground.ready()
+    expect(compared.locator(".prose")).to_have_text(["You said: All of you"] * 3)
+    expect(page.locator("#columns [role=combobox]")).to_have_count(3)
     for _ in in_both(page):
         assert problems(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.locator("#compare").click()
+    page.get_by_role("button", name="Remove model 2").click()
+    page.get_by_role("button", name="Remove model 2").click()
     playground.answer_to("One alone")
-    expect(page.locator(".pair")).to_have_count(1)
+    expect(compared).to_have_count(1)
 
 
 def test_a_link_names_the_models_that_answer_side_by_side(open_page: Open) -> None:
-    page = open_page("/?model=acme-private&second=quill")
+    page = open_page("/?model=acme-private&compare=quill")
     playground = PlaygroundPage(page).ready()
     playground.prompt.fill("Both of you")
     playground.prompt.press("Enter")
-    expect(page.locator(".pair .turn-who")).to_have_text(["acme-private", "quill"])
+    expect(page.locator(".compared .turn-who")).to_have_text(["acme-private", "quill"])
 
 
 def test_a_link_names_an_adapter_with_its_base(open_page: Open) -> None:
@@ -231,13 +243,13 @@ def test_a_link_names_an_adapter_with_its_base(open_page: Open) -> None:
         for name, parent in (("quill", ""), ("tone", "quill"))
     ]
     answer = {"models": models, "tenant": "acme", "tenants": [{"id": "acme", "name": "Acme"}]}
-    link = "/?tenant=acme&model=quill&second=quill%3Atone"
+    link = "/?tenant=acme&model=quill&compare=quill%3Atone"
     page = open_page(link, answers={"/console/api/models": answer})
     playground = PlaygroundPage(page).ready()
-    expect(page.locator("#second .picker-name")).to_have_text("tone")
+    expect(page.locator("#model-2 .picker-name")).to_have_text("tone")
     playground.prompt.fill("Both of you")
     playground.prompt.press("Enter")
-    expect(page.locator(".pair .turn-who")).to_have_text(["quill", "tone"])
+    expect(page.locator(".compared .turn-who")).to_have_text(["quill", "tone"])
     page.set_viewport_size(PHONE)
     for name in page.locator(".picker-button .picker-name").all():
         assert name.evaluate("name => name.clientWidth >= name.scrollWidth")

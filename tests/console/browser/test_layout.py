@@ -58,7 +58,7 @@ def test_both_names_are_whole_when_two_models_are_compared(open_page: Open) -> N
     names = ["meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B-Instruct"]
     models = [{"id": name, "state": "ready", "max_model_len": 4096, "tasks": []} for name in names]
     answers = {"/console/api/models": {"models": models, "tenant": "acme"}}
-    path = f"/?model={names[0]}&second={names[1]}"
+    path = f"/?model={names[0]}&compare={names[1]}"
     page = open_page(path, answers=answers)
     PlaygroundPage(page).ready()
     for width in (1440, PHONE["width"]):

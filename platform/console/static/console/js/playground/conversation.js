@@ -6,22 +6,22 @@
  * on the server by `keeper.js` where the tenant keeps conversations.
  *
  * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name}], model?, reasoning?, thoughtFor?, stats?,
- * error?, state?, calls?, logprobs?, beside?, going?}; `beside` is what a second model said to the same question.
+ * error?, state?, calls?, logprobs?, beside?, going?}; `beside` lists what other models said to the same question.
  * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
  * it's gone on with after a reload, in this tab alone.
  */
 
 const PREFIX = "quire.playground.";
-const VERSION = 2;
+const VERSION = 3;
 const SAVE_AFTER = 400;
-const KEPT = ["leaf", "model", "second", "system", "tools", "schema", "settings"];
+const KEPT = ["leaf", "model", "compared", "system", "tools", "schema", "settings"];
 const SAID = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
 export class Conversation extends EventTarget {
   #nodes = new Map();
   leaf = null;
   model = "";
-  second = ""; // the model beside, "" for none
+  compared = []; // ids of the models that answer beside it
   system = "";
   tools = "";
   schema = "";
@@ -100,12 +100,12 @@ export class Conversation extends EventTarget {
 
   /**
    * What the model is given: the system prompt, and the turns before index `end` that say something.
-   * `beside`: as the second model sees it.
+   * `column`: as the model in this column sees it.
    */
-  messages(end, beside = false) {
+  messages(end, column = 0) {
     const messages = [];
     for (const turn of this.turns.slice(0, end)) {
-      const said = beside ? (turn.beside ?? turn) : turn;
+      const said = turn.beside?.[column - 1] ?? turn;
       if (turn.role === "user") messages.push({ role: "user", content: questionContent(turn) });
       else messages.push(...answerMessages(said));
     }
@@ -120,7 +120,7 @@ export class Conversation extends EventTarget {
       parent: turn.parent,
       role: turn.role,
       ...said(turn, here),
-      ...(turn.beside && { beside: said(turn.beside, here) }),
+      ...(turn.beside && { beside: turn.beside.map((answer) => said(answer, here)) }),
     }));
     return { turns, ...Object.fromEntries(KEPT.map((name) => [name, this[name]])) };
   }
@@ -129,8 +129,8 @@ export class Conversation extends EventTarget {
   load(document, saved) {
     this.clear();
     for (const turn of document.turns) {
-      for (const each of [turn, turn.beside]) {
-        if (each?.state === "streaming" && !each.going) each.state = "stopped";
+      for (const each of [turn, ...(turn.beside ?? [])]) {
+        if (each.state === "streaming" && !each.going) each.state = "stopped";
       }
       this.#nodes.set(turn.id, turn);
     }

@@ -12,7 +12,7 @@ export function toMarkdown(title, document) {
   const parts = [`# ${title}`];
   if (document.system?.trim()) parts.push("## System prompt", document.system.trim());
   for (const turn of turns) {
-    for (const said of [turn, turn.beside].filter(Boolean)) {
+    for (const said of [turn, ...(turn.beside ?? [])]) {
       const model = said.model ? ` (${said.model})` : "";
       parts.push(`## ${NAMES[turn.role]}${model}`, said.text ?? "");
       for (const { name } of said.images ?? []) parts.push(`Picture: ${name}`);

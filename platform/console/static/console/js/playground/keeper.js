@@ -72,5 +72,5 @@ export class Keeper {
 }
 
 function isRunning(turn) {
-  return turn.state === "streaming" || turn.beside?.state === "streaming";
+  return turn.state === "streaming" || turn.beside?.some(isRunning);
 }

@@ -5,6 +5,7 @@ import { Poll } from "../lib/poll.js";
 import { ActiveSettings } from "./active.js";
 import { Attachments } from "./attachments.js";
 import { CodeDialog } from "./code_dialog.js";
+import { ModelColumns } from "./columns.js";
 import { Composer } from "./composer.js";
 import { ConnectionLine } from "./connection.js";
 import { Conversation } from "./conversation.js";
@@ -13,7 +14,6 @@ import { Generations } from "./generations.js";
 import { Keeping } from "./keeping.js";
 import { Page } from "./page.js";
 import { Panel } from "./panel.js";
-import { Picker } from "./picker.js";
 import { Playground } from "./playground.js";
 import { Presets } from "./presets.js";
 import { Settings } from "./settings.js";
@@ -26,9 +26,8 @@ const { reader, socketPath, modelsUrl, loginUrl, picturesUrl, fileUrl, presetsUr
 
 const conversation = new Conversation(reader);
 const linked = new URLSearchParams(location.search);
-for (const column of ["model", "second"]) {
-  if (linked.get(column)) conversation[column] = linked.get(column);
-}
+if (linked.get("model")) conversation.model = linked.get("model");
+if (linked.has("compare")) conversation.compared = linked.getAll("compare");
 const page = new Page();
 const socket = new PlaygroundSocket(socketPath);
 const connection = new ConnectionLine(byId("connection"), socket, loginUrl);
@@ -40,13 +39,8 @@ const settings = new Settings(byId("sampling"), conversation.settings, (raw) => 
   conversation.settings = { ...raw, ...(probabilities && { probabilities }) };
   conversation.changed();
 });
-const picker = new Picker(byId("model"), byId("model-list"), conversation.model, (id) => {
-  conversation.model = id;
-  conversation.changed();
-  attachments.changed();
-});
-const second = new Picker(byId("second"), byId("second-list"), conversation.second, (id) => {
-  conversation.second = compare.getAttribute("aria-pressed") === "true" ? id : "";
+const columns = new ModelColumns(byId("columns"), byId("compare"), [conversation.model, ...conversation.compared], (values) => {
+  [conversation.model, ...conversation.compared] = values;
   conversation.changed();
   attachments.changed();
 });
@@ -64,7 +58,7 @@ const thread = new Thread(byId("scroller"), byId("thread"), {
 const attachments = new Attachments(byId("composer"), byId("picture-files"), {
   upload: () => tenants.address(picturesUrl),
   picture: pictureUrl,
-  models: () => [picker, ...(conversation.second ? [second] : [])].map(({ model }) => model).filter(Boolean),
+  models: () => columns.models,
   say: (text) => page.say(text),
 });
 const composer = new Composer(byId("composer"), attachments, {
@@ -79,30 +73,13 @@ const playground = new Playground({
   settings,
   extras,
   panel,
-  pickers: [picker, second],
+  columns,
   tenants,
   composer,
   page,
 });
 const code = new CodeDialog(byId("code"), byId("code-toggle"));
 code.request = () => playground.lastRequest();
-
-/* -- two models side by side -- */
-
-const compare = byId("compare");
-
-function showSecond(shown) {
-  compare.setAttribute("aria-pressed", String(shown));
-  byId("second").parentElement.hidden = !shown;
-  conversation.second = shown ? (second.model?.id ?? conversation.second) : "";
-  attachments.changed();
-}
-
-compare.addEventListener("click", () => {
-  showSecond(compare.getAttribute("aria-pressed") !== "true");
-  conversation.changed();
-});
-if (conversation.second) showSecond(true);
 
 /* -- pictures -- */
 
@@ -136,8 +113,7 @@ function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = f
     presets.load();
     keeping.history.refresh();
   }
-  picker.update(models);
-  second.update(models);
+  columns.update(models);
   byId("no-models").hidden = models.length > 0;
   root.toggleAttribute("data-view-only", viewOnly);
   byId("view-only").hidden = !viewOnly;
@@ -196,7 +172,7 @@ const presets = new Presets(byId("presets"), byId("preset-starters"), presetsUrl
       const { model = conversation.model, ...rest } = options;
       Object.assign(conversation, { system: "", tools: "", schema: "", settings: {}, ...rest, model });
       conversation.changed();
-      picker.value = model;
+      columns.values = [model, ...conversation.compared];
       showSettings();
     }
     if (prompt) composer.put(prompt);
@@ -206,9 +182,8 @@ const presets = new Presets(byId("presets"), byId("preset-starters"), presetsUrl
 /** The fields follow a conversation that was opened. */
 function showConversation() {
   showSettings();
-  picker.value = conversation.model;
-  second.value = conversation.second;
-  showSecond(Boolean(conversation.second));
+  columns.values = [conversation.model, ...conversation.compared];
+  attachments.changed();
   playground.restore();
 }
 

@@ -56,6 +56,10 @@ export class Picker {
     );
   }
 
+  get value() {
+    return this.#value;
+  }
+
   /** Choose one without telling; "" leaves it to the next `update`. */
   set value(id) {
     this.#value = id;

@@ -9,7 +9,7 @@ export class Playground {
   #parts;
   #running = null; // {turn, columns: [{turn, view, generation}], left, stopped}
 
-  /** `parts`: conversation, thread, generations, settings, extras, panel, pickers, tenants, composer, page. */
+  /** `parts`: conversation, thread, generations, settings, extras, panel, columns, tenants, composer, page. */
   constructor(parts) {
     this.#parts = parts;
   }
@@ -29,14 +29,15 @@ export class Playground {
   #goOn() {
     const { conversation, thread, composer } = this.#parts;
     const view = thread.views.at(-1);
-    const views = (view?.views ?? [view]).filter((each) => each?.turn.state === "streaming");
+    const columns = view?.views ?? [view];
+    const views = columns.filter((each) => each?.turn.state === "streaming");
     if (!views.length || this.#running) return;
     const running = { turn: view.turn, left: views.length, stopped: false, columns: [] };
     this.#running = running;
     composer.busy = true;
     for (const each of views) {
       const { going } = each.turn;
-      const messages = conversation.messages(conversation.turns.length - 1, each.turn !== view.turn);
+      const messages = conversation.messages(conversation.turns.length - 1, columns.indexOf(each));
       thread.grow(each, () => {});
       this.#ask(running, { ...going.request, messages }, each, going);
     }
@@ -136,13 +137,13 @@ export class Playground {
 
   /** What would be asked now, of the model of a column; null without one. */
   request(column = 0) {
-    const { conversation, settings, extras, pickers, tenants } = this.#parts;
-    const model = pickers[column].model;
+    const { conversation, settings, extras, columns, tenants } = this.#parts;
+    const model = columns.pickers[column].model;
     if (!model) return null;
     return {
       ...(tenants.value && { tenant: tenants.value }),
       model: model.id,
-      messages: conversation.messages(conversation.turns.length, column > 0),
+      messages: conversation.messages(conversation.turns.length, column),
       sampling: { seed: Math.floor(Math.random() * SEEDS), ...settings.sampling(), ...extras.sampling() },
       ...extras.request(),
     };
@@ -162,24 +163,23 @@ export class Playground {
 
   /** Whether a request can be made; if not, the reader is put at what is in the way. */
   #ready(quiet = false) {
-    const { settings, extras, panel, pickers } = this.#parts;
+    const { settings, extras, panel, columns } = this.#parts;
     const wrong = settings.check() ?? extras.check();
     if (wrong && !quiet) {
       panel.show();
       wrong.focus();
     }
-    return !wrong && Boolean(pickers[0].model);
+    return !wrong && Boolean(columns.pickers[0].model);
   }
 
   #generate() {
     this.#abandon();
-    const { conversation, thread, pickers } = this.#parts;
-    const two = conversation.second && pickers[1].model;
-    const requests = two ? [this.request(0), this.request(1)] : [this.request(0)];
-    if (two) requests[1].sampling.seed = requests[0].sampling.seed;
-    this.#asked = requests[0];
-    const turn = { role: "assistant", ...begun(requests[0]) };
-    if (two) turn.beside = begun(requests[1]);
+    const { thread, columns } = this.#parts;
+    const requests = columns.pickers.map((_, column) => this.request(column));
+    const [first, ...others] = requests;
+    for (const request of others) request.sampling.seed = first.sampling.seed;
+    this.#asked = first;
+    const turn = { role: "assistant", ...begun(first), ...(others.length && { beside: others.map(begun) }) };
     const view = this.#add(turn);
     thread.follower.toEnd();
     const views = view.views ?? [view];

@@ -1,8 +1,8 @@
 /** The turns on the page, drawn once a frame while one of them grows. */
 
 import { AnswerView } from "./answer.js";
+import { ComparedView } from "./compared.js";
 import { Follower } from "./follow.js";
-import { PairView } from "./pair.js";
 import { QuestionView } from "./question.js";
 
 export class Thread {
@@ -31,7 +31,7 @@ export class Thread {
   }
 
   #view(turn, index) {
-    if (turn.role !== "user") return new (turn.beside ? PairView : AnswerView)(turn, this.#actions);
+    if (turn.role !== "user") return new (turn.beside?.length ? ComparedView : AnswerView)(turn, this.#actions);
     return new QuestionView(turn, { ...this.#actions, edit: (text) => this.#actions.edit(index, text) });
   }
 
