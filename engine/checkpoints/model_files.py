@@ -130,7 +130,11 @@ def _merged(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 def download(config: EngineConfig) -> Path:
     """The folder of the hub's model that `config` names. Raises `ModelLoadError`."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
     from huggingface_hub.utils import filter_repo_objects
 
     options: dict[str, Any] = {
@@ -151,7 +155,7 @@ def download(config: EngineConfig) -> Path:
         except (LocalEntryNotFoundError, OSError):
             total = 0  # no hub is in reach: what is in the cache will do, or the error comes below
         return Path(snapshot_download(**options, tqdm_class=_bar(total)))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(
             f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
         ) from error

@@ -98,7 +98,11 @@ def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
             )
         return folder
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
     try:
         return Path(
@@ -109,7 +113,7 @@ def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
                 allow_patterns=[*TOKENIZER_PATTERNS, *(["*.py"] * config.trust_remote_code)],
             )
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelLoadError(
             f"The tokenizer {name} is no folder and couldn't be downloaded: {error}",
             param="tokenizer",

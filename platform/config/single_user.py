@@ -102,10 +102,15 @@ def is_own_request(scope: Message) -> bool:
         return False
     origins = [b"//" + headers.get(b"host", b"")]
     origins += [headers[b"origin"]] if b"origin" in headers else []
-    if not all(is_loopback(_hostname(origin)) for origin in origins):
+    if not all(_is_this_machine(_hostname(origin)) for origin in origins):
         return False
     sent = [headers[name] for name in _KEY_HEADERS if name in headers]
     return all(_key_of(value) in ("", NO_KEY) for value in sent)
+
+
+def _is_this_machine(host: str) -> bool:
+    """A connection to the unspecified address is one to loopback."""
+    return is_loopback(host) or host in ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
 
 
 def _hostname(address: bytes) -> str:

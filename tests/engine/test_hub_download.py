@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoints.model_files import download as fetch_model
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ModelLoadError
 from tests.fakes.hub import Hub
 
 Folder = Callable[[str], Path]
@@ -125,3 +128,9 @@ def test_a_tokenizer_comes_from_the_hub_without_the_weights_beside_it(
         assert "tokenizer.json" in ask("someone/tiny", "", "main").split()
         assert ask(str(model), "someone/else").startswith("refused: tokenizer The tokenizer someon")
         assert "refused: tokenizer_revision" in ask(str(model), str(model), "main")
+
+
+def test_a_path_that_is_no_folder_is_no_id_of_the_hub_either() -> None:
+    with pytest.raises(ModelLoadError, match="absent/ is no folder here") as error:
+        fetch_model(EngineConfig(model="absent/"))
+    assert error.value.param == "model"

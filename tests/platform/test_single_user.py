@@ -40,6 +40,8 @@ def scope(client: str = "127.0.0.1", host: str = "localhost:8000", **headers: st
         {"x_api_key": "EMPTY"},
         {"host": "127.0.0.1:8000"},
         {"host": "[::1]:8000", "client": "::1"},
+        {"host": "0.0.0.0:8000"},
+        {"host": "[::]:8000", "client": "::1"},
         {"origin": "http://localhost:3000"},
     ],
 )
