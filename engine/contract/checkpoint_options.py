@@ -33,6 +33,8 @@ def check_overrides(overrides: dict[str, Any]) -> None:
 
 #: Methods that quantize the weights of any checkpoint while they load.
 ONLINE_METHODS = ("int8", "int4", "fp8")
+#: vLLM's names of the same.
+SAME_METHODS = {"deepspeedfp": "fp8"}
 #: vLLM's name of a format, or of a kernel for one -> formats that the checkpoint may have.
 CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "aqlm": ("aqlm",),
@@ -59,12 +61,11 @@ CHECKPOINT_METHODS: dict[str, tuple[str, ...]] = {
     "squeezellm": ("squeezellm",),
     "torchao": ("torchao",),
 }
-_AT_LOAD = "it rounds plain weights while they load: use int8, or int4 (or fp8 on a GPU)"
+_AT_LOAD = "it rounds plain weights while they load: use fp8, int8 or int4"
 #: Unsupported methods of vLLM's -> what to use instead.
 REFUSED_METHODS = {
     "bitblas": "take the GPTQ checkpoint that it is made of",
     "deepseek_v4_fp8": "take a GPTQ or AWQ checkpoint of the model",
-    "deepspeedfp": "it rounds plain weights while they load: use int8 (or fp8 on a GPU)",
     "experts_int8": "it rounds plain weights while they load: use int8",
     "fp8_per_block": _AT_LOAD,
     "fp8_per_channel": _AT_LOAD,
@@ -79,7 +80,7 @@ REFUSED_METHODS = {
     "neuron_quant": "it is for another device: use int8",
     "nvfp4_per_token": _AT_LOAD,
     "online": _AT_LOAD,
-    "ptpc_fp8": "it rounds plain weights while they load: use fp8 on a GPU, or int8",
+    "ptpc_fp8": "it rounds plain weights while they load: use fp8 or int8",
     "qqq": "take the GPTQ or the compressed-tensors checkpoint of the model",
     "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
     "tpu_int8": "it is for another device: use int8",
@@ -87,7 +88,9 @@ REFUSED_METHODS = {
 QUANTIZATIONS = (*ONLINE_METHODS, *CHECKPOINT_METHODS)
 
 
-LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
+LOAD_FORMATS = (
+    "auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "bitsandbytes", "dummy",
+)  # fmt: skip
 #: vLLM's names of other readers of the same files -> our name.
 SAME_FORMATS = {
     "hf": "auto",
@@ -98,8 +101,6 @@ SAME_FORMATS = {
 #: Unsupported formats of vLLM's -> what to do instead.
 OTHER_FORMATS = {
     "gguf": "leave it out: a GGUF file is known by its name",
-    "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
-    "int8 or int4 rounds any other while it loads",
     "mistral": "take the folder in the hub's format, with config.json",
     "runai_streamer_sharded": "mount the bucket and give a folder",
     "modelexpress": "mount the weights and give a folder",

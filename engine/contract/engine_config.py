@@ -20,6 +20,7 @@ from engine.contract.checkpoint_options import (
     QUANTIZATIONS,
     REFUSED_METHODS,
     SAME_FORMATS,
+    SAME_METHODS,
     check_overrides,
     resolve_load_format,
 )
@@ -123,12 +124,12 @@ class EngineConfig(Settings):
     )
     quantization: str | None = cli_field(
         None,
-        "int8 or int4: round the weights to so many bits while they load (fp8: on a GPU). Names of "
-        "checkpoint formats (awq, gptq ...) must be the checkpoint's own. Default: as the "
-        "checkpoint has them",
+        "int8, int4, fp8 or, of unquantized weights, bitsandbytes (nf4): round them while they "
+        "load. Names of checkpoint formats (awq, gptq ...) must be the checkpoint's own. Default: "
+        "as the checkpoint has them",
         choices=QUANTIZATIONS,
         refused=REFUSED_METHODS,
-        same={name.upper(): name for name in QUANTIZATIONS},
+        same={**{name.upper(): name for name in QUANTIZATIONS}, **SAME_METHODS},
         short="-q",
     )
     kv_cache_dtype: str = cli_field(
@@ -471,12 +472,22 @@ class EngineConfig(Settings):
     def _check_quantization(self) -> None:
         """Raise `ConfigError` for an unsupported method of vLLM's; names are in any case."""
         if isinstance(self.quantization, str):
-            self.quantization = self.quantization.lower()
+            name = self.quantization.lower()
+            self.quantization = SAME_METHODS.get(name, name)
         other = REFUSED_METHODS.get(str(self.quantization))
         if other is not None:
             raise ConfigError(
                 f"quantization={self.quantization!r} can't be used: {other}.", param="quantization"
             )
+
+        if self.load_format == "bitsandbytes":
+            if self.quantization not in (None, "bitsandbytes"):
+                raise ConfigError(
+                    f"load_format=bitsandbytes can't be used with "
+                    f"quantization={self.quantization!r}. Leave one of them out.",
+                    param="load_format",
+                )
+            self.load_format, self.quantization = "auto", "bitsandbytes"
 
     def _check_kv_scales(self) -> None:
         """Raise `ConfigError` if the file of scales would have no effect."""

@@ -398,7 +398,6 @@ _SINGLE_DEVICE = (
     "--pipeline-parallel-size. For more throughput run more replicas (`quire load_model --replicas "
     "N`)."
 )
-_ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `quire engine`."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
@@ -488,7 +487,11 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "rotary embeddings are the model's for all adapters. For LongLoRA set rope_scaling.",
     ),
     ignored_flag("fully_sharded_loras", bool, "each rank has all of A, which takes no gather."),
-    restricted_flag("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
+    ignored_flag(
+        "qlora_adapter_name_or_path",
+        str,
+        "all layers are rounded, and the adapter comes with each request: `lora_request`.",
+    ),
     restricted_flag(
         "scheduler_delay_factor",
         float,

@@ -60,8 +60,10 @@ def read_numerics(
         isa=isa,
         kernels=kernels,
         dtype=str(dtype).removeprefix("torch."),
-        # A checkpoint's own format is the weights', named or not.
-        quantization=config.quantization if config.quantization in ONLINE_METHODS else "",
+        # A checkpoint's own format is the weights', named or not; bitsandbytes rounds others.
+        quantization=config.quantization
+        if config.quantization in (*ONLINE_METHODS, "bitsandbytes")
+        else "",
         kv_cache_dtype=config.kv_cache_dtype,
         settings=settings,
     )

@@ -40,6 +40,7 @@ from engine.pooling.pooling_config import PoolingModelConfig, read_pooling_confi
 from engine.quantization.formats.base import CheckpointFormat
 from engine.quantization.formats.fp4 import quantization_of
 from engine.quantization.formats.registry import find_format, quantization_config_of
+from engine.quantization.online import CODE_FORMATS
 from engine.quantization.packing import make_quant_scheme
 from engine.text.tokenizer_files import parse_object, read_generation_config, read_text
 from kernels import KernelSet
@@ -84,6 +85,8 @@ def resolve_quantization(
     name = _name(form, folder)
     if asked in ONLINE_METHODS and not (asked == "fp8" and name in _EIGHT_BIT_FLOATS):
         return QuantizationPlan(form, asked)
+    if asked == "bitsandbytes" and not name:
+        return QuantizationPlan(None, "nf4")
     if name not in CHECKPOINT_METHODS.get(asked, (asked,)) and asked != "fp8":
         theirs = f"was quantised by {name}" if name else "isn't quantised"
         raise ConfigError(
@@ -149,10 +152,11 @@ def reject_batch_invariance(config: EngineConfig, device: torch.device, what: st
 
 def check_online_quantization(rounds: str | None, ops: KernelSet) -> None:
     """Not every device has products for every method."""
-    if rounds is not None and rounds not in ops.quantizations:
+    supported = (*ops.quantizations, *CODE_FORMATS)
+    if rounds is not None and rounds not in supported:
         raise ConfigError(
             f"quantization={rounds!r} isn't done by the {ops.name} kernels on "
-            f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
+            f"{ops.device.type}, which do {', '.join(supported)}.",
             param="quantization",
         )
 

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from engine.quantization.online import code_format, round_to_codes
 from kernels import LinearLayer
 from kernels.interface import SLICE_ROWS, IntegerRows, KernelSet
 from kernels.linear_factory import CodeFormat, CodeRows, FloatFormat, IntegerFormat
@@ -163,6 +164,7 @@ _SCHEMES = {
     "int8": QuantScheme(layers="int8", embeddings="int8"),
     "int4": QuantScheme(layers="int4", embeddings="int8"),
     "fp8": QuantScheme(layers="fp8"),
+    "nf4": QuantScheme(layers="nf4"),
 }
 
 
@@ -248,10 +250,15 @@ class LinearPacker:
     ) -> LinearLayer:
         """The layer.
 
-        It is quantised where `quantization` ("int8", "int4") says so; else what the checkpoint has
-        in few bits stays so, without being rounded again where the kernels have its format; and
-        floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
+        It is quantised where `quantization` ("int8", "int4", "fp8", "nf4") says so; else what the
+        checkpoint has in few bits stays so, without being rounded again where the kernels have its
+        format; and floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
+        if quantization is not None and quantization not in ops.quantizations:
+            codes = code_format(quantization, self.shape[1])
+            if codes is not None:
+                return ops.make_linear(self.shape, self._rounded_slices(codes), codes, bias)
+            quantization = "int8"  # rows without whole groups
         form = self._pack_native(ops, quantization) or self._integers(quantization)
         if isinstance(form, CodeFormat):
             return ops.make_linear(self.shape, self._code_slices(), form, bias)
@@ -291,6 +298,10 @@ class LinearPacker:
             yield self._scratch.concatenate(slices, dtype)
             del slices
             self._release()
+
+    def _rounded_slices(self, form: CodeFormat) -> Iterator[CodeRows]:
+        for row_slice in self._float_slices(None):
+            yield round_to_codes(row_slice, form)
 
     def _code_slices(self) -> Iterator[CodeRows]:
         for parts in self._slices():

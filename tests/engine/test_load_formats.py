@@ -257,7 +257,11 @@ def test_weights_are_rounded_while_they_load_from_any_format(source: Path, bare:
 @pytest.mark.parametrize(
     ("given", "param", "words"),
     [
-        ({"load_format": "bitsandbytes"}, "load_format", "--quantization"),
+        (
+            {"load_format": "bitsandbytes", "quantization": "int8"},
+            "load_format",
+            "quantization='int8'",
+        ),
         ({"load_format": "gguf"}, "load_format", "known by its name"),
         ({"load_format": "npccache"}, "load_format", "npcache"),
         ({"load_format": "zip"}, "load_format", "one of auto"),

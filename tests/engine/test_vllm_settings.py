@@ -203,8 +203,7 @@ def test_command_lines_as_vllm_takes_them(line: str, wanted: dict[str, Any]) -> 
     ("line", "words"),
     [
         ("-q marlin", "marlin can't be used: take the GPTQ checkpoint"),
-        ("-q deepspeedfp", "deepspeedfp can't be used: it rounds plain weights"),
-        ("--load-format bitsandbytes", "bitsandbytes can't be used: leave it out"),
+        ("-q experts_int8", "experts_int8 can't be used: it rounds plain weights"),
         ("--load-format foo", "invalid choice: 'foo'"),
         ("--max-num-seqs 1.5K", "'1.5K' is no whole number"),
         ("--max-num-seqs 1.5", "'1.5' is no whole number"),

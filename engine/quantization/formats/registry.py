@@ -35,7 +35,7 @@ _ALIASES = {
 }
 _LOADING_ONLY = (
     "it is a way of loading plain weights, not of keeping them: remove quantization_config, and "
-    "round them with --quantization int8 or int4"
+    "round them with --quantization fp8, int8 or int4"
 )
 #: What isn't read, and what to take instead.
 _REFUSED = {

@@ -481,7 +481,7 @@ def test_quantization_that_names_another_format_is_refused(
         assert caught.value.param == "quantization"
 
 
-@pytest.mark.parametrize("name", ["marlin", "deepspeedfp", "tpu_int8", "online", "humming"])
+@pytest.mark.parametrize("name", ["marlin", "tpu_int8", "online", "humming"])
 def test_methods_that_nothing_here_reads_say_what_to_take(name: str) -> None:
     with pytest.raises(ConfigError, match=r"take|use") as caught:
         EngineConfig(model="m", quantization=name)

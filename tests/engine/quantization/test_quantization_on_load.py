@@ -1,10 +1,13 @@
-"""`quantization="int8"` and `"int4"`: rounded while they load, close to the whole, and small."""
+"""`quantization="int8"`, `"int4"`, `"fp8"` and bitsandbytes' nf4: rounded while they load, close to
+the whole, and small.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,17 +16,29 @@ from safetensors.torch import load_file, save_file
 from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.lora import LoRARequest
 from engine.models.decoder import NativeDecoder
+from engine.quantization.online import CODE_FORMATS, round_to_codes
 from engine.quantization.packing import DenseSource, LinearPacker, LoadBuffer
+from kernels.linear_factory import dequantize_codes
 from kernels.reference import ReferenceKernels
+from tests.engine.checkpoints import writers
+from tests.engine.checkpoints.folders import Pair, make_pair
+from tests.engine.checkpoints.packages import bitsandbytes4
+from tests.engine.lora.peft_oracle import make_adapter
+from tests.engine.models import Oracle, make_model
 from tests.engine.quantization.perplexity import COUNTS, demo_perplexity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 100, "max_model_len": 128}
 Folder = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.005), ("int4", 0.04)])
+@pytest.mark.parametrize(
+    ("quantization", "most"),
+    [("int8", 0.005), ("int4", 0.04), ("fp8", 0.01), ("bitsandbytes", 0.04)],
+)
 def test_perplexity_stays_near_that_of_bfloat16(
     quantization: str, most: float, count: int | None
 ) -> None:
@@ -40,7 +55,7 @@ def test_without_a_compiler_the_results_are_as_good(quantization: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-rope3", "qwen3"])
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8", "bitsandbytes"])
 def test_any_native_checkpoint_runs_and_batches_like_alone(
     family: str, quantization: str, model_folder: Folder
 ) -> None:
@@ -99,6 +114,103 @@ def test_a_pooling_model_says_that_it_does_not_round(model_folder: Folder) -> No
     with pytest.raises(ConfigError, match="isn't done for a pooling model") as error:
         LLM(str(model_folder("llama")), runner="pooling", quantization="int8")
     assert error.value.param == "quantization"
+
+
+# -- codes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [16, 48, 128, 200, 256])
+def test_e4m3_is_as_near_as_its_three_bits_allow(width: int) -> None:
+    torch.manual_seed(1)
+    weights = torch.randn(64, width) * torch.logspace(-6, 2, 64)[:, None]
+    form = CODE_FORMATS["fp8"]
+    error = (dequantize_codes(round_to_codes(weights, form), form) - weights).abs()
+    largest = weights.abs().amax(1, keepdim=True)
+    assert bool((error <= torch.maximum(weights.abs() / 16, largest * 2**-17)).all())
+    zeros = dequantize_codes(round_to_codes(torch.zeros(2, width), form), form)
+    assert not zeros.any()
+
+
+def test_nf4_is_what_bitsandbytes_makes_of_the_same_weights() -> None:
+    torch.manual_seed(2)
+    weights = torch.randn(32, 128)
+    form = CODE_FORMATS["nf4"]
+    _, expected = bitsandbytes4("nf4", False)(weights)
+    torch.testing.assert_close(
+        dequantize_codes(round_to_codes(weights, form), form), expected, rtol=1e-6, atol=1e-6
+    )
+
+
+def test_rows_without_whole_groups_have_eight_bits() -> None:
+    weights = torch.randn(64, 40)
+    layer = LinearPacker([DenseSource(weights)]).pack(
+        ReferenceKernels(), None, torch.float32, "nf4"
+    )
+    assert (layer.rows(torch.arange(64)) - weights).abs().max() < 0.05
+
+
+@pytest.fixture(scope="module")
+def nf4(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A checkpoint of bitsandbytes, whose blocks of 64 are whole in each row."""
+    folder = tmp_path_factory.mktemp("nf4")
+    source = make_model("llama", folder / "source", intermediate_size=128)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return make_pair(source, folder, config, bitsandbytes4("nf4", False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"load_format": "bitsandbytes"},
+        {"quantization": "bitsandbytes"},
+        {"quantization": "bitsandbytes", "load_format": "bitsandbytes"},
+    ],
+    ids=["load-format", "quantization", "both"],
+)
+def test_bitsandbytes_rounds_as_a_checkpoint_of_it_was_rounded(
+    options: dict[str, str], nf4: Pair
+) -> None:
+    source = nf4.packed.parent / "source"
+    llm = LLM(str(source), **SMALL, **options)
+    prompt = [5, 6, 7, 8, 9]
+    tokens = llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert tokens == Oracle(nf4.plain).greedy(prompt, 8)
+
+
+def test_an_adapter_on_a_rounded_model_is_one_on_a_checkpoint_of_bitsandbytes(
+    nf4: Pair, tmp_path: Path
+) -> None:
+    """The QLoRA flow of vLLM's manual."""
+    adapter = make_adapter(nf4.plain, tmp_path / "adapter")
+    request = LoRARequest("qlora", 1, str(adapter))
+    answers = []
+    for folder, settings in (
+        (
+            nf4.packed.parent / "source",
+            {"load_format": "bitsandbytes", "qlora_adapter_name_or_path": str(adapter)},
+        ),
+        (nf4.packed, {}),
+    ):
+        llm = LLM(str(folder), enable_lora=True, max_lora_rank=64, **SMALL, **settings)
+        for lora_request in (None, request):
+            result = llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False, lora_request=lora_request)
+            answers.append(result[0].outputs[0].token_ids)
+    assert answers[:2] == answers[2:]
+    assert answers[0] != answers[1]
+
+
+def test_a_checkpoint_of_another_format_is_not_rounded_by_bitsandbytes(
+    nf4: Pair, model_folder: Folder, tmp_path: Path
+) -> None:
+    packed = make_pair(
+        model_folder("llama"), tmp_path, {"quant_method": "fp8"}, writers.fp8("row")
+    ).packed
+    with pytest.raises(ConfigError, match="was quantised by fp8"):
+        LLM(str(packed), load_format="bitsandbytes")
+
+
+def test_deepspeedfp_is_fp8() -> None:
+    assert EngineConfig(model="m", quantization="deepspeedfp").quantization == "fp8"
 
 
 # -- stacks ---------------------------------------------------------------------------------------
