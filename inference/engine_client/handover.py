@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from engine.contract.kv_transfer_config import KV_PRODUCER
+from engine.contract.messages import Heartbeat
 from inference.engine_client.fleet import Replica, choose_replica
 from inference.engine_client.flight import InFlightRequest
 
@@ -18,8 +19,8 @@ class PrefillPlanner:
     """
 
     def __init__(self) -> None:
-        #: Beginnings of prompts that were answered, the last used last.
-        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+        #: Of beginnings of prompts, the incarnation that answered them last; the last used last.
+        self._prefixes: OrderedDict[bytes, str] = OrderedDict()
 
     def choose(
         self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
@@ -41,9 +42,7 @@ class PrefillPlanner:
         ]
         if not producers:
             return None
-        num_new_tokens = self._record_prefixes(
-            flight, handover.step_tokens, decode.heartbeat.model.kv_capacity_tokens
-        )
+        num_new_tokens = self._record_prefixes(flight, handover.step_tokens, decode.heartbeat)
         if num_new_tokens <= handover.step_tokens:
             return None
         producer = choose_replica(producers, flight.key, slack, flight.request.adapter_digest)
@@ -51,20 +50,20 @@ class PrefillPlanner:
             return None
         return producer
 
-    def _record_prefixes(self, flight: InFlightRequest, stride: int, capacity: int) -> int:
-        """Number of a prompt's tokens after the longest beginning that was recorded.
+    def _record_prefixes(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> int:
+        """Number of a prompt's tokens after the longest beginning that a replica has answered.
 
-        `capacity`: tokens that a replica holds; so many are remembered, in strides.
+        As many are remembered as its KV cache holds, in strides.
         """
         token_ids = flight.request.prompt_token_ids
         num_cached, is_cached = 0, True
         for number, prefix in enumerate(_prefixes(flight.key, token_ids, stride), 1):
-            is_cached = is_cached and prefix in self._prefixes
+            is_cached = is_cached and self._prefixes.get(prefix) == beat.incarnation
             if is_cached:
                 num_cached = number * stride
-            self._prefixes[prefix] = None
+            self._prefixes[prefix] = beat.incarnation
             self._prefixes.move_to_end(prefix)
-        while len(self._prefixes) > max(1, capacity // stride):
+        while len(self._prefixes) > max(1, beat.model.kv_capacity_tokens // stride):
             self._prefixes.popitem(last=False)
         return len(token_ids) - num_cached
 

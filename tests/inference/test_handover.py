@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -71,6 +72,18 @@ async def test_a_prompt_that_was_answered_a_moment_ago_needs_no_prefill_replica(
     assert (len(producer.received), len(consumer.received)) == (1, 3)
 
 
+async def test_a_prompt_is_computed_on_the_prefill_replica_again_for_a_new_decode_replica(
+    gateway: Gateway,
+) -> None:
+    async with gateway.serving(gateway.fake(kv_handover=handover("kv_producer"))) as producer:
+        for _ in range(2):
+            async with gateway.serving(gateway.fake(kv_handover=handover("kv_consumer"))):
+                await read(start(gateway))
+            await gateway.look()
+    received = [redis_keys.is_prefill_request(each.request_id) for each in producer.received]
+    assert received == [True, True]
+
+
 @pytest.mark.parametrize(
     "theirs",
     [handover("kv_producer", key_space="other"), handover("kv_both"), None],
@@ -106,12 +119,20 @@ async def test_a_prompt_whose_prefill_replica_dies_is_computed_where_it_is_answe
 
 
 async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefill_replica(
-    gateway: Gateway,
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with two(gateway, token_delay=30.0) as (producer, consumer):
+    async with two(gateway) as (producer, consumer):
+        proceed, step = asyncio.Event(), producer._step
+
+        async def step_later() -> None:
+            await proceed.wait()
+            await step()
+
+        monkeypatch.setattr(producer, "_step", step_later)
         exchange = start(gateway)
         await until(lambda: producer.received)
         exchange.gone.set()
         await until(lambda: producer.aborted)
         assert get_engine_client().is_idle()
+        proceed.set()
     assert not consumer.received
