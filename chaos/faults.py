@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -181,6 +182,21 @@ async def fill_disk(instance: Instance, rng: random.Random) -> None:
     await asyncio.to_thread(instance.disk.empty)
 
 
+async def corrupt_tier(instance: Instance, rng: random.Random) -> None:
+    """A bit of each kilobyte of the KV blocks on disk is flipped, while replicas use them."""
+
+    def corrupt() -> None:
+        for segment in instance.tier.glob("*.kv"):
+            with contextlib.suppress(FileNotFoundError), segment.open("r+b") as file:
+                for start in range(0, segment.stat().st_size, 1024):
+                    offset = start + rng.randrange(1024)
+                    byte = os.pread(file.fileno(), 1, offset)
+                    if byte:
+                        os.pwrite(file.fileno(), bytes([byte[0] ^ 1 << rng.randrange(8)]), offset)
+
+    await asyncio.to_thread(corrupt)
+
+
 async def stop_database_for_a_while(instance: Instance, rng: random.Random) -> None:
     """PostgreSQL is gone, and comes back with what it had committed."""
     await to_its_end(instance.database.stop)
@@ -216,7 +232,14 @@ FAULTS: dict[str, Harm] = {
     "database away": stop_database_for_a_while,
     "clock an hour back": set_clock_back,
     "disk full": fill_disk,
+    "prefill killed": _signal("prefill", signal.SIGKILL),
+    "decode killed": _signal("decode", signal.SIGKILL),
+    "tier corrupted": corrupt_tier,
+    "tier's disk full": fill_disk,
 }
+TIER_DISK = "tier's disk full"
+#: Of a disaggregated instance alone.
+TIER_FAULTS = ("prefill killed", "decode killed", "tier corrupted", TIER_DISK)
 DISK, CLOCK, DATABASE = "disk full", "clock an hour back", "database away"
 
 
@@ -242,4 +265,7 @@ def impossible(instance: Instance) -> dict[str, str]:
     """The faults that can't be done here, and why."""
     reasons = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
     reasons[DATABASE] = instance.database.why_not
+    reasons[TIER_DISK] = instance.disk.why_not
+    if not instance.disaggregated:
+        reasons |= dict.fromkeys(TIER_FAULTS, "the instance isn't --disaggregated")
     return {name: why for name, why in reasons.items() if why}

@@ -37,11 +37,15 @@ from engine.contract.messages import Heartbeat
 from engine.system.redis_client import sync_client
 
 REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
+#: Of a disaggregated instance: prompts have more tokens than a step, and its disk is small.
+STEP_TOKENS, TIER_GIB = 16, "0.05"
 ADAPTERS = {ADAPTER, OTHER_ADAPTER}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 #: What a process's command line has, by what it is.
 MARKS = {
     "replica": "--replica-id=",
+    "prefill": '"kv_producer"',
+    "decode": '"kv_consumer"',
     "gateway": "config.serve",
     "worker": "quire\0worker\0--queues\0jobs",
     "redis": "redis.sock",
@@ -70,12 +74,18 @@ class Instance:
     database: Database
     relay: Relay
     log: Path
+    disaggregated: bool
     process: subprocess.Popen[bytes]
 
     def pids(self, what: str) -> list[int]:
         """Its processes of one of `MARKS`, the oldest first."""
         mark = MARKS[what].encode()
         return [pid for pid in children(self.process.pid) if mark in command_line(pid)]
+
+    @property
+    def tier(self) -> Path:
+        """Folder of the KV blocks of a disaggregated one."""
+        return _tier(self.disk)
 
     def heartbeats(self) -> list[Heartbeat]:
         """Of all replicas."""
@@ -96,7 +106,7 @@ class Instance:
         replicas = self.pids("replica")
         counts = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
         return (
-            len(replicas) == REPLICAS + 1
+            len(replicas) == REPLICAS + self.disaggregated + 1
             and alive >= set(replicas)
             and counts == [GATEWAYS, WORKERS, 1]
         )
@@ -157,12 +167,17 @@ def command_line(pid: int) -> bytes:
 
 @asynccontextmanager
 async def running(
-    log: Path | None = None, *, postgresql: bool = False, clock: bool = False
+    log: Path | None = None,
+    *,
+    postgresql: bool = False,
+    clock: bool = False,
+    disaggregated: bool = False,
 ) -> AsyncIterator[Instance]:
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. Raises: `StartFailed`, `StopFailed`. However the block ends, nothing of it stays.
+    can be set. `disaggregated`: with one replica more, which computes prompts for the two. Raises:
+    `StartFailed`, `StopFailed`. However the block ends, nothing of it stays.
     """
     async with (
         _disk() as disk,
@@ -170,7 +185,7 @@ async def running(
         _relay(disk.folder.parent, disk) as relay,
     ):
         wall = Clock(disk.folder.parent, enabled=clock)
-        async with _started(disk, wall, database, relay, log) as instance:
+        async with _started(disk, wall, database, relay, log, disaggregated) as instance:
             yield instance
 
 
@@ -218,12 +233,18 @@ async def _relay(folder: Path, disk: Disk) -> AsyncIterator[Relay]:
 
 @asynccontextmanager
 async def _started(
-    disk: Disk, clock: Clock, database: Database, relay: Relay, log: Path | None
+    disk: Disk,
+    clock: Clock,
+    database: Database,
+    relay: Relay,
+    log: Path | None,
+    disaggregated: bool,
 ) -> AsyncIterator[Instance]:
     """Let it end by itself when all went well; else its processes are killed."""
     log = log or disk.folder.parent / "up.log"
     ready = disk.folder.parent / "ready.json"
-    process = _up(disk, clock.environment | database.environment, relay, ready, log)
+    more = clock.environment | database.environment
+    process = _up(disk, more, relay, ready, log, disaggregated)
     try:
         ready_values = await _await_ready(process, ready, log)
         names = ("url", "api_key", "model")
@@ -235,6 +256,7 @@ async def _started(
             database=database,
             relay=relay,
             log=log,
+            disaggregated=disaggregated,
             process=process,
         )
         await asyncio.to_thread(_load_pooling_model, instance)
@@ -263,11 +285,24 @@ def _read_ready_file(ready: Path, log: Path) -> dict[str, Any]:
     return values
 
 
+def _tier(disk: Disk) -> Path:
+    return disk.folder / "tier"
+
+
 def _up(
-    disk: Disk, more: dict[str, str], relay: Relay, ready: Path, log: Path
+    disk: Disk,
+    more: dict[str, str],
+    relay: Relay,
+    ready: Path,
+    log: Path,
+    disaggregated: bool,
 ) -> subprocess.Popen[bytes]:
     """The process of the whole instance."""
-    flags = ["--replicas", str(REPLICAS), "--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
+    flags = ["--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
+    flags += ["--replicas", str(REPLICAS + disaggregated)]
+    if disaggregated:
+        flags += ["--prefill-replicas", "1", "--max-num-batched-tokens", str(STEP_TOKENS)]
+        flags += ["--kv-offloading-backend", str(_tier(disk)), "--kv-offloading-size", TIER_GIB]
     fields = {"engine_command": [sys.executable, behind_relay.__file__]}
     more |= {behind_relay.NAME: f"unix://{relay.path}", INTERNAL: json.dumps(fields)}
     with log.open("wb") as output:

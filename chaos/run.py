@@ -90,16 +90,19 @@ class Run(ABC):
     Args:
         note: told of what happens. log: where the instance's log stays. postgresql: its rows lie
             there instead of in SQLite. clock: its processes have one that can be set.
+        disaggregated: one replica computes prompts for the others.
     """
 
     max_tokens: int
 
     def __init__(
         self, seed: int, log_line: Callable[[str], None], log: Path | None = None, *,
-        postgresql: bool = False, clock: bool = False,
+        postgresql: bool = False, clock: bool = False, disaggregated: bool = False,
     ) -> None:  # fmt: skip
         self._log, self._seed, self._log_line = log, seed, log_line
-        self._options = {"postgresql": postgresql, "clock": clock}
+        self._options = {
+            "postgresql": postgresql, "clock": clock, "disaggregated": disaggregated,
+        }  # fmt: skip
         self._outcome = Outcome()
         self._stopping = asyncio.Event()
         self._open: set[int] = set()
@@ -201,9 +204,12 @@ class Faults(Run):
     def __init__(
         self, minutes: float, seed: int, log_line: Callable[[str], None], log: Path | None = None,
         names: Collection[str] = faults.FAULTS.keys(), *, postgresql: bool = False,
+        disaggregated: bool = False,
     ) -> None:  # fmt: skip
-        clock = faults.CLOCK in names
-        super().__init__(seed, log_line, log, postgresql=postgresql, clock=clock)
+        super().__init__(
+            seed, log_line, log, postgresql=postgresql, clock=faults.CLOCK in names,
+            disaggregated=disaggregated,
+        )  # fmt: skip
         self._seconds, self._names = minutes * 60, set(names)
 
     def _turns(self) -> list[Schedule]:

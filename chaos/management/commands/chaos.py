@@ -64,6 +64,12 @@ class Command(BaseCommand):
             help="give it a PostgreSQL of its own, and take that away too",
         )
         parser.add_argument(
+            "--disaggregated",
+            action="store_true",
+            help="give it a replica that computes prompts for the others, and harm that and the KV "
+            "blocks between them too",
+        )
+        parser.add_argument(
             "--streams",
             type=_count,
             default=32,
@@ -110,11 +116,11 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any]) -> Run:
         end = options["seed"], self._log_line, options["log"]
         if options["kills"]:
-            if options["fault"] or options["postgresql"]:
-                raise CommandError("--kills goes with neither --fault nor --postgresql.")
+            if options["fault"] or options["postgresql"] or options["disaggregated"]:
+                raise CommandError("--kills goes without --fault, --postgresql, --disaggregated.")
             return Kills(options["kills"], options["streams"], options["tokens"], *end)
-        server = options["postgresql"]
-        return Faults(options["minutes"], *end, options["fault"] or FAULTS, postgresql=server)
+        kinds = {name: options[name] for name in ("postgresql", "disaggregated")}
+        return Faults(options["minutes"], *end, options["fault"] or FAULTS, **kinds)
 
     def _log_line(self, text: str) -> None:
         self.stderr.write(text)

@@ -295,7 +295,7 @@ def ensure_model(
     Args:
         source, names: `--model` and `--served-model-name`; names after the first are others of the
             same model.
-        columns: `num_replicas` and `num_spares`; None: as they were.
+        columns: `num_replicas`, `num_spares`, `num_prefill`; None: as they were.
         engine: other engine settings from the command line; they replace the model's own.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """

@@ -108,6 +108,13 @@ class Command(QuireCommand):
             "other serves (default: 0)",
         )
         parser.add_argument(
+            "--prefill-replicas",
+            type=int,
+            metavar="N",
+            help="of the engine processes, those that only compute prompts for the others, by the "
+            "KV tier that they share (default: 0)",
+        )
+        parser.add_argument(
             "--no-worker",
             action="store_true",
             help="start no worker: batches, background responses, mails and webhooks wait",
@@ -175,6 +182,7 @@ class Command(QuireCommand):
             engine,
             num_replicas=options["replicas"],
             num_spares=options["spares"],
+            num_prefill=options["prefill_replicas"],
         )
         model = startup_model.model
         modules = ensure_adapters(model, options["lora_modules"])
