@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ _REFRESH_S = 1.0
 READ_TIMEOUT_S = 10.0
 #: Sequences whose blocks are read at once: one that hangs doesn't keep the others.
 NUM_READERS = 4
+#: A replica that ends waits so long for its blocks to be written: a storage may be slow, and its
+#: supervisor kills it after 10 s.
+CLOSE_TIMEOUT_S = 5.0
 
 
 class StorageQueue:
@@ -41,6 +45,8 @@ class StorageQueue:
         self._refresh: Future[None] | None = None
         #: When the readers that are at work began, by thread.
         self._reading_since: dict[int, float] = {}
+        #: When the queue is closed: what isn't written or read by then never is.
+        self._closes_at = math.inf
 
     def __contains__(self, key: bytes) -> bool:
         """Whether a block is stored or about to be."""
@@ -68,7 +74,8 @@ class StorageQueue:
 
     def _write(self, key: bytes, payload: Payload, namespace: str) -> None:
         try:
-            self.tier.write(key, payload, namespace)
+            if time.monotonic() < self._closes_at:
+                self.tier.write(key, payload, namespace)
         finally:
             with self._lock:
                 self._queued_bytes -= payload.nbytes
@@ -99,12 +106,12 @@ class StorageQueue:
             self._reading_since[thread] = time.monotonic()
         blocks: list[tuple[bytes, Payload]] = []
         try:
-            if time.monotonic() < deadline:
+            if time.monotonic() < min(deadline, self._closes_at):
                 if refresh:
                     self.tier.refresh()
                 for payload in self.tier.read_sequence(keys, namespace):
                     blocks.append((keys[len(blocks)], payload))
-                    if time.monotonic() > deadline:
+                    if time.monotonic() > min(deadline, self._closes_at):
                         break
             if len(blocks) < len(keys) and time.monotonic() > deadline:
                 self.tier.count_failure("late")
@@ -127,8 +134,10 @@ class StorageQueue:
         self._writer.submit(lambda: None).result(timeout_s)
 
     def close(self) -> None:
-        """Write what waits and end the threads."""
+        """Write what waits, for at most `CLOSE_TIMEOUT_S`, and end the threads."""
+        self._closes_at = time.monotonic() + CLOSE_TIMEOUT_S
         self._writer.shutdown()
+        self._closes_at = 0.0
         self._readers.shutdown()
         self.tier.close()
 

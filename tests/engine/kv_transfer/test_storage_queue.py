@@ -1,0 +1,92 @@
+"""Blocks on their way to a storage and from it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from engine.kv_transfer.block_buffers import Payload
+from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.storage_queue import StorageQueue
+from engine.kv_transfer.storage_tier import StorageTier
+
+NUM_BLOCKS = 20
+
+
+class SlowTier(StorageTier):
+    """Its first write takes until `proceed` is set."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.began, self.proceed = threading.Event(), threading.Event()
+        self.written: list[bytes] = []
+
+    @property
+    def digest(self) -> bytes:
+        return b""
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.written
+
+    def may_contain(self, key: bytes) -> bool:
+        return key in self.written
+
+    def read(self, key: bytes, namespace: str) -> Payload | None:
+        return None
+
+    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+        self.began.set()
+        self.proceed.wait(60)
+        self.written.append(key)
+        return True
+
+    def measure_read(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def tier() -> Iterator[SlowTier]:
+    tier = SlowTier()
+    yield tier
+    tier.proceed.set()
+
+
+def queue_of(tier: SlowTier) -> tuple[StorageQueue, list[bytes]]:
+    """A queue that is at the first of some blocks, and their keys."""
+    queue = StorageQueue(tier, HostTier(1 << 20))
+    keys = [bytes([number]) * 32 for number in range(NUM_BLOCKS)]
+    queue.queue_writes([(key, np.zeros(10, np.uint8)) for key in keys], "n")
+    assert tier.began.wait(60)
+    return queue, keys
+
+
+def close_beside(queue: StorageQueue, tier: SlowTier) -> None:
+    """Close a queue, whose first write goes on when that has begun."""
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    while not queue._writer._shutdown:
+        pass
+    tier.proceed.set()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
+def test_what_waits_is_written_before_a_replica_ends(tier: SlowTier) -> None:
+    queue, keys = queue_of(tier)
+    close_beside(queue, tier)
+    assert tier.written == keys
+
+
+def test_a_replica_that_ends_does_not_wait_for_a_slow_storage(
+    tier: SlowTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv_transfer.storage_queue.CLOSE_TIMEOUT_S", 0.0)
+    queue, keys = queue_of(tier)
+    close_beside(queue, tier)
+    assert tier.written == keys[:1]
+    assert not any(key in queue for key in keys[1:])
