@@ -10,7 +10,11 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 
 _PARAM = "kv_events_config"
-_TRANSPORTS = ("tcp://", "ipc://")
+#: By publisher what its endpoint begins with.
+_TRANSPORTS = {
+    "zmq": ("tcp://", "ipc://"),
+    "redis": ("redis://", "rediss://", "unix://"),
+}
 #: ZeroMQ counts messages in 31 bits, and the end of a replay is one more than its batches.
 _MAX_BATCHES = 2**31 - 2
 
@@ -21,13 +25,13 @@ class KVEventsConfig:
 
     Attributes:
         enable_kv_cache_events: whether there are events.
-        publisher: zmq, or null for none; default: zmq where there are events.
-        endpoint: where batches are published; see `ZmqEventPublisher`.
-        replay_endpoint: where past batches can be asked for; None: nowhere.
-        buffer_steps: number of past batches that can be asked for.
-        hwm: batches that wait for a subscriber; those after them are lost to it.
+        publisher: zmq, redis, or null for none; default: zmq where there are events.
+        endpoint: where batches are published; see `ZmqEventPublisher`, `RedisEventPublisher`.
+        replay_endpoint: of zmq: where past batches can be asked for; None: nowhere.
+        buffer_steps: number of past batches that can be asked for, or that a stream keeps.
+        hwm: of zmq: batches that wait for a subscriber; those after them are lost to it.
         max_queue_size: batches that wait for the publisher's thread; those after them are lost.
-        topic: first frame of each message.
+        topic: first frame of each message, or the stream.
     """
 
     enable_kv_cache_events: bool = False
@@ -62,15 +66,23 @@ class KVEventsConfig:
             if not valid:
                 raise ConfigError(f"{_PARAM}: {name} must be {kind}; got {value!r}.", param=_PARAM)
         config = cls(**values)
-        if config.publisher not in ("zmq", "null", None):
+        if config.publisher not in (*_TRANSPORTS, "null", None):
             raise ConfigError(
-                f"{_PARAM}: publisher must be zmq or null; got {config.publisher!r}.", param=_PARAM
+                f"{_PARAM}: publisher must be zmq, redis or null; got {config.publisher!r}.",
+                param=_PARAM,
             )
+        if config.publisher == "redis" and (config.replay_endpoint or not config.topic):
+            raise ConfigError(
+                f"{_PARAM}: publisher redis needs a topic, the stream, and has no "
+                "replay_endpoint: a stream is read from any entry on.",
+                param=_PARAM,
+            )
+        transports = _TRANSPORTS["redis" if config.publisher == "redis" else "zmq"]
         for name in ("endpoint", "replay_endpoint"):
             endpoint = getattr(config, name)
-            if endpoint is not None and not endpoint.startswith(_TRANSPORTS):
+            if endpoint is not None and not endpoint.startswith(transports):
                 raise ConfigError(
-                    f"{_PARAM}: {name} must begin with {' or '.join(_TRANSPORTS)}; "
+                    f"{_PARAM}: {name} must begin with {' or '.join(transports)}; "
                     f"got {endpoint!r}.",
                     param=_PARAM,
                 )

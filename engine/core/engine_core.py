@@ -45,6 +45,7 @@ from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
+from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
@@ -589,11 +590,15 @@ def _send_bitmask(
     send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
 
 
-def _make_event_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
+def _make_event_publisher(
+    config: EngineConfig,
+) -> ZmqEventPublisher | RedisEventPublisher | None:
     """What publishes KV events; None: the settings ask for none. Raises `ConfigError`."""
     events = KVEventsConfig.from_mapping(config.kv_events_config or {})
     if not events.publishes:
         return None
+    if events.publisher == "redis":
+        return RedisEventPublisher(events)
     try:
         from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
     except ImportError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,9 @@ from engine.contract.kv_events_config import KVEventsConfig
 from engine.core.engine_core import EngineCore
 from engine.kv_cache.kv_events import AllBlocksCleared as SentCleared
 from engine.kv_cache.kv_events import BlockStored as SentStored
+from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
 from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
+from engine.system.redis_client import sync_client
 from tests.engine.kv_transfer.test_offloading import make, prompt, run
 
 Folder = Callable[[str], Path]
@@ -265,6 +269,50 @@ def test_what_is_no_number_is_not_answered(folder: str, subscriber: Subscriber) 
     publisher.close()
 
 
+def test_a_redis_stream_has_the_same_events(
+    model_folder: Folder, folder: str, redis_url: str, key_prefix: str
+) -> None:
+    values = {
+        "enable_kv_cache_events": True,
+        "publisher": "redis",
+        "endpoint": redis_url,
+        "topic": key_prefix,
+    }
+    core = make(model_folder("llama"), num_gpu_blocks_override=12, kv_events_config=values)
+    for seed in range(4):  # the later ones push out blocks of the earlier ones
+        run(core, {str(seed): prompt(seed, 100)})
+    known = cached(core)
+    core.shutdown()
+    with sync_client(redis_url) as client:
+        entries = [fields for _, fields in client.xrange(key_prefix)]
+        client.delete(key_prefix)
+    assert [int(entry[b"number"]) for entry in entries] == list(range(len(entries)))
+    assert {entry[b"source"].decode() for entry in entries} == {
+        f"{socket.gethostname()}:{os.getpid()}"
+    }
+    subscriber = Subscriber(folder)
+    for entry in entries:
+        subscriber.apply(entry[b"batch"])
+    subscriber.close()
+    assert set(subscriber.tokens) == known
+    assert any(b"BlockRemoved" in entry[b"batch"] for entry in entries)
+
+
+def test_without_its_redis_events_are_lost_and_no_step_waits(model_folder: Folder) -> None:
+    values = {
+        "enable_kv_cache_events": True,
+        "publisher": "redis",
+        "endpoint": "redis://127.0.0.1:1",
+        "topic": "t",
+    }
+    core = make(model_folder("llama"), kv_events_config=values)
+    assert run(core, {"a": prompt(1, 70)})["a"]
+    publisher = core._event_publisher
+    assert isinstance(publisher, RedisEventPublisher)
+    wait_until(lambda: publisher.num_lost)
+    core.shutdown()
+
+
 def wait_until(condition: Callable[[], Any]) -> None:
     """The publisher's thread may be behind."""
     deadline = time.monotonic() + DEADLINE_S
@@ -285,6 +333,14 @@ def wait_until(condition: Callable[[], Any]) -> None:
         {"hwm": True},
         {"hwm": 2**31},
         {"topic": None},
+        {"publisher": "redis", "endpoint": "redis://localhost"},
+        {"publisher": "redis", "topic": "events"},
+        {
+            "publisher": "redis",
+            "endpoint": "redis://x",
+            "topic": "t",
+            "replay_endpoint": "redis://x",
+        },
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, Any]) -> None:
