@@ -4,7 +4,8 @@
 
 Each measurement is in a process of its own. One computes a prompt, writes its KV blocks and kills
 itself; the next one has the same prompt. With `--idle` also how long decode steps of one sequence
-take with a tier and without, in turns. Prints JSON.
+take with a tier and without, in turns; with `--writing` the gaps of a stream beside prompts whose
+blocks are written, and without a tier; with `--checks` the parts of a block's restore. Prints JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +52,24 @@ def make_core(args: argparse.Namespace, *, tier: bool = True) -> EngineCore:
     return core
 
 
+def add_request(
+    core: EngineCore, rng: random.Random, num_tokens: int, max_tokens: int, request_id: str = "r"
+) -> None:
+    """Add a request for greedy tokens after a random prompt."""
+    core.add_request(
+        EngineRequest(
+            request_id=request_id,
+            gateway_id="",
+            prompt_token_ids=rng.choices(range(core.facts.vocab_size), k=num_tokens),
+            sampling=SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True),
+        )
+    )
+
+
 def first_token(core: EngineCore, num_tokens: int) -> dict[str, Any]:
     """Seconds to the first token of a prompt, and the tokens that are said."""
-    prompt = random.Random(0).choices(range(core.facts.vocab_size), k=num_tokens)
-    sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    started = time.perf_counter()
-    core.add_request(
-        EngineRequest(request_id="r", gateway_id="", prompt_token_ids=prompt, sampling=sampling)
-    )
+    rng, started = random.Random(0), time.perf_counter()
+    add_request(core, rng, num_tokens, 4)
     seconds, tokens = 0.0, []
     while core.has_work:
         for delta in core.step():
@@ -102,15 +114,9 @@ def idle_cost(args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of a decode step with a tier and without; medians of runs in turns."""
     cores = {tier: make_core(args, tier=tier) for tier in (True, False)}
     times: dict[bool, list[float]] = {True: [], False: []}
-    sampling = SamplingParams(temperature=0, max_tokens=DECODES, ignore_eos=True)
     for number in range(2 * args.rounds + 2):
         for tier, core in cores.items():
-            prompt = random.Random(number).choices(range(core.facts.vocab_size), k=16)
-            core.add_request(
-                EngineRequest(
-                    request_id="r", gateway_id="", prompt_token_ids=prompt, sampling=sampling
-                )
-            )
+            add_request(core, random.Random(number), 16, DECODES)
             core.step()
             started = time.perf_counter()
             while core.has_work:
@@ -118,6 +124,78 @@ def idle_cost(args: argparse.Namespace) -> dict[str, float]:
             times[tier].append((time.perf_counter() - started) * 1000 / (DECODES - 1))
     with_tier, without = (statistics.median(times[tier]) for tier in (True, False))
     return {"with_ms": with_tier, "without_ms": without, "ratio": with_tier / without}
+
+
+def writing_cost(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds of a stream's gaps, 99th percentile, beside prompts with a tier that writes all
+    their blocks and without one; in turns.
+    """
+    cores = {tier: make_core(args, tier=tier) for tier in (True, False)}
+    gaps: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * args.rounds):
+        order = list(cores.items())
+        for tier, core in order if number % 2 else reversed(order):
+            rng = random.Random(number)
+
+            add_request(core, rng, 16, args.tokens // 2, "stream")
+            last, num_prompts = 0.0, 0
+            while "stream" in core.requests:
+                if len(core.requests) == 1:
+                    num_prompts += 1
+                    add_request(core, rng, args.tokens // 4, 1, f"prompt{num_prompts}")
+                if any(delta.request_id == "stream" for delta in core.step()):
+                    now = time.perf_counter()
+                    if last:
+                        gaps[tier].append((now - last) * 1000)
+                    last = now
+            for name in list(core.requests):
+                core.abort(name)
+    with_tier, without = (statistics.quantiles(gaps[tier], n=100)[98] for tier in (True, False))
+    return {
+        "with_p99_ms": with_tier,
+        "without_p99_ms": without,
+        "ratio": with_tier / without,
+        "gaps": len(gaps[True]),
+    }
+
+
+def checks(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds per block of a restore and of its parts, best of several: reading from disk past
+    the page cache, opening (AES-GCM decrypts and authenticates in one), the checksum in host
+    memory, and copying into the KV cache.
+    """
+    core = make_core(args)
+    connector = core.scheduler.kv_connector
+    if not isinstance(connector, OffloadingConnector) or connector.storage is None:
+        raise TypeError("The engine has no disk tier.")
+    tier, buffers, host = connector.storage.tier, connector._buffers, connector.host
+    payload, key = buffers.read(0), bytes(32)
+    cipher = tier._cipher  # type: ignore[attr-defined]
+    nonce, sealed = cipher.seal(key, payload, "")
+    host.put([(key, payload)], "")
+
+    def best_ms(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(50):
+            started = time.perf_counter()
+            run()
+            times.append((time.perf_counter() - started) * 1000)
+        return min(times)
+
+    read_and_open = min(tier.measure_read() for _ in range(50)) * 1000
+    opening = best_ms(lambda: cipher.open(key, nonce, sealed, ""))
+    checksum = best_ms(lambda: host.get(key))
+    copying = best_ms(lambda: buffers.write(0, payload))
+    return {
+        "block_bytes": buffers.block_bytes,
+        "read_ms": read_and_open - opening,
+        "open_ms": opening,
+        "checksum_ms": checksum,
+        "copy_ms": copying,
+        "checksum_part_of_host_restore": checksum / (checksum + copying),
+        "checks_part_of_disk_restore": (opening + 2 * checksum)
+        / (read_and_open + 2 * checksum + copying),
+    }
 
 
 def main() -> int:
@@ -130,6 +208,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--idle", action="store_true", help="measure decode steps, too")
+    parser.add_argument("--writing", action="store_true", help="measure gaps beside writes, too")
+    parser.add_argument("--checks", action="store_true", help="measure parts of a restore, too")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.once:
@@ -137,6 +217,10 @@ def main() -> int:
     report: dict[str, Any] = {"first_token": [measure_round(args) for _ in range(args.rounds)]}
     if args.idle:
         report["idle"] = idle_cost(args)
+    if args.writing:
+        report["writing"] = writing_cost(args)
+    if args.checks:
+        report["checks"] = checks(args)
     print(json.dumps(report, indent=1))
     return 0
 
