@@ -334,6 +334,14 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
 
 
+class TierReport(msgspec.Struct):
+    """What a KV tier holds. `failures`: records that can't be used, by reason."""
+
+    num_records: int = 0
+    num_bytes: int = 0
+    failures: dict[str, int] = msgspec.field(default_factory=dict)
+
+
 class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
     """A replica's part in computing prompts on one replica and their answers on another.
 

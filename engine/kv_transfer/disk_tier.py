@@ -30,10 +30,10 @@ from engine.contract.errors import ConfigError
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.storage_tier import (
     HEADER,
-    MAGIC,
     SECRET_BYTES,
     TAG_BYTES,
     BlockCipher,
+    RecordHeader,
     StorageTier,
     UnusableBlock,
 )
@@ -139,10 +139,9 @@ class DiskTier(StorageTier):
             return
         try:
             while (header := _read_header(descriptor, offset, size)) is not None:
-                length, key, nonce = header
                 start = offset + HEADER.size
-                self._index[key] = Location(name, start, length, nonce)
-                offset = start + length
+                self._index[header.key] = Location(name, start, header.length, header.nonce)
+                offset = start + header.length
         except UnusableBlock as error:
             # Where the next block begins isn't known. New blocks may overwrite those behind it.
             if (name, offset) not in self._damaged:
@@ -200,8 +199,7 @@ class DiskTier(StorageTier):
             descriptor, name, offset = self._reserve(HEADER.size + len(sealed))
             start = offset + HEADER.size
             _write_all(descriptor, sealed, start)
-            header = HEADER.pack(MAGIC, len(sealed), key, nonce)
-            _write_all(descriptor, header, offset)
+            _write_all(descriptor, RecordHeader.for_block(key, nonce, sealed).pack(), offset)
         except OSError as error:
             log.warning("KV blocks can't be written to %s: %s", self.folder, error)
             self.count_failure("disk_full" if isinstance(error, DiskFull) else "write_error")
@@ -342,15 +340,38 @@ def _write_all(descriptor: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def _read_header(descriptor: int, offset: int, size: int) -> tuple[int, bytes, bytes] | None:
-    """Length, key and nonce of the block at an offset; None: there is none.
+def _read_header(descriptor: int, offset: int, size: int) -> RecordHeader | None:
+    """Header of the block at an offset; None: there is none.
 
     Raises `UnusableBlock` for a damaged one.
     """
-    header = os.pread(descriptor, HEADER.size, offset)
-    if len(header) < HEADER.size or not any(header):
+    data = os.pread(descriptor, HEADER.size, offset)
+    if len(data) < HEADER.size or not any(data):
         return None
-    magic, length, key, nonce = HEADER.unpack(header)
-    if magic != MAGIC or offset + HEADER.size + length > size:
+    header = RecordHeader.unpack(data)
+    if offset + HEADER.size + header.length > size:
         raise UnusableBlock("header")
-    return length, key, nonce
+    return header
+
+
+def verify_segment(path: Path) -> Iterator[tuple[int, str]]:
+    """(bytes, why it can't be used or "") of each record of a segment.
+
+    Nothing is known of records after one whose header is damaged.
+    """
+    offset, size = 0, path.stat().st_size
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        while (header := _read_header(descriptor, offset, size)) is not None:
+            start = offset + HEADER.size
+            reason = ""
+            try:
+                header.verify(os.pread(descriptor, header.length, start))
+            except UnusableBlock as error:
+                reason = error.reason
+            yield HEADER.size + header.length, reason
+            offset = start + header.length
+    except UnusableBlock as error:
+        yield HEADER.size, error.reason
+    finally:
+        os.close(descriptor)

@@ -19,6 +19,10 @@ _SECRET = _PREFIX + b"secret"
 _INDEX = _PREFIX + b"index"
 _USED_BYTES = _PREFIX + b"bytes"
 
+_KEY_BYTES = 32
+#: Records whose names are read at once to remove them.
+_NUM_CLEARED = 1000
+
 #: KEYS: index, used bytes, record. ARGV: member, record, capacity, prefix.
 _SET = """
 local used = tonumber(redis.call('GET', KEYS[2]) or '0')
@@ -82,6 +86,26 @@ class RedisStore(RemoteStore):
         with _store_errors():
             arguments: list[Any] = [self._member(key), self._record_bytes]
             self._delete([_INDEX, _USED_BYTES, _PREFIX + key], arguments)
+
+    def records(self) -> Iterator[tuple[bytes, bytes]]:
+        with _store_errors():
+            for member, _ in self._client.zscan_iter(_INDEX):
+                record: Any = self._client.get(_PREFIX + member[:_KEY_BYTES])
+                if record is not None:  # evicted meanwhile
+                    yield member[:_KEY_BYTES], record
+
+    def clear(self) -> int:
+        num_removed = 0
+        with _store_errors():
+            while True:
+                members: list[Any] = self._client.zrange(_INDEX, 0, _NUM_CLEARED - 1)
+                if not members:
+                    break
+                for member in members:
+                    key, length = member[:_KEY_BYTES], member[_KEY_BYTES:]
+                    self._delete([_INDEX, _USED_BYTES, _PREFIX + key], [member, length])
+                num_removed += len(members)
+        return num_removed
 
     def get_secret(self, new_secret: bytes) -> bytes:
         with _store_errors():

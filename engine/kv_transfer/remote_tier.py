@@ -18,10 +18,10 @@ from engine.contract.errors import ConfigError
 from engine.kv_transfer.block_buffers import Payload
 from engine.kv_transfer.storage_tier import (
     HEADER,
-    MAGIC,
     SECRET_BYTES,
     TAG_BYTES,
     BlockCipher,
+    RecordHeader,
     StorageTier,
     UnusableBlock,
 )
@@ -57,6 +57,14 @@ class RemoteStore(ABC):
     @abstractmethod
     def delete(self, key: bytes) -> None:
         """Remove a record, if there is one."""
+
+    @abstractmethod
+    def records(self) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and records of all; reading them is no use of them."""
+
+    @abstractmethod
+    def clear(self) -> int:
+        """Remove all records, but not the secret; the number of those removed."""
 
     @abstractmethod
     def get_secret(self, new_secret: bytes) -> bytes:
@@ -235,14 +243,20 @@ def make_store(url: str, capacity: int, block_bytes: int) -> RemoteStore:
 
 def _seal_record(cipher: BlockCipher, key: bytes, payload: Payload, namespace: str) -> bytes:
     nonce, sealed = cipher.seal(key, payload, namespace)
-    return HEADER.pack(MAGIC, len(sealed), key, nonce) + sealed
+    return RecordHeader.for_block(key, nonce, sealed).pack() + sealed
 
 
 def _open_record(cipher: BlockCipher, key: bytes, record: bytes, namespace: str) -> Payload:
     """The block of a record. Raises `UnusableBlock`."""
-    if len(record) < HEADER.size:
-        raise UnusableBlock("truncated")
-    magic, length, _, nonce = HEADER.unpack_from(record)
-    if magic != MAGIC or length != len(record) - HEADER.size:
+    header = RecordHeader.unpack(record)
+    if header.length != len(record) - HEADER.size:
         raise UnusableBlock("header")
-    return cipher.open(key, nonce, record[HEADER.size :], namespace)
+    return cipher.open(key, header.nonce, record[HEADER.size :], namespace)
+
+
+def verify_record(key: bytes, record: bytes) -> None:
+    """Raise `UnusableBlock` unless the record is the one that was written under its key."""
+    header = RecordHeader.unpack(record)
+    header.verify(record[HEADER.size :])
+    if header.key != key:
+        raise UnusableBlock("authentication")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -90,6 +90,18 @@ class S3Store(RemoteStore):
         with _store_errors():
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
+    def records(self) -> Iterator[tuple[bytes, bytes]]:
+        with _store_errors():
+            for _, name, _ in self._list():
+                if (record := self._get_object(name)) is not None:  # deleted meanwhile
+                    yield bytes.fromhex(name.removeprefix(self._prefix)[: -len(".kv")]), record
+
+    def clear(self) -> int:
+        with _store_errors():
+            names = [name for _, name, _ in self._list()]
+            self._delete_objects(names)
+        return len(names)
+
     def get_secret(self, new_secret: bytes) -> bytes:
         name = self._prefix + _SECRET
         if (secret := self._get_object(name)) is not None:
@@ -126,31 +138,34 @@ class S3Store(RemoteStore):
             body: bytes = response["Body"].read()
             return body
 
+    def _list(self) -> Iterator[tuple[Any, str, int]]:
+        """(time of writing, name, bytes) of all records."""
+        pages = self._client.get_paginator("list_objects_v2")
+        for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
+            for entry in page.get("Contents", ()):
+                if _RECORD_NAME.fullmatch(entry["Key"].removeprefix(self._prefix)):
+                    yield entry["LastModified"], entry["Key"], entry["Size"]
+
+    def _delete_objects(self, names: Sequence[str]) -> None:
+        for start in range(0, len(names), _MAX_DELETED):
+            objects = [{"Key": name} for name in names[start : start + _MAX_DELETED]]
+            response = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects})
+            if errors := response.get("Errors"):
+                raise StoreError(f"{len(errors)} records can't be deleted: {errors[0]}")
+
     def _make_space(self, num_bytes: int) -> None:
         """Delete the oldest records, so that a part of the capacity, or `num_bytes`, is free."""
         with _store_errors():
-            records: list[tuple[Any, str, int]] = []
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix):
-                records += [
-                    (entry["LastModified"], entry["Key"], entry["Size"])
-                    for entry in page.get("Contents", ())
-                    if _RECORD_NAME.fullmatch(entry["Key"].removeprefix(self._prefix))
-                ]
+            records = list(self._list())
             used = sum(size for _, _, size in records)
             limit = self._capacity - max(num_bytes, self._capacity // _NUM_PARTS)
-            names: list[dict[str, str]] = []
+            names: list[str] = []
             for _, name, size in sorted(records):
                 if used <= limit:
                     break
                 used -= size
-                names.append({"Key": name})
-            for start in range(0, len(names), _MAX_DELETED):
-                response = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": names[start : start + _MAX_DELETED]}
-                )
-                if errors := response.get("Errors"):
-                    raise StoreError(f"{len(errors)} records can't be deleted: {errors[0]}")
+                names.append(name)
+            self._delete_objects(names)
         with self._lock:
             self._unlisted_bytes, self._used_bytes = 0, used
 

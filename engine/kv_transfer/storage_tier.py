@@ -14,17 +14,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
+import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.kv_transfer.block_buffers import Payload
 
-#: Of a block's record, which ends with the sealed block: magic, length of that, key, nonce.
-HEADER = struct.Struct("<4sI32s12s12x")
-MAGIC = b"QKV1"
+#: Of a block's record, which ends with the sealed block: magic, length of that, key, nonce,
+#: checksum of these and of the sealed block, for those who can't open it.
+HEADER = struct.Struct("<4sI32s12sQ4x")
+_MAGIC = b"QKV2"
 NONCE_BYTES = 12
 TAG_BYTES = 16
 SECRET_BYTES = 32
@@ -36,6 +38,48 @@ class UnusableBlock(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class RecordHeader(NamedTuple):
+    """The beginning of a record. `length`: bytes of the sealed block after it."""
+
+    length: int
+    key: bytes
+    nonce: bytes
+    checksum: int
+
+    @classmethod
+    def for_block(cls, key: bytes, nonce: bytes, sealed: bytes) -> Self:
+        """The header of a sealed block."""
+        return cls(len(sealed), key, nonce, _checksum(key, nonce, sealed))
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Self:
+        """Read the beginning of `record`. Raises `UnusableBlock`."""
+        if len(record) < HEADER.size:
+            raise UnusableBlock("truncated")
+        magic, *fields = HEADER.unpack_from(record)
+        if magic != _MAGIC:
+            raise UnusableBlock("header")
+        return cls(*fields)
+
+    def pack(self) -> bytes:
+        """Bytes, `HEADER.size`."""
+        return HEADER.pack(_MAGIC, *self)
+
+    def verify(self, sealed: bytes) -> None:
+        """Raise `UnusableBlock` unless the sealed block is the one that was written."""
+        if len(sealed) != self.length:
+            raise UnusableBlock("truncated")
+        if _checksum(self.key, self.nonce, sealed) != self.checksum:
+            raise UnusableBlock("checksum")
+
+
+def _checksum(key: bytes, nonce: bytes, sealed: bytes) -> int:
+    digest = xxhash.xxh3_64(key)
+    digest.update(nonce)
+    digest.update(sealed)
+    return digest.intdigest()
 
 
 class BlockCipher:

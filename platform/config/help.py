@@ -50,6 +50,8 @@ GROUPS = {
             "migrate",
             "upgrade",
             "prune_cache",
+            "verify_tier",
+            "drop_tier",
             "drain_usage",
             "reconcile_usage",
             "changepassword",

@@ -168,6 +168,7 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(cluster: Cluster) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("side", ["p", "d"])
 async def test_an_answer_is_the_same_whenever_one_side_is_killed(
     cluster: Cluster, side: str

@@ -53,7 +53,8 @@ COMMANDS = {
     ),
     "catalog": (
         *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
-        *("sleep_model", "wake_model", "restart_model", "list_tiers", "prune_cache"),
+        *("sleep_model", "wake_model", "restart_model", "list_tiers", "verify_tier"),
+        *("drop_tier", "prune_cache"),
     ),
     "metering": (
         *("drain_usage", "list_prices", "delete_price"),
