@@ -26,7 +26,7 @@ from tests.engine.checkpoints import writers
 from tests.engine.checkpoints.folders import Pair, make_pair
 from tests.engine.checkpoints.packages import bitsandbytes4
 from tests.engine.lora.peft_oracle import make_adapter
-from tests.engine.models import Oracle, make_model
+from tests.engine.models import make_model
 from tests.engine.quantization.perplexity import COUNTS, demo_perplexity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -110,12 +110,6 @@ def test_a_method_that_is_not_there_is_refused_by_name() -> None:
     assert error.value.param == "quantization"
 
 
-def test_a_pooling_model_says_that_it_does_not_round(model_folder: Folder) -> None:
-    with pytest.raises(ConfigError, match="isn't done for a pooling model") as error:
-        LLM(str(model_folder("llama")), runner="pooling", quantization="int8")
-    assert error.value.param == "quantization"
-
-
 # -- codes ----------------------------------------------------------------------------------------
 
 
@@ -172,9 +166,10 @@ def test_bitsandbytes_rounds_as_a_checkpoint_of_it_was_rounded(
 ) -> None:
     source = nf4.packed.parent / "source"
     llm = LLM(str(source), **SMALL, **options)
-    prompt = [5, 6, 7, 8, 9]
-    tokens = llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-    assert tokens == Oracle(nf4.plain).greedy(prompt, 8)
+    tokens = llm.generate([[5, 6, 7, 8, 9]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    checkpoint = LLM(str(nf4.packed), **SMALL)
+    expected = checkpoint.generate([[5, 6, 7, 8, 9]], GREEDY, use_tqdm=False)[0].outputs[0]
+    assert tokens == expected.token_ids
 
 
 def test_an_adapter_on_a_rounded_model_is_one_on_a_checkpoint_of_bitsandbytes(
