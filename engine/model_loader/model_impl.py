@@ -131,7 +131,7 @@ def refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def reject_online_quantization(rounds: str | None, what: str) -> None:
-    """Pooling models and classes from outside don't round weights while they load them."""
+    """Classes from outside don't round weights while they load them."""
     if rounds is not None:
         raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
 
@@ -382,7 +382,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
     reject_ranks(order, "a pooling model")
-    reject_online_quantization(order.quantized.rounds, "a pooling model")
+    check_online_quantization(order.quantized.rounds, order.ops)
     refuse_kv_scale_file(config, "a pooling model")
     reject_batch_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
@@ -392,7 +392,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
-        order.quantized.form,
+        order.quantized.form, order.quantized.rounds,
     )  # fmt: skip
     # An encoder has no logits; nobody asks a pooling model for them.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)

@@ -86,20 +86,22 @@ def load_pooled(
     max_model_len: int,
     progress: Callable[[int, int], None],
     form: CheckpointFormat | None = None,
+    rounds: str | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
     """The transformer with its weights, in `dtype`, and its pooler.
 
-    `form`: how the checkpoint was quantised; None: it wasn't.
+    `form`: how the checkpoint was quantised; None: it wasn't. `rounds`: what the transformer's
+    weights are rounded to while they load; None: nothing.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
     weights = _weights(folder, config, form)
     model: NativeDecoder | NativeEncoder
     if isinstance(spec, EncoderSpec):
-        model = NativeEncoder(spec, ops, dtype, max_model_len)
+        model = NativeEncoder(spec, ops, dtype, max_model_len, rounds)
     else:
         ops = with_attention_backend(ops, spec, dtype, config)
-        model = NativeDecoder(spec, ops, dtype, max_model_len)
+        model = NativeDecoder(spec, ops, dtype, max_model_len, rounds)
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unused_names() if _matters(name, spec)]

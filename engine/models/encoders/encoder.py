@@ -23,6 +23,7 @@ from engine.models.layers.norm import LayerNorm, NoNorm, Norm, Transform, chain
 from engine.models.lora import LoraContext, LoraLinear
 from engine.models.rotary_embedding import RopeSpec, cos_sin_table
 from engine.models.supports_lora import SupportsLoRA
+from engine.quantization.packing import DenseSource, LinearPacker
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ActivationSpec
 from kernels.layers import activation, gated_activation
@@ -204,8 +205,10 @@ class EncoderLoader:
         max_model_len: int,
         weights: Weights,
         step: LoraContext,
+        quantization: str | None,
     ) -> None:
         self._step, self._described = step, encoder_linears(spec)
+        self._quantization = quantization
         self.linears: list[dict[str, LinearLayer]] = [{} for _ in self._described]
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
         self._max_model_len = max_model_len
@@ -244,9 +247,9 @@ class EncoderLoader:
         )
         biased = described.parts if described.bias else ()
         biases = [self.vector(f"{part.name}.bias", part.rows) for part in biased]
-        layer = self.ops.PackedLinear(
-            weight.to(self.dtype).contiguous(), torch.cat(biases) if biases else None
-        )
+        bias = torch.cat(biases) if biases else None
+        packer = LinearPacker([DenseSource(weight)])
+        layer = packer.pack(self.ops, bias, self.dtype, self._quantization)
         self.linears[index][slot] = layer
         return LoraLinear(self.ops, layer, (index, slot), self._step)
 
@@ -317,9 +320,15 @@ class NativeEncoder(SupportsLoRA):
     stateful = False
 
     def __init__(
-        self, spec: EncoderSpec, ops: KernelSet, weight_dtype: torch.dtype, max_model_len: int
+        self,
+        spec: EncoderSpec,
+        ops: KernelSet,
+        weight_dtype: torch.dtype,
+        max_model_len: int,
+        quantization: str | None = None,
     ) -> None:
         super().__init__()
+        self._quantization = quantization
         self.spec = spec
         self.ops = ops
         self.weight_dtype = weight_dtype
@@ -333,7 +342,13 @@ class NativeEncoder(SupportsLoRA):
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec, names = self.spec, self.spec.names
         builder = EncoderLoader(
-            spec, self.ops, self.weight_dtype, self.max_model_len, weights, self._step
+            spec,
+            self.ops,
+            self.weight_dtype,
+            self.max_model_len,
+            weights,
+            self._step,
+            self._quantization,
         )
         total = spec.num_layers + 1
         width = spec.hidden_size

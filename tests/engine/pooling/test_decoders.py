@@ -200,3 +200,15 @@ def test_tokens_that_make_no_head_are_refused(tokens: Any, pooling_model: Maker)
     folder = pooling_model("qwen3", "ForCausalLM")
     with pytest.raises(ModelLoadError, match="classifier_from_token"):
         LLM(str(folder), convert="classify", hf_overrides={"classifier_from_token": tokens})
+
+
+@pytest.mark.parametrize("quantization", ["int8", "bitsandbytes"])
+def test_rounded_weights_embed_in_chunks_as_at_once(
+    quantization: str, pooling_model: Maker
+) -> None:
+    options = {"quantization": quantization, "num_gpu_blocks_override": 32}
+    folder = str(pooling_model("llama"))
+    at_once = vectors(LLM(folder, **options), LONG)
+    in_chunks = vectors(LLM(folder, max_num_batched_tokens=16, **options), LONG)
+    torch.testing.assert_close(in_chunks, at_once, atol=1e-5, rtol=0)
+    assert (at_once - vectors(LLM(folder, num_gpu_blocks_override=32), LONG)).abs().max() > 1e-4

@@ -51,6 +51,22 @@ def test_a_batch_gives_what_each_text_gives_alone(llm: LLM) -> None:
     assert np.abs(together - alone).max() < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("quantization", "least"),
+    [("int8", 0.99), ("int4", 0.9), ("fp8", 0.99), ("bitsandbytes", 0.9)],
+)
+def test_rounded_weights_give_nearly_the_same_vectors(
+    quantization: str, least: float, llm: LLM
+) -> None:
+    rounded = LLM(str(minilm_folder()), quantization=quantization)
+    together, floats = vectors(rounded, TEXTS), vectors(llm, TEXTS)
+    similarity = (together * floats).sum(axis=1)
+    assert similarity.min() > least
+    assert similarity.min() < 0.999999, "nothing was rounded"
+    alone = np.concatenate([vectors(rounded, [text]) for text in TEXTS])
+    assert np.abs(together - alone).max() < 1e-6
+
+
 def test_truncation_is_the_tokenizers(llm: LLM, oracle: Any) -> None:
     long = "one two three four five six seven " * 80
     with pytest.raises(ContextLengthExceeded, match="at most 256"):
