@@ -14,6 +14,8 @@ from engine.executor.head_worker import HeadWorker, resolve_head_method
 from engine.executor.sleep import SleepController
 from engine.kv_cache.kv_cache_config import KVCacheConfig, make_kv_cache_config
 from engine.model_loader.loader import LoadedModel, load_model
+from engine.models.decoder import NativeDecoder
+from engine.models.decoder_spec import DecoderSpec
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.speculative.interface import DraftFacts, HeadFacts, HeadPlan, HeadResult, draft_config
 from engine.text.tokenizer import Tokenizer
@@ -52,6 +54,7 @@ class DraftWorker:
         check_draft(self.loaded, target)
         longest = min(self.loaded.max_model_len, target.max_model_len)
         self._max_model_len = min(longest, speculative.max_model_len or longest)
+        self._layout = self._make_layout()
         self._num_blocks = 0
         self._sleeper = SleepController(self.loaded, self._config, device)
         self._runner: Runner = cast(Any, None)
@@ -63,7 +66,7 @@ class DraftWorker:
             max_model_len=self._max_model_len,
             vocab_size=min(self.loaded.spec.vocab_size, self._target.spec.vocab_size),
             num_blocks=self._num_blocks,
-            layout=self._layout(),
+            layout=self._layout,
             token_budget=self._token_budget,
         )
 
@@ -71,7 +74,7 @@ class DraftWorker:
     def cache_requirements(self) -> CacheRequirements:
         """What it asks for, beside the model."""
         loaded, size = self.loaded, self._config.block_size
-        layout = self._layout()
+        layout = self._layout
         return CacheRequirements(
             loaded,
             loaded.dtype,
@@ -100,9 +103,9 @@ class DraftWorker:
 
     def allocate_cache(self) -> None:
         """Make the cache; from now on steps can be run."""
-        layout, size = self._layout(), self._config.block_size
+        layout, size = self._layout, self._config.block_size
         self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
-        batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size)
+        batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size, layout)
         parts = RunnerInputs(
             self.loaded, batch, BitmaskInbox(), layout, self._token_budget, is_draft=True
         )
@@ -122,9 +125,17 @@ class DraftWorker:
         """Bring the weights back, if they sleep."""
         self._sleeper.reload_weights()
 
-    def _layout(self) -> KVCacheConfig:
-        spec = self.loaded.spec
-        return make_kv_cache_config((), spec.num_layers, self._max_model_len)
+    def _make_layout(self) -> KVCacheConfig:
+        spec, num_states = self.loaded.spec, None
+        if not isinstance(spec, DecoderSpec):
+            return make_kv_cache_config((), spec.num_layers, self._max_model_len)
+        layout = make_kv_cache_config((), len(spec.attention_layers), self._max_model_len)
+        if spec.states is not None:
+            num_states = self._device.max_states(spec.state_bytes)
+        if num_states is None:
+            return layout
+        # Of each row the state after its drafts, and the one before them.
+        return layout.with_states(2 * min(self._config.max_num_seqs, max(1, num_states // 2)))
 
 
 def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
@@ -132,7 +143,7 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
     name, why = draft.spec.architecture, ""
     if draft.pooler is not None:
         why = f"{name} generates no text"
-    elif draft.model.stateful:
+    elif draft.model.stateful and not isinstance(draft.model, NativeDecoder):
         why = f"the state of {name} can't be taken back to where a draft failed"
     elif not hasattr(draft.model, "release_kv"):
         why = f"{type(draft.model).__name__} has no release_kv"

@@ -107,10 +107,14 @@ class DraftModelProposer:
     ) -> None:
         """`run`: runs its steps; `max_num_seqs`: rows of its batch."""
         self._facts = facts
-        self._max_rows = max_num_seqs
+        states = facts.layout.state_group
+        self._max_rows = min(max_num_seqs, states.num_blocks // 2) if states else max_num_seqs
         self._ends = frozenset(eos_token_ids)
         self._run = run
-        self.kv = make_coordinator(facts.layout, facts.num_blocks, block_size)
+        # States at the ends of prompts aren't kept, so that there is no prefix to go on from.
+        self.kv = make_coordinator(
+            facts.layout, facts.num_blocks, block_size, enable_caching=states is None
+        )
         #: Nobody pays for these blocks: whoever is read first has them.
         self._quota = self.kv.quotas.get("drafts")
         #: Least lately used first.
@@ -171,6 +175,8 @@ class DraftModelProposer:
         for row in list(self._rows.values()):
             self.forget(row.sequence)
         self.kv.pool.reset_prefix_cache()
+        if self.kv.states is not None:
+            self.kv.states.pop_copies()  # between blocks that are free now
         if worker_too:
             self._removed.clear()
 
@@ -239,6 +245,9 @@ class DraftModelProposer:
 
     def _execute(self, plan: StepPlan) -> StepResult:
         plan.removed = self._removed
+        if self.kv.states is not None:
+            plan.block_copies = self.kv.states.pop_copies()
+            plan.checkpoints = self.kv.states.pop_checkpoints()
         result = self._run(plan)
         self._removed = []
         return result
@@ -260,6 +269,11 @@ class DraftModelProposer:
             computed = prefix.num_tokens
         else:
             self._rows[seq_id] = row  # used lately
+            if self.kv.states is not None and row.computed > row.num_cached:
+                # The state is taken back to where its drafts began, right or wrong.
+                self.kv.states.rewind(seq_id, row.num_cached)
+                self.kv.start_step()
+                row.computed, row.drafts = row.num_cached, []
             computed = row.valid()
         num_unread = min(total - computed, budget)
         caught_up = computed + num_unread == total
@@ -277,6 +291,8 @@ class DraftModelProposer:
             plan.rewound.append(RewoundSequence(seq_id, row.num_cached, rest, computed))
             if new_blocks:
                 plan.new_blocks.append((seq_id, _ids(new_blocks)))
+        if self.kv.states is not None and caught_up and count > 1:
+            self.kv.states.keep_until_verified(sequence, self._quota, total, 1)
         row.num_cached, row.computed, row.drafts = total, computed + num_unread, []
         row.is_up_to_date, row.num_wanted_drafts = caught_up, count
         plan.seq_ids.append(seq_id)
@@ -296,8 +312,9 @@ class DraftModelProposer:
         while True:
             if sequence.seq_id in self._rows or len(self._rows) < self._max_rows:
                 blocks = self.kv.allocate_slots(
-                    sequence, self._quota, computed, count, prefix, lookahead=True
-                )
+                    sequence, self._quota, computed, count, prefix,
+                    lookahead=self.kv.states is None,
+                )  # fmt: skip
                 if blocks is not None:
                     return blocks
             idle = next((row for key, row in self._rows.items() if key not in busy), None)

@@ -20,6 +20,8 @@ from engine.scheduler import StepPlan, StepResult
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 Folder = Callable[[str], Path]
 
@@ -93,6 +95,43 @@ def test_a_sampled_text_is_drafted_with_the_same_random_numbers(model_folder: Fo
     llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)
     stats = llm.core.stats
     assert stats.spec_decode_num_draft_tokens_total > 40
+    assert stats.spec_decode_num_accepted_tokens_total == stats.spec_decode_num_draft_tokens_total
+
+
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("granite4", marks=pytest.mark.slow)])
+def test_a_draft_with_states_goes_back_to_before_its_drafts(name: str, tmp_path: Path) -> None:
+    """A draft that is mostly right, so that some of what it drew is taken back; sequences are
+    preempted too, and there are more of them than rows.
+    """
+    folder, draft = tmp_path / "model", tmp_path / "draft"
+    make_checkpoint(RECIPES[name], folder)
+    shutil.copytree(folder, draft)
+    torch.manual_seed(1)
+    weights = {
+        key: tensor + 0.005 * torch.randn_like(tensor)
+        for key, tensor in load_file(draft / "model.safetensors").items()
+    }
+    save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
+    asked = prompts(random.Random(5))
+    few = {"num_gpu_blocks_override": 30, "max_model_len": 128}
+    plain = run(make(folder, **few), asked)
+    for settings in (few, few | {"max_num_seqs": 3}):
+        llm = drafting(folder, draft, **settings)
+        for _ in range(2):
+            assert texts(run(llm, asked)) == texts(plain)
+        stats = llm.core.stats
+        num_accepted = stats.spec_decode_num_accepted_tokens_total
+        assert 0 < num_accepted < stats.spec_decode_num_draft_tokens_total
+        assert llm.core.drafter.model.is_healthy
+        llm.core.check_integrity()
+
+
+def test_a_draft_with_states_that_is_the_model_is_always_right(tmp_path: Path) -> None:
+    make_checkpoint(RECIPES["lfm2"], tmp_path)
+    llm = drafting(tmp_path, tmp_path)
+    llm.generate([[5, 6, 7], [8] * 40], SamplingParams(temperature=0, max_tokens=30))
+    stats = llm.core.stats
+    assert stats.spec_decode_num_draft_tokens_total > 10
     assert stats.spec_decode_num_accepted_tokens_total == stats.spec_decode_num_draft_tokens_total
 
 
