@@ -1,10 +1,12 @@
 """Compiles the C++ library at first use and keeps it in a cache.
 
-`python -m kernels.cpu.build` builds it ahead of time, as an image or an installer would.
+`python -m kernels.cpu.build` builds it ahead of time for this CPU, with `--all` for every CPU of
+this architecture into `SHIPPED`: for an image that has no compiler.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import fcntl
 import hashlib
@@ -20,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels.cpu.features import Variant, candidates
+from kernels.cpu.features import EXTRAS, NEEDS, Variant, candidates
 from kernels.errors import CpuKernelsUnavailable, KernelsUnavailable, VariantUnavailable
 
 PREFIX = "build-"
@@ -78,6 +80,8 @@ def _is_locked(folder: Path) -> bool:
 
 
 SOURCES = Path(__file__).parent / "src"
+SHIPPED = Path(__file__).parent / "libraries"
+"""Libraries that came with the program, read-only."""
 # No contraction behind our back: each sum is fused or not as written, alike in every variant of a
 # kernel, which is what makes a row's result independent of its batch.
 FLAGS = (
@@ -131,9 +135,13 @@ def library_for(variant: Variant) -> tuple[Path, str]:
     when nothing can be written. Where only the cache can't be, the library is this process's own.
     """
     stem = f"kernels-{variant.isa}-{_digest(variant)}"
+    if shipped := _prebuilt(SHIPPED, stem):
+        return shipped, "shipped"
     compiler = find_compiler()
     if compiler is None:
-        return _prebuilt(stem), "from the cache"
+        if cached := _prebuilt(cache_dir(), stem):
+            return cached, "from the cache"
+        raise VariantUnavailable("there is no C++ compiler (g++, or what CXX names)")
     started = time.perf_counter()
     try:
         target = cache_dir() / f"{stem}-{_hash(_run([compiler, '--version']))}.so"
@@ -194,12 +202,9 @@ def _digest(variant: Variant) -> str:
     return _hash("\0".join(parts))
 
 
-def _prebuilt(stem: str) -> Path:
+def _prebuilt(folder: Path, stem: str) -> Path | None:
     """A library that some compiler built from these very sources."""
-    libraries = [path for path in cache_dir().glob(f"{stem}-*.so") if _usable(path)]
-    if not libraries:
-        raise VariantUnavailable("there is no C++ compiler (g++, or what CXX names)")
-    return libraries[0]
+    return next((path for path in folder.glob(f"{stem}-*.so") if _usable(path)), None)
 
 
 def _usable(path: Path) -> bool:
@@ -312,5 +317,43 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+def build_all() -> list[Path]:
+    """Build every variant that the compiler knows into `SHIPPED`, anew.
+
+    Raises `CpuKernelsUnavailable` without a compiler, or when it fails.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise CpuKernelsUnavailable("there is no C++ compiler (g++, or what CXX names)")
+    variants = [
+        Variant(isa, features)
+        for isa, needs in NEEDS.items()
+        for features in dict.fromkeys((needs + EXTRAS.get(isa, ()), needs))
+    ]
+    shutil.rmtree(SHIPPED, ignore_errors=True)
+    SHIPPED.mkdir()
+    paths = []
+    for variant in variants:
+        try:
+            _check_flags(compiler, variant)
+        except VariantUnavailable as error:  # of another architecture, or newer than the compiler
+            logger.warning("no kernels for %s: %s", "+".join(variant.features), error)
+            continue
+        name = f"kernels-{variant.isa}-{_digest(variant)}-{_hash(_run([compiler, '--version']))}.so"
+        _compile(compiler, variant, SHIPPED / name)
+        paths.append(SHIPPED / name)
+    return paths
+
+
+def main() -> None:
+    """Build what the command line asks for, and print where it is."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.cpu.build", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="for every CPU of this architecture")
+    if parser.parse_args().all:
+        print(*build_all(), sep="\n")
+    else:
+        print(*best_library()[1:])
+
+
 if __name__ == "__main__":
-    print(*best_library()[1:])
+    main()

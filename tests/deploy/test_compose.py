@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +106,40 @@ def test_the_health_check_is_python_and_asks_the_gateways_own_port(compose: dict
 def test_the_image_copies_what_is_there_and_runs_as_nobody_special() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     root = DEPLOY.parent
+    stages = {line.split()[3]: line.split()[1] for line in lines if line.startswith("FROM ")}
     for line in lines:
-        if line.startswith("COPY "):
+        if line.startswith("COPY --from="):
+            assert line.split()[1].removeprefix("--from=") in stages, line
+        elif line.startswith("COPY "):
             for source in line.split()[1:-1]:
                 assert (root / source).exists(), source
-    users = [line for line in lines if line.startswith("USER")]
-    assert users == ["USER quire"]
+    assert {base for base in stages.values() if base not in stages} == {"python:3.11-slim"}
+    for target in ("cpu", "gpu"):
+        start = next(i for i, line in enumerate(lines) if line.endswith(f" AS {target}"))
+        rest = lines[start + 1 :]
+        end = next((i for i, line in enumerate(rest) if line.startswith("FROM ")), len(rest))
+        assert [line for line in rest[:end] if line][-1] == "USER quire", target
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
     assert {".git", ".venv", ".quire", "deploy/.env"} <= set(ignored)
     for name in ("manage.py", "platform", "engine", "kernels", "inference", "templates", "demo"):
         assert name not in ignored
+
+
+def test_flags_alone_make_the_image_serve_one_model_and_words_are_a_command() -> None:
+    entrypoint = str(DEPLOY / "entrypoint.sh")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [entrypoint, *words],
+            cwd=DEPLOY.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    assert run("python", "manage.py", "version").stdout.startswith("quire")
+    refused = run("--model", "demo/model", "--port", "no-number")
+    assert "--port" in refused.stderr
+    assert refused.returncode != 0

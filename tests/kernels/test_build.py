@@ -191,6 +191,18 @@ def test_a_forced_instruction_set_that_the_compiler_does_not_know_is_refused(old
         build.best_library("avx2_vnni")
 
 
+def test_what_was_shipped_needs_no_compiler_and_no_cache(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "SHIPPED", tmp_path / "shipped")
+    paths = build.build_all()
+    assert len(paths) == 6
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "empty"))
+    for isa in features.NEEDS:
+        if set(features.NEEDS[isa]) <= features.cpu_flags():
+            path, how = build.best_library(isa)[1:]
+            assert (path in paths, how) == (True, "shipped")
+
+
 def test_the_best_library_that_was_built_ahead_is_used(tiny, monkeypatch):
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     path, _ = build.library_for(features.choose("scalar"))
