@@ -17,8 +17,12 @@ GENERATED = frozenset(
 
 
 def count_words(text: str) -> int:
-    """Words outside of code blocks and comments; a word has a letter or a digit."""
-    prose = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    """Words outside of code blocks, comments and what programs write between `begin` and `end`.
+
+    A word has a letter or a digit.
+    """
+    patterns = r"^```.*?^```|<!-- (\w+): begin -->.*?<!-- \1: end -->|<!--.*?-->"
+    prose = re.sub(patterns, "", text, flags=re.MULTILINE | re.DOTALL)
     return len(re.findall(r"\S*\w\S*", prose))
 
 
