@@ -31,7 +31,7 @@ WITHOUT_EFFECT = {
     "detokenize": "the text always comes; `return_token_ids` adds the ids",
     "function_call": "`tool_choice`",
     "functions": "`tools`",
-    "kv_transfer_params": "no keys and values are handed from one engine to another",
+    "kv_transfer_params": "the gateway plans what replicas hand over; clients name no hosts",
     "logits_processors": "`logit_bias`, `bad_words`, `allowed_token_ids`",
     "modalities": "answers are text alone",
     "moderation": "`/v1/moderations`",
