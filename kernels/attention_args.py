@@ -41,7 +41,8 @@ class AttentionArgs:
 
     S sequences of T queries in all; Hq query heads share Hk key/value heads of D values.
 
-    A query sees itself and the `sliding_window` - 1 tokens before it (0: all). Scores are
+    A query sees itself and the `sliding_window` - 1 tokens before it (0: all), and with
+    `visible_ends` tokens after it. Scores are
     scale * q.k, then soft_cap * tanh(score / soft_cap), then + slope of the head * (key position -
     query position).
 
@@ -60,6 +61,8 @@ class AttentionArgs:
         out: where results go, contiguous and else like q; None: a new tensor.
         key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches, else None.
         sparse: blocks that queries see; None: all.
+        visible_ends: int32 [T], the position after the last token that each query sees: after its
+            own one or further, within the sequence, not descending in it; None: after its own.
         round_inputs: let queries, and the weights of values, be rounded to bfloat16, where that is
             faster.
     """
@@ -79,16 +82,19 @@ class AttentionArgs:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
     sparse: BlockSparse | None = None
+    visible_ends: Tensor | None = None
     round_inputs: bool = False
 
     def new_out(self) -> Tensor:
         """Room for results."""
         return torch.empty(self.q.shape, dtype=self.q.dtype, device=self.q.device)
 
-    def refuse_sparse(self, name: str) -> None:
-        """Raise ValueError where blocks are to be hidden; for what hides none."""
+    def check_causal(self, name: str) -> None:
+        """Raise ValueError unless queries see all tokens up to their own, and none after it."""
         if self.sparse is not None:
             raise ValueError(f"{name} does no block-sparse attention")
+        if self.visible_ends is not None:
+            raise ValueError(f"{name} does no bidirectional attention")
 
 
 @dataclass(slots=True, kw_only=True)

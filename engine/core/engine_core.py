@@ -263,7 +263,12 @@ class EngineCore:
             request.encoder_inputs = [EncoderInput(0, len(prompt_embeds), handle)]
         handles = {digest: attach(tensors) for digest, tensors in media.items()}
         items = [
-            EncoderItem(item, encoder_key(request.message, item), handles[item.digest])
+            EncoderItem(
+                item,
+                encoder_key(request.message, item),
+                handles[item.digest],
+                bidirectional=self.facts.bidirectional_span > 0,
+            )
             for item in request.message.media
         ]
         if self.facts.encoder_length:

@@ -298,6 +298,13 @@ class Worker:
                 f"tokens; max_num_batched_tokens is {budget}.",
                 param="max_num_batched_tokens",
             )
+        span = getattr(self.loaded.model, "bidirectional_span", 0)
+        if (chunk := min(budget, self._config.long_prefill_token_threshold or budget)) < span:
+            raise ConfigError(
+                f"A step must be able to compute the {span} tokens of an image, which see each "
+                f"other; got {chunk} (max_num_batched_tokens, long_prefill_token_threshold).",
+                param="max_num_batched_tokens",
+            )
         return budget
 
     def allocate_cache(self) -> None:

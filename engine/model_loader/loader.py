@@ -91,6 +91,7 @@ class LoadedModel:
             io_processor=self.io_processor,
             sees=isinstance(model, SupportsMultiModal),
             takes_videos=getattr(model, "takes_videos", False),
+            bidirectional_span=getattr(model, "bidirectional_span", 0),
             encoder_length=model.encoder_spec.length if isinstance(model, WhisperModel) else 0,
             num_mels=model.encoder_spec.num_mels if isinstance(model, WhisperModel) else 0,
             logits_processors=getattr(model, "logits_processors", ()),

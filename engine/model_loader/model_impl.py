@@ -309,7 +309,9 @@ def _native(
                 param="model",
             )
         spec = dataclasses.replace(
-            decoder_spec(vision.text_config), architecture=raw["architectures"][0]
+            decoder_spec(vision.text_config),
+            architecture=raw["architectures"][0],
+            bidirectional_span=vision.bidirectional_span,
         )
     else:
         spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)

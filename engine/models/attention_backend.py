@@ -43,6 +43,7 @@ def attention_requirements(
         alibi=bool(spec.alibi_slopes),
         sinks=spec.sinks,
         sparse=any(spec.sparse_layers),
+        bidirectional=spec.bidirectional_span > 0,
     )
 
 

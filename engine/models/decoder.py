@@ -503,7 +503,8 @@ class NativeDecoder(SupportsLoRA):
         tables = adapters.tables()
         embeds = context.encoder_embeds
         deep = embeds is not None and embeds[1].shape[1] > self.spec.hidden_size
-        if self._compiled is not None and tables is not None and not deep:
+        by_layer = deep or context.visible_ends is not None
+        if self._compiled is not None and tables is not None and not by_layer:
             return self._compiled(
                 residual,
                 context.positions,

@@ -303,6 +303,7 @@ class DecoderSpec:
             0 for full attention.
         sparse, sparse_layers: blocks of tokens that a query sees, and for each layer whether it
             goes by them; (): none does.
+        bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
         rope: rotary embedding of the layers; None: no rotation.
         layer_ropes: rotary embedding by layer, where they differ.
         rope_neox: rotate halves; otherwise neighbours.
@@ -367,6 +368,7 @@ class DecoderSpec:
     sliding_windows: tuple[int, ...] = ()
     sparse: BlockSparse | None = None
     sparse_layers: tuple[bool, ...] = ()
+    bidirectional_span: int = 0
     attention_scale: float = 0.0
     round_attention: bool = False
     attention_soft_cap: float = 0.0

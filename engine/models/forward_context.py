@@ -127,6 +127,7 @@ class AttentionMetadata:
         other_groups: the same for groups 1, 2, ... of a model whose layers attend in different
         ways; they
             differ in slot_mapping and block_tables.
+        visible_ends: see `AttentionArgs`.
         adapters: which of the tokens go through adapters.
         alignments: tokens whose attention to an encoder's states is recorded; such a step has no
             `logits_rows`.
@@ -148,6 +149,7 @@ class AttentionMetadata:
     embeds: tuple[Tensor, Tensor] | None = None
     encoder_embeds: tuple[Tensor, Tensor] | None = None
     plane_positions: Tensor | None = None
+    visible_ends: Tensor | None = None
     adapters: StepAdapters = NO_ADAPTERS
     alignments: tuple[AlignmentRange, ...] = ()
     lora_rows: LoraMapping | None = None

@@ -59,6 +59,7 @@ class ModelFacts:
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
         sees: pictures may stand in its prompts; `takes_videos`: videos, too.
+        bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
         num_mels: values of a frame that this encoder reads.
         logits_processors: module:Class of each that its family brings.
@@ -83,6 +84,7 @@ class ModelFacts:
     io_processor: str = ""
     sees: bool = False
     takes_videos: bool = False
+    bidirectional_span: int = 0
     states_in_blocks: bool = False
     encoder_length: int = 0
     num_mels: int = 0

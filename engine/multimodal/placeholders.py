@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,10 @@ class Placed(Protocol):
     @property
     def placeholder_id(self) -> int:
         """The token that stands for it in a prompt that isn't expanded."""
+
+    @property
+    def replacement(self) -> str:
+        """Text that takes the placeholder's place."""
 
     @property
     def token_id(self) -> int:
@@ -57,8 +61,18 @@ def check_placeholders(num_placeholders: int, num_items: int, kind: str = "image
         )
 
 
+class PromptTokenizer(Protocol):
+    """Tokens of a text, and the text of tokens."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The text's tokens."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Their text."""
+
+
 def expand_placeholders(
-    token_ids: Sequence[int], media: Sequence[Placed], replacements: Sequence[Sequence[int]]
+    token_ids: Sequence[int], media: Sequence[Placed], tokenizer: PromptTokenizer
 ) -> tuple[list[int], list[int]]:
     """The prompt with each placeholder replaced by the tokens that stand for its picture, and the
     indices of `media` in the prompt's order. Those of one kind are in that order already.
@@ -72,22 +86,38 @@ def expand_placeholders(
     for placeholder_id, indices in remaining.items():
         kind = media[indices[0]].kind
         check_placeholders(token_ids.count(placeholder_id), len(indices), kind)
+    replacements = [tokenizer.encode(item.replacement, add_special_tokens=False) for item in media]
     expanded: list[int] = []
     order: list[int] = []
     position = 0
+    follows_replacement = False
     while position < len(token_ids):
         token = token_ids[position]
         position += 1
         if not remaining.get(token):
-            expanded.append(token)
+            if follows_replacement:
+                _append_joined(expanded, [token], tokenizer)
+                follows_replacement = False
+            else:
+                expanded.append(token)
             continue
         order.append(remaining[token].popleft())
         wrapper = media[order[-1]].wrapper
         if wrapper and (*expanded[-1:], *token_ids[position : position + 1]) == wrapper:
             expanded.pop()
             position += 1
-        expanded += replacements[order[-1]]
+        _append_joined(expanded, replacements[order[-1]], tokenizer)
+        follows_replacement = True
     return expanded, order
+
+
+def _append_joined(expanded: list[int], tokens: Sequence[int], tokenizer: PromptTokenizer) -> None:
+    """Append tokens. Newlines on both sides are one piece, as where a whole text is tokenized."""
+    edges = tokenizer.decode(expanded[-1:]), tokenizer.decode(tokens[:1])
+    if all(edge and not edge.strip("\n") for edge in edges):
+        expanded[-1:] = tokenizer.encode("".join(edges), add_special_tokens=False)
+        tokens = tokens[1:]
+    expanded += tokens
 
 
 def locate_media(token_ids: Sequence[int], media: Sequence[Placed]) -> list[MediaItem]:

@@ -133,6 +133,7 @@ class MediaProcessor:
     Attributes:
         image_token: the placeholder in prompts, as text.
         image_token_id: the same as a token.
+        token_of_image, token_id_of_image: the token that stands for each vector of a picture.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -140,7 +141,7 @@ class MediaProcessor:
 
         Raises `ModelLoadError` where there is no processor.
         """
-        from transformers import AutoImageProcessor
+        from transformers import AutoImageProcessor, ProcessorMixin
 
         try:
             images = AutoImageProcessor.from_pretrained(
@@ -153,6 +154,13 @@ class MediaProcessor:
             ) from error
         self.image_token: str = self._processor.image_token
         self.image_token_id: int = int(self._processor.image_token_id)
+        self.token_of_image, self.token_id_of_image = self.image_token, self.image_token_id
+        if isinstance(self._processor, ProcessorMixin):
+            # Gemma's placeholder is the token before a picture's.
+            token_ids = self._processor.image_token_ids
+            self.token_id_of_image = int(token_ids[0] or self.image_token_id)
+            tokenizer = self._processor.tokenizer
+            self.token_of_image = str(tokenizer.convert_ids_to_tokens(self.token_id_of_image))
 
     def prepare_video(self, video: Video, options: dict[str, Any] | None = None) -> PreparedMedia:
         """What the encoder reads of a video's frames. `options`: mm_processor_kwargs.
@@ -208,7 +216,7 @@ class MediaProcessor:
         replacement: str = outputs["text_replacement_offsets"][0][0]["replacement"]
         encoded = encode_tensors(tensors)
         digest = media_digest("image", encoded)
-        count = replacement.count(self.image_token)
+        count = replacement.count(self.token_of_image)
         if not count:
             raise InvalidRequest("The image is too small: nothing is left of it.", param="image")
         grid: tuple[int, ...] = ()
@@ -223,7 +231,7 @@ class MediaProcessor:
             num_vectors=count,
             placeholder=self.image_token,
             placeholder_id=self.image_token_id,
-            token_id=self.image_token_id,
+            token_id=self.token_id_of_image,
             tensors=tensors,
             encoded=encoded,
             grid=grid,

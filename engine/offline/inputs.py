@@ -246,10 +246,7 @@ def _with_media(
         token_ids = _checked(prompt["prompt_token_ids"])
         placeholders = Counter(item.placeholder_id for item in media)
         if all(token_ids.count(token_id) == n for token_id, n in placeholders.items()):
-            replacements = [
-                tokenizer.encode(item.replacement, add_special_tokens=False) for item in media
-            ]
-            token_ids, order = expand_placeholders(token_ids, media, replacements)
+            token_ids, order = expand_placeholders(token_ids, media, tokenizer)
             media = tuple(media[index] for index in order)
     elif isinstance(text, str):
         expanded, media = processor.expand(text, media)

@@ -25,11 +25,13 @@ class EncoderItem:
         key: sha256 of its digest and of its tenant's cache namespace: what one tenant sent is never
             another's hit.
         handle: what the encoder reads, see `Executor.attach`.
+        bidirectional: see `EncoderInput`.
     """
 
     item: MediaItem
     key: bytes
     handle: int
+    bidirectional: bool = False
 
     @property
     def inputs(self) -> list[EncoderInput]:
@@ -45,6 +47,7 @@ class EncoderItem:
                     offset=offset,
                     grid=item.grid,
                     time_interval=item.time_interval,
+                    bidirectional=self.bidirectional,
                 )
             )
             offset += count
@@ -66,6 +69,17 @@ def _needed(items: Items[EncoderItem], start: int, count: int) -> dict[bytes, En
         if entry.item.start < start + count and entry.item.end > start:
             needed.setdefault(entry.key, entry)
     return needed
+
+
+def _end_outside_spans(items: Items[EncoderItem], start: int, end: int) -> int:
+    """Where a chunk [start, end) may end: not within tokens that see each other. It ends before
+    them, or after them where it begins within, or with, them.
+    """
+    for entry in items:
+        for first, count in entry.item.ranges if entry.bidirectional else ():
+            if first < end < first + count:
+                return first if first > start else first + count
+    return end
 
 
 @dataclass(slots=True)
@@ -113,8 +127,12 @@ class EncoderCacheManager:
     def limit_tokens(self, items: Items[EncoderItem], start: int, count: int) -> int:
         """How many of a sequence's next `count` tokens, from `start` on, this step can compute.
 
-        They end before the first item that the step can't afford to encode.
+        They end before the first item that the step can't afford to encode. They are more where
+        tokens that see each other can't be parted.
         """
+        if count <= 0:
+            return 0
+        count = _end_outside_spans(items, start, start + count) - start
         needed = _needed(items, start, count)
         unused = sum(
             cached.num_vectors

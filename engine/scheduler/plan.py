@@ -38,6 +38,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
         key: of the encoder's output in the worker's cache.
         offset: the first of its vectors that is meant.
         grid, time_interval: see `MediaItem`.
+        bidirectional: whether its tokens see each other, so that a step computes all or none.
     """
 
     start: int
@@ -47,6 +48,7 @@ class EncoderInput(msgspec.Struct, frozen=True):
     offset: int = 0
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
+    bidirectional: bool = False
 
 
 class EncodeTask(msgspec.Struct, frozen=True):

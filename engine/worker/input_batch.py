@@ -287,6 +287,8 @@ class InputBatch:
             logits_rows=torch.from_numpy(logits_rows) if selects else None,
             sequence_rows=torch.from_numpy(rows),
         )
+        if self.encoder_inputs:
+            context.visible_ends = self._visible_ends(rows, starts, ends, query_start, positions)
         num_decodes = int(is_decode(counts).sum()) if self.decodes_first else 0
         if 0 < num_decodes < len(counts):
             context.num_decodes = num_decodes
@@ -467,6 +469,28 @@ class InputBatch:
             planes.append(chunk[differing])
         plane_positions = np.concatenate(planes) if planes else np.zeros((0, 3), dtype=np.int64)
         return rotations, torch.from_numpy(plane_positions) if len(plane_positions) else None
+
+    def _visible_ends(
+        self,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        query_start: np.ndarray,
+        positions: np.ndarray,
+    ) -> torch.Tensor | None:
+        """`AttentionArgs.visible_ends` of a step; None where no token sees one after it."""
+        visible = None
+        for index, row in enumerate(rows.tolist()):
+            start, end = int(starts[index]), int(ends[index])
+            for entry in self.encoder_inputs.get(row, ()):
+                last = entry.start + entry.count
+                if not entry.bidirectional or last <= start or entry.start >= end:
+                    continue
+                if visible is None:
+                    visible = (positions + 1).astype(np.int32)
+                first = int(query_start[index]) - start
+                visible[first + max(entry.start, start) : first + last] = last
+        return None if visible is None else torch.from_numpy(visible)
 
     def _encoder_ranges(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

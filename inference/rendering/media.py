@@ -265,10 +265,7 @@ async def insert_media_tokens(
     pictures = await asyncio.gather(
         *(pool.prepare(source, options, info.path, caller.tenant) for source in sources)
     )
-    replacements = [
-        tokenizer.encode(picture.replacement, add_special_tokens=False) for picture in pictures
-    ]
-    expanded, order = expand_placeholders(token_ids, pictures, replacements)
+    expanded, order = expand_placeholders(token_ids, pictures, tokenizer)
     items = locate_media(expanded, [pictures[index] for index in order])
     return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
 

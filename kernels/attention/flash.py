@@ -9,7 +9,7 @@ from kernels.attention_args import AttentionArgs
 
 def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without ALiBi, sinks and quantised caches."""
-    args.refuse_sparse("FLASH_ATTN")
+    args.check_causal("FLASH_ATTN")
     from flash_attn_interface import flash_attn_with_kvcache
 
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):

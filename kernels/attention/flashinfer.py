@@ -27,7 +27,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
 
     Plans each call anew, which waits for the lengths.
     """
-    args.refuse_sparse("FLASHINFER")
+    args.check_causal("FLASHINFER")
     if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):
         raise ValueError("FLASHINFER does neither ALiBi, sinks nor quantised caches")
     q, tables, window = args.q, args.block_tables, args.sliding_window

@@ -24,7 +24,7 @@ def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without sinks and quantised caches."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    args.refuse_sparse("FLEX_ATTENTION")
+    args.check_causal("FLEX_ATTENTION")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
         raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
     q, window, cap, slopes = args.q, args.sliding_window, args.soft_cap, args.alibi_slopes

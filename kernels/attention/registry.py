@@ -45,6 +45,7 @@ class AttentionRequirements:
             0: heads have keys and values.
         attention_type: "decoder", "encoder" or "encoder-decoder".
         window, soft_cap, alibi, sinks, sparse: whether some layer has them.
+        bidirectional: whether tokens of a span, such as a picture's, see those after them.
     """
 
     device: str
@@ -61,6 +62,7 @@ class AttentionRequirements:
     alibi: bool = False
     sinks: bool = False
     sparse: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class AttentionBackend:
     alibi: bool = True
     sinks: bool = True
     sparse: bool = False
+    bidirectional: bool = False
     attention_types: tuple[str, ...] = ("decoder",)
     vendors: tuple[str, ...] = ("nvidia", "amd")
     capability: tuple[int, int] = (0, 999)
@@ -129,6 +132,7 @@ class AttentionBackend:
                 ("ALiBi", self.alibi or not need.alibi),
                 ("sinks", self.sinks or not need.sinks),
                 ("block-sparse attention", self.sparse or not need.sparse),
+                ("bidirectional spans", self.bidirectional or not need.bidirectional),
             )
             if not good
         ]  # fmt: skip
@@ -265,6 +269,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             load=_cpu_attention,
             kv_dtypes=("auto", "bf16", "fp16", "fp32", "int8"),
             sparse=True,
+            bidirectional=True,
         ),
     )
 }

@@ -12,7 +12,7 @@ from kernels.attention_args import AttentionArgs
 def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without soft cap, sinks and quantised caches."""
     raise_unsupported("TORCH_SDPA", soft_cap=args.soft_cap)
-    args.refuse_sparse("TORCH_SDPA")
+    args.check_causal("TORCH_SDPA")
     if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
         raise ValueError("TORCH_SDPA does neither sinks nor quantised caches")
     q, gathered = args.q, gather_kv(args)

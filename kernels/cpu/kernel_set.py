@@ -291,6 +291,8 @@ class CpuKernels(KernelSet):
         check_vector("query_start_loc", args.query_start_loc, sequences + 1, torch.int32)
         if tables.dtype != torch.int32 or not tables.is_contiguous():
             raise ValueError("block_tables must be contiguous int32")
+        if args.visible_ends is not None:
+            check_vector("visible_ends", args.visible_ends, tokens, torch.int32)
         if out is None:
             out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
@@ -324,6 +326,7 @@ class CpuKernels(KernelSet):
             cache_dtype=CACHE_DTYPES[key_cache.dtype],
             num_rows=-1,
             round_inputs=args.round_inputs,
+            visible_ends=address(args.visible_ends),
         )
         if status := self._paged_attention(ctypes.byref(arguments), num_threads()):
             check(status)

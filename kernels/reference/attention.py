@@ -36,19 +36,28 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         for low in range(begin, end, QUERIES_AT_ONCE):
             high = min(low + QUERIES_AT_ONCE, end)
             first, last = length - (end - low), length - (end - high)
+            ends = None if args.visible_ends is None else args.visible_ends[low:high]
+            if ends is not None:
+                last = max(last, int(ends[-1]))
             # Blocks that have left the window may be anyone's by now.
             seen = max(0, first - window + 1) if window > 0 else 0
             keys = gather(args.key_cache, args.key_scales, blocks, seen, last)
             values = gather(args.value_cache, args.value_scales, blocks, seen, last)
-            out[low:high] = attend(q[low:high], keys, values, first - seen, args, seen)
+            out[low:high] = attend(q[low:high], keys, values, first - seen, args, seen, ends)
     return out
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, first: int, args: AttentionArgs, begin: int = 0
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    args: AttentionArgs,
+    begin: int = 0,
+    ends: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [n, Hq, D] over keys and values [L, Hk, D]; q[0] is at their token `first`,
-    and they begin with the sequence's token `begin`.
+    and they begin with the sequence's token `begin`. `ends`: of `AttentionArgs.visible_ends`.
     """
     count, heads, size = q.shape
     kv_heads = keys.shape[1]
@@ -62,6 +71,8 @@ def attend(
         slopes = args.alibi_slopes.to(scores.dtype).view(kv_heads, -1, 1, 1)
         scores = scores + slopes * distance
     hidden = distance > 0
+    if ends is not None:
+        hidden = distance + positions + begin >= ends[:, None]
     if args.sliding_window > 0:
         hidden = hidden | (distance <= -args.sliding_window)
     if args.sparse is not None:

@@ -92,7 +92,8 @@ def paged_attention(args: AttentionArgs) -> Tensor:
         for t in range(begin, end):
             position = length - (end - t)
             low = max(0, position - args.sliding_window + 1) if args.sliding_window else 0
-            seen = torch.arange(low, position + 1)
+            after = position + 1 if args.visible_ends is None else int(args.visible_ends[t])
+            seen = torch.arange(low, after)
             blocks, offsets = args.block_tables[s, seen // block_size].long(), seen % block_size
             keys = args.key_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
             values = args.value_cache[blocks, :, offsets].double().repeat_interleave(group, 1)

@@ -33,6 +33,24 @@ VARIATIONS: list[dict[str, Any]] = [
 ]
 
 
+def ends_of_spans(spans: list[tuple[int, int, int]]) -> torch.Tensor:
+    """`visible_ends` of the batch MIX in which tokens of (sequence, start, end) see each other."""
+    ends = []
+    for index, (queries, length) in enumerate(MIX):
+        for position in range(length - queries, length):
+            inside = [
+                end for owner, start, end in spans if owner == index and start <= position < end
+            ]
+            ends.append(max([position + 1, *inside]))
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+VARIATIONS += [
+    {"visible_ends": ends_of_spans([(1, 2, 6), (3, 30, 40), (3, 45, 50), (5, 0, 16), (7, 9, 40)])},
+    {"visible_ends": ends_of_spans([(3, 36, 50), (7, 10, 25), (7, 26, 31)]), "sliding_window": 20},
+]
+
+
 def check(kernels, batch, slack=4.0, **options):
     arguments = {**batch.arguments(), **options}
     threads = torch.get_num_threads()

@@ -24,8 +24,8 @@ GPU. AMD's GPUs are "cuda" to torch; Triton's kernels are compiled for them, but
 """
 COLUMNS = (
     "Backend", "Device", "GPUs", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window",
-    "Soft cap", "ALiBi", "Sinks", "Block-sparse", "Attention types", "Compute cap.", "CUDA graphs",
-    "Needs",
+    "Soft cap", "ALiBi", "Sinks", "Block-sparse", "Spans", "Attention types", "Compute cap.",
+    "CUDA graphs", "Needs",
 )  # fmt: skip
 
 
@@ -63,6 +63,8 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
         mark(backend.alibi),
         mark(backend.sinks),
         mark(backend.sparse),
+        mark(backend.bidirectional),
+        mark(backend.bidirectional),
         ", ".join(backend.attention_types),
         _range(backend),
         backend.graphs.name,

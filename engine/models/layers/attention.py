@@ -88,6 +88,7 @@ class SelfAttention:
                 key_scales=key_scales,
                 value_scales=value_scales,
                 sparse=self.sparse,
+                visible_ends=context.visible_ends,
                 round_inputs=self.round_inputs,
             )
         )

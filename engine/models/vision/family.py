@@ -32,6 +32,7 @@ _TEXT_ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 
 
@@ -42,9 +43,11 @@ class VisionFamily(ABC):
         text_prefixes: how names of the text part may begin: what stands before `model.` of a causal
             language model, and what replaces `model.` itself.
         takes_videos: whether `encode` takes several frames.
+        bidirectional_span: see `DecoderSpec`.
     """
 
     takes_videos: ClassVar[bool] = False
+    bidirectional_span: int = 0
 
     text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
         ("language_model.", "language_model.model."),
@@ -91,6 +94,11 @@ class VisionDecoder(NativeDecoder):
     def takes_videos(self) -> bool:
         """Whether videos may stand in its prompts."""
         return self.family.takes_videos
+
+    @property
+    def bidirectional_span(self) -> int:
+        """See `DecoderSpec`."""
+        return self.spec.bidirectional_span
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)

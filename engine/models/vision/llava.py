@@ -13,7 +13,7 @@ from engine.models.vision.tower import VisionTower
 from engine.models.weight_loader import WeightLoader
 from kernels.layers import activation
 
-_TOWERS = (
+TOWER_PREFIXES = (
     "vision_tower.vision_model.",
     "vision_tower.",
     "model.vision_tower.vision_model.",
@@ -29,7 +29,7 @@ class Llava(VisionFamily):
 
     def load(self, loader: WeightLoader) -> None:
         config = self.config
-        prefix = find_prefix(loader.weights, *_TOWERS)
+        prefix = find_prefix(loader.weights, *TOWER_PREFIXES)
         spec = tower_of(config, prefix)
         self._tower = VisionTower(spec, loader)
         layers = config["vision_feature_layer"]

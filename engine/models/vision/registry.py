@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.contract.errors import ModelLoadError
 from engine.models.vision.family import VisionFamily
+from engine.models.vision.gemma3 import Gemma3
 from engine.models.vision.idefics3 import Idefics3
 from engine.models.vision.internvl import InternVL
 from engine.models.vision.llava import Llava, LlavaNext
@@ -15,6 +16,7 @@ from engine.models.vision.qwen2_vl import Qwen2VL, Qwen3VL, Qwen25VL
 VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "LlavaForConditionalGeneration": Llava,
     "LlavaNextForConditionalGeneration": LlavaNext,
+    "Gemma3ForConditionalGeneration": Gemma3,
     "Idefics3ForConditionalGeneration": Idefics3,
     "SmolVLMForConditionalGeneration": Idefics3,
     "InternVLForConditionalGeneration": InternVL,

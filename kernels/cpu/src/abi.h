@@ -60,6 +60,7 @@ struct AttentionArgs {
   const int64_t* rows;  // of the tokens whose results are wanted, in any order
   int64_t num_rows;     // -1: all
   int32_t round_inputs; // queries and weights may be rounded to bfloat16
+  const int32_t* visible_ends;  // [tokens], or null: each query sees no token after its own
 #ifdef __cplusplus
   // Whether products are of pairs of bfloat16: where that loses nothing of keys and values, and no
   // pair lies in two blocks.

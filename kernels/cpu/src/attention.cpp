@@ -96,6 +96,13 @@ int check_attention(const AttentionArgs& a) {
       const int32_t block = a.block_tables[s * a.table_stride + i];
       if (block < 0 || block >= a.num_blocks) return kBadBlock;
     }
+    if (!a.visible_ends) continue;
+    int64_t end = 0;  // those of a sequence don't descend
+    for (int64_t i = 0; i < queries; i++) {
+      const int64_t last = end, position = length - queries + i;
+      end = a.visible_ends[a.starts[s] + i];
+      if (end < last || end <= position || end > length) return kBadSequence;
+    }
   }
   return before == a.tokens ? kOk : kBadSequence;
 }

@@ -18,6 +18,7 @@ struct Tile {
   int64_t seq, head, group;
   int64_t from;    // position of the first query
   int64_t rows;    // queries x group
+  const int32_t* ends;  // of `visible_ends`, of the first query; or null
   int64_t ldo;     // columns of a row's sum of values, whole panels of NR
   float *q, *scores, *keys, *values, *out;
   float *top, *weight;               // of each row, so far
@@ -25,10 +26,12 @@ struct Tile {
   int64_t* slots;  // of its tokens, in the caches; -1 where no query sees one
 
   int64_t position(int64_t row) const { return from + row / group; }
+  // The token after the last one that a row's query sees. It doesn't descend from row to row.
+  int64_t end_seen(int64_t row) const { return ends ? ends[row / group] : position(row) + 1; }
   // Columns, of `count` tokens from `begin` on, that some of the rows [row, row + rows) see.
   Lanes seen_by(int64_t row, int64_t rows, int64_t begin, int64_t count) const {
     return {std::max<int64_t>(0, a.first_seen(position(row)) - begin),
-            std::max<int64_t>(0, std::min(count, position(row + rows - 1) + 1 - begin))};
+            std::max<int64_t>(0, std::min(count, end_seen(row + rows - 1) - begin))};
   }
 };
 
@@ -255,12 +258,13 @@ size_t prefill_scratch(const AttentionArgs& a) {
 void prefill_item(const AttentionArgs& a, const Item& item, char* scratch) {
   const int64_t offset = a.seq_lens[item.seq] - a.queries(item.seq);
   const int64_t count = item.to - item.from, first_token = a.starts[item.seq] + item.from;
-  Tile t{a, item.seq, item.head, a.group(), offset + item.from, count * a.group()};
+  const int32_t* ends = a.visible_ends ? a.visible_ends + first_token : nullptr;
+  Tile t{a, item.seq, item.head, a.group(), offset + item.from, count * a.group(), ends};
   lay_out(&t).place(scratch);
   std::fill(t.out, t.out + t.rows * t.ldo, 0.0f);
   std::fill(t.top, t.top + t.rows + W, kNoTop);
   std::fill(t.weight, t.weight + t.rows + W, 0.0f);
-  const int64_t end = t.from + count, low = a.first_seen(t.from) / kTile * kTile;
+  const int64_t end = t.end_seen(t.rows - 1), low = a.first_seen(t.from) / kTile * kTile;
   with_formats(a, [&](auto format, auto* cache) {
     using F = decltype(format);
     using T = std::remove_cv_t<std::remove_pointer_t<decltype(cache)>>;

@@ -98,7 +98,7 @@ def paged_attention(
     q, out, window, page = args.q, args.out, args.sliding_window, args.key_cache.shape[2]
     tokens, heads, size = q.shape
     kv_heads = args.key_cache.shape[1]
-    args.refuse_sparse("TRITON_ATTN")
+    args.check_causal("TRITON_ATTN")
     scales = _check(args)
     if out is None:
         out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)

@@ -270,6 +270,36 @@ def smolvlm(folder: Path) -> Any:
     return _saved(folder, tf.SmolVLMForConditionalGeneration, config, processor)
 
 
+def gemma3(folder: Path) -> Any:
+    """Gemma 3: pooled patches whose tokens see each other; every other layer has a window."""
+    tokenizer = tokenizer_with("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+    names = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    tokenizer._set_model_specific_special_tokens(names)
+    ids = tokenizer.convert_tokens_to_ids
+    sizes = _sizes(tokenizer) | {"num_hidden_layers": 4, "head_dim": 16}
+    config = tf.Gemma3Config(
+        vision_config=tf.SiglipVisionConfig(**_VISION | {"image_size": 56}),
+        text_config=tf.Gemma3TextConfig(
+            **sizes,
+            query_pre_attn_scalar=16,
+            sliding_window=16,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+        ),
+        tie_word_embeddings=False,  # else the last token is said again
+        mm_tokens_per_image=16,
+        boi_token_index=ids("<start_of_image>"),
+        eoi_token_index=ids("<end_of_image>"),
+        image_token_index=ids("<image_soft_token>"),
+    )
+    images = tf.Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
+    processor = tf.Gemma3Processor(images, tokenizer, image_seq_length=16)
+    return _saved(folder, tf.Gemma3ForConditionalGeneration, config, processor)
+
+
 def internvl(folder: Path) -> Any:
     """InternVL: tiles, factors of what layers add."""
     return _internvl(folder)
@@ -368,6 +398,7 @@ def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
 
 
 FAMILIES = {
+    "gemma3": gemma3,
     "llava": llava,
     "llava_next": llava_next,
     "idefics3": idefics3,
@@ -393,6 +424,8 @@ def picture(seed: int, width: int, height: int) -> Image.Image:
 def expected(model: Any, processor: Any, prompt: str, images: list[Any], count: int) -> list[int]:
     """What `transformers` generates, greedily."""
     inputs = processor(images=images or None, text=prompt, return_tensors="pt")
-    inputs.pop("rows", None), inputs.pop("cols", None), inputs.pop("token_type_ids", None)
+    inputs.pop("rows", None), inputs.pop("cols", None)
+    if model.config.model_type != "gemma3":
+        inputs.pop("token_type_ids", None)
     ids = model.generate(**inputs, max_new_tokens=count, do_sample=False)
     return ids[0, inputs["input_ids"].shape[1] :].tolist()

@@ -28,6 +28,18 @@ def test_a_step_encodes_no_more_than_its_budget_but_always_one_item() -> None:
     cache.check_integrity()
 
 
+def test_tokens_that_see_each_other_are_computed_in_one_step() -> None:
+    cache = EncoderCacheManager(capacity=100, max_step_vectors=100)
+    spans = MediaItem("image", b"a", ((10, 16), (30, 4)))
+    picture = EncoderItem(spans, b"a", 0, bidirectional=True)
+    chunks = [(0, 8), (0, 10), (0, 12), (10, 1), (12, 5), (20, 30), (20, 12), (31, 1)]
+    limits = [cache.limit_tokens([picture], start, count) for start, count in chunks]
+    assert limits == [8, 10, 10, 16, 14, 30, 10, 3]
+    assert [cache.limit_tokens([picture], 12, count) for count in (0, -3)] == [0, 0]
+    parted = EncoderItem(spans, b"a", 0)
+    assert cache.limit_tokens([parted], 12, 5) == 5
+
+
 def test_what_is_needed_stays_and_the_rest_goes_oldest_first() -> None:
     cache = EncoderCacheManager(capacity=20, max_step_vectors=100)
     for seq_id, name in enumerate("ab"):

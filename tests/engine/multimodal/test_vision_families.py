@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,6 +15,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest
+from engine.multimodal.placeholders import expand_placeholders
 from engine.multimodal.processor import MediaProcessor
 from engine.system.worker_process import WorkerProcess
 from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, expected, picture
@@ -37,6 +40,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 def _prompts(family: str) -> list[dict[str, Any]]:
     """Prompts with none, one and several pictures of many shapes."""
     image = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>" if "qwen" in family else IMAGE_TOKEN
+    image = "<start_of_image>" if family == "gemma3" else image
     one, wide, tall = picture(1, 60, 40), picture(2, 100, 30), picture(3, 30, 90)
     return [
         {"prompt": "No picture at all", "multi_modal_data": {"image": []}},
@@ -303,3 +307,46 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(model, "encode", counted)
     return encoded
+
+
+def test_newlines_around_a_picture_are_tokenized_as_one_run() -> None:
+    class Newlines:
+        """1, 2 and 3 newlines are a token each, and other characters."""
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            runs = re.findall(r"\n{1,3}|.", text)
+            return [len(run) if run[0] == "\n" else ord(run) for run in runs]
+
+        def decode(self, ids: Iterable[int]) -> str:
+            return "".join("\n" * token if token < 4 else chr(token) for token in ids)
+
+    tokenizer = Newlines()
+    media = SimpleNamespace(
+        kind="image", placeholder_id=ord("<"), replacement="\n\n<**>\n\n", wrapper=()
+    )
+    for text in ("u\n<a", "<\n\nb", "a<", "\n<\n", "a\n\n< b"):
+        prompt = tokenizer.encode(text)
+        expanded, order = expand_placeholders(prompt, [media], tokenizer)  # type: ignore[list-item]
+        assert order == [0]
+        assert expanded == tokenizer.encode(text.replace("<", media.replacement))
+
+
+def test_a_step_must_hold_a_picture_whose_tokens_see_each_other(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder, _, _ = family("gemma3")
+    with pytest.raises(ConfigError, match="16 tokens of an image") as refused:
+        LLM(str(folder), max_num_batched_tokens=15)
+    assert refused.value.param == "max_num_batched_tokens"
+    with pytest.raises(ConfigError, match="bidirectional spans not supported"):
+        LLM(str(folder), attention_backend="TORCH_SDPA")
+
+
+def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder, _, _ = family("gemma3")
+    prompts = _prompts("gemma3")
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256}
+    compiled, plain = LLM(str(folder), **options), LLM(str(folder), **options, cpu_kernels=False)
+    assert _run(compiled, prompts) == _run(plain, prompts)

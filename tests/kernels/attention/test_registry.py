@@ -57,6 +57,7 @@ def test_the_first_that_fits_is_taken(monkeypatch):
         ("FLEX_ATTENTION", {"kv_dtype": "fp8_e4m3"}, "KV cache dtype fp8_e4m3"),
         ("TORCH_SDPA", {"soft_cap": True}, "soft cap"),
         ("TRITON_ATTN", {"sparse": True}, "block-sparse attention not supported"),
+        ("TORCH_SDPA", {"bidirectional": True}, "bidirectional spans not supported"),
     ],
 )
 def test_a_forced_backend_that_does_not_fit_is_refused_with_reasons(name, change, reason):
