@@ -14,12 +14,19 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+)
 
 from engine.checkpoints.quantized_weights import dequantized_tensors
 from engine.checkpoints.torch_files import lacks_safetensors, read_pt
 from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec, rope_spec
+from engine.models.vision.registry import VISION_FAMILIES
 from engine.quantization.formats.base import CheckpointFormat
 from engine.quantization.packing import QuantScheme
 from engine.transformers_backend.attention import (
@@ -119,12 +126,20 @@ class Source:
         """Refuse what has no causal language model."""
         has_auto_class = type(self.config) in AutoModelForCausalLM._model_mapping
         remote = "AutoModelForCausalLM" in (getattr(self.config, "auto_map", None) or {})
-        if not has_auto_class and not (remote and self.trust):
+        if has_auto_class or (remote and self.trust):
+            return
+        if type(self.config) in AutoModelForImageTextToText._model_mapping:
+            families = ", ".join(name.partition("For")[0] for name in VISION_FAMILIES)
             raise ModelLoadError(
-                f"The architecture {self._name} isn't supported: transformers "
-                f"{transformers.__version__} has no causal language model of that type.",
+                f"The architecture {self._name} isn't supported by the Transformers bridge: it "
+                f"takes images. Models that do must be of a native family: {families}.",
                 param="model",
             )
+        raise ModelLoadError(
+            f"The architecture {self._name} isn't supported: transformers "
+            f"{transformers.__version__} has no causal language model of that type.",
+            param="model",
+        )
 
     @property
     def _name(self) -> str:

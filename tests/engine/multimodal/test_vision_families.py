@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import transformers as tf
 
 from engine import LLM, SamplingParams
-from engine.contract.errors import ConfigError, InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from engine.multimodal.inputs import ANSWERS, PreparedPicture, PrepareRequest
 from engine.multimodal.placeholders import expand_placeholders
 from engine.multimodal.processor import MediaProcessor
@@ -350,3 +351,13 @@ def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256}
     compiled, plain = LLM(str(folder), **options), LLM(str(folder), **options, cpu_kernels=False)
     assert _run(compiled, prompts) == _run(plain, prompts)
+
+
+@pytest.mark.parametrize("kind", [tf.PaliGemmaConfig, tf.Molmo2Config, tf.AyaVisionConfig])
+def test_other_models_that_see_are_refused_by_name(kind: Any, tmp_path: Path) -> None:
+    config = kind()
+    config.architectures = [kind.__name__.replace("Config", "ForConditionalGeneration")]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=config.architectures[0]) as refused:
+        LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True)
+    assert "native family: Llava, LlavaNext, Gemma3, Idefics3" in refused.value.message
