@@ -92,7 +92,7 @@ def test_a_turn_is_a_file() -> None:
 @pytest.mark.django_db(transaction=True)
 async def test_a_client_that_left_while_an_event_was_sent_leaves_no_task() -> None:
     consumer = RealtimeConsumer()
-    consumer._transcriber = asyncio.create_task(consumer._transcribe_turns())
+    consumer._tasks = [asyncio.create_task(consumer._transcribe_turns())]
 
     async def receive() -> dict[str, Any]:
         return {"type": "websocket.connect"}
@@ -103,7 +103,7 @@ async def test_a_client_that_left_while_an_event_was_sent_leaves_no_task() -> No
     scope = {"type": "websocket", "headers": [], "path": "/v1/realtime"}
     with pytest.raises(ConnectionResetError):
         await consumer(scope, receive, send)
-    assert consumer._transcriber.cancelled()
+    assert consumer._tasks[0].cancelled()
 
 
 class _Session:

@@ -7,6 +7,7 @@ import base64
 import binascii
 import logging
 import math
+import time
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,8 @@ PATH = "/v1/realtime"
 MAX_FRAME_CHARS = 3 << 20
 #: Of one session, transcribed or not: sound that waits.
 MAX_WAITING_SECONDS = 600
+#: Of a session, as OpenAI has it.
+MAX_SESSION_S = 3600.0
 #: OpenAI's least sound of a turn that a client commits.
 MIN_TURN_MS = 100
 #: Close codes: the key isn't let in; what came is no event.
@@ -86,7 +89,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         self._turns: asyncio.Queue[Turn] = asyncio.Queue()
         #: Bytes of sound in `_turns`, and of the turn that is transcribed.
         self._num_waiting = 0
-        self._transcriber: asyncio.Task[None] | None = None
+        self._expires_at = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
         """Accepted before anything is checked, so that a refusal says why."""
@@ -105,7 +109,11 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         bind_request(request_id=self._id, tenant=self._caller.tenant)
         if model := query.get("model", [""])[0][:200]:
             self._session.audio.input.transcription.model = model
-        self._transcriber = asyncio.create_task(self._transcribe_turns())
+        self._expires_at = int(time.time() + MAX_SESSION_S)
+        self._tasks = [
+            asyncio.create_task(self._transcribe_turns()),
+            asyncio.create_task(self._expire()),
+        ]
         await self._send_event("session.created", session=self._describe_session())
 
     async def _authenticate(self, protocols: list[str]) -> Caller:
@@ -135,9 +143,21 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         try:
             await super().__call__(*args, **kwargs)
         finally:
-            if self._transcriber is not None:
-                self._transcriber.cancel()
-                await asyncio.gather(self._transcriber, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _expire(self) -> None:
+        """Close a session that has lasted too long; what runs is aborted."""
+        await asyncio.sleep(MAX_SESSION_S)
+        await self._send_error(
+            InvalidRequest(
+                f"The session has reached its maximum of {MAX_SESSION_S / 60:g} minutes. Open "
+                "another one.",
+                code="session_expired",
+            )
+        )
+        await self.close()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Handle one event; an error is an event too, and the session goes on."""
@@ -312,6 +332,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         return {
             "id": self._id,
             "object": "realtime.transcription_session",
+            "expires_at": self._expires_at,
             **self._session.model_dump(),
         }
 
