@@ -8,13 +8,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.attention_args import BlockSparse
 from kernels.lora import ExpertUse, MoeLoraMapping
+
+if TYPE_CHECKING:
+    from kernels.ranks import RankGroup
 
 
 class LinearLayer(ABC):
@@ -44,6 +47,21 @@ class LinearLayer(ABC):
     def row_size(self) -> int:
         """K: the inputs that each output depends on, those of other ranks included."""
         return self.in_features
+
+
+class AbsentLinear(LinearLayer):
+    """A layer that another rank has."""
+
+    nbytes = 0
+
+    def __init__(self, in_features: int = 0, out_features: int = 0) -> None:
+        self.in_features, self.out_features = in_features, out_features
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        raise RuntimeError("Another rank has this layer.")
+
+    def rows(self, ids: Tensor) -> Tensor:
+        raise RuntimeError("Another rank has this layer.")
 
 
 SLICE_ROWS = 32
@@ -176,6 +194,8 @@ class ExpertLayers:
         group_best: 1 or 2: so many of a group's scores, the best ones, are added up to choose it.
         shared_gate_up, shared_down: an expert that every token goes through.
         shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
+        ranks, rank_starts: who share the experts, and the first expert of each, [ranks + 1]; those
+            of others are `AbsentLinear`. None: all are here.
     """
 
     router: LinearLayer
@@ -194,6 +214,8 @@ class ExpertLayers:
     shared_gate_up: LinearLayer | None = None
     shared_down: LinearLayer | None = None
     shared_gate: LinearLayer | None = None
+    ranks: RankGroup | None = None
+    rank_starts: Sequence[int] = ()
 
     def linears(self) -> dict[str, LinearLayer]:
         """Its linear layers by the slots that adapters name; of expert 3 "up.3" and "down.3"."""

@@ -340,6 +340,11 @@ class EngineConfig(Settings):
         low=1,
         high=64,
     )
+    enable_expert_parallel: bool = cli_field(
+        False,
+        "ranks of tensor_parallel_size have some experts each, instead of some columns of all",
+        short="-ep",
+    )
     pipeline_parallel_size: int = cli_field(
         1,
         "number of stages, processes of this machine that have some of the model's layers each and "

@@ -156,6 +156,7 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
 _NO_MEDIA = "media are prepared as the model's files say, and cached by content."
 _ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
 _OTHER_DEVICES = "it is about several devices, and an engine runs on one."
+_EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = "states of such layers are kept in float32, a row of them for each sequence."
 _MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
@@ -215,14 +216,16 @@ NEWER: tuple[VllmFlag, ...] = (
         (False,),
         _ONE_DEVICE,
         "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb "
-        "enable_dbo enable_elastic_ep enable_ep_weight_filter enable_eplb enable_fault_tolerance",
+        "enable_dbo enable_elastic_ep enable_fault_tolerance",
     ),
+    *_but(bool, (False,), _EXPERTS, "enable_eplb"),
+    *_but(str, ("linear",), _EXPERTS, "expert_placement_strategy"),
+    *_of(bool, "a rank reads its own experts alone.", "enable_ep_weight_filter"),
     *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
     *_of(
         str,
         _OTHER_DEVICES,
-        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend "
-        "expert_placement_strategy master_addr",
+        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend master_addr",
     ),
     *_of(
         int,
@@ -232,7 +235,8 @@ NEWER: tuple[VllmFlag, ...] = (
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size master_port ubatch_size",
     ),
     *_of(bool, _OTHER_DEVICES, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
-    *_of(dict, _OTHER_DEVICES, "eplb_config fault_tolerance_config"),
+    *_of(dict, _EXPERTS, "eplb_config"),
+    *_of(dict, _OTHER_DEVICES, "fault_tolerance_config"),
     # What computes.
     *_but(
         str,
@@ -449,7 +453,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         short=("-dp",),
     ),
     restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
-    restricted_flag("enable_expert_parallel", bool, (False,), _SINGLE_DEVICE, short=("-ep",)),
     ignored_flag("max_parallel_loading_workers", int, "one process loads the model, part by part."),
     ignored_flag("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
     ignored_flag("use_v2_block_manager", bool, "there is one block manager."),

@@ -346,6 +346,7 @@ def _native(
             config.round_activations,
             order.ranks,
             order.stage,
+            expert_parallel=config.enable_expert_parallel,
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision

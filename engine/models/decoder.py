@@ -53,6 +53,7 @@ from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
 from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder, RankGroup
+from kernels.layers import AbsentLinear
 from kernels.lora import LayerLoras, LoraTable
 
 log = logging.getLogger(__name__)
@@ -89,18 +90,6 @@ class LMHeadWithAddedTokens(LinearLayer):
         is_added = ids >= count
         rows[is_added] = self._more.rows(ids[is_added] - count).to(rows.dtype)
         return rows
-
-
-class MissingLayer(LinearLayer):
-    """An embedding or output layer that another stage has."""
-
-    in_features = out_features = nbytes = 0
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        raise RuntimeError("This layer is in another stage.")
-
-    def rows(self, ids: Tensor) -> Tensor:
-        raise RuntimeError("This layer is in another stage.")
 
 
 class AuxHiddenStates:
@@ -166,6 +155,7 @@ class NativeDecoder(SupportsLoRA):
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
         ranks: processes that share the tensors of layers; None: this one has all of them.
         stage: its layers among those of several processes; None: it has all of them.
+        expert_parallel: each of the ranks has some experts, instead of some columns of all.
 
     Attributes:
         full_spec: of the whole model.
@@ -188,10 +178,12 @@ class NativeDecoder(SupportsLoRA):
         round_inputs: bool = False,
         ranks: RankGroup | None = None,
         stage: PipelineStage | None = None,
+        *,
+        expert_parallel: bool = False,
     ) -> None:
         super().__init__()
         self.full_spec, self.stage = spec, stage
-        self.shard = None if ranks is None else ModelShard(spec, ranks)
+        self.shard = None if ranks is None else ModelShard(spec, ranks, expert_parallel)
         self.spec = spec if self.shard is None else self.shard.spec
         self.description, self.first_layer = describe(spec), 0
         if stage is not None:
@@ -267,8 +259,8 @@ class NativeDecoder(SupportsLoRA):
         """The embedding, what is added to it, and the head."""
         spec, described = self.spec, self.description
         embedding, head = self._resolve_tables(loader)
-        self.lm_head = loader.table(head) if self._is_last else MissingLayer()
-        self.embedding: LinearLayer = MissingLayer()
+        self.lm_head = loader.table(head) if self._is_last else AbsentLinear()
+        self.embedding: LinearLayer = AbsentLinear()
         if not self._is_first:
             return
         if embedding is None and self._is_last:

@@ -44,10 +44,14 @@ class ModelShard:
             cache.
     """
 
-    def __init__(self, spec: DecoderSpec, ranks: RankGroup) -> None:
-        """Raises `ConfigError` for a model that can't be cut."""
+    def __init__(self, spec: DecoderSpec, ranks: RankGroup, expert_parallel: bool = False) -> None:
+        """`expert_parallel`: each rank has some experts, instead of some columns of all.
+
+        Raises `ConfigError` for a model that can't be cut.
+        """
         check_shardable(spec, ranks.size)
         self.ranks, size = ranks, ranks.size
+        self.expert_parallel = expert_parallel
         self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
         if not self.splits_heads and ranks.rank == 0:
             log.warning(
@@ -111,6 +115,11 @@ class ModelShard:
         local_rows = self.local_slice(self.inner(inner))
         parts = (0, inner) if gated else (0,)
         return [range(part + local_rows.start, part + local_rows.stop) for part in parts]
+
+    def expert_starts(self, count: int) -> tuple[int, ...]:
+        """[size + 1], the first of each rank's experts, where each has some of them."""
+        size = self.ranks.size
+        return tuple(count * rank // size for rank in range(size + 1))
 
     def outputs(self, rows: int) -> tuple[int, ...]:
         """Where each rank's rows of a weight of `rows` rows begin."""

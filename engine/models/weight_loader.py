@@ -61,6 +61,7 @@ from kernels.interface import (
     PerHeadLinear,
     ScanWeights,
 )
+from kernels.layers import AbsentLinear
 
 #: What is added to logits that never win: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
@@ -258,6 +259,8 @@ class WeightLoader:
     ) -> tuple[LinearLayer, LinearLayer]:
         """Gate over up, and down. `up`: matrices, bias, order, names; `down`: without an order."""
         shard, scheme = self._shard, self.scheme.layers
+        if shard is not None and shard.expert_parallel:
+            shard = None  # all of an expert is here
         (ups, up_bias, order, up_names), (downs, down_bias, down_names) = up, down
         if shard is None:
             first = self._pack(ups, up_bias, scheme, order, up_names)
@@ -543,8 +546,12 @@ class WeightLoader:
                 ([DenseSource(down)], down_bias, ()),
                 moe.intermediate_size,
             )
-            for up, up_bias, down, down_bias in read
+            if self._has_expert(index, moe)
+            else self._absent_expert(moe)
+            for index, (up, up_bias, down, down_bias) in enumerate(read)
         ]
+        shard = self._shard
+        ranks = shard.ranks if shard is not None and shard.expert_parallel else None
         expert_layers = ExpertLayers(
             router=router,
             gate_up=[up for up, _ in layers],
@@ -564,8 +571,22 @@ class WeightLoader:
             shared_gate_up=None if shared is None else shared.up,
             shared_down=None if shared is None else shared.down,
             shared_gate=gate,
+            ranks=ranks,
+            rank_starts=() if ranks is None or shard is None else shard.expert_starts(len(layers)),
         )
         return self.ops.compile_experts(expert_layers)
+
+    def _has_expert(self, index: int, moe: MoeSpec) -> bool:
+        """Whether an expert, or a part of it, is in this rank."""
+        shard = self._shard
+        if shard is None or not shard.expert_parallel:
+            return True
+        local = shard.local_slice(shard.expert_starts(moe.num_experts))
+        return local.start <= index < local.stop
+
+    def _absent_expert(self, moe: MoeSpec) -> tuple[LinearLayer, LinearLayer]:
+        hidden, inner = self.spec.hidden_size, moe.intermediate_size
+        return AbsentLinear(hidden, 2 * inner), AbsentLinear(inner, hidden)
 
     def _keeps_experts(self, prefix: str, moe: MoeSpec) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
@@ -602,7 +623,10 @@ class WeightLoader:
             last = [self.weight_source(name, hidden, inner) for name in downs]
             return self._pack_expert((matrices, None, None, ups), (last, None, downs), inner)
 
-        return [one(f"{first}{expert}") for expert in range(moe.num_experts)]
+        return [
+            one(f"{first}{expert}") if self._has_expert(expert, moe) else self._absent_expert(moe)
+            for expert in range(moe.num_experts)
+        ]
 
     def _interleaved_experts(
         self, prefix: str, moe: MoeSpec
@@ -625,7 +649,10 @@ class WeightLoader:
                 inner,
             )
 
-        return [one(expert) for expert in range(count)]
+        return [
+            one(expert) if self._has_expert(expert, moe) else self._absent_expert(moe)
+            for expert in range(count)
+        ]
 
 
 def _numbers(rows: Sequence[range]) -> Tensor:

@@ -13,8 +13,9 @@ from kernels.cpu.library import DTYPES, Library, address, check
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.lora import CpuLoraTable, LoraSegments
 from kernels.cpu.memory import num_threads
+from kernels.cpu.ranks import CpuRankGroup
 from kernels.interface import ActivationSpec, ExpertLayers, MixtureOfExperts
-from kernels.layers import LinearLayer, PerHeadLinear
+from kernels.layers import AbsentLinear, LinearLayer, PerHeadLinear
 from kernels.lora import ExpertUse
 from kernels.moe import bytes_read, check_experts
 from kernels.tensors import describe
@@ -68,13 +69,23 @@ def activation_of(spec: ActivationSpec) -> Activation:
 
 def handle_of(name: str, layer: LinearLayer | None, sizes: tuple[int, int]) -> int | None:
     """A packed layer's address. Raises ValueError unless it's of these kernels and sizes."""
-    if layer is None:
+    if layer is None or isinstance(layer, AbsentLinear):
         return None
     if not isinstance(layer, CpuLinear):
         raise ValueError(f"{name} is no layer of these kernels")
     if (layer.in_features, layer.out_features) != sizes:
         raise ValueError(f"{name} must map {sizes[0]} to {sizes[1]}")
     return layer.handle
+
+
+def handle_of_ranks(experts: ExpertLayers) -> int | None:
+    """Address of the group that shares experts. Raises ValueError unless it's of these kernels."""
+    ranks = experts.ranks
+    if ranks is None:
+        return None
+    if not isinstance(ranks, CpuRankGroup) or len(experts.rank_starts) != ranks.size + 1:
+        raise ValueError("experts are shared by ranks of these kernels, each with a first expert")
+    return ranks.handle
 
 
 def sizes_of(experts: ExpertLayers) -> dict[str, tuple[int, int]]:
@@ -100,6 +111,7 @@ class CpuExperts(MixtureOfExperts):
 
         ups = table("gate_up", experts.gate_up, (hidden, 2 * inner))
         downs = table("down", experts.down, (inner, hidden))
+        starts = (ctypes.c_int64 * len(experts.rank_starts))(*experts.rank_starts)
         self.hidden_size = hidden
         self._table = Experts(
             hidden=hidden,
@@ -124,9 +136,11 @@ class CpuExperts(MixtureOfExperts):
             renormalize=experts.renormalize,
             scale=experts.scale,
             act=activation_of(experts.activation),
+            ranks=handle_of_ranks(experts),
+            rank_starts=ctypes.addressof(starts),
         )
         self.address = ctypes.addressof(self._table)
-        self._references = (experts, ups, downs)
+        self._references = (experts, ups, downs, starts)
         self.layers, self._sizes = experts, sizes_of(experts)
         self._run = library.run_experts
         self.nbytes = bytes_read(experts)

@@ -39,16 +39,16 @@ class CpuRankGroup(RankGroup):
         handle = library.ranks_new(address, rank, size, SLOT_BYTES, timeout_ms)
         if not handle:
             raise ValueError(f"there is no rank {rank} of {size}; there may be at most 64")
-        self._handle = handle
+        self.handle = handle
         weakref.finalize(self, library.ranks_free, handle).atexit = False  # as of layers
 
     @property
     def num_gathers(self) -> int:
-        return self._library.ranks_gathers(self._handle)
+        return self._library.ranks_gathers(self.handle)
 
     @property
     def missing_rank(self) -> int | None:
-        rank = self._library.ranks_missing(self._handle)
+        rank = self._library.ranks_missing(self.handle)
         return None if rank < 0 else rank
 
     def shard_linear(
@@ -63,7 +63,7 @@ class CpuRankGroup(RankGroup):
             raise ValueError(f"the layer has {layer.in_features} inputs, not {inputs[-1]}")
         status = self._library.shard_linear(
             layer.handle,
-            self._handle,
+            self.handle,
             _starts(outputs),
             None if inputs is None else _starts(inputs),
         )
@@ -78,7 +78,7 @@ class CpuRankGroup(RankGroup):
         check_dense("local", local, (len(local), width), torch.float32)
         out = torch.empty((len(local), starts[-1]))
         status = self._library.ranks_gather(
-            self._handle, out.data_ptr(), local.data_ptr(), len(local), _starts(starts),
+            self.handle, out.data_ptr(), local.data_ptr(), len(local), _starts(starts),
             num_threads(),
         )  # fmt: skip
         if status:
@@ -86,10 +86,10 @@ class CpuRankGroup(RankGroup):
         return out
 
     def fail(self) -> None:
-        self._library.ranks_fail(self._handle)
+        self._library.ranks_fail(self.handle)
 
     def reset(self, *, is_last: bool) -> None:
-        self._library.ranks_reset(self._handle, is_last)
+        self._library.ranks_reset(self.handle, is_last)
 
 
 def _starts(starts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

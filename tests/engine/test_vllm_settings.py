@@ -40,7 +40,8 @@ MANUAL = _MANUAL.split()
 _LATER = """
 async_scheduling attention_backend batch_invariant calculate_kv_scales chat_template convert
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode
-disable_hybrid_kv_cache_manager enable_prompt_embeds enable_sleep_mode generation_config
+disable_hybrid_kv_cache_manager enable_expert_parallel enable_prompt_embeds enable_sleep_mode
+generation_config
 hf_overrides io_processor_plugin kv_events_config kv_offloading_backend kv_offloading_size
 kv_transfer_config
 limit_mm_per_prompt logits_processors long_prefill_token_threshold model_impl

@@ -13,7 +13,8 @@ import torch
 from kernels.cpu import CpuKernels
 from kernels.cpu.ranks import SLOT_BYTES
 from kernels.errors import RankError
-from kernels.interface import RankGroup
+from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer, RankGroup
+from kernels.layers import AbsentLinear
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -75,6 +76,36 @@ def test_a_shared_layer_gives_the_bits_of_a_whole_one(
     for product, rows in on_all(pool, ranks, compute):
         assert torch.equal(product, whole(x))
         assert torch.equal(rows, whole.rows(ids))
+
+
+def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolExecutor) -> None:
+    ops, ranks, hidden, inner, starts = CpuKernels(), join(2), 4096, 16, (0, 1, 3)
+    ups = [torch.randn(2 * inner, hidden) / 64 for _ in range(3)]
+    downs = [torch.randn(hidden, inner) for _ in range(3)]
+    # More rows than go together, and more than fit into a slot.
+    x, router = torch.randn(700, hidden), torch.randn(3, hidden)
+
+    def run(rank: RankGroup | None = None) -> torch.Tensor:
+        def pack(index: int, weights: list[torch.Tensor]) -> LinearLayer:
+            if rank is None or starts[rank.rank] <= index < starts[rank.rank + 1]:
+                return ops.PackedLinear(weights[index])
+            return AbsentLinear(*reversed(weights[index].shape))
+
+        experts = ExpertLayers(
+            router=ops.PackedLinear(router),
+            gate_up=[pack(index, ups) for index in range(3)],
+            down=[pack(index, downs) for index in range(3)],
+            top_k=2,
+            softmax_first=True,
+            renormalize=True,
+            activation=ActivationSpec("silu"),
+            ranks=rank,
+            rank_starts=() if rank is None else starts,
+        )
+        return ops.compile_experts(experts)(x)
+
+    expected = run()
+    assert all(torch.equal(said, expected) for said in on_all(pool, ranks, run))
 
 
 def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolExecutor) -> None:

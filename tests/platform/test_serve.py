@@ -175,7 +175,7 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
     load_command_class("config", "serve").print_help("manage.py", "serve")
     for said in (ran.stdout, capsys.readouterr().out):
         assert "[MODEL]" in said
-        assert "--enable-expert-parallel" not in said
+        assert "--decode-context-parallel-size" not in said
 
 
 @pytest.mark.parametrize(

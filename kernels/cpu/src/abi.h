@@ -110,6 +110,8 @@ struct Experts {
   int32_t renormalize;            // then divide by the sum of the chosen ones'
   float scale;                    // of the chosen ones' weights
   Activation act;
+  void* ranks;                    // whose experts they are, or null: all are here
+  const int64_t* rank_starts;     // [ranks + 1], the first expert of each rank; others' are null
 };
 
 // What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.

@@ -2,6 +2,8 @@
 // sum goes through its experts in their order, whatever other rows there are.
 #include "experts.h"
 
+#include "ranks.h"
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -20,6 +22,7 @@ struct Buffers {
   float* rows;             // [kRowsAtOnce, hidden], those that an expert is to see
   float *gated, *inner;    // [kRowsAtOnce, 2 inner], [kRowsAtOnce, inner]
   float* out;              // [kRowsAtOnce, hidden], what the expert says of them
+  float* pairs;            // [kRowsAtOnce * top_k, hidden], what all say, where ranks share them
 };
 
 // What an expert is chosen by.
@@ -197,8 +200,8 @@ int run_hit_mlp(const Mlp& w, float* out, const float* x, int64_t rows, const Bu
   return run_adapted(w, out, x, rows, b, add(uses.ups), add(uses.downs), threads);
 }
 
-// Adds what an expert says of the rows in `hits`.
-int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, float* out,
+// to [count, hidden] = what an expert says of the rows in `hits`.
+int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, float* to,
              const float* x, const Buffers& b, const HitUses& uses, int threads) {
   const float* rows = x + hits[0].row * e.hidden;
   if (count > 1) {
@@ -208,18 +211,22 @@ int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, fl
     rows = b.rows;
   }
   const Mlp mlp{e.gate_up[index], e.down[index], e.inner, true, e.act};
-  if (const int wrong = run_hit_mlp(mlp, b.out, rows, count, b, uses, threads)) return wrong;
+  return run_hit_mlp(mlp, to, rows, count, b, uses, threads);
+}
+
+// Adds what an expert said of the rows in `hits`.
+void add_hits(const Experts& e, const Hit* hits, int64_t count, float* out, const float* said,
+              int threads) {
   deal_ranges(worth(threads, count * e.hidden, 16384), count, 1, [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; i++) {
       float* to = out + hits[i].row * e.hidden;
-      const float* from = b.out + i * e.hidden;
+      const float* from = said + i * e.hidden;
       const vf by = vset(hits[i].weight);
       for_lanes(e.hidden, [&](int64_t j, int n) {
         vstore_some(to + j, vload_some(to + j, n) + vload_some(from + j, n) * by, n);
       });
     }
   });
-  return kOk;
 }
 
 // Of each row its group of adapters, -1 for none.
@@ -231,22 +238,82 @@ std::vector<int32_t> groups_of(const LayerAdapters& adapters, int64_t rows) {
   return found;
 }
 
+using Hits = std::vector<std::vector<Hit>>;
+
+// Rows whose experts are of several ranks: each rank runs its own, and gets what the others say of
+// all rows, so that it adds up in the order of experts. pairs [rows * top_k, hidden].
+int run_shared_out(const Experts& e, const Hits& hits, float* out, const float* x, const Buffers& b,
+                   float* pairs, int threads) {
+  RankGroup& group = *static_cast<RankGroup*>(e.ranks);
+  const int64_t per_round = group.slot_floats() / e.hidden;
+  if (per_round < 1) return kNoMemory;
+  std::vector<int64_t> first(e.count + 1, 0);  // of each expert's pairs
+  for (int64_t i = 0; i < e.count; i++)
+    first[i + 1] = first[i] + static_cast<int64_t>(hits[i].size());
+  int64_t most = 0;
+  for (int r = 0; r < group.size(); r++)
+    most = std::max(most, first[e.rank_starts[r + 1]] - first[e.rank_starts[r]]);
+  for (int64_t i = e.rank_starts[group.rank()]; i < e.rank_starts[group.rank() + 1]; i++) {
+    const int64_t all = static_cast<int64_t>(hits[i].size());
+    for (int64_t from = 0; from < all; from += kRowsAtOnce) {
+      const int64_t count = std::min(kRowsAtOnce, all - from);
+      float* to = pairs + (first[i] + from) * e.hidden;
+      const HitUses none({}, {}, i, nullptr, 0);
+      if (const int wrong = run_hits(e, i, hits[i].data() + from, count, to, x, b, none, threads))
+        return wrong;
+    }
+  }
+  for (int64_t done = 0; done < most; done += per_round) {
+    const auto part = [&](int rank, int64_t* start) {
+      *start = first[e.rank_starts[rank]] + done;
+      const int64_t left = first[e.rank_starts[rank + 1]] - *start;
+      return std::max<int64_t>(0, std::min(per_round, left)) * e.hidden;
+    };
+    int64_t start, floats = part(group.rank(), &start);
+    if (floats) std::memcpy(group.slot(), pairs + start * e.hidden, floats * sizeof(float));
+    if (const int wrong = group.arrive()) return wrong;
+    for (int r = 0; r < group.size(); r++) {
+      floats = part(r, &start);
+      if (r == group.rank() || !floats) continue;
+      std::memcpy(pairs + start * e.hidden, group.slot(r), floats * sizeof(float));
+    }
+    group.advance();
+  }
+  for (int64_t i = 0; i < e.count; i++) {
+    const int64_t count = static_cast<int64_t>(hits[i].size());
+    if (count) add_hits(e, hits[i].data(), count, out, pairs + first[i] * e.hidden, threads);
+  }
+  return kOk;
+}
+
 int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
                const LayerAdapters& adapters, int threads) {
   const std::vector<int32_t> group_of = groups_of(adapters, rows);
-  std::vector<std::vector<Hit>> hits(e.count);
-  for (int64_t row = 0; row < rows; row++) {
-    for (int64_t i = row * e.top_k; i < (row + 1) * e.top_k; i++) {
-      hits[b.chosen[i]].push_back({row, b.weights[i]});
+  const auto hits_of = [&](int64_t low, int64_t high) {
+    Hits hits(e.count);
+    for (int64_t row = low; row < high; row++) {
+      for (int64_t i = row * e.top_k; i < (row + 1) * e.top_k; i++) {
+        hits[b.chosen[i]].push_back({row, b.weights[i]});
+      }
     }
+    return hits;
+  };
+  for (int64_t row = 0; e.ranks && row < rows; row += kRowsAtOnce) {
+    const int64_t end = std::min(rows, row + kRowsAtOnce);
+    if (const int wrong = run_shared_out(e, hits_of(row, end), out, x, b, b.pairs, threads))
+      return wrong;
   }
+  if (e.ranks) return kOk;
+  const Hits hits = hits_of(0, rows);
   for (int64_t index = 0; index < e.count; index++) {
     const int64_t all = static_cast<int64_t>(hits[index].size());
     for (int64_t from = 0; from < all; from += kRowsAtOnce) {
       const int64_t count = std::min(kRowsAtOnce, all - from);
       const Hit* some = hits[index].data() + from;
       const HitUses uses(adapters, group_of, index, some, count);
-      if (const int wrong = run_hits(e, index, some, count, out, x, b, uses, threads)) return wrong;
+      if (const int wrong = run_hits(e, index, some, count, b.out, x, b, uses, threads))
+        return wrong;
+      add_hits(e, some, count, out, b.out, threads);
     }
   }
   return kOk;
@@ -267,6 +334,7 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
   layout.add(&b.gated, most * 2 * inner);
   layout.add(&b.inner, most * inner);
   layout.add(&b.out, most * e.hidden);
+  layout.add(&b.pairs, e.ranks ? most * e.top_k * e.hidden : 0);
   layout.take(Scratch::kExperts);
   int wrong = run_shared(e, out, x, rows, b, adapters, threads);
   if (!wrong) wrong = linear(*e.router, b.scores, x, e.hidden, rows, kF32, threads);

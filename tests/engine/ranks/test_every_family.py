@@ -20,14 +20,17 @@ pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 QUICK = ("mixtral", "deepseek_v3", "qwen3_next", "olmo2", "gpt_oss", "phi3", "bloom")
 #: Latents; states; a norm of embeddings and ALiBi.
 QUICK_STAGES = ("deepseek_v3", "qwen3_next", "bloom")
+#: Experts with a shared one and groups; with biases, packed all together.
+QUICK_EXPERTS = ("deepseek_v3", "gpt_oss")
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
 
 
 def outputs(
-    folder: Path, size: int, num_stages: int = 1
+    folder: Path, size: int, num_stages: int = 1, *, expert_parallel: bool = False
 ) -> list[tuple[list[int], list[dict[int, float]]]]:
     llm = LLM(
         model=str(folder), tensor_parallel_size=size, pipeline_parallel_size=num_stages,
+        enable_expert_parallel=expert_parallel,
         num_threads=2, num_gpu_blocks_override=128, skip_tokenizer_init=True,
     )  # fmt: skip
     try:
@@ -54,6 +57,8 @@ def test_two_ranks_give_the_bits_of_one(name: str, checkpoint: Callable[[str], P
     assert outputs(folder, 2) == expected
     if name in QUICK_STAGES:
         assert outputs(folder, 1, 2) == expected
+    if name in QUICK_EXPERTS:
+        assert outputs(folder, 2, expert_parallel=True) == expected
 
 
 @pytest.mark.slow
@@ -67,3 +72,4 @@ def test_any_number_of_ranks_gives_the_bits_of_one(
     assert outputs(folder, 3) == expected
     assert outputs(folder, 1, 2) == expected
     assert outputs(folder, 2, 2) == expected
+    assert outputs(folder, 3, expert_parallel=True) == expected

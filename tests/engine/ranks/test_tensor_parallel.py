@@ -16,7 +16,10 @@ from engine.core.engine_core import EngineCore
 from engine.executor.multiproc_executor import MultiprocExecutor, rank_config
 from engine.models.sharding import split_evenly
 from kernels.cpu import CpuKernels
+from tests.engine.families.conftest import checkpoint
 from tests.engine.models import make_model
+
+__all__ = ["checkpoint"]
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
@@ -102,6 +105,19 @@ def test_a_rank_has_its_share_of_the_weights_and_of_the_kv_cache(model_folder: F
         assert model.weights[0].attention.nbytes * 2 == full.weights[0].attention.nbytes
         assert model.kv_caches[0][0].shape[1] * 2 == full.kv_caches[0][0].shape[1]
         assert len(executor.process_ids) == 1
+
+
+def test_a_rank_has_its_experts_whole_and_none_of_the_others(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    with running(
+        checkpoint("mixtral"), 2, enable_expert_parallel=True, skip_tokenizer_init=True
+    ) as llm:
+        experts = llm.core.executor.worker.loaded.model.weights[0].experts.layers
+    sizes = [layer.nbytes for layer in experts.gate_up]
+    half = len(sizes) // 2
+    assert all(sizes[:half])
+    assert not any(sizes[half:])
 
 
 def test_a_model_that_sleeps_wakes_on_all_ranks(model_folder: Folder) -> None:
