@@ -18,6 +18,7 @@ from chaos.kinds import ADAPTER, OTHER_ADAPTER
 from config.connections import socket_path, socket_url
 from engine.system.redis_client import sync_client
 
+RANK_KILLED, RANK_FROZEN = "rank killed", "rank frozen"
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
 #: How long a wire is cut, Redis stands still or is read-only, a disk is full, a database away.
 CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
@@ -83,6 +84,24 @@ def _signal(what: str, number: signal.Signals, within_s: float = DETECTION_TIMEO
             os.kill(pid, signal.SIGKILL)
             raise FaultNotDetected(
                 f"a {what} with {number.name} was there {within_s:.0f} s later"
+            ) from None
+
+    return harm
+
+
+def _signal_rank(number: signal.Signals) -> Harm:
+    """A process that shares a replica's model gets a signal; over when the replica has ended."""
+
+    async def harm(instance: Instance, rng: random.Random) -> None:
+        replicas = {pid: instance.ranks(pid) for pid in instance.pids("replica")}
+        replica, ranks = rng.choice([entry for entry in replicas.items() if entry[1]])
+        os.kill(rng.choice(ranks), number)
+        try:
+            await _gone(replica, DETECTION_TIMEOUT_S)
+        except TimeoutError:
+            os.kill(replica, signal.SIGKILL)
+            raise FaultNotDetected(
+                f"a replica was there {DETECTION_TIMEOUT_S:.0f} s after {number.name} to its rank"
             ) from None
 
     return harm
@@ -215,6 +234,8 @@ FAULTS: dict[str, Harm] = {
     "replica frozen": _signal("replica", signal.SIGSTOP),
     "replica drained": _signal("replica", signal.SIGTERM, DRAINED_WITHIN_S),
     "replica cut off": cut_off,
+    RANK_KILLED: _signal_rank(signal.SIGKILL),
+    RANK_FROZEN: _signal_rank(signal.SIGSTOP),
     "all replicas killed": kill_all_replicas,
     "settings changed": roll,
     "adapter turned": switch_adapter,
@@ -268,4 +289,6 @@ def impossible(instance: Instance) -> dict[str, str]:
     reasons[TIER_DISK] = instance.disk.why_not
     if not instance.disaggregated:
         reasons |= dict.fromkeys(TIER_FAULTS, "the instance isn't --disaggregated")
+    if instance.num_ranks == 1:
+        reasons |= dict.fromkeys((RANK_KILLED, RANK_FROZEN), "replicas have one rank: --ranks 2")
     return {name: why for name, why in reasons.items() if why}

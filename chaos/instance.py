@@ -50,6 +50,7 @@ MARKS = {
     "worker": "quire\0worker\0--queues\0jobs",
     "redis": "redis.sock",
 }
+RANK_MARK = b"engine.executor.rank_process"
 _DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 
 
@@ -76,6 +77,11 @@ class Instance:
     log: Path
     disaggregated: bool
     process: subprocess.Popen[bytes]
+    num_ranks: int = 1
+
+    def ranks(self, replica: int) -> list[int]:
+        """The processes that share a replica's model with it."""
+        return [pid for pid in children(replica) if RANK_MARK in command_line(pid)]
 
     def pids(self, what: str) -> list[int]:
         """Its processes of one of `MARKS`, the oldest first."""
@@ -172,12 +178,14 @@ async def running(
     postgresql: bool = False,
     clock: bool = False,
     disaggregated: bool = False,
+    num_ranks: int = 1,
 ) -> AsyncIterator[Instance]:
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. `disaggregated`: with one replica more, which computes prompts for the two. Raises:
-    `StartFailed`, `StopFailed`. However the block ends, nothing of it stays.
+    can be set. `disaggregated`: with one replica more, which computes prompts for the two.
+    `num_ranks`: processes of each replica of the first model. Raises: `StartFailed`, `StopFailed`.
+    However the block ends, nothing of it stays.
     """
     async with (
         _disk() as disk,
@@ -185,7 +193,7 @@ async def running(
         _relay(disk.folder.parent, disk) as relay,
     ):
         wall = Clock(disk.folder.parent, enabled=clock)
-        async with _started(disk, wall, database, relay, log, disaggregated) as instance:
+        async with _started(disk, wall, database, relay, log, disaggregated, num_ranks) as instance:
             yield instance
 
 
@@ -239,12 +247,13 @@ async def _started(
     relay: Relay,
     log: Path | None,
     disaggregated: bool,
+    num_ranks: int,
 ) -> AsyncIterator[Instance]:
     """Let it end by itself when all went well; else its processes are killed."""
     log = log or disk.folder.parent / "up.log"
     ready = disk.folder.parent / "ready.json"
     more = clock.environment | database.environment
-    process = _up(disk, more, relay, ready, log, disaggregated)
+    process = _up(disk, more, relay, ready, log, disaggregated, num_ranks)
     try:
         ready_values = await _await_ready(process, ready, log)
         names = ("url", "api_key", "model")
@@ -258,6 +267,7 @@ async def _started(
             log=log,
             disaggregated=disaggregated,
             process=process,
+            num_ranks=num_ranks,
         )
         await asyncio.to_thread(_load_pooling_model, instance)
         await until(instance.is_healthy, START_TIMEOUT_S, "the replicas aren't ready", log)
@@ -296,10 +306,11 @@ def _up(
     ready: Path,
     log: Path,
     disaggregated: bool,
+    num_ranks: int,
 ) -> subprocess.Popen[bytes]:
     """The process of the whole instance."""
     flags = ["--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
-    flags += ["--replicas", str(REPLICAS + disaggregated)]
+    flags += ["--replicas", str(REPLICAS + disaggregated), "--tensor-parallel-size", str(num_ranks)]
     if disaggregated:
         flags += ["--prefill-replicas", "1", "--max-num-batched-tokens", str(STEP_TOKENS)]
         flags += ["--kv-offloading-backend", str(_tier(disk)), "--kv-offloading-size", TIER_GIB]

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from chaos import faults, ledger
 from chaos.answer import Answer
@@ -90,7 +91,8 @@ class Run(ABC):
     Args:
         note: told of what happens. log: where the instance's log stays. postgresql: its rows lie
             there instead of in SQLite. clock: its processes have one that can be set.
-        disaggregated: one replica computes prompts for the others.
+        disaggregated: one replica computes prompts for the others. num_ranks: processes of each
+            replica.
     """
 
     max_tokens: int
@@ -98,10 +100,12 @@ class Run(ABC):
     def __init__(
         self, seed: int, log_line: Callable[[str], None], log: Path | None = None, *,
         postgresql: bool = False, clock: bool = False, disaggregated: bool = False,
+        num_ranks: int = 1,
     ) -> None:  # fmt: skip
         self._log, self._seed, self._log_line = log, seed, log_line
-        self._options = {
+        self._options: dict[str, Any] = {
             "postgresql": postgresql, "clock": clock, "disaggregated": disaggregated,
+            "num_ranks": num_ranks,
         }  # fmt: skip
         self._outcome = Outcome()
         self._stopping = asyncio.Event()
@@ -204,11 +208,11 @@ class Faults(Run):
     def __init__(
         self, minutes: float, seed: int, log_line: Callable[[str], None], log: Path | None = None,
         names: Collection[str] = faults.FAULTS.keys(), *, postgresql: bool = False,
-        disaggregated: bool = False,
+        disaggregated: bool = False, num_ranks: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(
             seed, log_line, log, postgresql=postgresql, clock=faults.CLOCK in names,
-            disaggregated=disaggregated,
+            disaggregated=disaggregated, num_ranks=num_ranks,
         )  # fmt: skip
         self._seconds, self._names = minutes * 60, set(names)
 

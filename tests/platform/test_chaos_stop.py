@@ -104,7 +104,7 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
     """What the run has found is told all the same."""
     found = Outcome()
 
-    def stubborn(disk: Any, more: Any, relay: Any, ready: Path, log: Path) -> Any:
+    def stubborn(disk: Any, more: Any, relay: Any, ready: Path, log: Path, *sizes: Any) -> Any:
         ready.write_text('{"url": "http://127.0.0.1:1", "api_key": "k", "model": "m"}')
         log.touch()
         environment = os.environ | {"QUIRE_DATA_DIR": str(disk.folder)}

@@ -70,6 +70,14 @@ class Command(BaseCommand):
             "blocks between them too",
         )
         parser.add_argument(
+            "--ranks",
+            type=_count,
+            default=1,
+            metavar="N",
+            help="processes that share the model of each replica, for faults of ranks (default: "
+            "%(default)s)",
+        )
+        parser.add_argument(
             "--streams",
             type=_count,
             default=32,
@@ -120,7 +128,8 @@ class Command(BaseCommand):
                 raise CommandError("--kills goes without --fault, --postgresql, --disaggregated.")
             return Kills(options["kills"], options["streams"], options["tokens"], *end)
         kinds = {name: options[name] for name in ("postgresql", "disaggregated")}
-        return Faults(options["minutes"], *end, options["fault"] or FAULTS, **kinds)
+        names, ranks = options["fault"] or FAULTS, options["ranks"]
+        return Faults(options["minutes"], *end, names, **kinds, num_ranks=ranks)
 
     def _log_line(self, text: str) -> None:
         self.stderr.write(text)
