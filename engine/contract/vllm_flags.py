@@ -154,8 +154,8 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
 
 
 _NO_MEDIA = "media are prepared as the model's files say, and cached by content."
-_ONE_DEVICE = "an engine runs on one device. For more throughput run more replicas."
-_OTHER_DEVICES = "it is about several devices, and an engine runs on one."
+_ONE_HOST = "an engine's ranks are of one machine. For more throughput run more replicas."
+_OTHER_HOSTS = "an engine's ranks are processes of one machine, which share memory."
 _EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = "states of such layers are kept in float32, a row of them for each sequence."
@@ -209,12 +209,12 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
     *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
     # Several devices.
-    *_but(int, (1,), _ONE_DEVICE, "prefill_context_parallel_size nnodes data_parallel_size_local"),
-    *_but(int, (0,), _ONE_DEVICE, "node_rank data_parallel_rank data_parallel_start_rank"),
+    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size nnodes data_parallel_size_local"),
+    *_but(int, (0,), _ONE_HOST, "node_rank data_parallel_rank data_parallel_start_rank"),
     *_but(
         bool,
         (False,),
-        _ONE_DEVICE,
+        _ONE_HOST,
         "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb "
         "enable_dbo enable_elastic_ep enable_fault_tolerance",
     ),
@@ -224,19 +224,19 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
     *_of(
         str,
-        _OTHER_DEVICES,
+        _OTHER_HOSTS,
         "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend master_addr",
     ),
     *_of(
         int,
-        _OTHER_DEVICES,
+        _OTHER_HOSTS,
         "cp_kv_cache_interleave_size data_parallel_rpc_port dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size master_port ubatch_size",
     ),
-    *_of(bool, _OTHER_DEVICES, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
+    *_of(bool, _OTHER_HOSTS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
     *_of(dict, _EXPERTS, "eplb_config"),
-    *_of(dict, _OTHER_DEVICES, "fault_tolerance_config"),
+    *_of(dict, _OTHER_HOSTS, "fault_tolerance_config"),
     # What computes.
     *_but(
         str,
@@ -402,7 +402,7 @@ _SINGLE_DEVICE = (
     "--pipeline-parallel-size. For more throughput run more replicas (`quire load_model --replicas "
     "N`)."
 )
-_NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `quire engine`."
+_NO_RAY = "ranks are of one machine. Replicas on other hosts are started there with `quire engine`."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
 #: In the order of vLLM's manual.
@@ -453,8 +453,10 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         short=("-dp",),
     ),
     restricted_flag("decode_context_parallel_size", int, (1,), _SINGLE_DEVICE, short=("-dcp",)),
-    ignored_flag("max_parallel_loading_workers", int, "one process loads the model, part by part."),
-    ignored_flag("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
+    ignored_flag("max_parallel_loading_workers", int, "each rank loads its part of the model."),
+    ignored_flag(
+        "disable_custom_all_reduce", bool, "ranks gather through shared memory, and reduce nothing."
+    ),
     ignored_flag("use_v2_block_manager", bool, "there is one block manager."),
     ignored_flag("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
     restricted_flag(

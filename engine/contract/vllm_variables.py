@@ -35,7 +35,7 @@ class Variable:
 
 _BUILD = "kernels are built at first use, for the CPU that is there; nothing is installed with them"
 _MACHINE = "read by the library that it belongs to, here as well"
-_ONE = "an engine is one process on one device"
+_ONE = "an engine's ranks are processes of one machine, which share memory"
 _NONE_SENT = "no usage is ever sent anywhere"
 _OPENVINO = "there is no OpenVINO; a CPU runs compiled kernels of our own"
 
