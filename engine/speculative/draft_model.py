@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from engine.contract.sampling_params import SamplingParams
 from engine.kv_cache import BlockTables, CachedPrefix, make_coordinator
 from engine.scheduler import NewSequence, RewoundSequence, Sequence, StepPlan, StepResult
-from engine.speculative.estimates import HeadTracking, StepTimes
+from engine.speculative.head_tracking import HeadTracking
 from engine.speculative.interface import DraftFacts
+from engine.speculative.step_times import StepTimes
 
 
 def draft_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:

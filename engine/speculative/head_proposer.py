@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from engine.scheduler import Sequence
-from engine.speculative.estimates import HeadTracking, StepTimes
+from engine.speculative.head_tracking import HeadTracking
 from engine.speculative.interface import HeadFacts, HeadPlan, HeadResult
+from engine.speculative.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 

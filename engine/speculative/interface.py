@@ -12,7 +12,8 @@ from engine.contract.speculative_config import SpeculativeConfig
 from engine.kv_cache import KVCacheConfig
 from engine.scheduler import Sequence
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.speculative.estimates import HeadTracking, StepTimes
+from engine.speculative.head_tracking import HeadTracking
+from engine.speculative.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence as EngineSequence
-from engine.speculative.estimates import MAX_KIND
+from engine.speculative.acceptance import MAX_KIND
 
 
 class NgramIndex:

@@ -8,7 +8,8 @@ from math import inf, log
 from operator import itemgetter
 from typing import NamedTuple
 
-from engine.speculative.estimates import LossBound, StepTimes
+from engine.speculative.loss_bound import LossBound
+from engine.speculative.step_times import StepTimes
 
 
 class DraftStep(NamedTuple):

@@ -10,8 +10,9 @@ from unittest import mock
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
-from engine.speculative.estimates import LossBound, StepTimes
+from engine.speculative.loss_bound import LossBound
 from engine.speculative.ngram import Proposal, Proposer
+from engine.speculative.step_times import StepTimes
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.core import warmup as draft_timing
-from engine.speculative.estimates import LossBound, StepTimes
+from engine.speculative.loss_bound import LossBound
 from engine.speculative.planner import Planner
+from engine.speculative.step_times import StepTimes
 
 if TYPE_CHECKING:
     import pytest

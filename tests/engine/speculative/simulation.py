@@ -18,8 +18,9 @@ from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import NewSequence, Sequence, SequenceStatus, StepPlan
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import HeadTracking, StepTimes
+from engine.speculative.head_tracking import HeadTracking
 from engine.speculative.ngram import Proposal, Proposer
+from engine.speculative.step_times import StepTimes
 from tests.engine.speculative.test_proposers import sequence
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8)

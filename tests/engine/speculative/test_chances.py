@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engine.speculative.estimates import AcceptanceEstimate, TenantAcceptance
+from engine.speculative.acceptance import AcceptanceEstimate, TenantAcceptance
 
 
 def _chances(usual: TenantAcceptance | None = None) -> AcceptanceEstimate:

@@ -6,10 +6,11 @@ import pytest
 
 from engine.contract.speculative_config import SpeculativeConfig
 from engine.scheduler import Sequence, SequenceStatus, StepPlan
-from engine.speculative import estimates as chances
+from engine.speculative import acceptance
+from engine.speculative.acceptance import AcceptanceEstimate, TenantAcceptance
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import AcceptanceEstimate, StepTimes, TenantAcceptance
 from engine.speculative.ngram import Proposal
+from engine.speculative.step_times import StepTimes
 from tests.engine.speculative.simulation import Cost
 from tests.engine.speculative.test_proposers import sequence
 
@@ -167,7 +168,7 @@ def _next(made: Drafter, sequence: Sequence) -> float:
 
 
 def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chances, "MAX_TENANTS", 3)
+    monkeypatch.setattr(acceptance, "MAX_TENANTS", 3)
     usual = TenantAcceptance(max_match=4)
     expected = usual.log_odds("anybody", 2)
     for tenant in ("a", "b", "a", "c", "d"):

@@ -16,7 +16,7 @@ from engine import SamplingParams
 from engine.models.decoder import NativeDecoder
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.drafter import Drafter
-from engine.speculative.estimates import LossBound
+from engine.speculative.loss_bound import LossBound
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.draft_head_cache import DraftHeadCache
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts

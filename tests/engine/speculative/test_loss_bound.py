@@ -6,9 +6,10 @@ from math import inf
 
 import pytest
 
-from engine.speculative import estimates as module
-from engine.speculative.estimates import LossBound, StepTimes
+from engine.speculative import loss_bound as module
+from engine.speculative.loss_bound import LossBound
 from engine.speculative.planner import DraftOffer, DraftStep, Planner
+from engine.speculative.step_times import StepTimes
 
 
 def started(step: int = 1, **rows: int) -> LossBound:

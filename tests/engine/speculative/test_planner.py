@@ -8,8 +8,9 @@ from itertools import product
 
 import pytest
 
-from engine.speculative.estimates import LossBound, StepTimes
+from engine.speculative.loss_bound import LossBound
 from engine.speculative.planner import DraftOffer, DraftStep, Planner
+from engine.speculative.step_times import StepTimes
 
 
 def _costs(rng: random.Random) -> StepTimes:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from engine.speculative.estimates import StepTimes
+from engine.speculative.step_times import StepTimes
 
 
 def measured(*steps: tuple[int, float]) -> StepTimes:
