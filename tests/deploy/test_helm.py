@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.deploy import golden
 from tests.deploy.helm import CHART, HELM, helm
 from tests.deploy.variables import KNOWN
 from tests.docs.commands import problems_with
@@ -258,6 +259,12 @@ def test_a_pod_gets_longer_than_its_requests() -> None:
         specs = pods(merged(FULL, {"settings": {"QUIRE_DRAIN_SECONDS": seconds}}))
         graces = {spec.get("terminationGracePeriodSeconds") for spec in specs.values()}
         assert graces - {None} == {(seconds or 30) + 30}
+
+
+@pytest.mark.parametrize("name", golden.RELEASES)
+def test_objects_are_those_that_were_reviewed(name: str) -> None:
+    """`python -m tests.deploy.golden` writes them anew: look at the difference."""
+    assert golden.render(name) == (golden.FOLDER / name).read_text()
 
 
 def test_helm_is_the_release_that_was_pinned() -> None:
