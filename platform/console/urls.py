@@ -17,6 +17,7 @@ from console.views import (
     models,
     overview,
     playground,
+    playground_tabs,
     settings,
     tenants,
 )
@@ -76,6 +77,15 @@ urlpatterns = [
         "console/api/conversations/<str:public_id>",
         playground.conversation,
         name="console-conversation",
+    ),
+    path("console/playground/<slug:kind>/", playground_tabs.playground_tab, name="playground-tab"),
+    *(
+        path(
+            f"console/api/run/{kind}",
+            playground_tabs.session_view(endpoint),
+            name=f"run-{kind}",
+        )
+        for kind, (_, endpoint, _) in playground_tabs.TABS.items()
     ),
     path("console/api/presets", playground.presets, name="console-presets"),
     path("console/api/presets/<str:public_id>", playground.preset, name="console-preset"),

@@ -45,6 +45,8 @@ from tenants.authentication import caller_for_user
 from tenants.models import Tenant
 from tenants.sessions import UserRequest
 
+#: Tasks of which a model must have one, for tabs of the playground that don't generate.
+TASKS_OF_TAB = {"embeddings": {"embed"}, "rerank": {"embed", "score"}}
 #: Maximum number of tenants in a picker.
 MAX_TENANTS = 500
 
@@ -54,8 +56,9 @@ def models(request: UserRequest) -> dict[str, Any]:
     """Models and adapters that the user may use in the playground, with their states.
 
     `?tenant=` selects one of the user's tenants (default: the first they joined); the response
-    names it and all others. Models that don't generate text are left out.
+    names it and all others. `?tab=` selects the models of another tab: "embeddings" or "rerank".
     """
+    tasks = TASKS_OF_TAB.get(request.GET.get("tab", ""), {GENERATE})
     active = access_tenants(request.user).filter(active=True).order_by("name", "pk")
     tenants = [{"id": row.slug, "name": row.name} for row in active[:MAX_TENANTS]]
     named = request.GET.get("tenant", "")
@@ -77,7 +80,7 @@ def models(request: UserRequest) -> dict[str, Any]:
         }
         for card in cards
         for state in [states[card.parent or card.id]]
-        if GENERATE in (state["tasks"] or [GENERATE])
+        if tasks.intersection(state["tasks"] or [GENERATE])
     ]
     return {
         "models": available,

@@ -1,0 +1,133 @@
+/** A page that calls one endpoint with the session: completions, embeddings or reranking. */
+
+import { byId, el } from "../lib/dom.js";
+import { count, duration, plural, rate } from "../lib/format.js";
+import { HTTP_SNIPPETS } from "../lib/http_snippets.js";
+import { ROOT } from "../lib/root.js";
+import { send } from "./server.js";
+
+const VECTOR_VALUES = 6; // shown of each vector
+
+const form = byId("run");
+const { kind, runUrl, modelsUrl, apiPath } = form.dataset;
+const { model } = form.elements;
+const button = form.querySelector("[type=submit]");
+const state = byId("run-state");
+
+function lines(text) {
+  return text.split("\n").map((line) => line.trim()).filter(Boolean);
+}
+
+/** By kind: the body of a request, and elements that show its answer. */
+const KINDS = {
+  completions: {
+    body: ({ prompt, max_tokens: tokens, temperature }) => ({
+      prompt: prompt.value,
+      max_tokens: Number(tokens.value),
+      temperature: Number(temperature.value),
+    }),
+    show: ({ choices: [choice] }, { prompt }) => [
+      el("p", { class: "completion", dir: "auto" }, el("span", { class: "prompt" }, prompt), choice.text),
+    ],
+  },
+  embeddings: {
+    body: ({ input }) => ({ input: lines(input.value) }),
+    show: ({ data }, { input }) => {
+      const vectors = data.map(({ embedding }) => embedding);
+      const head = ["Text", "Dimensions", "First values", ...(input.length > 1 ? input.map((_, index) => `Like ${index + 1}`) : [])];
+      const rows = input.map((text, index) => [
+        `${index + 1}. ${text}`,
+        count(vectors[index].length),
+        vectors[index].slice(0, VECTOR_VALUES).map((value) => value.toFixed(3)).join(", "),
+        ...(input.length > 1 ? vectors.map((other) => cosine(vectors[index], other).toFixed(3)) : []),
+      ]);
+      return [table("Vectors, and how alike they are (cosine)", head, rows)];
+    },
+  },
+  rerank: {
+    body: ({ query, documents }) => ({ query: query.value, documents: lines(documents.value) }),
+    show: ({ results }, { documents }) => [
+      table(
+        "Documents, the best first",
+        ["Document", "Score"],
+        results.map(({ index, relevance_score: score }) => [documents[index], score.toFixed(4)]),
+      ),
+    ],
+  },
+};
+
+function cosine(first, second) {
+  let [product, a, b] = [0, 0, 0];
+  for (const [index, value] of first.entries()) {
+    product += value * second[index];
+    a += value * value;
+    b += second[index] * second[index];
+  }
+  return a && b ? product / Math.sqrt(a * b) : 0;
+}
+
+function table(name, head, rows) {
+  const cells = (row) => row.map((text, index) => (index ? el("td", { class: "end" }, text) : el("th", { scope: "row" }, text)));
+  return el(
+    "div",
+    { class: "sheet-scroll", tabIndex: 0, role: "group", "aria-label": name },
+    el(
+      "table",
+      { class: "figures" },
+      el("thead", {}, el("tr", {}, ...head.map((text, index) => el("th", { scope: "col", class: index ? "end" : null }, text)))),
+      el("tbody", {}, ...rows.map((row) => el("tr", {}, ...cells(row)))),
+    ),
+  );
+}
+
+async function listModels() {
+  try {
+    const { models, view_only: viewOnly } = await send("GET", modelsUrl);
+    const option = ({ id, state: modelState }) => el("option", { value: id, disabled: modelState !== "ready" }, modelState === "ready" ? id : `${id} (${modelState})`);
+    model.replaceChildren(...models.map(option));
+    const ready = models.find((each) => each.state === "ready");
+    if (ready) model.value = ready.id;
+    else model.replaceChildren(el("option", { value: "" }, models.length ? "No model is ready" : "No model for this"), ...models.map(option));
+    model.disabled = models.length === 0;
+    button.disabled = !ready || viewOnly;
+    if (viewOnly) state.textContent = "Viewers can't run models. An admin of your tenant can give you the role member.";
+  } catch (error) {
+    state.textContent = `The models can't be listed: ${error.message}`;
+  }
+}
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const body = { model: model.value, ...KINDS[kind].body(form.elements) };
+  button.disabled = true;
+  state.textContent = "Running…";
+  const startedAt = performance.now();
+  try {
+    const answer = await send("POST", runUrl, body);
+    const elapsedMs = performance.now() - startedAt;
+    byId("result-body").replaceChildren(...KINDS[kind].show(answer, body));
+    byId("result-figures").textContent = figures(answer.usage, elapsedMs);
+    const request = byId("result-request");
+    request.hidden = !answer.id;
+    request.href = `${ROOT}console/requests/${encodeURIComponent(answer.id)}/`;
+    const url = new URL(ROOT + apiPath.slice(1), location.origin).href;
+    byId("result-code").textContent = HTTP_SNIPPETS.Python({ method: "POST", url, body: JSON.stringify(body, null, 2) });
+    byId("result").hidden = false;
+    state.textContent = "";
+  } catch (error) {
+    state.textContent = error.message;
+  } finally {
+    button.disabled = false;
+  }
+});
+
+function figures(usage, elapsedMs) {
+  const parts = [duration(elapsedMs)];
+  if (usage?.prompt_tokens) parts.push(`prompt ${plural(usage.prompt_tokens, "token")}`);
+  if (usage?.completion_tokens) {
+    parts.push(plural(usage.completion_tokens, "token"), `${rate((usage.completion_tokens * 1000) / elapsedMs)} tok/s`);
+  }
+  return parts.join(" · ");
+}
+
+listModels();

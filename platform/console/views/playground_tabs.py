@@ -1,0 +1,71 @@
+"""The playground's pages of completions, embeddings and reranking, and their calls of the API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from console.views.base import current_tenant, tenant_context
+from engine.contract.errors import QuireError
+from inference.api.completions import CompletionsView
+from inference.api.pooling.views import EmbeddingsView, RerankView
+from inference.web.authentication import ApiKeyAuthentication
+from inference.web.views import GatewayView
+from tenants.authentication import Caller, caller_for_user
+from tenants.sessions import UserRequest
+
+#: By the last part of the page's address: title, endpoint, its path in the API.
+TABS: dict[str, tuple[str, type[GatewayView], str]] = {
+    "completions": ("Completion", CompletionsView, "/v1/completions"),
+    "embeddings": ("Embeddings", EmbeddingsView, "/v1/embeddings"),
+    "rerank": ("Rerank", RerankView, "/v1/rerank"),
+}
+
+
+class SessionAuthentication(ApiKeyAuthentication):
+    """The logged-in user, in the tenant that `?tenant=` names, in place of a key."""
+
+    async def authenticate(  # type: ignore[override]
+        self, request: HttpRequest
+    ) -> tuple[Caller, None]:
+        """Raises: what `caller_for_user` does."""
+        user: Any = await request.auser()
+        return await caller_for_user(user, request.GET.get("tenant") or None), None
+
+
+def session_view(endpoint: type[GatewayView]) -> Callable[..., HttpResponseBase]:
+    """An endpoint of the API for a logged-in user, with the CSRF check that DRF's views waive."""
+    view: Any = endpoint.as_view(authentication_classes=(SessionAuthentication,))
+    view.csrf_exempt = False
+    return view
+
+
+@require_safe
+@never_cache
+@login_required
+def playground_tab(request: UserRequest, kind: str) -> HttpResponse:
+    """A form of one endpoint, whose answers scripts show."""
+    if kind not in TABS:
+        raise Http404
+    title, _, path = TABS[kind]
+    try:
+        tenant = current_tenant(request)
+    except QuireError as error:
+        context = {**tenant_context(request.user, None), "error": error, "title": title}
+        return render(request, "console/playground_tab.html", context, status=error.status)
+    context = {
+        **tenant_context(request.user, tenant),
+        "kind": kind,
+        "title": title,
+        "run_url": reverse(f"run-{kind}"),
+        "api_path": path,
+    }
+    return render(request, "console/playground_tab.html", context)
