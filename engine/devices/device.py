@@ -138,6 +138,9 @@ class Device(ABC):
     caches_prefixes: bool = True
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
+    #: Tokens of a block where its kernels have blocks of one size, to which `block_size` is set;
+    #: 0: any.
+    block_size: ClassVar[int] = 0
     #: What `kv_cache_dtype` may be beside "auto".
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 

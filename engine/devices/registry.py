@@ -46,6 +46,12 @@ def make_device(config: EngineConfig) -> Device:
             f"{', '.join(missing)}.",
             param="device",
         )
+    if kind.block_size and config.block_size != kind.block_size:
+        log.warning(
+            "block_size is %d: the device %s has no blocks of %d tokens.",
+            kind.block_size, name, config.block_size,
+        )  # fmt: skip
+        config.block_size = kind.block_size
     with device_errors(name, "__init__"):
         return kind(config)
 

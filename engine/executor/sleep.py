@@ -75,7 +75,8 @@ class SleepController:
             return
         started = time.perf_counter()
         if self._gone:
-            reload_model(self._loaded, self._config, self._device.kernels)
+            device = self._device
+            reload_model(self._loaded, self._config, device.kernels, device.build_model)
             self._gone = False
         elif self._host is not None:
             self._host.restore()

@@ -173,13 +173,18 @@ def _io_processor(config: EngineConfig, raw: dict[str, Any], pooler: Pooler | No
     return name
 
 
-def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> None:
-    """Read the weights anew; all else of `loaded` stays as it is.
+def reload_model(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    ops: KernelSet,
+    build: Callable[[BuildRequest], LoadedImpl] = build_model,
+) -> None:
+    """Read the weights anew; all else of `loaded` stays as it is. `build`: as of `load_model`.
 
     Raises `ModelLoadError` where they can't be read, or are another model's by now.
     """
     raw = apply_overrides(read_config(loaded.folder), config)
-    built = build_model(
+    built = build(
         BuildRequest(
             loaded.folder,
             raw,

@@ -132,10 +132,13 @@ def _cached(bench: Bench, family: str) -> None:
 
 
 def _preempted(bench: Bench, family: str) -> None:
-    # A model with two KV cache groups needs two blocks for the same tokens.
+    block_size = device_class(bench.device).block_size or 4
+    # Blocks for the longest prompt, and a few more. A model with two KV cache groups needs two
+    # blocks for the same tokens.
+    num_blocks = -(-100 // block_size) + 5
     settings = {
-        "num_gpu_blocks_override": 60 if family == "gemma2" else 30,
-        "block_size": 4,
+        "num_gpu_blocks_override": 2 * num_blocks if family == "gemma2" else num_blocks,
+        "block_size": block_size,
         "max_num_batched_tokens": 64,
         "enable_prefix_caching": False,
     }
