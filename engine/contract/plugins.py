@@ -34,7 +34,7 @@ _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 _NO_PACKAGE = "There is no package for it; docs/extending/device.md describes how to write one."
 #: By vLLM's names of devices, what to do instead.
 _DEVICE_REMEDIES = {
-    "openvino": "On Intel CPUs --device cpu runs Quire's own kernels.",
+    "openvino": "Install packages/openvino (docs/devices.md).",
     "tt": "Install packages/tt (docs/tenstorrent.md).",
     "rocm": "torch names AMD GPUs cuda.",
     "xpu": _NO_PACKAGE,

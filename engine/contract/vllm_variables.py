@@ -37,7 +37,7 @@ _BUILD = "kernels are built at first use, for the CPU that is there; nothing is 
 _MACHINE = "read by the library that it belongs to, here as well"
 _ONE = "an engine's ranks are processes of one machine, which share memory"
 _NONE_SENT = "no usage is ever sent anywhere"
-_OPENVINO = "there is no OpenVINO; a CPU runs compiled kernels of our own"
+_OPENVINO = "on the device of packages/openvino alone, where the setting is at its default"
 
 VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_TARGET_DEVICE", "--device", "one installation runs on each device"),
@@ -88,9 +88,14 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_BATCH_INVARIANT", "--batch-invariant", acts=True),
     Variable("VLLM_CPU_OMP_THREADS_BIND", "--cpu-threads-bind", acts=True),
     Variable("VLLM_CPU_KVCACHE_SPACE", "--cpu-kvcache-space", "GiB, as there", acts=True),
-    Variable("VLLM_OPENVINO_KVCACHE_SPACE", "--cpu-kvcache-space", _OPENVINO),
-    Variable("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype", _OPENVINO),
-    Variable("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization", _OPENVINO),
+    *(
+        Variable(name, f"{name}, {flag}", _OPENVINO, acts=True)
+        for name, flag in (
+            ("VLLM_OPENVINO_KVCACHE_SPACE", "--cpu-kvcache-space"),
+            ("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype"),
+            ("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization"),
+        )
+    ),
     Variable("VLLM_USE_RAY_COMPILED_DAG", "", "there is no Ray"),
     Variable("VLLM_RAY_BUNDLE_INDICES", "", "there is no Ray"),
     Variable("VLLM_USE_V1", "", "there is one engine"),

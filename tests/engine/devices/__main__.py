@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
-DEVICES = ("cpu", "toy")
+DEVICES = ("cpu", "toy", "openvino")
 PAGE = ROOT / "docs" / "devices.md"
 
 
@@ -33,6 +33,7 @@ def main() -> None:
     """Write the table, which is the end of the page."""
     with tempfile.TemporaryDirectory() as folder:
         installed = install(DEVICE, Path(folder))
+        install(DEVICE.with_name("openvino"), installed)
         columns = [run_checks(device, installed) for device in DEVICES]
     checks = dict.fromkeys(check for column in columns for check in column)
     lines = [

@@ -119,6 +119,21 @@ def test_the_example_package_passes_or_refuses(package: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_openvino_package_passes_or_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="packages/openvino isn't installed")
+    done = conformance("openvino", install(DEVICE.with_name("openvino"), tmp_path))
+    outcomes = rows(done)
+    assert_on_page("openvino", outcomes)
+    refused = {row["check"] for row in outcomes if row["status"] == "refused"}
+    assert {name for name in refused if not name.startswith("gemma2: ")} == {
+        "adapters",
+        "KV cache of bfloat16",
+    }
+    assert done.returncode == 0
+
+
 @pytest.mark.system
 def test_a_device_with_prompts_or_decodes_and_whole_prompts_passes(package: Path) -> None:
     done = conformance("phased", package, "--only", "llama:")

@@ -159,7 +159,7 @@ def test_plug_ins_that_the_operator_left_out_are_no_devices(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("openvino", "--device cpu"),
+        ("openvino", "Install packages/openvino"),
         ("xpu", "There is no package for it"),
         ("tpu", "There is no package for it"),
         ("neuron", "There is no package for it"),
