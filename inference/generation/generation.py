@@ -362,6 +362,7 @@ class Generation:
             model=job.model.base,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
+            image_tokens=usage.image_tokens,
             completion_tokens=usage.completion_tokens,
             cost_nanos=self.admission.prices.cost_nanos(
                 usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
@@ -416,12 +417,10 @@ class Generation:
             return Usage()
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_after_failure()
+        computed = list(filter(self._submission.was_computed, range(len(self.job.prompts))))
         return Usage(
-            prompt_tokens=sum(
-                len(prompt)
-                for number, prompt in enumerate(self.job.prompts)
-                if self._submission.was_computed(number)
-            ),
+            prompt_tokens=sum(len(self.job.prompts[number]) for number in computed),
+            image_tokens=sum(map(self.job.num_image_tokens, computed)),
             completion_tokens=sum(
                 output.num_tokens
                 if output.finish_reason is not None
@@ -435,18 +434,12 @@ class Generation:
     def _billed_after_failure(self) -> Usage:
         """After a 503: the prompts and tokens that a stream delivered, else nothing."""
         delivered = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
+        billed = [number for number, tokens in enumerate(delivered) if any(tokens)]
         return Usage(
-            prompt_tokens=sum(
-                len(prompt)
-                for prompt, tokens in zip(self.job.prompts, delivered, strict=True)
-                if any(tokens)
-            ),
+            prompt_tokens=sum(len(self.job.prompts[number]) for number in billed),
             completion_tokens=sum(map(sum, delivered)),
-            cached_tokens=sum(
-                cached
-                for cached, tokens in zip(self._cached, delivered, strict=True)
-                if any(tokens)
-            ),
+            cached_tokens=sum(self._cached[number] for number in billed),
+            image_tokens=sum(map(self.job.num_image_tokens, billed)),
         )
 
 

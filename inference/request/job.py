@@ -113,6 +113,7 @@ class Usage:
             prompt_tokens=prompt,
             completion_tokens=max(0, self.completion_tokens - previous.completion_tokens),
             cached_tokens=min(prompt, self.cached_tokens),
+            image_tokens=min(prompt, self.image_tokens),
         )
 
     def to_openai(self) -> dict[str, Any]:
@@ -201,8 +202,12 @@ class Job:
     @property
     def image_tokens(self) -> int:
         """Tokens of all prompts that stand for images, frames of videos among them."""
-        items = (item for media in self.media for item in media)
-        return sum(item.num_vectors for item in items if item.kind != "audio")
+        return sum(map(self.num_image_tokens, range(len(self.media))))
+
+    def num_image_tokens(self, number: int) -> int:
+        """The same of one prompt."""
+        media = self.media[number] if self.media else ()
+        return sum(item.num_vectors for item in media if item.kind != "audio")
 
     def prompt_token_ids(self, number: int) -> list[int]:
         """A prompt's tokens; [] for prompt embeddings."""

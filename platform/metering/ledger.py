@@ -96,14 +96,14 @@ def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
     )
 
 
-#: Of one statement. Any SQLite takes their 950 values.
-LEDGER_ROWS = 50
+#: Of one statement. Any SQLite takes their 945 values.
+LEDGER_ROWS = 45
 #: Columns in the order of `_row`.
 _FIELDS = (
     *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "finish_reason"),
     *("status", "started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
-    *("adapter", "adapter_digest", "in_place_of"),
+    *("adapter", "adapter_digest", "in_place_of", "image_tokens"),
 )
 
 
@@ -169,4 +169,5 @@ def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tupl
         record.adapter,
         record.adapter_digest,
         record.in_place_of,
+        record.image_tokens,
     )

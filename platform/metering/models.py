@@ -336,6 +336,9 @@ class UsageEntry(models.Model):
     cached_tokens = models.PositiveBigIntegerField(
         help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."
     )
+    image_tokens = models.PositiveBigIntegerField(
+        default=0, help_text="Prompt tokens that stand for images; part of the prompt tokens."
+    )
     completion_tokens = models.PositiveBigIntegerField()
     cost_nanos = models.PositiveBigIntegerField(
         "cost (1e-9)", default=0, help_text="In 1e-9 of the currency, at the prices of its start."

@@ -7,6 +7,10 @@ from datetime import UTC, datetime
 import msgspec
 
 MAX_COUNT = 2**62
+_COUNTS = (
+    *("prompt_tokens", "cached_tokens", "image_tokens", "completion_tokens"),
+    *("status", "cost_nanos"),
+)
 _TEXT_LIMITS = {"request_id": 200, "endpoint": 100, "model": 200, "finish_reason": 40}
 _TEXT_LIMITS |= {"adapter": 100, "adapter_digest": 64, "in_place_of": 200}
 
@@ -18,6 +22,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         request_id: unique; a second record with the same id changes nothing.
         tenant_id: the tenant's row. key_id, user_id: what it came in with, or None.
         prompt_tokens, cached_tokens, completion_tokens: >= 0; cached ones are part of the prompt's.
+        image_tokens: prompt tokens that stand for images.
         finish_reason: of the first output, "" when none was reached.
         status: HTTP status, 499 when the client left.
         started_at: when the request arrived, a datetime or seconds since the epoch.
@@ -40,6 +45,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     key_id: int | None = None
     user_id: int | None = None
     cached_tokens: int = 0
+    image_tokens: int = 0
     finish_reason: str | None = None
     ttft_ms: float | None = None
     stream: bool = False
@@ -53,7 +59,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
             raise ValueError("request_id must not be empty.")
         if isinstance(self.started_at, int | float):
             self.started_at = datetime.fromtimestamp(self.started_at, UTC)
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "status", "cost_nanos"):
+        for name in _COUNTS:
             if not 0 <= getattr(self, name) <= MAX_COUNT:
                 raise ValueError(f"{name} must be in [0, 2**62], got {getattr(self, name)}.")
         for name, limit in _TEXT_LIMITS.items():

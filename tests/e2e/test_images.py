@@ -7,8 +7,10 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,18 @@ def test_chats_with_pictures_say_what_transformers_says(
     streamed = ask(client, [one, "What?"], stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
     assert text == seeing.expected([one, "What?"])
+
+
+def test_tokens_of_images_are_in_the_ledger(seeing: Seeing, client: openai.OpenAI) -> None:
+    answer = ask(client, [picture(9, 60, 40), "A prompt that no other test has"])
+    query = "SELECT image_tokens FROM metering_usageentry WHERE prompt_tokens = ?"
+    deadline = time.monotonic() + 60
+    rows: list[tuple[int]] = []
+    while not rows and time.monotonic() < deadline:
+        time.sleep(0.1)
+        with closing(sqlite3.connect(seeing.product.data_dir / "quire.sqlite3")) as database:
+            rows = list(database.execute(query, (answer.usage.prompt_tokens,)))
+    assert rows == [(16,)]
 
 
 def test_a_placeholder_in_text_is_text(seeing: Seeing, client: openai.OpenAI) -> None:

@@ -96,6 +96,15 @@ def test_more_rows_than_a_statement_takes_are_written(world: World) -> None:
 
 
 @database
+def test_tokens_of_images_are_in_the_ledger(world: World) -> None:
+    insert_records([record(world, image_tokens=6), record(world, "r2")])
+    entries = UsageEntry.objects.order_by("request_id").values_list("image_tokens", flat=True)
+    assert list(entries) == [6, 0]
+    with pytest.raises(ValueError, match="image_tokens"):
+        record(world, image_tokens=-1)
+
+
+@database
 def test_fault_28_duplicates_are_billed_once(world: World, client: redis.Redis) -> None:
     for _ in range(3):
         asyncio.run(settle(record(world)))

@@ -498,6 +498,13 @@ class Migration(migrations.Migration):
                         help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."
                     ),
                 ),
+                (
+                    "image_tokens",
+                    models.PositiveBigIntegerField(
+                        default=0,
+                        help_text="Prompt tokens that stand for images; part of the prompt tokens.",
+                    ),
+                ),
                 ("completion_tokens", models.PositiveBigIntegerField()),
                 (
                     "cost_nanos",
