@@ -12,9 +12,10 @@ from engine.contract.errors import InvalidRequest
 from engine.distributed.parallel_state import PIPELINE_PARAM
 from engine.lora.adapter import LoRAAdapter, LoRALayer
 from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder, dora_column_scale, zero_input
+from engine.lora.lm_head import LMHeadWithAddedTokens
 from engine.lora.merge import merged_dense
 from engine.lora.target_modules import TargetModules, TargetSlice
-from engine.models.decoder import LMHeadWithAddedTokens, NativeDecoder
+from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.layers.linear import FusedLinear, LinearPart

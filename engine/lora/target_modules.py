@@ -13,7 +13,7 @@ from engine.lora.adapter_config import AdapterConfig
 from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.encoders.encoder import encoder_linears
 from engine.models.encoders.encoder_spec import EncoderSpec
-from engine.models.layers.decoder_layer import describe
+from engine.models.layers.describe import describe
 from engine.models.layers.linear import (
     FusedLinear,
     LayerDescription,

@@ -22,7 +22,7 @@ from engine.model_loader.model_impl import resolve_quantization
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.interface import EngineModel
-from engine.models.layers.decoder_layer import describe
+from engine.models.layers.describe import describe
 from engine.models.layers.linear import ModelDescription, MoeBlock
 from engine.models.registry import read_config
 from engine.quantization.formats.matrices import kernel_group_size

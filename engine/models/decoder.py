@@ -22,10 +22,12 @@ from engine.kv_cache.kv_cache_config import (
     single_group_config,
     with_cross_attention,
 )
+from engine.models.aux_hidden_states import AuxHiddenStates
 from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
-from engine.models.layers.decoder_layer import Layer, adapted, build_layer, describe
+from engine.models.layers.decoder_layer import Layer, adapted, build_layer
+from engine.models.layers.describe import describe
 from engine.models.layers.linear import (
     LayerWeights,
     MoeBlock,
@@ -52,95 +54,11 @@ from engine.quantization.packing import make_quant_scheme
 from engine.quantization.report import LayerReport
 from kernels import KernelSet, LinearLayer
 from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead
-from kernels.interface import NO_NORM, AuxStateBuffer, CompiledDecoder, RankGroup
+from kernels.interface import NO_NORM, CompiledDecoder, RankGroup
 from kernels.layers import AbsentLinear
 from kernels.lora import LayerLoras, LoraTable
 
 log = logging.getLogger(__name__)
-
-
-class LMHeadWithAddedTokens(LinearLayer):
-    """An output layer and what an adapter puts behind its tokens.
-
-    Tokens for which neither has a row can be read, but never be chosen: their logits are -inf.
-    """
-
-    def __init__(self, first: LinearLayer, more: LinearLayer | None, out_features: int) -> None:
-        """`more`: rows behind those of `first`. `out_features`: of all tokens."""
-        self._first, self._more = first, more
-        self.in_features, self.out_features = first.in_features, out_features
-        self.nbytes = first.nbytes + (0 if more is None else more.nbytes)
-
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `LinearLayer.__call__`."""
-        parts = [self._first(x)]
-        if self._more is not None:
-            parts.append(self._more(x))
-        missing = self.out_features - sum(part.shape[1] for part in parts)
-        parts.append(parts[0].new_full((len(x), missing), -torch.inf))
-        logits = torch.cat(parts, dim=1)
-        return logits if out is None else out.copy_(logits)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """See `LinearLayer.rows`."""
-        count = self._first.out_features
-        if self._more is None or not bool((ids >= count).any()):
-            return self._first.rows(ids)
-        rows = self._first.rows(ids.clamp(max=count - 1))
-        is_added = ids >= count
-        rows[is_added] = self._more.rows(ids[is_added] - count).to(rows.dtype)
-        return rows
-
-
-class AuxHiddenStates:
-    """Takes what some layers begin with, in a pass over a step's tokens.
-
-    Args:
-        layers: their numbers, ascending.
-    """
-
-    def __init__(self, layers: tuple[int, ...]) -> None:
-        self._layers = layers
-        self._captured: list[Tensor] = []
-
-    def clear(self) -> None:
-        """Forget the pass before."""
-        self._captured = []
-
-    def buffer(self, residual: Tensor) -> AuxStateBuffer:
-        """Where a call that runs all layers leaves it; `residual` [T, hidden]: of the first."""
-        tokens, hidden = residual.shape
-        states = torch.empty((tokens, len(self._layers) * hidden))
-        self._captured.append(states)
-        return AuxStateBuffer(self._layers, states)
-
-    def capture(self, layer: int, residual: Tensor) -> None:
-        """The pass has come to a layer; `residual` [T, hidden] changes afterwards."""
-        if layer in self._layers:
-            self._captured.append(residual.clone())
-
-    def states(self) -> Tensor:
-        """[T, layers * hidden], side by side in the layers' order."""
-        return self._captured[0] if len(self._captured) == 1 else torch.cat(self._captured, dim=-1)
-
-
-class ForwardWithAux:
-    """A model's pass over a step's tokens, in one tensor [T, (1 + layers) * hidden]: the hidden
-    states of all tokens, and beside them what the taps took.
-
-    For devices that record the pass in graphs, whose result is one tensor.
-    """
-
-    def __init__(self, model: NativeDecoder, layers: tuple[int, ...]) -> None:
-        self._model, self._taps = model, AuxHiddenStates(layers)
-
-    def __call__(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
-        """See `NativeDecoder.forward`; all tokens are wanted."""
-        self._taps.clear()
-        hidden = self._model.forward(token_ids, context, self._taps)
-        both = torch.cat((hidden, self._taps.states()), dim=-1)
-        self._taps.clear()  # what a graph's memory holds goes back to it
-        return both
 
 
 class NativeDecoder(SupportsLoRA):
@@ -531,7 +449,7 @@ class NativeDecoder(SupportsLoRA):
         if states is not None:
             states.begin_step(context)
         for index, layer in enumerate(self.layers):
-            # After the last layer's attention tokens don't meet: only those wanted go on.
+            # After the last layer's attention no token takes from another: only those wanted go on.
             rows = logits_rows if index == last else None
             if taps is not None:
                 taps.capture(index, residual)

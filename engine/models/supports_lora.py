@@ -37,17 +37,17 @@ _PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, E
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     """Those that every token goes through, by their slots."""
     linears: dict[str, LinearLayer | None] = {}
-    for meeting in (weights.attention, weights.state):
-        if isinstance(meeting, AttentionWeights):
-            linears |= {"qkv": meeting.qkv, "o": meeting.o}
-        elif isinstance(meeting, LatentWeights):
-            linears |= {"latent_in": meeting.inputs, "latent_q": meeting.queries, "o": meeting.o}
-        elif meeting is not None:
+    for mixer in (weights.attention, weights.state):
+        if isinstance(mixer, AttentionWeights):
+            linears |= {"qkv": mixer.qkv, "o": mixer.o}
+        elif isinstance(mixer, LatentWeights):
+            linears |= {"latent_in": mixer.inputs, "latent_q": mixer.queries, "o": mixer.o}
+        elif mixer is not None:
             linears |= {
-                "state_in": meeting.inputs,
-                "state_selection": meeting.selection,
-                "state_rates": meeting.rates,
-                "state_out": meeting.output,
+                "state_in": mixer.inputs,
+                "state_selection": mixer.selection,
+                "state_rates": mixer.rates,
+                "state_out": mixer.output,
             }
     for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
         if mlp is not None:

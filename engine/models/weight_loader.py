@@ -21,7 +21,6 @@ from engine.models.layers.linear import (
     LayerDescription,
     LayerWeights,
     LinearPart,
-    MeetingWeights,
     MlpDescription,
     MlpWeights,
     ModelDescription,
@@ -30,6 +29,7 @@ from engine.models.layers.linear import (
     StateDescription,
     StateWeights,
     TableDescription,
+    TokenMixerWeights,
 )
 from engine.models.layers.moe import (
     GroupedMoe,
@@ -321,16 +321,16 @@ class WeightLoader:
 
     def layer(self, layer: LayerDescription) -> LayerWeights:
         """All weights of one layer."""
-        meeting = layer.attention
-        attention: MeetingWeights | None
-        if meeting is None:
+        mixer = layer.attention
+        attention: TokenMixerWeights | None
+        if mixer is None:
             attention = None
-        elif isinstance(meeting, StateDescription):
-            attention = self._state(meeting)
-        elif isinstance(meeting, LatentDescription):
-            attention = self._latents(meeting)
+        elif isinstance(mixer, StateDescription):
+            attention = self._state(mixer)
+        elif isinstance(mixer, LatentDescription):
+            attention = self._latents(mixer)
         else:
-            attention = self._attention(meeting)
+            attention = self._attention(mixer)
         mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
         described, mlp, experts = layer.mlp, None, None
         if isinstance(described, MoeBlock):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.contract.messages import TokenLogprobs
-from engine.models.decoder import AuxHiddenStates, NativeDecoder
+from engine.models.aux_hidden_states import AuxHiddenStates
+from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EncoderDecoderModel, EngineModel, SupportsMultiModal
 from engine.models.lora import StepAdapters

@@ -386,7 +386,7 @@ class LatentWeights:
         return sum(part.nbytes for part in parts if part is not None)
 
 
-MeetingWeights = AttentionWeights | StateWeights | LatentWeights
+TokenMixerWeights = AttentionWeights | StateWeights | LatentWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +413,7 @@ class LayerWeights:
 
     wiring: Wiring
     input_norm: NormWeights
-    attention: MeetingWeights | None
+    attention: TokenMixerWeights | None
     attention_out_norm: NormWeights = NO_NORM
     state: StateWeights | None = None
     mlp_norm: NormWeights | None

@@ -18,7 +18,8 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, num_mtp_layers, with_mtp_layer
 from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.attention import SelfAttention
-from engine.models.layers.decoder_layer import MlpLayer, build_layer, describe_layer
+from engine.models.layers.decoder_layer import MlpLayer, build_layer
+from engine.models.layers.describe import describe_layer
 from engine.models.layers.linear import (
     FusedLinear,
     LayerWeights,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.speculative_config import SpeculativeConfig
-from engine.models.decoder import AuxHiddenStates, ForwardWithAux, NativeDecoder
+from engine.models.aux_hidden_states import AuxHiddenStates, ForwardWithAux
+from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata
 from engine.models.interface import EngineModel
 from engine.models.lora import NO_ADAPTERS, DeviceHeads, HeadLora, StepAdapters

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from engine.models.layers.decoder_layer import describe
+from engine.models.layers.describe import describe
 from engine.models.layers.linear import FusedLinear, MoeBlock, NormDescription
 from engine.models.registry import decoder_spec, read_config
 from tests.engine.families.conftest import NATIVE

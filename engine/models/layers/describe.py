@@ -1,0 +1,250 @@
+"""What a decoder consists of: its linear layers, norms and tables by their names in checkpoints."""
+
+from __future__ import annotations
+
+from engine.models.decoder_spec import (
+    CrossAttentionSpec,
+    DecoderSpec,
+    MambaSpec,
+    MlaSpec,
+    MoeSpec,
+)
+from engine.models.layers.linear import (
+    AttentionDescription,
+    CrossDescription,
+    FusedLinear,
+    LatentDescription,
+    LayerDescription,
+    LinearPart,
+    MlpDescription,
+    ModelDescription,
+    MoeBlock,
+    NormDescription,
+    RowOrder,
+    Split,
+    StateDescription,
+    TableDescription,
+)
+from kernels.interface import ActivationSpec
+
+
+def describe(spec: DecoderSpec) -> ModelDescription:
+    """All of a model."""
+    names = spec.names
+    head = TableDescription(
+        names.embedding if spec.tie_embeddings else names.lm_head,
+        spec.lm_head_bias,
+        spec.normalized_head,
+        spec.suppressed_tokens,
+    )
+    return ModelDescription(
+        embedding=None if spec.tie_embeddings else TableDescription(names.embedding),
+        head=head,
+        positions=names.positions if spec.num_positions else "",
+        embedding_norm=NormDescription(names.embedding_norm, spec.hidden_size),
+        layers=tuple(describe_layer(spec, index) for index in range(spec.num_layers)),
+        final_norm=NormDescription(names.final_norm, spec.hidden_size),
+    )
+
+
+def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
+    """One layer of it."""
+    names, prefix = spec.names, spec.names.layer.format(index)
+    moe = spec.moe if spec.moe is not None and spec.moe.layers[index] else None
+    has_residual_mlp = moe is not None and spec.residual_size > 0
+
+    def norm(name: str) -> NormDescription:
+        return NormDescription(prefix + name if name else "", spec.hidden_size)
+
+    up = tuple(prefix + name for name in names.up)
+    shares = spec.wiring == "parallel" and not has_residual_mlp and not names.mlp_norm
+    attention, state = _token_mixers(spec, index, prefix)
+    mlp: MlpDescription | MoeBlock | None = None
+    if not spec.has_mlp or spec.has_mlp[index]:
+        inner = spec.intermediate_size
+        mlp = (
+            _mlp(spec, up, prefix + names.down, inner)
+            if moe is None
+            else _experts(spec, prefix, moe)
+        )
+    shares = shares or mlp is None or attention is None
+    return LayerDescription(
+        wiring="residual_experts" if has_residual_mlp else spec.wiring,
+        input_norm=norm(names.attention_norm),
+        attention=attention,
+        attention_out_norm=norm(names.attention_out_norm),
+        state=state,
+        mlp_norm=None if shares else norm(names.mlp_norm),
+        mlp=mlp,
+        mlp_out_norm=norm(names.mlp_out_norm),
+        residual_norm=norm(names.residual_norm) if has_residual_mlp else None,
+        residual_mlp=_mlp(
+            spec,
+            tuple(prefix + name for name in names.residual_up),
+            prefix + names.residual_down,
+            spec.residual_size,
+        )
+        if has_residual_mlp
+        else None,
+        cross=None if spec.cross is None else _cross(spec, spec.cross, prefix),
+    )
+
+
+def _cross(spec: DecoderSpec, cross: CrossAttentionSpec, prefix: str) -> CrossDescription:
+    hidden, kv_size = spec.hidden_size, spec.kv_size
+    parts = (
+        LinearPart(prefix + cross.keys, kv_size, has_bias=False),
+        LinearPart(prefix + cross.values, kv_size),
+    )
+    return CrossDescription(
+        norm=NormDescription(prefix + cross.norm, hidden),
+        queries=_linear(prefix + cross.queries, spec.q_size, hidden, True, "rows"),
+        kv=FusedLinear(parts=parts, columns=hidden, bias=True, split="rows"),
+        output=_linear(prefix + cross.output, hidden, spec.q_size, True, "columns"),
+    )
+
+
+def _linear(
+    name: str, rows: int, columns: int, bias: bool, split: Split = "", quantized: bool = True
+) -> FusedLinear:
+    parts = (LinearPart(name, rows),)
+    return FusedLinear(parts=parts, columns=columns, bias=bias, split=split, quantized=quantized)
+
+
+def _token_mixers(
+    spec: DecoderSpec, index: int, prefix: str
+) -> tuple[
+    AttentionDescription | StateDescription | LatentDescription | None, StateDescription | None
+]:
+    """A layer's attention, latents or state, and the state beside its attention."""
+    state = None
+    if spec.states is not None and spec.states.layers[index]:
+        state = _state(spec, spec.states, prefix)
+    if index not in spec.attention_layers:
+        return state, None
+    if spec.latents is not None:
+        return _latents(spec, spec.latents, prefix), state
+    return _attention(spec, index, prefix), state
+
+
+def _attention(spec: DecoderSpec, index: int, prefix: str) -> AttentionDescription:
+    names = spec.names
+    kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
+    kv_size = kv_heads * spec.head_dim
+    queries = spec.q_size * (2 if spec.attention_output_gate else 1)
+    sizes: tuple[int, ...] = (queries, kv_size, kv_size)
+    order: RowOrder = ""
+    if len(names.qkv) == 1:
+        sizes = (sum(sizes),)
+        order = "grouped" if spec.qkv_layout == "grouped" else ""
+    elif spec.layer_kv_heads:
+        order = "repeated"
+    parts = tuple(
+        LinearPart(prefix + name, rows, has_bias=spec.key_bias or index != 1)
+        for index, (name, rows) in enumerate(zip(names.qkv, sizes, strict=True))
+    )
+    return AttentionDescription(
+        qkv=FusedLinear(
+            parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
+        ),
+        o=_linear(prefix + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
+        qk_norm=spec.qk_norm,
+        q_norm=prefix + names.q_norm if spec.qk_norm else "",
+        k_norm=prefix + names.k_norm if spec.qk_norm else "",
+        kv_heads=kv_heads,
+        rope=spec.rope_of(index),
+        window=spec.sliding_windows[index] if spec.sliding_windows else 0,
+        sinks=prefix + names.sinks if spec.sinks else "",
+        sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
+    )
+
+
+def _latents(spec: DecoderSpec, latents: MlaSpec, prefix: str) -> LatentDescription:
+    heads, rank = spec.num_heads, latents.query_rank
+    name, rows = latents.queries, heads * latents.query_size
+    queries = None
+    if rank:
+        queries = _linear(prefix + latents.query_heads, rows, rank, False, "rows")
+        name, rows = latents.query_latent, rank
+    parts = LinearPart(prefix + name, rows), LinearPart(prefix + latents.latent, latents.width)
+    pairs = heads * (latents.qk_nope_head_dim + latents.value_size)
+    return LatentDescription(
+        latents=latents,
+        inputs=FusedLinear(parts=parts, columns=spec.hidden_size, bias=latents.bias),
+        queries=queries,
+        query_norm=NormDescription(prefix + latents.query_norm if rank else "", rank),
+        latent_norm=NormDescription(prefix + latents.latent_norm, latents.kv_lora_rank),
+        heads=_linear(
+            prefix + latents.heads, pairs, latents.kv_lora_rank, False, "rows", quantized=False
+        ),
+        o=_linear(
+            prefix + spec.names.o,
+            spec.hidden_size,
+            heads * latents.value_size,
+            spec.o_bias,
+            "columns",
+        ),
+        rope=spec.rope,
+    )
+
+
+def _state(spec: DecoderSpec, state: MambaSpec, prefix: str) -> StateDescription:
+    hidden, values = spec.hidden_size, state.values
+
+    def name(relative: str) -> str:
+        return prefix + relative if relative else ""
+
+    rates = selection = None
+    if state.x_proj:
+        rates = _linear(prefix + state.dt_proj, values, state.dt_rank, False)
+        selection = _linear(prefix + state.x_proj, sum(state.x_sizes), values, False)
+    elif state.dt_proj:
+        rates = _linear(prefix + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
+    norms = (state.dt_norm, state.key_norm, state.query_norm)
+    return StateDescription(
+        state=state,
+        inputs=_linear(prefix + state.inputs, state.input_rows, hidden, state.bias),
+        selection=selection,
+        rates=rates,
+        conv=prefix + state.conv,
+        decay=name(state.decay),
+        rate_bias=name(state.rate_bias),
+        skip=name(state.skip),
+        norm=NormDescription(
+            name(state.gated_norm), state.value_size if state.kind == "delta" else values
+        ),
+        output=_linear(prefix + state.output, hidden, values, state.bias),
+        selection_norms=tuple(
+            NormDescription(name(norm), size)
+            for norm, size in zip(norms, state.x_sizes, strict=True)
+            if selection is not None
+        ),
+    )
+
+
+def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDescription:
+    rows = inner * (2 if spec.gated else 1) // len(up)
+    return MlpDescription(
+        FusedLinear(
+            parts=tuple(LinearPart(name, rows) for name in up),
+            columns=spec.hidden_size,
+            bias=spec.mlp_bias,
+            split="rows",
+            order="interleaved" if spec.interleaved else "",
+        ),
+        _linear(down, spec.hidden_size, inner, spec.mlp_bias, "columns"),
+        ActivationSpec(spec.activation, spec.activation_limit, spec.activation_alpha),
+        spec.gated,
+    )
+
+
+def _experts(spec: DecoderSpec, prefix: str, moe: MoeSpec) -> MoeBlock:
+    hidden = spec.hidden_size
+    router = _linear(prefix + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
+    if not moe.shared_size:
+        return MoeBlock(router, moe, prefix)
+    first = prefix + moe.shared
+    up = tuple(first + name for name in moe.shared_up)
+    shared = _mlp(spec, up, first + moe.shared_down, moe.shared_size)
+    gate = _linear(prefix + moe.shared_gate, 1, hidden, False, quantized=False)
+    return MoeBlock(router, moe, prefix, shared, gate if moe.shared_gate else None)
