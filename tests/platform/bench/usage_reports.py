@@ -28,7 +28,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = (
     "request_id, tenant_id, api_key_id, endpoint, model, prompt_tokens, cached_tokens, "
     "completion_tokens, cost_nanos, finish_reason, status, started_at, duration_ms, stream, "
-    "recorded_at, adapter, adapter_digest, in_place_of"
+    "recorded_at, adapter, adapter_digest, in_place_of, image_tokens"
 )
 
 
@@ -54,7 +54,7 @@ def fill(rows: int) -> None:
             f"INSERT INTO metering_usageentry ({COLUMNS}) "
             f"SELECT 'r' || n, 1 + (n * 7) % {TENANTS}, 1 + (n * 13) % {TENANTS * KEYS}, "
             f"'chat.completions', 'model-' || (n % {MODELS}), 100 + n % 900, n % 100, n % 500, "
-            f"n % 1000, 'stop', 200, {at}, 1.0, {'0' if sqlite else 'false'}, {at}, '', '', '' "
+            f"n % 1000, 'stop', 200, {at}, 1.0, {'0' if sqlite else 'false'}, {at}, '', '', '', 0 "
             f"FROM {numbers}"
         )
         for table, sqlites, postgresqls in (
