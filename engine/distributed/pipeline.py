@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +49,7 @@ class TensorConnection:
         """`rank`: on the other side."""
         self._socket, self._memory, self._rank = connection, memory, rank
         self._attempt = 0
-        self._queue: queue.SimpleQueue[tuple[bytes, Tensor]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[bytes, Tensor] | None] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -63,8 +64,8 @@ class TensorConnection:
         self._queue.put((_HEADER.pack(self._attempt, *matrix.shape), matrix))
 
     def _send_all(self) -> None:
-        while True:
-            header, matrix = self._queue.get()
+        while (entry := self._queue.get()) is not None:
+            header, matrix = entry
             try:
                 self._socket.sendall(header)
                 if matrix.numel():
@@ -109,6 +110,15 @@ class TensorConnection:
     def reset(self) -> None:
         """Drop what was sent until now."""
         self._attempt += 1
+
+    def close(self) -> None:
+        """End the thread that sends, whose references would outlive the engine."""
+        self._queue.put(None)
+        with suppress(OSError):  # the other side has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._sender is not None:
+            self._sender.join()
+        self._socket.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +200,15 @@ class PipelineStage:
 
     def reset(self) -> None:
         """Begin anew after a failure, as all ranks do."""
-        for connection in (self._previous, self._next, *self._logits):
-            if connection is not None:
-                connection.reset()
+        for connection in self._connections:
+            connection.reset()
+
+    def close(self) -> None:
+        """Close all connections; nothing is sent or received any more."""
+        for connection in self._connections:
+            connection.close()
+
+    @property
+    def _connections(self) -> list[TensorConnection]:
+        ends = (self._previous, self._next, *self._logits)
+        return [connection for connection in ends if connection is not None]

@@ -329,6 +329,8 @@ class MultiprocExecutor(UniProcExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._ranks.close()
+        if self.worker.stage is not None:
+            self.worker.stage.close()
 
 
 def _check(config: EngineConfig) -> None:

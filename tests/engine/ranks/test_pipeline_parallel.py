@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,9 @@ def test_a_stage_has_its_layers_and_its_share_of_the_kv_cache(deep_folder: Path)
         assert len(model.weights) == len(model.kv_caches) == 3
         assert model.lm_head.nbytes == 0
         assert llm.collective_rpc("check_health") == [None, None]
+        assert outputs(llm)
+        assert [thread for thread in threading.enumerate() if thread.name == "stage"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "stage"]
 
 
 @pytest.mark.slow
