@@ -60,7 +60,7 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
 
 
 def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
-    page = open_page(viewport={"width": 1440, "height": 900})
+    page = open_page(viewport={"width": 1680, "height": 900})
     playground = PlaygroundPage(page).ready()
     sidebar = page.locator("#history")
     expect(sidebar).to_be_visible()  # no press needed where there is room

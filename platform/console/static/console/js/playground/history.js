@@ -46,7 +46,7 @@ export class History {
       this.#acted = false;
       this.#load();
     };
-    this.#panel = new Panel(dialog, button, { key: "quire.conversations", minWidth: "90rem", onShow });
+    this.#panel = new Panel(dialog, button, { key: "quire.conversations", minWidth: "100rem", onShow });
   }
 
   /** List anew what may have changed, where the list is seen. */
