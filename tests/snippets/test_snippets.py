@@ -54,8 +54,6 @@ ENDS = (
     # Damaged in print.
     r"KeyError: 'n'|name 'llm' is not defined",
     r"kv_cache_dtype 'fp8' isn't done on device cpu",
-    r"quantization='(fp8|deepspeedfp)'",
-    r"qlora_adapter_name_or_path=",
 )
 
 
