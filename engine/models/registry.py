@@ -13,8 +13,7 @@ from typing import Any, ClassVar
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.contract.plugins import selected_entry_points
 from engine.models.decoder_spec import DecoderSpec
-from engine.models.families import gpt, layernorm, llama, moe, whisper
-from engine.models.families import hybrid as states
+from engine.models.families import gpt, layernorm, linear_attention, llama, mamba, moe, whisper
 from engine.models.families import llama as gemma
 from engine.models.families import llama as glm
 from engine.models.families import llama as olmo
@@ -34,7 +33,8 @@ _FAMILIES: dict[str, Family] = {
     **moe.FAMILIES,
     **remote.REMOTE_CODE_FAMILIES,
     **phi3small.FAMILIES,
-    **states.FAMILIES,
+    **mamba.FAMILIES,
+    **linear_attention.FAMILIES,
     **latent.FAMILIES,
     **whisper.FAMILIES,
 }

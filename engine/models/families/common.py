@@ -25,6 +25,9 @@ ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
+#: Layer types that carry a state, and those that attend.
+STATE_LAYERS = ("mamba", "linear_attention")
+ATTENTION_LAYERS = ("attention", "full_attention")
 #: Names of the same thing in older or other families.
 _ALIASES = {
     "n_embd": "hidden_size",
@@ -189,6 +192,42 @@ def alibi_slopes(heads: int, bias_max: float = 8.0) -> tuple[float, ...]:
     slopes = [2.0 ** (-bias_max * (head + 1) / power) for head in range(power)]
     between = [2.0 ** (-bias_max * (head + 0.5) / power) for head in range(heads - power)]
     return tuple(slopes + between)
+
+
+def layers_with_state(
+    config: Config, default: list[str], carrying: tuple[str, ...] = STATE_LAYERS
+) -> tuple[bool, ...]:
+    """For each layer, whether it carries a state: it does if its type is one of `carrying`."""
+    types = config.get("layer_types") or config.get("layers_block_type") or default
+    if len(types) != len(default):
+        raise ModelLoadError(
+            f"config.json: layer_types names {len(types)} layers of {len(default)}.",
+            param="layer_types",
+        )
+    for kind in types:
+        if kind not in (*carrying, *ATTENTION_LAYERS):
+            raise ModelLoadError(
+                f"config.json: layer_types: {kind!r} isn't supported.", param="layer_types"
+            )
+    return tuple(kind in carrying for kind in types)
+
+
+def size_field(config: Config, name: str) -> int:
+    """A size that can be. Raises `BadModelConfig` for others."""
+    value = int(config[name])
+    if not 1 <= value < 1 << 20:
+        raise BadModelConfig(f"config.json: {name} must be from 1 to 2^20 - 1.", param=name)
+    return value
+
+
+def divisor_field(config: Config, name: str, total: int, of: str) -> int:
+    """A size that divides another one. Raises `BadModelConfig` for others."""
+    value = size_field(config, name)
+    if total % value:
+        raise BadModelConfig(
+            f"config.json: {name} ({value}) must divide {of} ({total}).", param=name
+        )
+    return value
 
 
 def _ids(value: Any) -> tuple[int, ...]:
