@@ -21,7 +21,13 @@ from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import CacheRequirements, Device, RunnerInputs
 from engine.devices.host_memory import num_cpu_blocks
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
-from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model, resolve_dtype
+from engine.model_loader.model_impl import (
+    BuildRequest,
+    LoadedImpl,
+    build_model,
+    reject_ranks,
+    resolve_dtype,
+)
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata
@@ -232,6 +238,7 @@ class OpenVinoDevice(Device):
         return self.name, f"OpenVINO {ov.__version__}, torch {torch.__version__}"
 
     def build_model(self, request: BuildRequest) -> LoadedImpl:
+        reject_ranks(request, "the device openvino")
         config = copy.copy(request.config)
         int8_weights = config.quantization == "int8"
         if int8_weights:  # rounded in the graph

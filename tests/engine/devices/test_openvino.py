@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import registry
 from engine.devices.conformance.checks import TOLERANCE
+from engine.model_loader.model_impl import BuildRequest
+from kernels.reference import ReferenceKernels
 from tests.engine.models import Oracle, make_model
 from tests.packages import DEVICE
 
@@ -129,6 +132,16 @@ def test_settings_that_it_lacks_are_refused(
     with pytest.raises(ConfigError) as refused:
         make(model_folder("llama"), **options)
     assert refused.value.param == param
+
+
+def test_a_rank_of_several_is_refused(device: Any, tmp_path: Path) -> None:
+    config = EngineConfig(model=str(tmp_path), device="cpu")
+    stage: Any = SimpleNamespace(size=2)
+    kernels = ReferenceKernels()
+    request = BuildRequest(tmp_path, {}, config, kernels, lambda done, total: None, stage=stage)
+    with pytest.raises(ConfigError, match="can't be used for the device openvino") as refused:
+        device.OpenVinoDevice(config).build_model(request)
+    assert refused.value.param == "pipeline_parallel_size"
 
 
 def test_weights_that_slept_are_read_again(
