@@ -226,6 +226,8 @@ def _user_audiences(user: Any) -> set[Audience]:
 
 def _current(current_path: str, addresses: list[str]) -> str | None:
     """Address of the entry for `current_path`; home and playground, above others, match exactly."""
+    if current_path.startswith(f"{reverse('overview')}playground/"):
+        return reverse("playground")
     roots = {reverse("playground"), reverse("overview")}
     below = [
         address

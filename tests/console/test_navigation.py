@@ -11,6 +11,7 @@ from django.urls import resolve, reverse
 
 import console.navigation
 from console.navigation import NAVIGATION, Audience, NavPage, navigation, pages
+from console.views.playground_tabs import TABS
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
@@ -95,10 +96,17 @@ def test_the_page_one_is_on_is_marked_and_no_other(login: Login, path: str, titl
     assert marked == [title]
 
 
-def test_what_lies_below_a_page_marks_it_too(rows: None) -> None:
-    entries = navigation(User.objects.get(username="ada"), "/console/adapters/7/")
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/console/adapters/7/", "adapters"),
+        *((f"/console/playground/{kind}/", "playground") for kind in TABS),
+    ],
+)
+def test_what_lies_below_a_page_marks_it_too(rows: None, path: str, name: str) -> None:
+    entries = navigation(User.objects.get(username="ada"), path)
     current = [e["page"].name for s in entries for e in s["entries"] if e["current"]]
-    assert current == ["adapters"]
+    assert current == [name]
 
 
 def test_nobody_logged_in_sees_no_navigation(client: object, login: Login) -> None:

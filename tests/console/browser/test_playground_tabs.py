@@ -20,31 +20,80 @@ EMBEDDED = {
     "data": [{"embedding": [1.0, 0.0]}, {"embedding": [0.0, 2.0]}],
     "usage": {"prompt_tokens": 12},
 }
-COMPLETED = {
-    "id": "cmpl-1",
-    "choices": [{"text": " there was <b>a heron</b>."}],
-    "usage": {"prompt_tokens": 4, "completion_tokens": 9},
-}
+#: A stream of the API in a page, which ends when it is stopped or `finish()` is called.
+STREAM = """() => {
+  const encode = (text) => new TextEncoder().encode(text);
+  const event = (data) => `id: cmpl-1:1\\ndata: ${JSON.stringify({id: "cmpl-1", ...data})}\\n\\n`;
+  const usage = {prompt_tokens: 4, completion_tokens: 9};
+  const real = window.fetch;
+  window.fetch = async (url, options) => {
+    if (!String(url).includes("/run/")) return real(url, options);
+    window.sent = JSON.parse(options.body);
+    return new Response(new ReadableStream({start(stream) {
+      options.signal.addEventListener("abort", () => stream.error(options.signal.reason));
+      stream.enqueue(encode(": wait\\n\\n" + event({choices: [{text: " there was"}]})));
+      window.finish = (last) => {
+        const text = event({choices: [{text: " <b>a heron</b>."}]});
+        stream.enqueue(encode(text.slice(0, 20)));
+        stream.enqueue(encode(text.slice(20)));
+        const done = "id: cmpl-1:9\\ndata: [DONE]\\n\\n";
+        stream.enqueue(encode(last ?? event({choices: [], usage}) + done));
+        stream.close();
+      };
+    }}));
+  };
+}"""
 
 
 def answers(kind: str, answer: dict[str, Any]) -> dict[str, Any]:
     return {"/console/api/models": MODELS, f"/console/api/run/{kind}": answer}
 
 
-def test_a_prompt_is_completed(open_page: Open) -> None:
-    page = open_page("/", answers=answers("completions", COMPLETED))
+def test_a_prompt_is_completed_while_one_looks(open_page: Open) -> None:
+    page = open_page("/", answers=answers("completions", {}))
     tabs = page.get_by_role("navigation", name="Playground")
     tabs.get_by_role("link", name="Completion").click()
     expect(tabs.locator("[aria-current]")).to_have_text("Completion")
+    page.evaluate(STREAM)
     page.get_by_label("Prompt").fill("Once")
     page.get_by_role("button", name="Run").click()
+    expect(page.locator(".completion")).to_have_text("Once there was")
+    expect(page.get_by_role("button", name="Run")).to_be_disabled()
+    page.evaluate("finish()")
     expect(page.locator(".completion")).to_have_text("Once there was <b>a heron</b>.")
+    expect(page.locator("#result-figures")).to_contain_text("prompt 4 tokens · 9 tokens")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(page.get_by_role("link", name="Show the request")).to_have_attribute(
         "href", "/console/requests/cmpl-1/"
     )
+    assert page.evaluate("sent.stream && sent.stream_options.include_usage")
     for _ in in_both(page):
         assert problems(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_completion_is_stopped_and_what_came_stays(open_page: Open) -> None:
+    page = open_page("/console/playground/completions/", answers=answers("completions", {}))
+    page.evaluate(STREAM)
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator(".completion")).to_contain_text("there was")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#run-state")).to_have_text("Stopped.")
+    expect(page.get_by_role("button", name="Run")).to_be_focused()
+    expect(page.locator(".completion")).to_contain_text("there was")
+
+
+def test_a_completion_that_fails_in_mid_stream_says_so(open_page: Open) -> None:
+    page = open_page("/console/playground/completions/", answers=answers("completions", {}))
+    page.evaluate(STREAM)
+    for last, message in (
+        (r'data: {"error": {"message": "The replica was lost."}}', "The replica was lost."),
+        ("", "The connection was lost before the answer's end."),
+    ):
+        page.get_by_role("button", name="Run").click()
+        expect(page.locator(".completion")).to_contain_text("there was")
+        page.evaluate("(last) => finish(last && last + '\\n\\n')", last)
+        expect(page.locator("#run-state")).to_have_text(message)
 
 
 def test_texts_are_embedded_and_compared(open_page: Open) -> None:

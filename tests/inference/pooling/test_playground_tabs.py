@@ -69,6 +69,19 @@ async def test_a_member_completes_with_the_session(gateway: Gateway) -> None:
     assert [record.tenant_id for record in await gateway.usage()] == [gateway.rows.tenant.pk]
 
 
+async def test_a_completion_streams_to_the_session(gateway: Gateway) -> None:
+    member = await logged_in(gateway, Role.MEMBER)
+    body = {"model": "fake", "prompt": "Once", "stream": True}
+    async with gateway.serving(gateway.fake(eos_after=8)):
+        reply = await member.post(f"{RUN}completions", body, content_type="application/json")
+        assert reply["Content-Type"].startswith("text/event-stream")
+        text = b"".join([part async for part in reply.streaming_content]).decode()  # type: ignore[union-attr]
+    events = [line for line in text.splitlines() if line.startswith("data: ")]
+    assert len(events) > 2
+    assert events[-1] == "data: [DONE]"
+    assert [record.tenant_id for record in await gateway.usage()] == [gateway.rows.tenant.pk]
+
+
 async def test_viewers_strangers_and_other_sites_run_nothing(gateway: Gateway) -> None:
     slug = gateway.rows.tenant.slug
     body = {"model": "fake", "prompt": "Once"}

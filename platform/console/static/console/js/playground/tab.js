@@ -4,7 +4,7 @@ import { byId, el } from "../lib/dom.js";
 import { count, duration, plural, rate } from "../lib/format.js";
 import { HTTP_SNIPPETS } from "../lib/http_snippets.js";
 import { ROOT } from "../lib/root.js";
-import { send } from "./server.js";
+import { send, stream } from "./server.js";
 
 const VECTOR_VALUES = 6; // shown of each vector
 
@@ -12,13 +12,14 @@ const form = byId("run");
 const { kind, runUrl, modelsUrl, apiPath } = form.dataset;
 const { model } = form.elements;
 const button = form.querySelector("[type=submit]");
+const stop = byId("run-stop");
 const state = byId("run-state");
 
 function lines(text) {
   return text.split("\n").map((line) => line.trim()).filter(Boolean);
 }
 
-/** By kind: the body of a request, and elements that show its answer. */
+/** By kind: the body of a request, and elements that show its answer; completions come as a stream. */
 const KINDS = {
   completions: {
     body: ({ prompt, max_tokens: tokens, temperature }) => ({
@@ -26,9 +27,7 @@ const KINDS = {
       max_tokens: Number(tokens.value),
       temperature: Number(temperature.value),
     }),
-    show: ({ choices: [choice] }, { prompt }) => [
-      el("p", { class: "completion", dir: "auto" }, el("span", { class: "prompt" }, prompt), choice.text),
-    ],
+    run: streamCompletion,
   },
   embeddings: {
     body: ({ input }) => ({ input: lines(input.value) }),
@@ -55,6 +54,19 @@ const KINDS = {
     ],
   },
 };
+
+/** Shows the text while it comes; stopping keeps what has come. Returns the last chunk, with the usage. */
+async function streamCompletion(body, signal) {
+  const text = el("p", { class: "completion", dir: "auto" }, el("span", { class: "prompt" }, body.prompt));
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  let last = null;
+  for await (const chunk of stream(runUrl, streamed, signal)) {
+    if (!last) showAnswer(body, chunk, [text]);
+    last = chunk;
+    text.append(chunk.choices[0]?.text ?? "");
+  }
+  return last;
+}
 
 function cosine(first, second) {
   let [product, a, b] = [0, 0, 0];
@@ -96,30 +108,48 @@ async function listModels() {
   }
 }
 
+let running = null;
+
+stop.addEventListener("click", () => running.abort());
+
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const body = { model: model.value, ...KINDS[kind].body(form.elements) };
+  running = new AbortController();
   button.disabled = true;
+  stop.hidden = false;
+  byId("result").hidden = true;
+  byId("result-figures").textContent = "";
   state.textContent = "Running…";
   const startedAt = performance.now();
   try {
-    const answer = await send("POST", runUrl, body);
-    const elapsedMs = performance.now() - startedAt;
-    byId("result-body").replaceChildren(...KINDS[kind].show(answer, body));
-    byId("result-figures").textContent = figures(answer.usage, elapsedMs);
-    const request = byId("result-request");
-    request.hidden = !answer.id;
-    request.href = `${ROOT}console/requests/${encodeURIComponent(answer.id)}/`;
-    const url = new URL(ROOT + apiPath.slice(1), location.origin).href;
-    byId("result-code").textContent = HTTP_SNIPPETS.Python({ method: "POST", url, body: JSON.stringify(body, null, 2) });
-    byId("result").hidden = false;
+    const answer = await (KINDS[kind].run ?? runOnce)(body, running.signal);
+    byId("result-figures").textContent = figures(answer?.usage, performance.now() - startedAt);
     state.textContent = "";
   } catch (error) {
-    state.textContent = error.message;
+    state.textContent = error.name === "AbortError" ? "Stopped." : error.message;
   } finally {
     button.disabled = false;
+    if (document.activeElement === stop) button.focus();
+    stop.hidden = true;
   }
 });
+
+async function runOnce(body, signal) {
+  const answer = await send("POST", runUrl, body, signal);
+  showAnswer(body, answer, KINDS[kind].show(answer, body));
+  return answer;
+}
+
+function showAnswer(body, { id }, elements) {
+  byId("result-body").replaceChildren(...elements);
+  const request = byId("result-request");
+  request.hidden = !id;
+  request.href = `${ROOT}console/requests/${encodeURIComponent(id)}/`;
+  const url = new URL(ROOT + apiPath.slice(1), location.origin).href;
+  byId("result-code").textContent = HTTP_SNIPPETS.Python({ method: "POST", url, body: JSON.stringify(body, null, 2) });
+  byId("result").hidden = false;
+}
 
 function figures(usage, elapsedMs) {
   const parts = [duration(elapsedMs)];
