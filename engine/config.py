@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.model_loader.vllm_config import (
     CacheConfig,
+    DecodingConfig,
     DeviceConfig,
     LoRAConfig,
     ModelConfig,
@@ -21,6 +22,7 @@ __all__ = [
     "CUDAGraphMode",
     "CacheConfig",
     "CompilationConfig",
+    "DecodingConfig",
     "DeviceConfig",
     "LoRAConfig",
     "ModelConfig",

@@ -119,6 +119,14 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True)
+class DecodingConfig:
+    """Of structured outputs. `reasoning_backend`: the reasoning parser; "": the chat template's."""
+
+    reasoning_backend: str
+    guided_decoding_backend: str = "guidance"
+
+
+@dataclass(frozen=True)
 class VllmConfig:
     """To be read, not written: an engine has its settings for life."""
 

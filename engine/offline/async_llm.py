@@ -19,6 +19,7 @@ from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
 from engine.core.request_admission import PauseMode
 from engine.devices.threads import JoinedThread
+from engine.model_loader.vllm_config import DecodingConfig
 from engine.offline.engine_args import EngineArgs
 from engine.offline.inputs import Prompt, resolve_prompt
 from engine.offline.llm_engine import LLMEngine
@@ -245,6 +246,10 @@ class AsyncLLM:
     async def get_model_config(self) -> EngineConfig:
         """Return the settings, with the resolved context length."""
         return self.engine.get_model_config()
+
+    async def get_decoding_config(self) -> DecodingConfig:
+        """See `LLMEngine.get_decoding_config`."""
+        return self.engine.get_decoding_config()
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The supported tasks: "generate", or the pooling model's."""

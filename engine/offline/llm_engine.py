@@ -26,7 +26,7 @@ from engine.core.stats import StatsLogger
 from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
-from engine.model_loader.vllm_config import VllmConfig
+from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.sound_processor import SoundProcessor
@@ -361,6 +361,10 @@ class LLMEngine:
     def get_model_config(self) -> EngineConfig:
         """Return the settings, with the resolved context length."""
         return replace(self.config, max_model_len=self.core.facts.max_model_len)
+
+    def get_decoding_config(self) -> DecodingConfig:
+        """Return how structured outputs are enforced: by llguidance, vLLM's "guidance"."""
+        return DecodingConfig(reasoning_backend=self.config.reasoning_parser or "")
 
     @property
     def model_config(self) -> EngineConfig:

@@ -318,6 +318,7 @@ async def test_what_is_refused_is_told_and_hurts_nobody(engine: AsyncLLM) -> Non
     assert (await last(engine, "the", GREEDY, "bad")).finished
     assert await engine.reset_prefix_cache()
     assert (await engine.get_model_config()).max_model_len == 128
+    assert (await engine.get_decoding_config()).guided_decoding_backend == "guidance"
     assert await engine.get_supported_tasks() == ("generate",)
     assert {metric.name for metric in await engine.get_metrics()} >= {"vllm:prompt_tokens"}
 

@@ -2,4 +2,6 @@
 
 from engine.contract.stat_loggers import StatLogger
 
-__all__ = ["StatLogger"]
+__all__ = ["StatLogger", "StatLoggerBase"]
+
+StatLoggerBase = StatLogger
