@@ -15,6 +15,8 @@ from inference.api.audio import realtime
 from inference.api.audio.realtime import RealtimeConsumer
 
 
+# Channels closes connections to the database that another test may have left open.
+@pytest.mark.django_db(transaction=True)
 def test_a_session_that_expires_is_told_so_and_leaves_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
