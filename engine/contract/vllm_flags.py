@@ -336,12 +336,21 @@ NEWER: tuple[VllmFlag, ...] = (
 )
 
 
+#: By field of attention_config: the value that changes nothing, and why others can't be used.
+_ATTENTION: dict[str, tuple[Any, str]] = {
+    "flash_attn_version": (3, "the backend FLASH_ATTN is FlashAttention 3."),
+    "use_trtllm_attention": (False, "the backend FLASHINFER runs FlashInfer's own kernels."),
+}
+
+
 def _attention_config(value: Any) -> dict[str, Any]:
-    for key in value:
-        if key != "backend":
+    for key, field in value.items():
+        neutral, reason = _ATTENTION.get(
+            key, (None, "a backend chooses its own details; there is attention_config.backend.")
+        )
+        if key != "backend" and field is not None and field != neutral:
             raise ConfigError(
-                f"attention_config.{key} can't be used: a backend chooses its own details; "
-                "there is attention_config.backend.",
+                f"attention_config.{key}={field!r} can't be used: {reason}",
                 param="attention_config",
             )
     return {"attention_backend": str(value["backend"])} if value.get("backend") else {}
@@ -350,6 +359,17 @@ def _attention_config(value: Any) -> dict[str, Any]:
 _COMPILED = {
     "cudagraph_mode": "cudagraph_mode",
     "cudagraph_capture_sizes": "cudagraph_capture_sizes",
+}
+
+
+_NOT_COMPILED = {
+    "splitting_ops": (
+        "graphs are split at attention alone; cudagraph_mode says which batches have whole ones."
+    ),
+    "debug_dump_path": (
+        "models aren't compiled by torch, so there is no code to write; start_profile writes "
+        "what a step runs."
+    ),
 }
 
 
@@ -366,11 +386,14 @@ def _compilation_config(value: Any) -> dict[str, Any]:
             settings[_COMPILED[key]] = (
                 value_of_key.name if isinstance(value_of_key, Enum) else value_of_key
             )
-        else:
+        elif value_of_key is not None:
+            reason = _NOT_COMPILED.get(
+                key,
+                "models aren't compiled by torch; there are mode, cudagraph_mode and "
+                "cudagraph_capture_sizes.",
+            )
             raise ConfigError(
-                f"compilation_config.{key} can't be used: models aren't compiled by torch; there "
-                "are mode, cudagraph_mode and cudagraph_capture_sizes.",
-                param="compilation_config",
+                f"compilation_config.{key} can't be used: {reason}", param="compilation_config"
             )
     return settings
 

@@ -308,11 +308,19 @@ def register_backend(backend: AttentionBackend) -> None:
             PRIORITY[device] = (*tried, backend.name)
 
 
+_ONLY_IN_VLLM = {
+    "FLASH_ATTN_DIFFKV": "It is for values of another size than keys. ",
+    "TREE_ATTN": "It is for trees of drafts; here a draft is one row of tokens. ",
+}
+
+
 def get_backend(name: str) -> AttentionBackend:
     """The backend of that name. Raises `NoAttentionBackend` for one that isn't known."""
     if name not in BACKENDS:
         raise NoAttentionBackend(
-            f"There is no attention backend {name!r}; there are {', '.join(BACKENDS)}.", {}
+            f"There is no attention backend {name!r}. {_ONLY_IN_VLLM.get(name, '')}"
+            f"There are {', '.join(BACKENDS)}; leave it out for the first that fits the model.",
+            {},
         )
     return BACKENDS[name]
 

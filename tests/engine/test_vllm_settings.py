@@ -131,6 +131,8 @@ def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFla
     [
         ({"task": "embed"}, {"runner": "pooling", "convert": "embed"}),
         ({"attention_config": {"backend": "CPU"}}, {"attention_backend": "CPU"}),
+        ({"attention_config": {"flash_attn_version": 3, "use_trtllm_attention": 0}}, {}),
+        ({"compilation_config": {"splitting_ops": None}}, {}),
         (
             {"compilation_config": {"mode": 1, "cudagraph_mode": "NONE"}},
             {"optimization_level": 1, "cudagraph_mode": "NONE"},
@@ -151,7 +153,6 @@ def test_some_stand_for_settings_of_ours(given: dict[str, Any], ours: dict[str, 
     ("given", "param"),
     [
         ({"task": "fly"}, "task"),
-        ({"attention_config": {"flash_attn_version": 3}}, "attention_config"),
         ({"compilation_config": {"use_inductor": True}}, "compilation_config"),
         ({"task": "embed", "runner": "generate"}, "runner"),
         ({"nonsense": 1}, "nonsense"),
@@ -165,6 +166,25 @@ def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str
     with pytest.raises(ConfigError) as refusal:
         EngineConfig.from_mapping(given)
     assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value", "reason"),
+    [
+        ("attention_config", "flash_attn_version", 2, "FlashAttention 3"),
+        ("attention_config", "use_trtllm_attention", True, "FlashInfer's own kernels"),
+        ("attention_config", "use_cudnn_prefill", False, "attention_config.backend"),
+        ("compilation_config", "splitting_ops", [], "cudagraph_mode"),
+        ("compilation_config", "debug_dump_path", "/tmp/dump", "start_profile"),
+        ("compilation_config", "use_inductor_graph_partition", True, "cudagraph_mode"),
+    ],
+)
+def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
+    setting: str, field: str, value: Any, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        EngineConfig.from_mapping({setting: {field: value}})
+    assert refusal.value.message.startswith(f"{setting}.{field}")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,10 @@ def test_all_reasons_are_given_where_nothing_fits():
 def test_an_unknown_backend_is_refused_by_name():
     with pytest.raises(NoAttentionBackend, match="FASTEST"):
         get_backend("FASTEST")
+    with pytest.raises(NoAttentionBackend, match=r"TREE_ATTN.*one row of tokens.*CPU_ATTN"):
+        get_backend("TREE_ATTN")
+    with pytest.raises(NoAttentionBackend, match=r"FLASH_ATTN_DIFFKV.*another size than keys"):
+        get_backend("FLASH_ATTN_DIFFKV")
 
 
 def test_a_cache_of_the_activations_dtype_is_auto():
