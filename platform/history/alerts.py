@@ -1,4 +1,4 @@
-"""Alerts for operators: rules that are looked at each minute, mail when something begins.
+"""Alerts for operators: rules that are checked each minute, notices when something begins.
 
 Budgets have alerts of their own, for their tenants: `metering.alerts`.
 """
@@ -19,9 +19,11 @@ from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from catalog.models import DesiredState, Replica, ReplicaState
+from common.errors import RateLimited
 from history.models import Alert, PoolSample
-from metering.models import RequestEntry
+from metering.models import RequestEntry, Webhook
 from metering.retention import remove_rows
+from metering.webhooks import create_event
 from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import ApiKey, User
@@ -44,8 +46,8 @@ MIN_FREE_SHARE = 0.05
 #: Keys that were used lately and expire this soon.
 KEY_EXPIRES_WITHIN = timedelta(days=7)
 RETENTION = timedelta(days=90)
-#: Minimum time between two mails about the same rule and subject.
-MAIL_INTERVAL = timedelta(hours=1)
+#: Minimum time between two mails, or two events, about the same rule and subject.
+NOTIFY_INTERVAL = timedelta(hours=1)
 
 #: Subject and text of a problem.
 Finding = tuple[str, str]
@@ -139,7 +141,10 @@ RULES: dict[str, Callable[[], Iterator[Finding]]] = {
 
 
 def check_rules() -> int:
-    """Open alerts for new problems, end those that are over, mail operators; how many are open."""
+    """Open alerts for new problems, end those that are over, notify operators.
+
+    Returns: how many are open.
+    """
     problems = {
         (rule, subject[:255]): text for rule, find in RULES.items() for subject, text in find()
     }
@@ -149,6 +154,8 @@ def check_rules() -> int:
             if key not in problems:
                 alert.finished_at = timezone.now()
                 alert.save(update_fields=["finished_at"])
+                if alert.webhook_at is not None:
+                    _send_event("alert.finished", alert)
         # Another check that runs at the same time may open the same ones.
         Alert.objects.bulk_create(
             [
@@ -159,6 +166,7 @@ def check_rules() -> int:
             ignore_conflicts=True,
         )
     _mail_operators()
+    _call_webhook()
     return len(problems)
 
 
@@ -175,7 +183,10 @@ def access_alerts(user: Actor | User) -> QuerySet[Alert]:
 
 @transaction.atomic
 def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
-    """Send no mail about the alert's rule and subject for some hours. Raises `PermissionDenied`."""
+    """Send no mail and no event about the alert's rule and subject for some hours.
+
+    Raises `PermissionDenied`.
+    """
     require_operator(to_actor(actor))
     alert.silenced_until = timezone.now() + timedelta(hours=hours)
     alert.save(update_fields=["silenced_until"])
@@ -189,15 +200,7 @@ def forget_old_alerts() -> int:
 
 def _mail_operators() -> None:
     """Mail each open alert once, in one message; one that can't be sent is tried again."""
-    now = timezone.now()
-    # What begins and ends again and again would be mailed each minute.
-    is_silent = Q(silenced_until__gt=now) | Q(mailed_at__gt=now - MAIL_INTERVAL)
-    silenced = set(Alert.objects.filter(is_silent).values_list("rule", "subject").distinct())
-    pending = [
-        alert
-        for alert in open_alerts().filter(mailed_at=None)
-        if (alert.rule, alert.subject) not in silenced
-    ]
+    pending = _pending_alerts("mailed_at")
     operators = User.objects.filter(is_superuser=True, is_active=True).exclude(email="")
     addresses = list(operators.values_list("email", flat=True))
     if not pending or not addresses or not settings.QUIRE.smtp_url:
@@ -212,7 +215,47 @@ def _mail_operators() -> None:
     except (SMTPException, OSError) as error:
         logger.warning("alerts were not mailed: %s", error)
         return
-    Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=now)
+    Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=timezone.now())
+
+
+def _call_webhook() -> None:
+    """Send the operators' webhook an event for each open alert once."""
+    if not Webhook.objects.filter(tenant=None).exists():
+        return
+    for alert in _pending_alerts("webhook_at"):
+        with transaction.atomic():
+            if _send_event("alert.opened", alert):
+                Alert.objects.filter(pk=alert.pk).update(webhook_at=timezone.now())
+
+
+def _send_event(kind: str, alert: Alert) -> bool:
+    """Whether the event waits for delivery now."""
+    values = {
+        "alert": alert.pk,
+        "rule": alert.rule,
+        "subject": alert.subject,
+        "text": alert.text,
+        "started_at": alert.started_at.isoformat(),
+        "finished_at": alert.finished_at and alert.finished_at.isoformat(),
+    }
+    try:
+        return create_event(None, kind, values) is not None
+    except RateLimited as error:
+        logger.warning("an event of alert %s was not sent: %s", alert, error.message)
+        return False
+
+
+def _pending_alerts(field: str) -> list[Alert]:
+    """Open alerts to notify of, whose time of notification is in `field`."""
+    now = timezone.now()
+    # Something that begins and ends again and again would be sent each minute.
+    is_silent = Q(silenced_until__gt=now) | Q(**{f"{field}__gt": now - NOTIFY_INTERVAL})
+    silenced = set(Alert.objects.filter(is_silent).values_list("rule", "subject").distinct())
+    return [
+        alert
+        for alert in open_alerts().filter(**{field: None})
+        if (alert.rule, alert.subject) not in silenced
+    ]
 
 
 def _recent_requests() -> dict[str, list[RequestEntry]]:

@@ -71,7 +71,7 @@ class TrafficSample(models.Model):
 class Alert(models.Model):
     """Something that operators should know of, from when it began until it was over.
 
-    At most one of a rule and subject is open. While `silenced_until` lies ahead no mail is sent.
+    At most one of a rule and subject is open. While `silenced_until` lies ahead nobody is notified.
     """
 
     rule = models.CharField(max_length=40)
@@ -80,6 +80,7 @@ class Alert(models.Model):
     started_at = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
+    webhook_at = models.DateTimeField(null=True, blank=True)
     silenced_until = models.DateTimeField(null=True, blank=True)
 
     class Meta:

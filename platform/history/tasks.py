@@ -35,6 +35,6 @@ def forget() -> None:
 
 @shared_task(name="history.alerts")
 def alerts() -> None:
-    """Look at the rules of alerts, and mail operators what is new."""
+    """Look at the rules of alerts, and notify operators of what is new."""
     if num_open := check_rules():
         logger.info("%d alerts are open", num_open)

@@ -19,7 +19,7 @@ from common.errors import Conflict, NotFound
 from common.outbound_http import check_public
 from common.task_queue import send_task_best_effort
 from engine.contract.errors import InvalidRequest
-from metering.budgets import is_price_billed
+from metering.budgets import is_price_billed, require_webhook_manager
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
 from metering.signals import rules_changed
@@ -176,34 +176,36 @@ def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
 
 
 @transaction.atomic
-def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
-    """Set the tenant's webhook, with a new secret. For its admins.
+def set_webhook(*, actor: Actor | User, tenant: Tenant | None, url: str) -> Webhook:
+    """Set the webhook of a tenant, for its admins, or for None of the operators; with a new secret.
 
     The address is looked up when something is sent, and refused then if it's a private one.
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
     actor = to_actor(actor)
-    require_role(actor, tenant, Role.ADMIN)
+    require_webhook_manager(actor, tenant)
     check_public(url)
-    Tenant.objects.select_for_update().get(pk=tenant.pk)  # one at a time: a tenant has one
+    if tenant is not None:
+        Tenant.objects.select_for_update().get(pk=tenant.pk)  # one at a time: a tenant has one
     Webhook.objects.filter(tenant=tenant).delete()
-    hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
+    hook = Webhook(tenant=tenant, url=url, secret=secrets.token_hex(32))
+    save_valid(hook, unchecked=("tenant",))
     log_action(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
     return hook
 
 
 @transaction.atomic
-def send_test_event(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
+def send_test_event(*, actor: Actor | User, tenant: Tenant | None) -> WebhookDelivery:
     """Send the webhook an event of the kind `webhook.test`; its delivery tells how that went.
 
     Raises: `NotFound` without a webhook, too; `PermissionDenied`; `RateLimited` when many wait.
     """
     actor = to_actor(actor)
-    require_role(actor, tenant, Role.ADMIN)
+    require_webhook_manager(actor, tenant)
     queued = create_event(tenant, "webhook.test", {"sent_by": actor.label})
     if queued is None:
-        raise NotFound("The tenant has no webhook.")
+        raise NotFound("No webhook is set.")
     log_action(actor=actor, action="webhook.test", target=queued, tenant=tenant)
     return queued
 
@@ -216,7 +218,7 @@ def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeliv
     `RateLimited` when many wait.
     """
     actor = to_actor(actor)
-    require_role(actor, delivery.tenant, Role.ADMIN)
+    require_webhook_manager(actor, delivery.tenant)
     row = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
     if row.state != "failed":
         raise Conflict(f"This event is {row.state}.")
@@ -229,13 +231,13 @@ def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeliv
 
 
 @transaction.atomic
-def delete_webhook(*, actor: Actor | User, tenant: Tenant) -> None:
+def delete_webhook(*, actor: Actor | User, tenant: Tenant | None) -> None:
     """Tell nobody any more. Raises `NotFound` without one, `PermissionDenied`."""
     actor = to_actor(actor)
-    require_role(actor, tenant, Role.ADMIN)
+    require_webhook_manager(actor, tenant)
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
-        raise NotFound("The tenant has no webhook.")
+        raise NotFound("No webhook is set.")
     log_action(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
     hook.delete()
 

@@ -28,7 +28,7 @@ from metering.redis_scripts import load_script, redis_key, sync_client
 from metering.rules import BudgetLimit, billing_names, budget_limit, key_families, moment_of
 from metering.usage_record import UsageRecord, decode_record
 from tenants.access import access_role
-from tenants.actors import Actor, require_role, to_actor
+from tenants.actors import Actor, require_operator, require_role, to_actor
 from tenants.models import Role, Tenant, User
 
 #: A counter stays so long beyond its period: for requests that end late and clocks that go wrong.
@@ -257,22 +257,33 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
     return budget
 
 
-def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
-    """The tenant's webhook, if any, for its admins.
+def require_webhook_manager(actor: Actor, tenant: Tenant | None) -> None:
+    """Require an admin of the tenant, or for None an operator.
 
     Raises `NotFound`, `PermissionDenied`.
     """
-    require_role(to_actor(user), tenant, Role.ADMIN)
+    if tenant is None:
+        require_operator(actor)
+    else:
+        require_role(actor, tenant, Role.ADMIN)
+
+
+def access_webhooks(user: Actor | User, tenant: Tenant | None) -> QuerySet[Webhook]:
+    """The webhook of the tenant, or for None of the operators, if any.
+
+    Raises as `require_webhook_manager`.
+    """
+    require_webhook_manager(to_actor(user), tenant)
     return Webhook.objects.filter(tenant=tenant).select_related("tenant")
 
 
-def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
-    """Deliveries to the tenant's webhook, newest first. Raises as `access_webhooks`."""
-    require_role(to_actor(user), tenant, Role.ADMIN)
+def access_deliveries(user: Actor | User, tenant: Tenant | None) -> QuerySet[WebhookDelivery]:
+    """Deliveries to the webhook, newest first. Raises as `access_webhooks`."""
+    require_webhook_manager(to_actor(user), tenant)
     return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
 
 
-def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDelivery:
+def access_delivery(user: Actor | User, tenant: Tenant | None, pk: int) -> WebhookDelivery:
     """Raises `NotFound`, `PermissionDenied`."""
     delivery = access_deliveries(user, tenant).filter(pk=pk).first()
     if delivery is None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
+from django.db.models.functions import Coalesce
 
 from metering.money import MAX_AMOUNT, MAX_PRICE, PRICE_DECIMALS, Rates
 from tenants.models import ApiKey, Tenant, User
@@ -375,15 +376,23 @@ class UsageEntry(models.Model):
 
 
 class Webhook(models.Model):
-    """A tenant's address for events. The secret signs them; it's shown to who sets it, once."""
+    """An address for a tenant's events, or without one for the operators' alerts.
 
-    tenant = models.OneToOneField(Tenant, models.CASCADE, related_name="webhook")
+    The secret signs events; it's shown to who sets it, once.
+    """
+
+    tenant = models.OneToOneField(Tenant, models.CASCADE, null=True, related_name="webhook")
     url = models.CharField(max_length=2000)
     secret = models.CharField(max_length=64, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(Coalesce("tenant", 0), name="one_webhook_of_operators")
+        ]
+
     def __str__(self) -> str:
-        return f"{self.tenant}: {self.url}"
+        return f"{self.tenant or 'operators'}: {self.url}"
 
 
 #: Waits before the second try, the third and so on; after the last one it's given up.
@@ -391,12 +400,12 @@ RETRY_DELAYS = tuple(timedelta(minutes=m) for m in (1, 5, 30, 120, 360))
 
 
 class WebhookDelivery(models.Model):
-    """An event's delivery to a webhook, and its result.
+    """An event's delivery to a tenant's webhook, or without one to the operators', and its result.
 
     `body` is sent byte for byte at every try. `next_try_at` is empty once it was taken or given up.
     """
 
-    tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="+")
+    tenant = models.ForeignKey(Tenant, models.CASCADE, null=True, related_name="+")
     event_id = models.CharField(max_length=36, unique=True)
     kind = models.CharField(max_length=60)
     url = models.CharField(max_length=2000)

@@ -1,4 +1,6 @@
-"""Telling tenants' webhooks: each event is a row first, then tried until it's taken or given up.
+"""Telling webhooks of tenants, and of operators (tenant None).
+
+Each event is a row first, then tried until it's taken or given up.
 
 A POST of JSON with `X-Quire-Event`, its id, which stays the same when it's tried again, and
 `X-Quire-Signature: t=<seconds>,v1=<hex>`, the HMAC-SHA256 of `<seconds>.<body>` under the secret.
@@ -47,8 +49,10 @@ MAX_WAITING = 1000
 LOCK_S = 30.0
 
 
-def create_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDelivery | None:
-    """Note an event for the tenant's webhook, if there's one; workers send it after the commit.
+def create_event(
+    tenant: Tenant | None, kind: str, values: dict[str, Any]
+) -> WebhookDelivery | None:
+    """Note an event for the webhook, if there's one; workers send it after the commit.
 
     Raises: `RateLimited` while `MAX_WAITING` of them wait.
     """
@@ -57,7 +61,7 @@ def create_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDe
         return None
     check_waiting(tenant)
     event_id = str(uuid.uuid4())
-    payload = {"id": event_id, "type": kind, "tenant": tenant.slug, **values}
+    payload = {"id": event_id, "type": kind, "tenant": tenant and tenant.slug, **values}
     delivery = WebhookDelivery.objects.create(
         tenant=tenant,
         event_id=event_id,
@@ -70,8 +74,8 @@ def create_event(tenant: Tenant, kind: str, values: dict[str, Any]) -> WebhookDe
     return delivery
 
 
-def check_waiting(tenant: Tenant) -> None:
-    """Raise `RateLimited` when no more events of the tenant may wait."""
+def check_waiting(tenant: Tenant | None) -> None:
+    """Raise `RateLimited` when no more events for the webhook may wait."""
     waiting = WebhookDelivery.objects.filter(tenant=tenant, next_try_at__isnull=False)
     if waiting.count() >= MAX_WAITING:
         raise RateLimited(f"{MAX_WAITING:,} events wait for the webhook already.", retry_after=60)
@@ -173,7 +177,7 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
         row.delivered_at, row.next_try_at = timezone.now(), None
         return
     reason = row.error or f"it answered {row.status}"
-    logger.warning("webhook delivery failed: tenant %s, event %s: %s", row.tenant, row, reason)
+    logger.warning("webhook delivery failed: %s, event %s: %s", hook, row, reason)
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:

@@ -79,6 +79,10 @@ ROUTES: dict[str, dict[str, str]] = {
     "POST": {
         "console/adapters/<pk>/alias/delete/": RUN,
         "console/alerts/<pk>/silence/": OPERATE,
+        "console/alerts/webhook/<pk>/again/": OPERATE,
+        "console/alerts/webhook/delete/": OPERATE,
+        "console/alerts/webhook/set/": OPERATE,
+        "console/alerts/webhook/test/": OPERATE,
         "console/api/feedback/<name>": LOOK,
         "console/api/pictures": WORK,
         "console/api/run/completions": WORK,
@@ -189,7 +193,8 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         adapter=adapter, tenant=acme, served_model=quill, name="pirate", version=version
     )
     Replica.objects.create(served_model=quill, replica_id="quill-1")
-    Webhook.objects.create(tenant=acme, url="https://hooks.example.org/", secret="x")
+    for tenant in (acme, None):
+        Webhook.objects.create(tenant=tenant, url="https://hooks.example.org/", secret="x")
     file = StoredFile.objects.create(
         tenant=acme, user=member, public_id=new_id("file-"), filename="a.jsonl", size=0
     )
@@ -218,8 +223,11 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         duration_ms=1.0,
     )
     key = actions.create_key(actor=User.objects.get(username="ada"), tenant=acme).key
-    delivery = WebhookDelivery.objects.create(
-        tenant=acme, event_id="e-1", kind="test", url="https://hooks.example.org/", body="{}"
+    delivery, alert_delivery = (
+        WebhookDelivery.objects.create(
+            tenant=tenant, event_id=name, kind="test", url="https://hooks.example.org/", body="{}"
+        )
+        for tenant, name in ((acme, "e-1"), (None, "e-2"))
     )
     preset = PlaygroundPreset.objects.create(public_id=new_id("preset-"), tenant=acme, name="Brief")
     return {
@@ -233,6 +241,7 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         "console/api/feedback/": entry.request_id,
         "console/keys/": key.pk,
         "console/alerts/": Alert.objects.create(rule="disk", subject="/", text="Full.").pk,
+        "console/alerts/webhook/": alert_delivery.pk,
         "console/webhook/": delivery.pk,
         "console/models/": quill.pk,
         "console/tenants/": "acme",

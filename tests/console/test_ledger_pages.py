@@ -325,6 +325,36 @@ def test_admins_set_try_and_take_away_the_webhook(
     assert not Webhook.objects.exists()
 
 
+def test_operators_set_try_and_take_away_the_webhook_of_alerts(
+    login: Login, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "post_webhook", lambda *_: 500)
+    money.set_webhook(actor=SYSTEM_ACTOR, tenant=acme, url="https://x.example/acme")
+    client, page = login("root"), "/console/alerts/"
+    assert client.post(f"{page}webhook/set/", {"url": "file:///etc/passwd"}).status_code == 400
+    assert client.post(f"{page}webhook/test/").status_code == 404
+    assert client.post(f"{page}webhook/set/", {"url": "https://x.example/all"}).status_code == 302
+    secret = Webhook.objects.get(tenant=None).secret
+    assert secret in text_of(client, page)
+    assert secret not in text_of(client, page), "once"
+    assert client.post(f"{page}webhook/test/").status_code == 302
+    event = WebhookDelivery.objects.get()
+    webhooks.deliver_event(event.pk)
+    text = text_of(client, page)
+    assert event.event_id in text
+    assert ">500<" in text
+    assert "x.example/acme" not in text
+    assert event.event_id not in text_of(login("adam"), "/console/webhook/", tenant="acme")
+    again = f"{event.pk}/again/"
+    assert client.post(f"{page}webhook/{again}").status_code == 409, "it still waits"
+    WebhookDelivery.objects.update(next_try_at=None)
+    foreign = login("adam").post(f"/console/webhook/{again}", {"tenant": "acme"})
+    assert foreign.status_code == 404
+    assert client.post(f"{page}webhook/{again}").status_code == 302
+    assert client.post(f"{page}webhook/delete/").status_code == 302
+    assert Webhook.objects.get().tenant == acme
+
+
 # -- data -------------------------------------------------------------------------------------
 
 

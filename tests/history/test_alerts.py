@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,8 @@ from django.utils import timezone
 from catalog.models import Replica, ServedModel
 from history import alerts
 from history.models import Alert, PoolSample
-from metering.models import RequestEntry
+from metering.actions import set_webhook
+from metering.models import RequestEntry, Webhook, WebhookDelivery
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant, User
@@ -126,6 +128,71 @@ def test_a_silenced_alert_is_not_mailed_when_it_comes_again(operator: User) -> N
         alerts.check_rules()
     assert Alert.objects.count() == 2
     assert len(mail.outbox) == 1
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Webhook:
+    """The operators' webhook, for which no worker runs."""
+    monkeypatch.setattr("metering.webhooks.send_task_best_effort", lambda *_: None)
+    return set_webhook(actor=SYSTEM_ACTOR, tenant=None, url="https://x.example/alerts")
+
+
+def events() -> list[tuple[str, dict[str, Any]]]:
+    """What waits for the webhooks, and of whom."""
+    rows = WebhookDelivery.objects.order_by("pk")
+    assert {row.tenant for row in rows} <= {None}
+    return [(row.kind, json.loads(row.body)) for row in rows]
+
+
+def test_the_webhook_hears_when_an_alert_begins_and_when_it_is_over(
+    acme: Tenant, webhook: Webhook
+) -> None:
+    set_webhook(actor=SYSTEM_ACTOR, tenant=acme, url="https://x.example/acme")
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(
+        served_model=model, replica_id="r1", state="failed", detail="out of memory"
+    )
+    open_rules()
+    open_rules()
+    (kind, body), *more = events()  # once, not each minute
+    assert (kind, body["type"], more) == ("alert.opened", "alert.opened", [])
+    assert (body["tenant"], body["rule"], body["subject"]) == (None, "replica failed", "r1")
+    assert body["finished_at"] is None
+    assert "out of memory" in body["text"]
+    replica.state = "ready"
+    replica.save()
+    open_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened", "alert.finished"]
+    assert events()[1][1]["alert"] == body["alert"]
+    assert events()[1][1]["finished_at"] is not None
+
+
+def test_the_webhook_hears_nothing_of_silenced_alerts_and_of_others_once_an_hour(
+    operator: User, webhook: Webhook
+) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(served_model=model, replica_id="r1", state="failed")
+    for state in ("failed", "ready", "failed", "ready", "failed"):
+        Replica.objects.filter(pk=replica.pk).update(state=state)
+        alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened", "alert.finished"]
+    Alert.objects.update(webhook_at=None)
+    alerts.silence_alert(actor=operator, alert=alerts.open_alerts().get(), hours=1)
+    alerts.check_rules()
+    assert len(events()) == 2
+
+
+def test_rules_are_checked_while_too_many_events_wait(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metering.webhooks.MAX_WAITING", 0)
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    Replica.objects.create(served_model=model, replica_id="r1", state="failed")
+    assert open_rules() == {("replica failed", "r1")}
+    monkeypatch.undo()
+    monkeypatch.setattr("metering.webhooks.send_task_best_effort", lambda *_: None)
+    alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened"]
 
 
 def test_a_replica_that_fails_again_and_again_is_mailed_once_an_hour(operator: User) -> None:

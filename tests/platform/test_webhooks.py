@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import cache
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from common import outbound_http
@@ -22,6 +22,7 @@ from common.errors import Conflict, NotFound, PermissionDenied, RateLimited
 from engine.contract.errors import InvalidRequest
 from metering import actions, alerts, webhooks
 from metering.models import Budget, Webhook, WebhookDelivery
+from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
 from tests.platform.conftest import World
@@ -183,6 +184,21 @@ def test_two_workers_send_an_event_once(
     monkeypatch.setattr(webhooks, "post_webhook", slow)
     assert deliver_due() == 1
     assert seen == [None]
+
+
+def test_operators_have_one_webhook_whose_events_are_signed(receiver: Any) -> None:
+    for url in ("https://x.example/old", "https://x.example/alerts"):
+        hook = actions.set_webhook(actor=SYSTEM_ACTOR, tenant=None, url=url)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Webhook.objects.create(tenant=None, url="https://y.example/", secret="x")
+    actions.send_test_event(actor=SYSTEM_ACTOR, tenant=None)
+    actions.send_test_event(actor=SYSTEM_ACTOR, tenant=None)
+    assert webhooks.deliver_due_events() == 1, "one of this owner at a time"
+    assert deliver_due() == 2
+    url, body, headers = receiver.got[0]
+    assert (url, json.loads(body)["tenant"]) == (hook.url, None)
+    seconds = int(headers["X-Quire-Signature"].split(",")[0].removeprefix("t="))
+    assert headers["X-Quire-Signature"] == webhooks.signature(hook.secret, body, seconds)
 
 
 def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, receiver: Any) -> None:

@@ -1,11 +1,16 @@
-"""The alerts page: what is wrong now, what was, and silence, for operators."""
+"""The alerts page: what is wrong now, what was, silence and the webhook, for operators."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.http import HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
@@ -13,9 +18,12 @@ from django.views.decorators.http import require_POST, require_safe
 from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
-from console.views.base import post_int
+from console.views.base import post_int, post_text
+from console.views.settings import MAX_ROWS
 from engine.contract.errors import InvalidRequest, QuireError
 from history.alerts import RULES, access_alerts, silence_alert
+from metering import actions
+from metering.budgets import access_deliveries, access_delivery, access_webhooks
 from tenants.sessions import UserRequest
 
 PAGE = 50
@@ -44,29 +52,70 @@ def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
         "silences": SILENCES.items(),
         "rules": [(name, (rule.__doc__ or "").strip()) for name, rule in RULES.items()],
         "can_mail": bool(settings.QUIRE.smtp_url),
+        "webhook": access_webhooks(request.user, None).first(),
+        "deliveries": access_deliveries(request.user, None)[:MAX_ROWS],
         "error": error,
         "told": pop_one_time(request) if request.method == "GET" else {},
     }
     return render(request, "console/alerts.html", context, status=error.status if error else 200)
 
 
-@reauthentication_required
-@require_POST
-@never_cache
-@login_required
-def silence(request: UserRequest, pk: int) -> HttpResponse:
-    """Send no mail about an alert for a while."""
-    try:
-        alert = access_alerts(request.user).filter(pk=pk).first()
-        if alert is None:
-            raise NotFound("Alert not found.")
-        hours = post_int(request, "hours")
-        if hours not in SILENCES:
-            raise InvalidRequest(
-                f"hours must be one of {', '.join(map(str, SILENCES))}.", param="hours"
-            )
-        silence_alert(actor=request.user, alert=alert, hours=hours)
-    except QuireError as error:
-        return show(request, error)
-    store_one_time(request, text=f"No mail about {alert} for {SILENCES[hours]}.")
-    return redirect("alerts")
+def alerts_action(function: Callable[..., dict[str, str]]) -> Callable[..., HttpResponseBase]:
+    """Turn a function from a request to an outcome into a POST view that shows it once."""
+
+    @reauthentication_required
+    @require_POST
+    @never_cache
+    @login_required
+    @wraps(function)
+    def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
+        try:
+            store_one_time(request, **function(request, **kwargs))
+        except QuireError as error:
+            return show(request, error)
+        return redirect("alerts")
+
+    return view
+
+
+@alerts_action
+def silence(request: UserRequest, pk: int) -> dict[str, str]:
+    """Send no mail and no event about an alert for a while."""
+    alert = access_alerts(request.user).filter(pk=pk).first()
+    if alert is None:
+        raise NotFound("Alert not found.")
+    hours = post_int(request, "hours")
+    if hours not in SILENCES:
+        raise InvalidRequest(
+            f"hours must be one of {', '.join(map(str, SILENCES))}.", param="hours"
+        )
+    silence_alert(actor=request.user, alert=alert, hours=hours)
+    return {"text": f"No mail and no event about {alert} for {SILENCES[hours]}."}
+
+
+@alerts_action
+def set_webhook(request: UserRequest) -> dict[str, str]:
+    """Set the operators' webhook and create a new secret, shown once."""
+    url = post_text(request, "url") or ""
+    return {"secret": actions.set_webhook(actor=request.user, tenant=None, url=url).secret}
+
+
+@alerts_action
+def delete_webhook(request: UserRequest) -> dict[str, str]:
+    """Delete the operators' webhook."""
+    actions.delete_webhook(actor=request.user, tenant=None)
+    return {"text": "No more events are sent."}
+
+
+@alerts_action
+def try_webhook(request: UserRequest) -> dict[str, str]:
+    """Send the operators' webhook a test event."""
+    actions.send_test_event(actor=request.user, tenant=None)
+    return {"text": "A test event is being sent. Reload the page in a moment to see the result."}
+
+
+@alerts_action
+def send_again(request: UserRequest, pk: int) -> dict[str, str]:
+    """Send an abandoned event again."""
+    actions.redeliver(actor=request.user, delivery=access_delivery(request.user, None, pk))
+    return {"text": "The event is being sent again."}

@@ -112,6 +112,7 @@ class Migration(migrations.Migration):
                 ("started_at", models.DateTimeField(default=django.utils.timezone.now)),
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
                 ("mailed_at", models.DateTimeField(blank=True, null=True)),
+                ("webhook_at", models.DateTimeField(blank=True, null=True)),
                 ("silenced_until", models.DateTimeField(blank=True, null=True)),
             ],
             options={

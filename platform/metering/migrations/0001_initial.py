@@ -2,6 +2,7 @@ from decimal import Decimal
 
 import django.core.validators
 import django.db.models.deletion
+import django.db.models.functions.comparison
 from django.conf import settings
 from django.db import migrations, models
 
@@ -119,12 +120,21 @@ class Migration(migrations.Migration):
                 (
                     "tenant",
                     models.OneToOneField(
+                        null=True,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="webhook",
                         to="tenants.tenant",
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        django.db.models.functions.comparison.Coalesce("tenant", 0),
+                        name="one_webhook_of_operators",
+                    )
+                ],
+            },
         ),
         migrations.CreateModel(
             name="WebhookDelivery",
@@ -153,6 +163,7 @@ class Migration(migrations.Migration):
                 (
                     "tenant",
                     models.ForeignKey(
+                        null=True,
                         on_delete=django.db.models.deletion.CASCADE,
                         related_name="+",
                         to="tenants.tenant",
