@@ -270,11 +270,11 @@ class DraftModelProposer:
             computed = prefix.num_tokens
         else:
             self._rows[seq_id] = row  # used lately
-            if self.kv.states is not None and row.computed > row.num_cached:
+            if self.kv.states is not None:
                 # The state is taken back to where its drafts began, right or wrong.
                 self.kv.states.rewind(seq_id, row.num_cached)
                 self.kv.start_step()
-                row.computed, row.drafts = row.num_cached, []
+                row.computed, row.drafts = min(row.computed, row.num_cached), []
             computed = row.valid()
         num_unread = min(total - computed, budget)
         caught_up = computed + num_unread == total

@@ -135,6 +135,19 @@ def test_a_draft_with_states_that_is_the_model_is_always_right(tmp_path: Path) -
     assert stats.spec_decode_num_accepted_tokens_total == stats.spec_decode_num_draft_tokens_total
 
 
+def test_a_draft_with_states_that_ends_at_once_returns_its_block(tmp_path: Path) -> None:
+    """The first draft ends the text each time, so no more are drawn behind it."""
+    make_checkpoint(RECIPES["lfm2"], tmp_path)
+    llm = drafting(tmp_path, tmp_path)
+    always_ends = SamplingParams(
+        temperature=0, max_tokens=30, ignore_eos=True, logit_bias={2: 100.0}
+    )
+    llm.generate([[5, 6, 7], [8] * 40], always_ends)
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 10
+    assert llm.core.drafter.model.is_healthy
+    llm.core.check_integrity()
+
+
 def test_preempted_sequences_are_caught_up_with(model_folder: Folder, draft: Path) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(3))
     plain = run(make(folder), asked)
