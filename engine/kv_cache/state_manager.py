@@ -70,6 +70,7 @@ class Checkpoint:
 
     Attributes:
         sequence: whose state.
+        record: what is remembered of it, also when it has ended; None without a prefix cache.
         num_tokens: tokens that it has taken in.
         block: where it is written.
         quota: the tenant's.
@@ -77,6 +78,7 @@ class Checkpoint:
     """
 
     sequence: CacheableSequence
+    record: CheckpointedSequence | None
     num_tokens: int
     block: Block
     quota: TenantQuota
@@ -270,7 +272,7 @@ class StateManager(SingleTypeManager):
         is_returned_to = record.is_returning or num_tokens == record.branch
         if self.pool.num_free_blocks and self._make_space(quota, is_returned_to):
             (block,) = self.pool.get_new_blocks(1, quota)
-            self._pending.append(Checkpoint(sequence, num_tokens, block, quota))
+            self._pending.append(Checkpoint(sequence, record, num_tokens, block, quota))
 
     def _make_space(self, quota: TenantQuota, is_returned_to: bool) -> bool:
         """Whether a checkpoint is worth more than the one that it would replace, which then is the
@@ -315,7 +317,7 @@ class StateManager(SingleTypeManager):
             if is_new:
                 self.pool.cache_block(block, key)
             self._free(checkpoint)
-            record = self._sequences.get(sequence.seq_id)
+            record = checkpoint.record
             if record is None or not is_new:
                 continue
             self._record_use(block, record.is_returning or num_tokens == record.branch)
@@ -367,9 +369,9 @@ class StateManager(SingleTypeManager):
         """Have the next step keep the states before each of the drafts that follow `num_computed`
         tokens. The pool must have as many free blocks.
         """
-        quota = self._state_quota(quota)
+        quota, record = self._state_quota(quota), self._sequences.get(sequence.seq_id)
         self._drafted[sequence.seq_id] = [
-            Checkpoint(sequence, num_computed + index, block, quota)
+            Checkpoint(sequence, record, num_computed + index, block, quota)
             for index, block in enumerate(self.pool.get_new_blocks(num_drafts, quota))
         ]
 

@@ -363,6 +363,22 @@ def test_chats_that_take_turns_reuse_most_of_what_can_be_reused(num_states: int)
     assert hits.share >= 0.5 * best_share(num_states - 1, order, hits.num_shared)
 
 
+def test_chats_with_short_answers_that_take_turns_reuse_as_much() -> None:
+    """A sequence that ends with its prompt's step has its checkpoint cached after it has gone."""
+    kv, _ = make(5, num_blocks=20_000)
+    source = random.Random(0)
+    texts: list[list[int]] = [[] for _ in range(16)]
+    hits = Hits(0, [])
+    for seq_id, chat in enumerate(ROUND_ROBIN):
+        hits.num_shared.append(len(texts[chat]))
+        texts[chat] = [*texts[chat], *source.choices(range(10**6), k=100)]
+        sequence = Tokens(seq_id, texts[chat])
+        hits.num_tokens += start(kv, sequence)
+        sequence.token_ids.append(source.randrange(10**6))
+        finish(kv, sequence)
+    assert hits.share >= 0.8 * best_share(4, ROUND_ROBIN, hits.num_shared, beginning=0)
+
+
 def test_chats_that_ended_make_space_for_others() -> None:
     """Four chats at a time, and a block more than they need."""
     order = [4 * group + turn % 4 for group in range(6) for turn in range(48)]
