@@ -76,7 +76,10 @@ def close_beside(queue: StorageQueue, tier: SlowTier) -> None:
     assert not closing.is_alive()
 
 
-def test_what_waits_is_written_before_a_replica_ends(tier: SlowTier) -> None:
+def test_what_waits_is_written_before_a_replica_ends(
+    tier: SlowTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.kv_transfer.storage_queue.CLOSE_TIMEOUT_S", 600.0)
     queue, keys = queue_of(tier)
     close_beside(queue, tier)
     assert tier.written == keys
