@@ -62,8 +62,11 @@ def drop(backend: str) -> TierReport:
     if "://" not in backend:
         report = TierReport()
         for path in _segments(backend):
-            report.num_bytes += path.stat().st_size
-            path.unlink(missing_ok=True)
+            try:
+                report.num_bytes += path.stat().st_size
+                path.unlink()
+            except FileNotFoundError:
+                continue  # a replica has deleted it
         return report
     store = make_store(backend, sys.maxsize, 0)
     try:

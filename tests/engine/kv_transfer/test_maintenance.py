@@ -60,6 +60,17 @@ def test_a_folder_is_dropped_and_goes_on_being_written(tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_segment_that_a_replica_deletes_meanwhile_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(tmp_path).close()
+    listed = [tmp_path / "deleted.kv", *segments(tmp_path)]
+    monkeypatch.setattr("engine.kv_transfer.maintenance._segments", lambda folder: listed)
+    assert verify(str(tmp_path)).num_records == NUM_BLOCKS
+    assert drop(str(tmp_path)).num_bytes > 0
+    assert not segments(tmp_path)
+
+
 @pytest.fixture(scope="module", params=["redis", "s3"])
 def records(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
