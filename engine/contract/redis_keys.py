@@ -89,6 +89,11 @@ def is_prefill_request(request_id: str) -> bool:
     return request_id.startswith(_PREFILL)
 
 
+def prefilled_request_id(request_id: str) -> str:
+    """Id of the request whose prompt a request computes; of others their own."""
+    return request_id.removeprefix(_PREFILL)
+
+
 def base_request_id(request_id: str) -> str:
     """A request's id without the number of its attempt: what gateways call it."""
     return request_id.partition("~")[0]

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from engine.contract.errors import QuireError
 from engine.contract.messages import ABORTED_BY_OPERATOR, PAUSE_MODES, ControlRequest, TokenDelta
-from engine.contract.redis_keys import base_request_id
+from engine.contract.redis_keys import base_request_id, prefilled_request_id
 from engine.core.engine_core import EngineCore
 from engine.core.request_admission import PauseMode
 from engine.lora.adapter_cache import AdapterManager
@@ -90,7 +90,7 @@ def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]
     ids = set(request_ids)
     deltas: list[TokenDelta] = []
     for request_id in list(core.requests):
-        named = base_request_id(request_id)
+        named = prefilled_request_id(base_request_id(request_id))
         # Of several prompts each is a request of its own, numbered behind the client's id.
         if not ids or named in ids or named.rpartition("-")[0] in ids:
             deltas += core.abort(request_id)

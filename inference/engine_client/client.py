@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import msgspec
 from django.conf import settings
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -338,6 +339,10 @@ class EngineClient:
     def _apply_prefill(self, flight: InFlightRequest, delta: TokenDelta) -> None:
         """A prompt is computed, or its replica couldn't: another one answers it in either case."""
         if not delta.finish_reason:
+            return
+        if delta.stop_reason == ABORTED_BY_OPERATOR:
+            for index in range(len(flight.finished)):
+                self._apply_delta(flight, msgspec.structs.replace(delta, index=index, token_ids=[]))
             return
         replica = self.fleet.get(flight.replica_id)
         if replica is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.contract.messages import ABORTED_BY_OPERATOR, ControlRequest
+from engine.contract.redis_keys import prefill_request_id
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -124,11 +125,12 @@ def test_a_mode_that_nobody_knows_changes_nothing(gateway: Gateway) -> None:
 
 def test_requests_are_aborted_by_their_ids(gateway: Gateway) -> None:
     gateway.control("pause", mode="keep")  # none of them ends by itself
-    for name in ("cmpl-1-0", "cmpl-1-1", "cmpl-12", "chat-3"):
+    prefill = prefill_request_id("cmpl-1-2")
+    for name in ("cmpl-1-0", "cmpl-1-1", prefill, "cmpl-12", "chat-3"):
         long_request(gateway, name)
     reply = gateway.control("abort_requests", request_ids=["cmpl-1", "nobody"])
-    gateway.finish("cmpl-1-0", "cmpl-1-1")
-    assert reply.detail == "2 requests were aborted."
+    gateway.finish("cmpl-1-0", "cmpl-1-1", prefill)
+    assert reply.detail == "3 requests were aborted."
     assert not gateway.ended("cmpl-12")
     gateway.control("abort_requests")
     gateway.control("resume")

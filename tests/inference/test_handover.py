@@ -118,6 +118,28 @@ async def test_a_prompt_whose_prefill_replica_dies_is_computed_where_it_is_answe
     assert not redis_keys.is_prefill_request(decode.request_id)
 
 
+async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
+    operator: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with two(operator) as (producer, consumer):
+        proceed, step = asyncio.Event(), producer._step
+
+        async def step_later() -> None:
+            await proceed.wait()
+            await step()
+
+        monkeypatch.setattr(producer, "_step", step_later)
+        exchange = start(operator, n=2)
+        await until(lambda: producer.running)
+        await operator.client.post("/abort_requests")
+        proceed.set()
+        events = await read(exchange)
+    choices = [choice for event in events if isinstance(event, dict) for choice in event["choices"]]
+    reasons = {choice["index"]: choice["finish_reason"] for choice in choices}
+    assert reasons == {0: "abort", 1: "abort"}
+    assert not consumer.received
+
+
 async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefill_replica(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
