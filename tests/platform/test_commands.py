@@ -522,6 +522,10 @@ def test_the_engine_command_becomes_the_engines_process(
     assert f"--model={folder}" in second
     model = ServedModel.objects.get()
     assert (model.managed, model.desired_state) == (False, "loaded")
+    run("engine", "m", "--replica-id", "third", "--idle-minutes", "5")
+    assert ServedModel.objects.get().scales_from_zero
+    run("engine", "m", "--replica-id", "fourth")
+    assert not ServedModel.objects.get().scales_from_zero
 
 
 # -- usage ------------------------------------------------------------------------------------

@@ -42,9 +42,10 @@ class Command(QuireCommand):
         parser.add_argument(
             "--idle-minutes",
             type=int,
+            default=0,
             metavar="N",
             help="an autoscaler ends replicas after N minutes without requests: with none left, "
-            "requests wait until it has started one",
+            "requests wait until it has started one (default: 0, there is none)",
         )
         add_cli_args(parser, skip=NAMED)
 
@@ -75,6 +76,8 @@ class Command(QuireCommand):
             served_model = ServedModel.objects.filter(name=name).first()
         idle_minutes = options["idle_minutes"]
         if served_model is not None and served_model.desired_state == DesiredState.LOADED:
+            if served_model.managed and not idle_minutes:
+                return served_model
             return actions.update_model(
                 actor=CLI_ACTOR, model=served_model, idle_minutes=idle_minutes
             )
