@@ -6,6 +6,7 @@ median, averaged, and the cheapest monotonic path through them gives each token'
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,24 +27,23 @@ def read_alignment_heads(
     generation: dict[str, Any], num_layers: int, num_heads: int
 ) -> dict[int, tuple[int, ...]]:
     """Heads by layer of a generation_config.json; those of the upper half of the layers, as in
-    OpenAI's Whisper, where it names none.
+    OpenAI's Whisper, where it names none of this model: distilled ones often have their teacher's.
 
-    Raises `ModelLoadError` for pairs that the model doesn't have.
+    Raises `ModelLoadError` for what are no pairs.
     """
-    pairs = generation.get("alignment_heads") or [
-        (layer, head) for layer in range(num_layers // 2, num_layers) for head in range(num_heads)
-    ]
-    heads: dict[int, tuple[int, ...]] = {}
     try:
-        for layer, head in pairs:
-            if layer not in range(num_layers) or head not in range(num_heads):
-                raise ValueError(f"layer {layer} has no head {head}")
-            heads[int(layer)] = (*heads.get(int(layer), ()), int(head))
-    except (TypeError, ValueError) as error:
+        pairs = [(int(layer), int(head)) for layer, head in generation.get("alignment_heads") or ()]
+    except (TypeError, ValueError, OverflowError) as error:
         raise ModelLoadError(
             f"generation_config.json: alignment_heads must be pairs of layer and head: {error}.",
             param="model",
         ) from error
+    model_heads = list(product(range(num_layers), range(num_heads)))
+    if not pairs or not set(pairs) <= set(model_heads):
+        pairs = model_heads[num_layers // 2 * num_heads :]
+    heads: dict[int, tuple[int, ...]] = {}
+    for layer, head in pairs:
+        heads[layer] = (*heads.get(layer, ()), head)
     return heads
 
 

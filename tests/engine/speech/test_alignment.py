@@ -160,10 +160,25 @@ def test_what_cant_be_aligned_is_refused_by_field(
     llm.llm_engine.core.check_integrity()
 
 
-def test_alignment_heads_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+def _write_heads(folder: Path, pairs: list[Any]) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": pairs}))
+
+
+def test_a_distilled_model_with_its_teachers_heads_is_aligned_by_the_default_ones(
+    tmp_path: Path,
+) -> None:
     make_whisper(tmp_path)
-    for pairs in ([[3, 0]], [[0, 4]], [[0]], ["ab"]):
-        (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": pairs}))
+    times = []
+    for pairs in ([], [[3, 0], [0, 1]], [[0, 4]], [[-1, 0]]):
+        _write_heads(tmp_path, pairs)
+        times.append(_align(_llm(tmp_path), CASES))
+    assert times == [times[0]] * 4
+
+
+def test_alignment_heads_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
+    make_whisper(tmp_path)
+    for pairs in ([[0]], ["ab"], [[0, None]], [[0, float("inf")]]):
+        _write_heads(tmp_path, pairs)
         with pytest.raises(ModelLoadError, match="alignment_heads"):
             _llm(tmp_path)
 
