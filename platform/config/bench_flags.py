@@ -12,6 +12,8 @@ from engine.contract.engine_config import add_cli_args
 
 #: Forms that take an engine's settings.
 WITH_ENGINE = ("latency", "throughput")
+#: Default ranges of tokens, both ends included.
+INPUT_LEN, OUTPUT_LEN = (128, 512), (64, 128)
 BENCH_FLAGS = frozenset({"model", "served_model_name"})
 
 
@@ -47,6 +49,14 @@ def _throughput(parser: ArgumentParser) -> None:
         "Submit all requests at once and print output and total tokens a second, the arithmetic "
         "as a part of the float32 matrix-product rate measured in the same run (sgemm), time to "
         "the first token (ttft), between tokens (itl) and of the engine's steps."
+    )
+    parser.add_argument(
+        "--dataset",
+        "--dataset-path",
+        type=Path,
+        metavar="FILE",
+        help="JSON file of conversations in ShareGPT's format: --num-prompts first questions drawn "
+        "from it, each with as many output tokens as its reply has (default: random prompts)",
     )
     _workload(parser)
     _engine(parser)
@@ -113,11 +123,11 @@ def _workload(
     _count(parser, "--num-prompts", 64, "requests")
     text = "tokens of each {}, or a range to draw from (default: {}-{})"
     for flag, alias, what, low, high in (
-        ("--input-len", input_len, "prompt", 128, 512),
-        ("--output-len", output_len, "output", 64, 128),
+        ("--input-len", input_len, "prompt", *INPUT_LEN),
+        ("--output-len", output_len, "output", *OUTPUT_LEN),
     ):
         parser.add_argument(
-            flag, alias, type=_range, default=(low, high), metavar="N|LOW-HIGH",
+            flag, alias, type=_range, metavar="N|LOW-HIGH",
             help=text.format(what, low, high),
         )  # fmt: skip
     parser.add_argument(

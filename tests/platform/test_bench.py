@@ -20,6 +20,7 @@ from benchmarks import http_load
 from benchmarks.ceilings import Ceilings
 from benchmarks.http_load import Sample
 from config.management.commands.bench import Command
+from engine.text.tokenizer import load_tokenizer
 
 KEY = "secret"
 DEMO = Path(__file__).resolve().parents[2] / "demo" / "model"
@@ -219,6 +220,46 @@ def test_figures_come_with_their_limit_and_percentiles(
     for name in ("ttft", "itl"):
         assert 0 < row[f"{name}_p50_ms"] <= row[f"{name}_p99_ms"]
         assert f"{name}_p99_ms" in said
+
+
+def conversation(*texts: str) -> dict[str, Any]:
+    return {"conversations": [{"from": "human", "value": text} for text in texts]}
+
+
+def test_prompts_and_lengths_of_output_are_a_datasets(quick: None, tmp_path: Path) -> None:
+    dataset, out = tmp_path / "sharegpt.json", tmp_path / "figures.json"
+    question, reply = "Tell me where the river begins.", "It begins in the mountains."
+    usable = conversation(question, reply, "And where does it end?")
+    too_long = conversation(question, "far away " * 200)
+    conversations = [conversation(question), conversation("a", "b"), too_long, usable]
+    dataset.write_text(json.dumps(conversations))
+    bench("throughput", "--dataset", str(dataset), *ENGINE, "--json", str(out))
+    row, encode = json.loads(out.read_text()), load_tokenizer(str(DEMO)).encode
+    assert row["requests"] == 1
+    assert row["prompt_tokens"] == len(encode(question))
+    assert row["output_tokens"] == len(encode(reply))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (None, (), "can't be read: No such file"),
+        ("{", (), "isn't JSON"),
+        ('{"a": 1}', (), 'must be a list of {"conversations"'),
+        ('[{"conversations": [{"value": 1}, {"value": "b"}]}]', (), 'must be a list of {"conver'),
+        ('[{"conversations": [{"value": "a"}]}]', (), "No conversation of the dataset fits"),
+        ("[]", ("--output-len", "4"), "leave --input-len and --output-len out"),
+    ],
+)
+def test_a_dataset_that_cant_be_used_is_refused(
+    text: str | None, flags: tuple[str, ...], message: str, quick: None, tmp_path: Path
+) -> None:
+    dataset = tmp_path / "sharegpt.json"
+    if text is not None:
+        dataset.write_text(text)
+    with pytest.raises(CommandError) as refused:
+        bench("throughput", "--dataset", str(dataset), *flags, *ENGINE)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("form", ["latency", "throughput"])

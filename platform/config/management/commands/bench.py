@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from django.core.management.base import BaseCommand, CommandError
 
-from config.bench_flags import WITH_ENGINE, add_forms
+from config.bench_flags import INPUT_LEN, OUTPUT_LEN, WITH_ENGINE, add_forms
 from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
@@ -86,15 +86,32 @@ class Command(BaseCommand):
     def _throughput(self, options: dict[str, Any]) -> None:
         from benchmarks import ceilings, offline, workload
 
-        core = self._core(options)
-        self._check_lengths(core, options["input_len"][1], options["output_len"][1])
-        jobs = workload.random_jobs(
-            options["num_prompts"],
-            core.facts.vocab_size,
-            options["input_len"],
-            options["output_len"],
-            options["workload_seed"],
-        )
+        seed = options["workload_seed"]
+        if options["dataset"] is None:
+            core = self._core(options)
+            lengths = options["input_len"] or INPUT_LEN, options["output_len"] or OUTPUT_LEN
+            self._check_lengths(core, lengths[0][1], lengths[1][1])
+            jobs = workload.random_jobs(
+                options["num_prompts"], core.facts.vocab_size, *lengths, seed
+            )
+        else:
+            if options["input_len"] or options["output_len"]:
+                raise CommandError(
+                    "--dataset has lengths of its own: leave --input-len and --output-len out."
+                )
+            conversations = workload.read_sharegpt(options["dataset"])
+            core = self._core(options)
+            if core.tokenizer is None:
+                raise CommandError(
+                    "--dataset needs the tokenizer: leave --skip-tokenizer-init out."
+                )
+            jobs = workload.sharegpt_jobs(
+                conversations,
+                core.tokenizer.encode,
+                options["num_prompts"],
+                core.facts.max_model_len,
+                seed,
+            )
         row = self._engine_of(core) | offline.throughput(core, ceilings.measure(), jobs)
         self._report(row, options)
 
@@ -115,8 +132,8 @@ class Command(BaseCommand):
             jobs = workload.random_jobs(
                 options["num_prompts"],
                 options["vocab_size"],
-                options["input_len"],
-                options["output_len"],
+                options["input_len"] or INPUT_LEN,
+                options["output_len"] or OUTPUT_LEN,
                 # Fresh prompts a level: none is served from an earlier level's prefix cache.
                 options["workload_seed"] + 100 * index,
             )
