@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from sys import getsizeof
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +26,7 @@ from common.errors import NotFound
 from common.outbound_http import OutboundRequestBlocked, fetch
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import MediaItem, ModelInfo
+from engine.multimodal.documents import MAX_TEXT_CHARS
 from engine.multimodal.inputs import (
     ANSWERS,
     Answer,
@@ -153,11 +155,21 @@ async def read_documents(
     if any(source.file_id for source in sources):
         sources = await run_in_db_thread(_locate_files, caller, sources)
     pool, max_images = get_media_pool(), info.max_images if info.sees else 0
-    documents = await asyncio.gather(
-        *(pool.read_document(source, max_images, caller.tenant) for source in sources)
-    )
     parts = {}
-    for source, document in zip(sources, documents, strict=True):
+    num_images = num_chars = 0
+    # One after the other: together, a request's documents would take gigabytes before they are
+    # counted.
+    for source in sources:
+        document = await pool.read_document(source, max_images, caller.tenant)
+        num_images += sum(bool(page.image) for page in document.pages)
+        num_chars += sum(len(page.text) for page in document.pages)
+        if num_images > max_images or num_chars > MAX_TEXT_CHARS:
+            raise InvalidRequest(
+                f"The documents of a request may have at most {max_images} pages with images and "
+                f"{MAX_TEXT_CHARS} characters; those up to this one have {num_images} and "
+                f"{num_chars}.",
+                param=source.param,
+            )
         if not max_images and not any(page.text for page in document.pages):
             raise InvalidRequest(
                 f"The document has no text, and the model {info.name} takes no images.",
@@ -407,7 +419,8 @@ class MediaPool:
 def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:
     if isinstance(answer, PreparedPicture):
         return len(answer.tensors)
-    return sum(len(page.text) + len(page.image) for page in answer.pages)
+    # Not their lengths: empty pages would never be evicted, and a character may take four bytes.
+    return sum(getsizeof(page.text) + getsizeof(page.image) for page in answer.pages)
 
 
 def _text_of(data: bytes) -> str | None:

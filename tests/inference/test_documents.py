@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import ModelInfo
+from engine.multimodal.documents import MAX_TEXT_CHARS
 from engine.text import Tokenizer
-from inference.rendering.media import MediaPool, MediaSource
+from inference.rendering import media
+from inference.rendering.media import MediaPool, MediaSource, read_documents
 from tests.engine.multimodal.pdfs import encrypted_pdf, pdf
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
@@ -138,3 +143,33 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
     assert first is not other
     drawn = await pool.read_document(source, 3, "acme")
     assert all(page.image for page in drawn.pages)
+
+
+async def test_pages_without_text_are_evicted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "CACHE_BYTES", 1000)
+    pool = MediaPool()
+    for number in range(30):
+        url = f"data:;base64,{encoded(pdf(['']) + b'%% %d' % number)}"
+        await pool.read_document(MediaSource(url, "messages", kind="document"), 0, "acme")
+    assert 0 < len(pool._prepared) < 20
+
+
+@pytest.mark.parametrize(
+    ("files", "held"),
+    [
+        ([pdf(["a", "b"]), pdf(["c", "d"]), pdf(["e"]), b"never read"], "have 5 and 5"),
+        ([b"a" * (MAX_TEXT_CHARS // 2)] * 2 + [b"a", b"never read"], f"0 and {MAX_TEXT_CHARS + 1}"),
+    ],
+    ids=["pages", "text"],
+)
+async def test_documents_of_a_request_are_limited_together(files: list[bytes], held: str) -> None:
+    info = ModelInfo(
+        name="m", path="", max_model_len=9, vocab_size=9, dtype="", sees=True, max_images=4
+    )
+    caller: Any = SimpleNamespace(tenant="acme")
+    content = [file_part(data) for data in files]
+    at_limit = [{"role": "user", "content": content[:2]}]
+    assert len(await read_documents(at_limit, info, caller)) == 2
+    with pytest.raises(InvalidRequest, match=held) as refused:
+        await read_documents([{"role": "user", "content": content}], info, caller)
+    assert refused.value.param == "messages[0].content[2]"
