@@ -149,7 +149,10 @@ _OTHER_FORMATS = {
 #: Bytes of a file's name that systems take.
 _MAX_NAME_BYTES = 255
 #: Buffers that older checkpoints carry and that we compute ourselves.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+_IGNORED_SUFFIXES = (
+    ".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias",
+    ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay",
+)  # fmt: skip
 
 
 class WeightReader:

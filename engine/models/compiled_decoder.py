@@ -49,6 +49,8 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
     """What the compiled decoder can't do; "": nothing."""
     if spec.activation not in ACTIVATIONS:
         return f"it has the activation {spec.activation}"
+    if spec.normed_residual:
+        return "its residual is what a norm gave"
     if spec.states is not None:
         return "some of its layers carry a state"
     if spec.attends or spec.has_mlp:

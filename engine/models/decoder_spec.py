@@ -109,6 +109,7 @@ class MambaSpec:
 
     Attributes:
         kind: "mamba1", whose heads have one value each; "mamba2"; "delta", the gated delta rule;
+            "lightning", linear attention, whose convolution is of one token with weight 1;
             "conv": neither recurrence nor norm, whose one head has no keys.
         layers: for each layer, whether it has one of these.
         num_heads, num_key_heads: of values, and of keys and queries.
@@ -116,19 +117,21 @@ class MambaSpec:
         conv_width: tokens that a convolution sees.
         limits: of the recurrence's rates.
         inputs: name of the first product. "mamba1": values and gates; "mamba2": gate, values, keys,
-            queries and rates; "delta": by key head queries, keys, values and gates; "conv": gates
-            before and after, values.
+            queries and rates; "delta": by key head queries, keys, values and gates; "lightning": by
+            head queries, keys and values; "conv": gates before and after, values.
+        output_gate: of the product that gives "lightning" its gates.
         input_scales: of the parts of the first product of "mamba2"; (): 1.
         output_scale: of the last product.
         dt_proj: of the product that gives "delta" its betas and rates, by key head, and "mamba1"
             its rates, of `dt_rank` values.
         x_proj: of the product that gives "mamba1" these values, keys and queries.
         dt_norm, key_norm, query_norm: of what x_proj gives; "": none.
+        fixed_decays: of each layer's heads, below 0; (): the checkpoint has them, by `decay`.
         gated_norm: of what the heads give; "": none.
         norm_before_gate: otherwise the norm comes after the gate.
     """
 
-    kind: Literal["mamba1", "mamba2", "delta", "conv"]
+    kind: Literal["mamba1", "mamba2", "delta", "lightning", "conv"]
     layers: tuple[bool, ...]
     num_heads: int
     num_key_heads: int
@@ -139,6 +142,7 @@ class MambaSpec:
     bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
     inputs: str = "mamba.in_proj"
+    output_gate: str = ""
     input_scales: tuple[float, ...] = ()
     output_scale: float = 1.0
     dt_proj: str = ""
@@ -149,6 +153,7 @@ class MambaSpec:
     query_norm: str = ""
     conv: str = "mamba.conv1d"
     decay: str = "mamba.A_log"
+    fixed_decays: tuple[tuple[float, ...], ...] = ()
     rate_bias: str = "mamba.dt_bias"
     skip: str = "mamba.D"
     gated_norm: str = "mamba.norm"
@@ -177,7 +182,7 @@ class MambaSpec:
             return (self.values,) * 3
         if self.kind == "mamba1":
             return self.values, self.values
-        rates = () if self.dt_proj else (self.num_heads,)
+        rates = (self.num_heads,) if self.kind == "mamba2" else ()
         return self.values, self.values, self.keys, self.keys, *rates
 
     @property
@@ -317,6 +322,8 @@ class DecoderSpec:
         has_mlp: for each layer whether it has an MLP or experts; (): all have. A layer without it,
             or with nothing else, has one norm.
         attention_output_scale, mlp_output_scale: of their last products.
+        normed_residual: factors of the residual, which is then what the last norm gave, before what
+            attention, a state, the MLP gives is added to it; (): the residual isn't normed.
         mlp_gate_scale: of what the MLP activates.
         latents: attention is over latents, one KV head of `head_dim` values that are keys and
             values both; None: over keys and values.
@@ -397,6 +404,7 @@ class DecoderSpec:
     position_offset: int = 0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
+    normed_residual: tuple[float, ...] = ()
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     tie_embeddings: bool = False
@@ -435,7 +443,11 @@ class DecoderSpec:
             attends=part(self.attends),
             has_mlp=part(self.has_mlp),
             moe=None if moe is None else replace(moe, layers=part(moe.layers)),
-            states=None if states is None else replace(states, layers=part(states.layers)),
+            states=None
+            if states is None
+            else replace(
+                states, layers=part(states.layers), fixed_decays=part(states.fixed_decays)
+            ),
         )
 
     def rope_of(self, layer: int) -> RopeSpec | None:

@@ -31,7 +31,15 @@ from kernels.lora import (
 )
 
 #: Parts of a linear layer, at most, of which each has an adapter's ranks to itself; else 1.
-_PARTS = {"qkv": 3, "latent_in": 2, "up": 2, "residual_up": 2, "shared_up": 2, EXPERTS["up"]: 2}
+_PARTS = {
+    "qkv": 3,
+    "latent_in": 2,
+    "state_in": 2,
+    "up": 2,
+    "residual_up": 2,
+    "shared_up": 2,
+    EXPERTS["up"]: 2,
+}
 
 
 def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:

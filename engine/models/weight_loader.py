@@ -425,14 +425,21 @@ class WeightLoader:
 
     def _state(self, described: StateDescription) -> StateWeights:
         state, heads = described.state, described.state.num_heads
-        conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
+        conv = torch.ones((state.channels, 1, state.conv_width), device=self.ops.device)
+        if described.conv:
+            conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
         bias = f"{described.conv}.bias" if state.conv_bias else ""
         scan, norm, scales = None, None, None
         if state.kind != "conv":
-            decays = (heads, state.key_size) if state.kind == "mamba1" else (heads,)
+            sizes = (heads, state.key_size) if state.kind == "mamba1" else (heads,)
+            no_bias = torch.zeros(heads, device=self.ops.device)
             scan = ScanWeights(
-                decay=-self.vector(described.decay, *decays).exp(),
-                rate_bias=self.vector(described.rate_bias, heads),
+                decay=-self.vector(described.decay, *sizes).exp()
+                if described.decay
+                else torch.tensor(described.fixed_decays, device=self.ops.device),
+                rate_bias=self.vector(described.rate_bias, heads)
+                if described.rate_bias
+                else no_bias,
                 skip=self.vector(described.skip, heads) if described.skip else None,
                 limits=state.limits,
                 delta=state.kind == "delta",
@@ -442,8 +449,8 @@ class WeightLoader:
             norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
         if state.input_scales:
             scales = torch.tensor(state.input_scales, device=self.ops.device)
-            sizes = torch.tensor(state.input_sizes, device=self.ops.device)
-            scales = scales.repeat_interleave(sizes)
+            counts = torch.tensor(state.input_sizes, device=self.ops.device)
+            scales = scales.repeat_interleave(counts)
         selection = described.selection
         return StateWeights(
             state=state,

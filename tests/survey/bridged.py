@@ -186,7 +186,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "deepseek_v32": recipe("deepseek_v32", **LATENTS, **_ROUTED),
     "doge": recipe("doge"),
-    "minimax": recipe("minimax", num_local_experts=2, head_dim=16),
     "openai-gpt": {
         "model_type": "openai-gpt",
         "vocab_size": 384,

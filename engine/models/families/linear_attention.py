@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.contract.errors import BadModelConfig
@@ -12,11 +13,13 @@ from engine.models.families.common import (
     Config,
     Family,
     divisor_field,
+    head_size,
     layers_with_state,
     refuse,
     size_field,
 )
 from engine.models.families.llama import llama
+from engine.models.families.moe import mixtral_experts
 
 _LFM2 = WeightNames(
     final_norm="model.embedding_norm",
@@ -65,6 +68,50 @@ def qwen3_next(config: Config) -> dict[str, Any]:
         "moe": moe if moe.num_experts else None,
         "states": _delta(config, layers_with_state(config, types)),
     }
+
+
+def minimax(config: Config) -> dict[str, Any]:
+    """MiniMax-Text-01: lightning attention, some layers attend; experts everywhere."""
+    refuse(config, hidden_act="silu", sliding_window=0)
+    layers = int(config["num_hidden_layers"])
+    types = [ATTENTION_LAYERS[1], STATE_LAYERS[1]] * (layers // 2 + 1)
+    carried = layers_with_state(config, types[:layers], STATE_LAYERS[1:])
+    return {
+        "moe": replace(mixtral_experts(config), scale=float(config["mlp_beta_factor"])),
+        "attention_output_scale": float(config["full_attn_beta_factor"]),
+        "normed_residual": tuple(
+            float(config[f"{part}_alpha_factor"]) for part in ("full_attn", "linear_attn", "mlp")
+        ),
+        "states": _lightning(config, carried) if any(carried) else None,
+    }
+
+
+def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
+    """Head h of H decays by 2^(-8 (h + 1) / H) a token, less in later layers."""
+    heads, size = size_field(config, "num_attention_heads"), head_size(config)
+    slopes = [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
+    last = len(layers) - 1 + 1e-5
+    factors = [1 - layer / last + 1e-5 for layer in range(len(layers))]
+    return MambaSpec(
+        kind="lightning",
+        layers=layers,
+        num_heads=heads,
+        num_key_heads=heads,
+        value_size=size,
+        key_size=size,
+        conv_width=1,
+        limits=(1.0, 1.0),
+        inputs="self_attn.qkv_proj",
+        output_gate="self_attn.output_gate",
+        output_scale=float(config["linear_attn_beta_factor"]),
+        conv="",
+        decay="",
+        fixed_decays=tuple(tuple(-slope * factor for slope in slopes) for factor in factors),
+        rate_bias="",
+        skip="",
+        gated_norm="self_attn.norm",
+        output="self_attn.out_proj",
+    )
 
 
 def lfm2_moe(config: Config) -> dict[str, Any]:
@@ -176,6 +223,23 @@ _LFM2_DEFAULTS = {
     "conv_bias": False,
 }
 FAMILIES = {
+    "MiniMaxForCausalLM": Family(
+        minimax,
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "full_attn_alpha_factor": 1.0,
+            "full_attn_beta_factor": 1.0,
+            "linear_attn_alpha_factor": 1.0,
+            "linear_attn_beta_factor": 1.0,
+            "mlp_alpha_factor": 1.0,
+            "mlp_beta_factor": 1.0,
+        },
+    ),
     "Lfm2MoeForCausalLM": Family(
         lfm2_moe,
         {

@@ -20,13 +20,17 @@ from engine.models.rotary_embedding import rope_spec
 
 def mixtral(config: Config) -> dict[str, Any]:
     """Mixtral: every layer has experts, weights of the chosen ones sum to 1."""
-    moe = _experts_everywhere(
+    return {"moe": mixtral_experts(config), "sliding_windows": window_everywhere(config)}
+
+
+def mixtral_experts(config: Config) -> MoeSpec:
+    """Experts in every layer by Mixtral's names."""
+    return _experts_everywhere(
         config,
         router="block_sparse_moe.gate",
         experts="block_sparse_moe.experts.",
         expert_names=("w1", "w3", "w2"),
     )
-    return {"moe": moe, "sliding_windows": window_everywhere(config)}
 
 
 def qwen2_moe(config: Config) -> dict[str, Any]:

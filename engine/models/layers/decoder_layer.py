@@ -32,7 +32,7 @@ from engine.models.layers.linear import (
     StateWeights,
     TokenMixerWeights,
 )
-from engine.models.layers.mamba import Mamba1Mixer, MambaMixer, ShortConvMixer, make_mixer
+from engine.models.layers.mamba import StateMixer, make_mixer
 from engine.models.layers.mla import MlaAttention
 from engine.models.layers.norm import (
     NoNorm,
@@ -47,8 +47,6 @@ from engine.models.layers.norm import (
 from engine.models.lora import LoraContext, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import HeadNormWeights, NormWeights
-
-StateMixer = MambaMixer | Mamba1Mixer | ShortConvMixer
 
 
 @dataclass(slots=True)
@@ -138,6 +136,37 @@ class SequentialLayer:
             x, residual = x[rows], residual[rows]
         x = self.mlp(self.mlp_norm.add_and_norm(x, residual))
         return self.next_norm.add_and_norm(x, residual), residual
+
+
+@dataclass(slots=True)
+class NormedResidualLayer:
+    """residual = norm(residual) * attention_factor; residual += attention(norm(residual)), and the
+    same with the MLP: the residual is what the norm gave.
+    """
+
+    attention: TokenMixer
+    attention_factor: float
+    mlp_norm: Norm
+    mlp: Transform
+    mlp_factor: float
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionMetadata,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual."""
+        residual = x * self.attention_factor
+        x = self.attention(x, context, cache)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        x = self.mlp_norm.add_and_norm(x, residual)
+        residual = x * self.mlp_factor
+        return self.next_norm.add_and_norm(self.mlp(x), residual), residual
 
 
 @dataclass(slots=True)
@@ -231,7 +260,15 @@ class ResidualExpertsLayer:
         return self.next_norm.add_and_norm(x.add_(chosen), residual), residual
 
 
-Layer = SequentialLayer | CrossLayer | ParallelLayer | ResidualExpertsLayer | MixerLayer | MlpLayer
+Layer = (
+    SequentialLayer
+    | NormedResidualLayer
+    | CrossLayer
+    | ParallelLayer
+    | ResidualExpertsLayer
+    | MixerLayer
+    | MlpLayer
+)
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) -> LayerWeights:
@@ -342,6 +379,10 @@ def build_layer(
     if layer.cross is not None and isinstance(mixer, SelfAttention):
         cross_norm, cross = norm(layer.cross.norm), _make_cross(spec, ops, layer.cross)
         return CrossLayer(mixer, cross_norm, cross, mlp_norm or NoNorm(), mlp, after)
+    if spec.normed_residual:
+        full, state, mlp_factor = spec.normed_residual
+        factor = state if isinstance(attention, StateWeights) else full
+        return NormedResidualLayer(mixer, factor, mlp_norm or NoNorm(), mlp, mlp_factor, after)
     return SequentialLayer(mixer, mlp_norm or NoNorm(), mlp, after)
 
 

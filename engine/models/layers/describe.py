@@ -119,7 +119,7 @@ def _token_mixers(
     """A layer's attention, latents or state, and the state beside its attention."""
     state = None
     if spec.states is not None and spec.states.layers[index]:
-        state = _state(spec, spec.states, prefix)
+        state = _state(spec, spec.states, index, prefix)
     if index not in spec.attention_layers:
         return state, None
     if spec.latents is not None:
@@ -188,7 +188,7 @@ def _latents(spec: DecoderSpec, latents: MlaSpec, prefix: str) -> LatentDescript
     )
 
 
-def _state(spec: DecoderSpec, state: MambaSpec, prefix: str) -> StateDescription:
+def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> StateDescription:
     hidden, values = spec.hidden_size, state.values
 
     def name(relative: str) -> str:
@@ -200,14 +200,21 @@ def _state(spec: DecoderSpec, state: MambaSpec, prefix: str) -> StateDescription
         selection = _linear(prefix + state.x_proj, sum(state.x_sizes), values, False)
     elif state.dt_proj:
         rates = _linear(prefix + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
+    inputs = [LinearPart(prefix + state.inputs, state.input_rows)]
+    if state.output_gate:
+        inputs = [
+            LinearPart(prefix + state.inputs, state.channels),
+            LinearPart(prefix + state.output_gate, values),
+        ]
     norms = (state.dt_norm, state.key_norm, state.query_norm)
     return StateDescription(
         state=state,
-        inputs=_linear(prefix + state.inputs, state.input_rows, hidden, state.bias),
+        inputs=FusedLinear(parts=tuple(inputs), columns=hidden, bias=state.bias),
         selection=selection,
         rates=rates,
-        conv=prefix + state.conv,
+        conv=name(state.conv),
         decay=name(state.decay),
+        fixed_decays=state.fixed_decays[index] if state.fixed_decays else (),
         rate_bias=name(state.rate_bias),
         skip=name(state.skip),
         norm=NormDescription(

@@ -123,12 +123,13 @@ class StateDescription:
 
     Attributes:
         state: its sizes.
-        inputs, output: the products before and after.
+        inputs, output: the products before and after; "lightning": `inputs` gives gates, too.
         selection: of the convolution's result, what rates are made of, keys, queries; or None.
         rates: the product that gives rates, or None.
-        conv: of the convolution, [channels, 1, width].
+        conv: of the convolution, [channels, 1, width]; "": its weights are 1.
         decay, rate_bias, skip: vectors, a value a head ("mamba1": a decay for each of its keys);
             "" where there are none.
+        fixed_decays: of the heads, in the place of `decay`; (): it has a name.
         norm: of what the heads give, if there are any.
         selection_norms: of the parts of `selection`; (): it is None.
     """
@@ -143,6 +144,7 @@ class StateDescription:
     skip: str
     norm: NormDescription
     output: FusedLinear
+    fixed_decays: tuple[float, ...] = ()
     selection_norms: tuple[NormDescription, ...] = ()
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:

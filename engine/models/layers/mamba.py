@@ -10,9 +10,12 @@ from torch import Tensor
 from engine.models.decoder_spec import MambaSpec
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.linear import StateWeights
-from engine.models.layers.norm import Norm, Transform, make_norm
+from engine.models.layers.norm import Norm, RMSNorm, Transform, make_norm
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
+
+#: Of the norm in lightning attention, whatever the model's other norms have.
+LIGHTNING_NORM_EPS = 1e-6
 
 
 @dataclass(slots=True)
@@ -202,6 +205,36 @@ class Mamba1Mixer:
 
 
 @dataclass(slots=True, kw_only=True)
+class LightningMixer:
+    """One layer of lightning attention (arXiv 2401.04658): product, SiLU, recurrence whose decays
+    are fixed, norm, gate, product.
+
+    Attributes:
+        weights: of the layer; its convolution is SiLU alone.
+        norm: of what the heads give, over all of them.
+        output: what follows the gate: [T, values] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    weights: StateWeights
+    scan: ScanWeights
+    norm: Norm
+    output: Transform
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
+        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        weights, state = self.weights, self.weights.state
+        mixed, gate = weights.inputs(x).split((state.channels, state.values), dim=-1)
+        conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, None, cache.of)
+        by_head = conv.unflatten(-1, (state.num_heads, 3, state.value_size))
+        q, k, v = (part.contiguous() for part in by_head.unbind(-2))
+        rate = x.new_zeros((len(x), state.num_heads))  # within limits that leave 1
+        inputs = ScanInputs(q, k, v, rate)
+        values = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        return self.output(self.norm(values).mul_(torch.sigmoid(gate)))
+
+
+@dataclass(slots=True, kw_only=True)
 class ShortConvMixer:
     """One layer's product, gate, convolution, gate and product.
 
@@ -224,12 +257,16 @@ class ShortConvMixer:
         return self.output(output_gate * conv)
 
 
-def make_mixer(
-    ops: KernelSet, weights: StateWeights, output: Transform, eps: float
-) -> MambaMixer | Mamba1Mixer | ShortConvMixer:
+StateMixer = MambaMixer | Mamba1Mixer | LightningMixer | ShortConvMixer
+
+
+def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: float) -> StateMixer:
     """The layer of these weights; `output` is what follows it."""
     if weights.scan is None:
         return ShortConvMixer(ops=ops, weights=weights, output=output)
+    if weights.state.kind == "lightning" and weights.norm is not None:
+        norm = RMSNorm(ops, weights.norm, LIGHTNING_NORM_EPS)
+        return LightningMixer(ops=ops, weights=weights, scan=weights.scan, norm=norm, output=output)
     if weights.selection is None or weights.rates is None:
         return MambaMixer(ops=ops, weights=weights, scan=weights.scan, output=output, eps=eps)
     norms = zip(weights.selection_norms, weights.state.x_sizes, strict=True)

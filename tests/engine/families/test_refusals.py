@@ -75,6 +75,8 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("Qwen3NextForCausalLM", {"linear_key_head_dim": -1}, "linear_key_head_dim"),
         ("Qwen3NextForCausalLM", {"full_attention_interval": 0}, "full_attention_interval"),
         ("Qwen3NextForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ("MiniMaxForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
+        ("MiniMaxForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (

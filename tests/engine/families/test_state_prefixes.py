@@ -15,7 +15,7 @@ from tests.engine.speculative.free import make_drafts_free
 from tests.survey.recipes import RECIPES, VOCAB
 from tests.survey.tiny import make_checkpoint
 
-NAMES = ("falcon_h1", "granite4", "jamba", "lfm2", "nemotron_h", "qwen3_next")
+NAMES = ("falcon_h1", "granite4", "jamba", "lfm2", "minimax", "nemotron_h", "qwen3_next")
 #: Bits are compared by their log probabilities.
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
 

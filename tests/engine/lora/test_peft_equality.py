@@ -75,6 +75,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         {"target_modules": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "o_proj"]},
     ),
+    "lightning-attention": (
+        "minimax",
+        {"target_modules": ["qkv_proj", "output_gate", "out_proj", "q_proj", "o_proj"]},
+    ),
 }
 
 
