@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import secrets
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.core.cache import cache
+from django.core.management import call_command
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
@@ -188,7 +190,10 @@ def test_two_workers_send_an_event_once(
 
 def test_operators_have_one_webhook_whose_events_are_signed(receiver: Any) -> None:
     for url in ("https://x.example/old", "https://x.example/alerts"):
-        hook = actions.set_webhook(actor=SYSTEM_ACTOR, tenant=None, url=url)
+        output = io.StringIO()
+        call_command("set_webhook", "--operators", url, stdout=output)
+    hook = Webhook.objects.get(tenant=None)
+    assert output.getvalue() == f"{hook.secret}\n"
     with pytest.raises(IntegrityError), transaction.atomic():
         Webhook.objects.create(tenant=None, url="https://y.example/", secret="x")
     actions.send_test_event(actor=SYSTEM_ACTOR, tenant=None)
@@ -199,6 +204,8 @@ def test_operators_have_one_webhook_whose_events_are_signed(receiver: Any) -> No
     assert (url, json.loads(body)["tenant"]) == (hook.url, None)
     seconds = int(headers["X-Quire-Signature"].split(",")[0].removeprefix("t="))
     assert headers["X-Quire-Signature"] == webhooks.signature(hook.secret, body, seconds)
+    call_command("set_webhook", "--operators", "--off", stdout=output)
+    assert not Webhook.objects.exists()
 
 
 def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, receiver: Any) -> None:
