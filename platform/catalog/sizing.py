@@ -11,9 +11,14 @@ from catalog.checkpoint import BITS, Checkpoint
 from engine.contract.engine_config import EngineConfig
 from engine.system.host import available_memory
 
-#: Bits of a weight that is rounded while it loads, its scales included; tables keep eight.
-ROUNDED_BITS = {"int8": 8.125, "int4": 4.5}
-TABLE_BITS = 8.125
+#: Bits of a layer's weight that is rounded while it loads, its scales included, and of a table's;
+#: None: tables keep their dtype.
+ROUNDED_BITS = {
+    "int8": (8.125, 8.125),
+    "int4": (4.5, 8.125),
+    "fp8": (8.25, None),
+    "bitsandbytes": (4.5, None),
+}
 #: Loading takes at most so much of the weights' final size: docs/quantization.md.
 LOAD_PEAK_FACTOR = 1.15
 #: A replica's process with nothing in it: Python, torch, the kernels.
@@ -102,14 +107,11 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
         return checkpoint.nbytes  # packed already, or of a form that nothing is known of
     stored_bits = BITS.get(checkpoint.dtype, 16)
     rest = checkpoint.nbytes - floats * stored_bits // 8
-    bits = ROUNDED_BITS.get(config.quantization or "")
-    if bits is not None:
-        return (
-            int(checkpoint.matrix_values * bits / 8 + checkpoint.table_values * TABLE_BITS / 8)
-            + rest
-        )
     loaded_bits = _KV_BITS.get(config.dtype, stored_bits)
-    return floats * loaded_bits // 8 + rest
+    matrix_bits, table_bits = ROUNDED_BITS.get(config.quantization or "", (loaded_bits, None))
+    table_bits = table_bits or loaded_bits
+    values = checkpoint.matrix_values * matrix_bits + checkpoint.table_values * table_bits
+    return int(values / 8) + rest
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, config: EngineConfig) -> int:

@@ -31,7 +31,12 @@ for given in json.loads(sys.argv[2]):
     }))
     llm.llm_engine.shutdown()
 """
-GIVEN: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": "int8"}]
+GIVEN: list[dict[str, Any]] = [
+    {},
+    {"quantization": "int4", "kv_cache_dtype": "int8"},
+    {"quantization": "fp8"},
+    {"quantization": "bitsandbytes"},
+]
 
 
 @pytest.mark.system
