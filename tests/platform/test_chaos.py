@@ -250,6 +250,7 @@ WRONG = [
     ["--kills", "x"],
     ["--kills", "3", "--minutes", "1"],
     ["--kills", "3", "--fault", "disk full"],
+    ["--kills", "3", "--ranks", "2"],
     ["--fault", "rain"],
 ]
 

@@ -124,12 +124,15 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any]) -> Run:
         end = options["seed"], self._log_line, options["log"]
         if options["kills"]:
-            if options["fault"] or options["postgresql"] or options["disaggregated"]:
-                raise CommandError("--kills goes without --fault, --postgresql, --disaggregated.")
+            names = ("fault", "postgresql", "disaggregated")
+            if any(options[name] for name in names) or options["ranks"] > 1:
+                raise CommandError(
+                    "--kills goes without --fault, --postgresql, --disaggregated, --ranks."
+                )
             return Kills(options["kills"], options["streams"], options["tokens"], *end)
         kinds = {name: options[name] for name in ("postgresql", "disaggregated")}
-        names, ranks = options["fault"] or FAULTS, options["ranks"]
-        return Faults(options["minutes"], *end, names, **kinds, num_ranks=ranks)
+        faults, ranks = options["fault"] or FAULTS, options["ranks"]
+        return Faults(options["minutes"], *end, faults, **kinds, num_ranks=ranks)
 
     def _log_line(self, text: str) -> None:
         self.stderr.write(text)
