@@ -5,6 +5,7 @@ Ranks are numbered stage by stage: the ranks of a stage share its layers' tensor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,8 @@ class ParallelState:
 
 def parse_partition(partition: str, num_stages: int) -> tuple[int, ...]:
     """Number of layers of each stage. Raises `ConfigError`."""
-    counts = partition.split(",")
-    if len(counts) != num_stages or not all(count.strip().isdecimal() for count in counts):
+    counts = [count.strip() for count in partition.split(",")]
+    if len(counts) != num_stages or not all(re.fullmatch("[0-9]{1,9}", count) for count in counts):
         raise ConfigError(
             f"{PARTITION_PARAM} must be {num_stages} numbers of layers, such as "
             f"{','.join(['8'] * num_stages)}; got {partition!r:.80}.",

@@ -19,7 +19,7 @@ from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
 from engine.devices.threads import default_num_threads, parse_cpus
 from engine.distributed.channel import ChannelClosed
-from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
+from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState, parse_partition
 from engine.distributed.pipeline import StageTimeout
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.lora_worker import LoraWorker
@@ -351,6 +351,8 @@ def _check(config: EngineConfig) -> None:
 
 def rank_config(config: EngineConfig, rank: int, ops: KernelSet) -> EngineConfig:
     """The settings of one rank: its share of the threads, or of the CPUs that they are bound to.
+    if config.pipeline_parallel_size > 1 and config.pipeline_layer_partition:
+        parse_partition(config.pipeline_layer_partition, config.pipeline_parallel_size)
 
     Raises `ConfigError` for fewer CPUs than ranks.
     """

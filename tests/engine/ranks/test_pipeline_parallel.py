@@ -188,3 +188,4 @@ def test_layers_are_split_evenly_and_the_last_stage_has_no_more_than_others() ->
     assert stage_layers(8, 2) == [range(4), range(4, 8)]
     assert stage_layers(10, 4) == [range(2), range(2, 5), range(5, 8), range(8, 10)]
     assert stage_layers(5, 2, (1, 4)) == [range(1), range(1, 5)]
+        ({"pipeline_layer_partition": f"1,{'9' * 5000}"}, "must be 2 numbers of layers"),
