@@ -444,6 +444,8 @@ class EngineCore:
         )
         deltas = self._fail_loading(step, error) if isinstance(error, KVLoadError) else []
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
+        if self._pipelined and len(failed) > 1:
+            return deltas  # another stage may have failed in a later step: each runs alone now
         # One that loaded KV blocks is to blame if it fails again without them.
         if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:
             return deltas

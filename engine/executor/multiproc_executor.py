@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -40,14 +41,17 @@ class RankedStep:
 
     def __init__(self, executor: MultiprocExecutor, step: int, launched: StepFuture) -> None:
         self._executor, self._step, self._launched = executor, step, launched
+        self._tokens: StepFuture | None = None
         self._outcome: StepResult | BaseException | None = None
 
     def result(self) -> StepResult:
         if self._outcome is None:  # the tokens of a step are chosen once
             try:
+                if self._tokens is None:
+                    self._tokens = self._executor.finish(self._step, self._launched)
+                self._tokens.exception()  # an interrupt of this wait fails no step
                 with self._executor.explain_failure(self._step):
-                    self._executor.finish(self._step)
-                    self._outcome = self._launched.result()
+                    self._outcome = self._tokens.result()
             except Exception as error:
                 self._outcome = error
                 raise
@@ -142,6 +146,7 @@ class MultiprocExecutor(UniProcExecutor):
                 param=PARAM,
             )
         self._completed = -1
+        self._finishers = ThreadPoolExecutor(1, "stage-finish")
         state = ParallelState(0, size, config.pipeline_parallel_size)
         param = PARAM if size > 1 else PIPELINE_PARAM
         try:
@@ -244,10 +249,13 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.broadcast("launch", plan)
         return RankedStep(self, plan.step, super().execute_async(plan))
 
-    def finish(self, step: int) -> None:
+    def finish(self, step: int, launched: StepFuture) -> StepFuture:
         """Have the tokens of a launched step be chosen, where that isn't part of the launch."""
-        if self.worker.stage is not None:
-            self._ranks.broadcast("finish", step)
+        if self.worker.stage is None:
+            return launched
+        self._ranks.broadcast("finish", step)
+        # In a thread: an interrupt would leave a half of the logits unread.
+        return self._finishers.submit(launched.result)
 
     def explain_failure(self, step: int) -> _FailureScope:
         """A block that runs a step, or waits for it."""
@@ -331,6 +339,7 @@ class MultiprocExecutor(UniProcExecutor):
         self._ranks.close()
         if self.worker.stage is not None:
             self.worker.stage.close()
+        self._finishers.shutdown()
 
 
 def _check(config: EngineConfig) -> None:
@@ -342,6 +351,8 @@ def _check(config: EngineConfig) -> None:
             "share models on CPUs alone.",
             param=param,
         )
+    if config.pipeline_parallel_size > 1 and config.pipeline_layer_partition:
+        parse_partition(config.pipeline_layer_partition, config.pipeline_parallel_size)
     if any(not isinstance(name, str) for name in config.logits_processors or ()):
         raise ConfigError(
             "logits_processors must be named as module:Class where several ranks share the model.",
@@ -351,8 +362,6 @@ def _check(config: EngineConfig) -> None:
 
 def rank_config(config: EngineConfig, rank: int, ops: KernelSet) -> EngineConfig:
     """The settings of one rank: its share of the threads, or of the CPUs that they are bound to.
-    if config.pipeline_parallel_size > 1 and config.pipeline_layer_partition:
-        parse_partition(config.pipeline_layer_partition, config.pipeline_parallel_size)
 
     Raises `ConfigError` for fewer CPUs than ranks.
     """

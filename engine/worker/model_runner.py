@@ -125,10 +125,13 @@ class DeferredStep:
 
     def __init__(self, choose_tokens: Callable[[], StepResult]) -> None:
         self._choose_tokens = choose_tokens
+        self._result: StepResult | None = None
 
     @torch.inference_mode()
     def finish(self) -> StepResult:
-        return self._choose_tokens()
+        if self._result is None:  # the logits come once
+            self._result = self._choose_tokens()
+        return self._result
 
 
 class ModelRunner:

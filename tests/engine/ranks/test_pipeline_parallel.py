@@ -17,6 +17,8 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.core.engine_core import EngineCore
 from engine.distributed.parallel_state import stage_layers
+from engine.distributed.pipeline import _HEADER
+from kernels.errors import RankError
 from tests.engine.models import make_model
 from tests.engine.ranks.test_tensor_parallel import GREEDY, Outputs, outputs, running
 
@@ -144,6 +146,40 @@ def test_after_a_step_that_fails_on_a_stage_others_go_on(model_folder: Folder) -
         assert not failures
 
 
+def test_a_request_is_not_blamed_for_the_failure_of_a_later_step(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 1, pipeline_parallel_size=2) as llm:
+        expected = outputs(llm)
+        stage, failures = llm.core.executor.worker.stage, [RankError("Another rank has failed.")]
+        receive = stage.receive_logits
+
+        def fail_once(num_rows: int, vocab_size: int) -> Any:
+            if failures and num_rows == 1 and len(set(llm.core.sequences_in_flight)) == 3:
+                raise failures.pop()
+            return receive(num_rows, vocab_size)
+
+        stage.receive_logits = fail_once
+        assert outputs(llm) == expected
+        assert not failures
+
+
+def test_an_interrupt_while_logits_come_loses_nothing(model_folder: Folder) -> None:
+    with running(model_folder("llama"), 1, pipeline_parallel_size=2) as llm:
+        expected, interrupted = outputs(llm), threading.Event()
+        (connection,) = llm.core.executor.worker.stage._logits
+        fill = connection._fill
+
+        def interrupt(buffer: memoryview) -> None:
+            if len(buffer) != _HEADER.size and not interrupted.is_set():
+                interrupted.set()
+                signal.raise_signal(signal.SIGINT)  # the main thread gets it
+            fill(buffer)
+
+        connection._fill = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            outputs(llm)
+        assert outputs(llm) == expected
+
+
 @pytest.mark.parametrize(
     "blow", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
 )
@@ -169,6 +205,7 @@ def test_a_lost_stage_ends_the_engine(model_folder: Folder, blow: int) -> None:
             "must be 2 numbers of layers",
             marks=pytest.mark.slow,
         ),
+        ({"pipeline_layer_partition": f"1,{'9' * 5000}"}, "must be 2 numbers of layers"),
         ({"device": "cuda"}, "on CPUs alone"),
         pytest.param(
             {"model_impl": "transformers"}, "the Transformers bridge", marks=pytest.mark.slow
@@ -188,4 +225,3 @@ def test_layers_are_split_evenly_and_the_last_stage_has_no_more_than_others() ->
     assert stage_layers(8, 2) == [range(4), range(4, 8)]
     assert stage_layers(10, 4) == [range(2), range(2, 5), range(5, 8), range(8, 10)]
     assert stage_layers(5, 2, (1, 4)) == [range(1), range(1, 5)]
-        ({"pipeline_layer_partition": f"1,{'9' * 5000}"}, "must be 2 numbers of layers"),
