@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import ModelOutput
 
 from engine import LLM, PoolingParams, SamplingParams
@@ -186,6 +187,26 @@ def test_alignment_heads_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
 def test_one_token_and_sound_of_one_state_have_a_time() -> None:
     assert token_times(torch.rand(2, 1, 30)).tolist() == [0.0]
     assert token_times(torch.rand(2, 5, 1)).tolist() == [0.0] * 5
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Records the bytes of the largest tensor that an operation returns."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+def test_many_heads_take_no_multiple_of_the_memory_of_their_weights() -> None:
+    weights = torch.rand(40, 20, 100)
+    with _LargestTensor() as largest:
+        token_times(weights)
+    assert weights.nbytes <= largest.num_bytes < 2 * weights.nbytes
 
 
 @pytest.mark.parametrize(
