@@ -165,7 +165,7 @@ async def read_documents(
         num_chars += sum(len(page.text) for page in document.pages)
         if num_images > max_images or num_chars > MAX_TEXT_CHARS:
             raise InvalidRequest(
-                f"The documents of a request may have at most {max_images} pages with images and "
+                f"The documents of a request may have at most {max_images} images and "
                 f"{MAX_TEXT_CHARS} characters; those up to this one have {num_images} and "
                 f"{num_chars}.",
                 param=source.param,
