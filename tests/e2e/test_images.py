@@ -108,14 +108,14 @@ def test_chats_with_pictures_say_what_transformers_says(
 
 
 def test_tokens_of_images_are_in_the_ledger(seeing: Seeing, client: openai.OpenAI) -> None:
-    answer = ask(client, [picture(9, 60, 40), "A prompt that no other test has"])
-    query = "SELECT image_tokens FROM metering_usageentry WHERE prompt_tokens = ?"
+    answer = ask(client, [picture(9, 60, 40), "What?"])
+    query = "SELECT image_tokens FROM metering_usageentry WHERE request_id = ?"
     deadline = time.monotonic() + 60
     rows: list[tuple[int]] = []
     while not rows and time.monotonic() < deadline:
         time.sleep(0.1)
         with closing(sqlite3.connect(seeing.product.data_dir / "quire.sqlite3")) as database:
-            rows = list(database.execute(query, (answer.usage.prompt_tokens,)))
+            rows = list(database.execute(query, (answer.id,)))
     assert rows == [(16,)]
 
 
