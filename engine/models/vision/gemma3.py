@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,16 @@ class Gemma3(VisionFamily):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.bidirectional_span = int(config["mm_tokens_per_image"])
+        span, vision = config["mm_tokens_per_image"], config["vision_config"]
+        self._side = math.isqrt(max(0, span or 0))
+        patches = int(vision["image_size"]) // int(vision["patch_size"])
+        if not self._side or self._side**2 != span or patches % self._side:
+            raise ModelLoadError(
+                f"config.json: mm_tokens_per_image must be a square that divides the image's "
+                f"{patches} x {patches} patches; got {span}.",
+                param="mm_tokens_per_image",
+            )
+        self.bidirectional_span = int(span)
         window = config["text_config"].get("sliding_window")
         if window and int(window) < self.bidirectional_span:
             raise ModelLoadError(
@@ -36,7 +47,6 @@ class Gemma3(VisionFamily):
         prefix = find_prefix(loader.weights, *TOWER_PREFIXES)
         spec = siglip_tower(self.config["vision_config"], prefix)
         self._tower = VisionTower(spec, loader)
-        self._side = int(self.bidirectional_span**0.5)
         name = ("model." if prefix.startswith("model.") else "") + "multi_modal_projector."
         hidden, size = int(self.config["text_config"]["hidden_size"]), spec.hidden_size
         weight = 1.0 + loader.vector(f"{name}mm_soft_emb_norm.weight", size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -341,6 +342,18 @@ def test_a_step_must_hold_a_picture_whose_tokens_see_each_other(
     assert refused.value.param == "max_num_batched_tokens"
     with pytest.raises(ConfigError, match="bidirectional spans not supported"):
         LLM(str(folder), attention_backend="TORCH_SDPA")
+
+
+@pytest.mark.parametrize("count", [0, -4, None, 15, 9])
+def test_gemma3_with_another_number_of_tokens_than_its_patches_is_refused(
+    family: Callable[[str], tuple[Path, Any, Any]], tmp_path: Path, count: int | None
+) -> None:
+    folder, _, _ = family("gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"mm_tokens_per_image": count}))
+    with pytest.raises(ModelLoadError, match=f"8 x 8 patches; got {count}") as refused:
+        LLM(str(tmp_path), load_format="dummy", skip_tokenizer_init=True)
+    assert refused.value.param == "mm_tokens_per_image"
 
 
 def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
