@@ -371,8 +371,9 @@ def _native(
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.kv_scales = [*scales]
-    # What a stage doesn't read is another one's.
-    unread = [] if order.stage is not None else weights.unused_names()
+    # What a stage, or a rank with some of the experts, doesn't read is another one's.
+    is_partial = order.stage is not None or (order.ranks and config.enable_expert_parallel)
+    unread = [] if is_partial else weights.unused_names()
     if outside is None:
         unread = drop_mtp_weights(unread, spec, raw)  # whoever drafts with them reads them
     if unread:
