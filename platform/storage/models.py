@@ -141,6 +141,9 @@ class PlaygroundPreset(Owned):
         ordering = ["name"]
         constraints = [models.UniqueConstraint(fields=["tenant", "name"], name="preset_name")]
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class StoredFile(Owned):
     """A tenant's file; its bytes are in `storage.blobs` under the same public id.

@@ -59,3 +59,18 @@ def test_a_tenant_has_a_bounded_number_of_presets(
         presets.save_preset(name="Two", **body)
     presets.save_preset(name="One", **body)
     assert PlaygroundPreset.objects.count() == 1
+
+
+def test_two_members_who_save_a_name_at_once_get_no_database_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"tenant": world.acme, "name": "Brief", "options": {}}
+
+    def other_saves_first(prefix: str) -> str:
+        monkeypatch.undo()
+        presets.save_preset(actor=world.admin, prompt="Theirs", **body)
+        return "preset-" + "0" * 32
+
+    monkeypatch.setattr(presets, "new_id", other_saves_first)
+    with pytest.raises(Conflict, match="already a preset Brief"):
+        presets.save_preset(actor=world.member, prompt="Mine", **body)

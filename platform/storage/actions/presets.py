@@ -6,6 +6,7 @@ from typing import Any
 
 from django.db import transaction
 
+from common.db import save_valid
 from common.errors import Conflict, PermissionDenied
 from common.files import new_id
 from engine.contract.errors import InvalidRequest
@@ -28,7 +29,8 @@ def save_preset(
     """Create a preset, or overwrite the one of this name.
 
     Raises: `NotFound` for another's tenant, `PermissionDenied` for viewers and, where the preset is
-    another's, below the role of an admin; `InvalidRequest`; `Conflict` beyond `MAX_PRESETS`.
+    another's, below the role of an admin; `InvalidRequest`; `Conflict` beyond `MAX_PRESETS`, and
+    when somebody else has created one of this name at the same time.
     """
     require_role(to_actor(actor), tenant, Role.MEMBER)
     line = single_line(name)
@@ -54,7 +56,7 @@ def save_preset(
     else:
         row = PlaygroundPreset(public_id=new_id("preset-"), tenant=tenant, user=actor, name=line)
     row.prompt, row.options = prompt, checked
-    row.save()
+    save_valid(row, unchecked=("tenant", "user"))
     log_action(actor=to_actor(actor), action="preset.save", target=row, tenant=tenant, name=line)
     return row
 
