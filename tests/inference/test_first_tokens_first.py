@@ -29,7 +29,7 @@ async def client(gateway: Gateway) -> EngineClient:
 def taken(client: EngineClient, monkeypatch: pytest.MonkeyPatch) -> Taken:
     """What is handed out, of requests that all run where it comes from."""
     found: Taken = []
-    flying = SimpleNamespace(placed=True, runs_at=lambda batch: True)
+    flying = SimpleNamespace(placed=True, runs_at=lambda batch: True, is_prefilling=False)
     flights = SimpleNamespace(get=lambda name: flying)
     monkeypatch.setattr(
         client,
