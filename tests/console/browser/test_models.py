@@ -15,7 +15,7 @@ def test_models_are_listed_with_their_states(playground: PlaygroundPage) -> None
     expect(picker).to_contain_text("quill")
     expect(picker).to_contain_text("ready")
     picker.click()
-    options = page.get_by_role("option")
+    options = page.get_by_role("listbox", name="Models").get_by_role("option")
     expect(options).to_have_count(2)
     expect(options.nth(0)).to_contain_text("acme-private")
     expect(options.nth(0)).to_contain_text("loading, 40 %")
@@ -43,7 +43,9 @@ def test_failures_and_absences_have_words(open_page: Open) -> None:
     PlaygroundPage(page).ready()
     page.get_by_role("combobox", name="Model").click()
     words = ["failed", "no replica", "not responding", "draining"]
-    for option, word in zip(page.get_by_role("option").all(), words, strict=True):
+    for option, word in zip(
+        page.get_by_role("listbox", name="Models").get_by_role("option").all(), words, strict=True
+    ):
         expect(option).to_contain_text(word)
 
 
