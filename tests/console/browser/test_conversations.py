@@ -228,6 +228,25 @@ def test_several_models_answer_side_by_side(open_page: Open) -> None:
     expect(compared).to_have_count(1)
 
 
+def test_a_conversation_whose_model_is_gone_still_compares_the_others(open_page: Open) -> None:
+    row = {"id": "talk-1", "title": "Rivers", "folder": "", "version": 1, "tenant": "acme"}
+    row |= {"changed_at": "2026-01-01T00:00:00Z", "shared": False, "own": True, "by": "ada"}
+    question = {"id": "a", "parent": None, "role": "user", "text": "Which river?"}
+    document = {"turns": [question], "leaf": "a", "model": "gone", "compared": ["quill"]}
+    listed = {"conversations": [row], "folders": [], "more": False, "kept": True}
+    url = "/console/api/conversations"
+    page = open_page(answers={url: listed, f"{url}/talk-1": {**row, "document": document}})
+    playground = PlaygroundPage(page).ready()
+    page.locator("#compare").click()
+    second = page.locator("#model-2 .picker-name")
+    expect(second).to_have_text("acme-private")
+    drawer(page).get_by_role("button", name="Rivers", exact=True).click()
+    expect(second).to_have_text("quill")
+    page.reload()
+    playground.ready()
+    expect(second).to_have_text("quill")
+
+
 def test_a_link_names_the_models_that_answer_side_by_side(open_page: Open) -> None:
     page = open_page("/?model=acme-private&compare=quill")
     playground = PlaygroundPage(page).ready()

@@ -34,7 +34,7 @@ export class ModelColumns {
     while (this.pickers.length > Math.max(1, values.length)) this.#removeLast();
     while (this.pickers.length < Math.min(MAX_COLUMNS, values.length)) this.#append(values[this.pickers.length]);
     for (const [index, picker] of this.pickers.entries()) picker.value = values[index];
-    this.#show();
+    this.update(this.#models); // only now: a choice that is gone tells all values
   }
 
   /** The chosen models that are known. */
@@ -71,7 +71,6 @@ export class ModelColumns {
     this.#root.append(el("div", { class: "picker" }, button, list, remove));
     const picker = this.#picker(button, list, value);
     this.pickers.push(picker);
-    picker.update(this.#models);
   }
 
   #removeLast() {

@@ -60,10 +60,9 @@ export class Picker {
     return this.#value;
   }
 
-  /** Choose one without telling; "" leaves it to the next `update`. */
+  /** Choose one without telling; the next `update` shows it. */
   set value(id) {
     this.#value = id;
-    this.update(this.models);
   }
 
   /** New models or states. A choice that is gone falls to the first that is ready. */
