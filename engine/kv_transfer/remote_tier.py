@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -34,6 +35,9 @@ TIMEOUT_S = 1.0
 NUM_PARALLEL_READS = 8
 #: Time without reads and writes after a store didn't answer.
 _PAUSE_S = 10.0
+#: The store may have dropped a block that it was known to have so long ago: it is written again.
+#: A replica that only writes would never notice, and a block in constant use is written this often.
+STORED_S = 60.0
 
 
 class StoreError(Exception):
@@ -94,8 +98,9 @@ class RemoteTier(StorageTier):
         self._paused_until = 0.0
         self._readers = ThreadPoolExecutor(NUM_PARALLEL_READS, "kv-remote")
         self._max_stored = capacity // record_bytes(block_bytes)
-        #: Keys that the store is known to have, the last used last: at most as many as it holds.
-        self._stored: OrderedDict[bytes, None] = OrderedDict()
+        #: When the store was last known to have a key, the last used last: at most as many as it
+        #: holds.
+        self._stored: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -108,7 +113,7 @@ class RemoteTier(StorageTier):
         return b"" if self._cipher is None else self._cipher.digest
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._stored
+        return time.monotonic() - self._stored.get(key, -math.inf) < STORED_S
 
     def may_contain(self, key: bytes) -> bool:
         return not self.is_paused
@@ -147,7 +152,7 @@ class RemoteTier(StorageTier):
                 read.cancel()
 
     def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
-        if key in self._stored or self.is_paused:
+        if key in self or self.is_paused:
             return False
         try:
             self._store.set(key, _seal_record(self._get_cipher(), key, payload, namespace))
@@ -198,7 +203,7 @@ class RemoteTier(StorageTier):
         with self._lock:
             self._stored.pop(key, None)
             if is_stored:
-                self._stored[key] = None
+                self._stored[key] = time.monotonic()
                 if len(self._stored) > self._max_stored:
                     self._stored.popitem(last=False)
 

@@ -231,7 +231,12 @@ def resolve_folder(config: EngineConfig) -> Path:
     """
     if not config.model:
         raise ConfigError("model must name a folder or a hub id.", param="model")
-    folder = Path(config.model).expanduser()
+    try:
+        folder = Path(config.model).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError) as error:  # too long, or the home of an unknown user
+        text = f"{config.model[:200]!r} is no path: {error}."
+        raise ModelLoadError(text, param="model") from error
     if file := find_gguf(folder):
         needs_tokenizer = config.tokenizer is None and not config.skip_tokenizer_init
         return gguf_folder(file, with_tokenizer=needs_tokenizer)

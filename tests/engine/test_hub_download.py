@@ -13,6 +13,7 @@ import pytest
 from engine.checkpoints.model_files import download as fetch_model
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.model_loader.loader import resolve_folder
 from tests.fakes.hub import Hub
 
 Folder = Callable[[str], Path]
@@ -22,6 +23,7 @@ DOWNLOAD = """
 import sys
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.model_loader.loader import resolve_folder
 from engine.contract.replica_state import observe_load_phases
 from engine.checkpoints.model_files import download
 told = []
@@ -94,6 +96,7 @@ import sys
 from pathlib import Path
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.model_loader.loader import resolve_folder
 from engine.text.tokenizer_folder import tokenizer_folder
 model, tokenizer, revision = sys.argv[1:4]
 config = EngineConfig(model=model, tokenizer=tokenizer or None, tokenizer_revision=revision or None)
@@ -133,4 +136,11 @@ def test_a_tokenizer_comes_from_the_hub_without_the_weights_beside_it(
 def test_a_path_that_is_no_folder_is_no_id_of_the_hub_either() -> None:
     with pytest.raises(ModelLoadError, match="absent/ is no folder here") as error:
         fetch_model(EngineConfig(model="absent/"))
+    assert error.value.param == "model"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/model"])
+def test_what_cannot_be_a_path_is_refused_by_its_field(name: str) -> None:
+    with pytest.raises(ModelLoadError, match="is no path") as error:
+        resolve_folder(EngineConfig(model=name))
     assert error.value.param == "model"

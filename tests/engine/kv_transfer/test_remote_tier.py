@@ -139,6 +139,18 @@ def test_a_block_that_was_evicted_is_written_again(records: Records, make_tier: 
     assert key(0) not in tier
 
 
+def test_who_only_writes_writes_evicted_blocks_again(
+    records: Records, make_tier: MakeTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = make_tier()
+    assert tier.write(key(0), small(0), "n")
+    records.clear()
+    assert not tier.write(key(0), small(0), "n")
+    monkeypatch.setattr("engine.kv_transfer.remote_tier.STORED_S", 0.0)
+    assert tier.write(key(0), small(0), "n")
+    assert is_intact(tier, 0)
+
+
 def test_another_namespace_or_secret_opens_nothing(records: Records, make_tier: MakeTier) -> None:
     tier = make_tier()
     tier.write(key(0), small(0), "one")
