@@ -183,7 +183,7 @@ def access_alerts(user: Actor | User) -> QuerySet[Alert]:
 
 @transaction.atomic
 def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
-    """Send no mail and no event about the alert's rule and subject for some hours.
+    """Send no mail about the alert's rule and subject for some hours, and no event but its end.
 
     Raises `PermissionDenied`.
     """

@@ -80,7 +80,7 @@ def alerts_action(function: Callable[..., dict[str, str]]) -> Callable[..., Http
 
 @alerts_action
 def silence(request: UserRequest, pk: int) -> dict[str, str]:
-    """Send no mail and no event about an alert for a while."""
+    """Send no mail about an alert for a while, and no event before its end."""
     alert = access_alerts(request.user).filter(pk=pk).first()
     if alert is None:
         raise NotFound("Alert not found.")
@@ -90,7 +90,7 @@ def silence(request: UserRequest, pk: int) -> dict[str, str]:
             f"hours must be one of {', '.join(map(str, SILENCES))}.", param="hours"
         )
     silence_alert(actor=request.user, alert=alert, hours=hours)
-    return {"text": f"No mail and no event about {alert} for {SILENCES[hours]}."}
+    return {"text": f"No mail about {alert}, and no event before its end, for {SILENCES[hours]}."}
 
 
 @alerts_action
