@@ -24,6 +24,10 @@ PAGES_ALONE = {
     "storage.actions.rename_conversation": "the same",
     "storage.actions.share_conversation": "the same",
     "storage.actions.delete_conversation": "the same",
+    "storage.actions.move_conversation": "the same",
+    "storage.actions.save_preset": "the playground's: shown nowhere else",
+    "storage.actions.delete_preset": "the same",
+    "storage.actions.may_change_preset": "the same",
 }
 
 
