@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineUnavailable, ModelReplaced
 from engine.contract.messages import HEARTBEAT_INTERVAL_S, ReplicaEvent
-from engine.contract.redis_keys import base_request_id
+from engine.contract.redis_keys import base_request_id, prefilled_request_id
 from engine.system.redis_client import error_code_of
 from inference.engine_client.fleet import Replica, failover_candidates
 from inference.engine_client.flight import InFlightRequest
@@ -247,7 +247,9 @@ class FailoverMonitor:
 
 def _base_request_ids(request_ids: list[str] | None) -> frozenset[str] | None:
     """Requests that a replica was at, as gateways call them."""
-    return None if request_ids is None else frozenset(map(base_request_id, request_ids))
+    if request_ids is None:
+        return None
+    return frozenset(prefilled_request_id(base_request_id(name)) for name in request_ids)
 
 
 def _loss_reason(flight: InFlightRequest, replica: Replica | None) -> str:

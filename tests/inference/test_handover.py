@@ -13,6 +13,7 @@ from engine.contract import redis_keys
 from engine.contract.replica_state import KVHandover
 from engine.text import Tokenizer
 from inference.engine_client.client import get_engine_client
+from inference.engine_client.failover import _base_request_ids
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 from tests.inference.failing_over import (
@@ -116,6 +117,11 @@ async def test_a_prompt_whose_prefill_replica_dies_is_computed_where_it_is_answe
         assert text_of(await read(exchange)) == expected_text(tokenizer)
     (decode,) = consumer.received
     assert not redis_keys.is_prefill_request(decode.request_id)
+
+
+def test_a_replica_that_dies_at_a_prompt_was_at_the_request_that_it_is_of() -> None:
+    held = [redis_keys.prefill_request_id("one~2"), "two~2", "three"]
+    assert _base_request_ids(held) == {"one", "two", "three"}
 
 
 async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
