@@ -45,7 +45,6 @@ from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
-from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
@@ -58,6 +57,7 @@ from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
+    from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
     from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
 
 log = logging.getLogger(__name__)
@@ -605,6 +605,8 @@ def _make_event_publisher(
     if not events.publishes:
         return None
     if events.publisher == "redis":
+        from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
+
         return RedisEventPublisher(events)
     try:
         from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher

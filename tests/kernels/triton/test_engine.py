@@ -68,12 +68,6 @@ def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     assert len(together) == 2
 
 
-def test_fp8_weights_on_a_cpu_are_refused_with_what_there_is(tmp_path):
-    with pytest.raises(ConfigError, match=r"fp8.*which do int8, int4") as raised:
-        LLM(str(make_model("llama", tmp_path)), device="cpu", quantization="fp8")
-    assert raised.value.param == "quantization"
-
-
 def test_the_choice_says_why(forced):
     chosen = kernels.get("cpu")
     assert chosen.name == "triton"
