@@ -258,7 +258,7 @@ class Scheduler:
                     and step.budget > 0
                     and sequence.status is SequenceStatus.RUNNING
                     and sequence is not self._isolated_running()
-                    and not self._waits_for_token(sequence)
+                    and not (sequence.num_placeholders and self._waits_for_token(sequence))
                     and sequence not in step  # preempted and started again
                     and self._runs.can_allocate(sequence, 1)
                 ):
@@ -289,7 +289,7 @@ class Scheduler:
                 sequence.status is not SequenceStatus.RUNNING
                 or sequence is isolated
                 or sequence in skipped
-                or self._waits_for_token(sequence)
+                or (sequence.num_placeholders and self._waits_for_token(sequence))
             ):
                 continue
             num_computed = sequence.num_computed_tokens
@@ -309,9 +309,7 @@ class Scheduler:
         return partial_prefills
 
     def _waits_for_token(self, sequence: Sequence) -> bool:
-        """Whether no step may be planned for it before one in flight has brought its token."""
-        if not sequence.num_placeholders:
-            return False
+        """Whether a sequence is in no step until one in flight has brought its token."""
         return self.config.pipeline_parallel_size > 1 or sequence.ends_in_flight
 
     def _schedule_prompts(self, step: StepBuilder, partial_prefills: list[Sequence]) -> None:
