@@ -482,6 +482,7 @@ async def test_a_page_is_told_that_its_answer_waits_for_an_engine(
         assert frames[-1]["type"] == "waiting", frames[-1]
 
 
+@pytest.mark.django_db(transaction=True)  # Channels closes old connections, which others may leave
 async def test_a_page_that_left_before_it_was_accepted_is_cleaned_up_after() -> None:
     closed = []
 
