@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Error, Page, expect
 
 from tests.console.browser.conftest import DESKTOP
 from tests.console.browser.playground import PlaygroundPage
@@ -149,10 +149,18 @@ class Visit:
         """Its status; and nothing on the page leads out."""
         response = self.page.goto(self.url + path)
         assert response is not None
-        for address in self.page.evaluate(ADDRESSES):
+        for address in self._addresses():
             if address.startswith("/") and not address.startswith(f"{ROOT}/"):
                 self.wrong.append(f"{path} leads to {address}")
         return response.status
+
+    def _addresses(self) -> list[str]:
+        try:
+            addresses: list[str] = self.page.evaluate(ADDRESSES)
+        except Error:  # the page loaded itself again, because what it lists had changed
+            self.page.wait_for_load_state()
+            addresses = self.page.evaluate(ADDRESSES)
+        return addresses
 
     def close(self) -> None:
         """It all went well."""
