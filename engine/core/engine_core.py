@@ -9,20 +9,17 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import (
-    ConfigError,
     EngineOverloaded,
     EngineSleeping,
     InvalidRequest,
     QuireError,
 )
-from engine.contract.kv_events_config import KVEventsConfig
 from engine.contract.kv_transfer_config import KVTransferConfig
 from engine.contract.messages import (
     SLEEP_LEVELS,
@@ -45,6 +42,7 @@ from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
+from engine.kv_transfer.event_publisher import make_event_publisher
 from engine.lora.adapter_cache import AdapterManager
 from engine.lora.admission import AdapterAdmission
 from engine.multimodal.inputs import MediaTensors, decode_tensors
@@ -55,10 +53,6 @@ from engine.scheduler.prefill_budget import PrefillLimits, PrefillPace
 from engine.speculative.drafter import make_drafter
 from engine.structured_output.manager import StructuredOutputManager
 from engine.text.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
-    from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +154,7 @@ class EngineCore:
         #: Hears before each step which sequences those under way hold then.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
-        self._event_publisher = _make_event_publisher(config)
+        self._event_publisher = make_event_publisher(config)
         if self._event_publisher is not None:
             self.scheduler.kv.record_events()
 
@@ -595,24 +589,3 @@ def _send_bitmask(
     """Send a step its bitmask, or the error that it failed with."""
     error = bitmask.exception()
     send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
-
-
-def _make_event_publisher(
-    config: EngineConfig,
-) -> ZmqEventPublisher | RedisEventPublisher | None:
-    """What publishes KV events; None: the settings ask for none. Raises `ConfigError`."""
-    events = KVEventsConfig.from_mapping(config.kv_events_config or {})
-    if not events.publishes:
-        return None
-    if events.publisher == "redis":
-        from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
-
-        return RedisEventPublisher(events)
-    try:
-        from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
-    except ImportError as error:
-        raise ConfigError(
-            "kv_events_config needs pyzmq: pip install 'quire[kv-events]'.",
-            param="kv_events_config",
-        ) from error
-    return ZmqEventPublisher(events)

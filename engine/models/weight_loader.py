@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.models.decoder_spec import DecoderSpec, MoeSpec
+from engine.models.decoder_spec import DecoderSpec
+from engine.models.expert_loader import ExpertLoader
 from engine.models.layers.linear import (
     AttentionDescription,
     AttentionWeights,
@@ -32,11 +33,7 @@ from engine.models.layers.linear import (
     TokenMixerWeights,
 )
 from engine.models.layers.moe import (
-    GroupedMoe,
     Weights,
-    fuses_experts,
-    read_experts,
-    split_experts,
 )
 from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
 from engine.models.sharding import ModelShard
@@ -47,21 +44,16 @@ from engine.quantization.packing import (
     QuantScheme,
     RowSelection,
     WeightSource,
-    stays_small,
 )
 from engine.quantization.report import LayerReport, layer_report
 from kernels import KernelSet, LinearLayer
 from kernels.interface import (
     NO_NORM,
-    ActivationSpec,
-    ExpertLayers,
     HeadNormWeights,
-    MixtureOfExperts,
     NormWeights,
     PerHeadLinear,
     ScanWeights,
 )
-from kernels.layers import AbsentLinear
 
 #: What is added to logits that never win: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
@@ -90,7 +82,7 @@ class WeightLoader:
         shard: ModelShard | None = None,
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
-        self.scheme, self._shard = scheme, shard
+        self.scheme, self.shard = scheme, shard
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = LoadBuffer()
@@ -113,18 +105,19 @@ class WeightLoader:
                 for part in linear.parts:
                     if self.has_packed(part.name):
                         self.weight_source(part.name, part.rows, linear.columns)
-                    elif some_packed and not self._has_weight(part.name):
+                    elif some_packed and not self.has_weight(part.name):
                         self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
 
-    def _has_weight(self, name: str) -> bool:
+    def has_weight(self, name: str) -> bool:
+        """Whether the checkpoint has a layer's weight as one tensor of that name."""
         return f"{name}.weight".removeprefix(self._strip) in self.weights
 
     def has_other_head(self) -> bool:
         """Whether the checkpoint has an output layer that differs from the embedding."""
         names, shape = self.spec.names, (self.spec.vocab_size, self.spec.hidden_size)
-        if names.lm_head == names.embedding or not self._has_weight(names.lm_head):
+        if names.lm_head == names.embedding or not self.has_weight(names.lm_head):
             return False
-        if not self._has_weight(names.embedding) or self.has_packed(names.embedding):
+        if not self.has_weight(names.embedding) or self.has_packed(names.embedding):
             return False
         head, embedding = (
             self.tensor(f"{name}.weight", shape) for name in (names.lm_head, names.embedding)
@@ -134,8 +127,8 @@ class WeightLoader:
     def lacks_head(self) -> bool:
         """Whether the checkpoint has an embedding and no output layer, packed or not."""
         names = self.spec.names
-        has_head = self._has_weight(names.lm_head) or self.has_packed(names.lm_head)
-        return not has_head and self._has_weight(names.embedding)
+        has_head = self.has_weight(names.lm_head) or self.has_packed(names.lm_head)
+        return not has_head and self.has_weight(names.embedding)
 
     def has_packed(self, name: str) -> bool:
         """Whether the checkpoint keeps a layer's weight packed."""
@@ -208,17 +201,17 @@ class WeightLoader:
         scheme = self.scheme.layers if linear.quantized else None
         names = [part.name for part in linear.parts]
         if not linear.split:
-            return self._pack(matrices, added, scheme, order, names)
+            return self.pack_sources(matrices, added, scheme, order, names)
         if rows is not None:
-            return self._pack_rows(matrices, added, rows, scheme, order, names)
-        return self._pack_shared(matrices, added, scheme, order, names, inputs)
+            return self.pack_rows(matrices, added, rows, scheme, order, names)
+        return self.pack_shared(matrices, added, scheme, order, names, inputs)
 
     def _bias(self, part: LinearPart) -> Tensor:
         if not part.has_bias:
             return torch.zeros(part.rows, device=self.ops.device)
         return self.vector(f"{part.name}.bias", part.rows)
 
-    def _pack_shared(
+    def pack_shared(
         self,
         matrices: list[WeightSource],
         bias: Tensor | None,
@@ -228,17 +221,17 @@ class WeightLoader:
         inputs: Sequence[int] | None = None,
     ) -> LinearLayer:
         """A layer whose outputs the ranks share, or all of it where there are none."""
-        shard = self._shard
+        shard = self.shard
         if shard is None:
-            return self._pack(matrices, bias, quantization, order, names)
+            return self.pack_sources(matrices, bias, quantization, order, names)
         outputs = shard.outputs(sum(matrix.shape[0] for matrix in matrices))
         local_rows = shard.local_slice(outputs)
         rows = [range(local_rows.start, local_rows.stop)]
-        layer = self._pack_rows(matrices, bias, rows, quantization, order, names)
+        layer = self.pack_rows(matrices, bias, rows, quantization, order, names)
         shard.ranks.shard_linear(layer, outputs, inputs)
         return layer
 
-    def _pack_rows(
+    def pack_rows(
         self,
         matrices: list[WeightSource],
         bias: Tensor | None,
@@ -249,26 +242,8 @@ class WeightLoader:
     ) -> LinearLayer:
         """A layer of some rows of the stack; only these are read."""
         bias = None if bias is None else bias[_numbers(rows)]
-        return self._pack(_select_rows(matrices, rows, order), bias, quantization, names=names)
-
-    def _pack_expert(
-        self,
-        up: tuple[list[WeightSource], Tensor | None, Tensor | None, Sequence[str]],
-        down: tuple[list[WeightSource], Tensor | None, Sequence[str]],
-        inner: int,
-    ) -> tuple[LinearLayer, LinearLayer]:
-        """Gate over up, and down. `up`: matrices, bias, order, names; `down`: without an order."""
-        shard, scheme = self._shard, self.scheme.layers
-        if shard is not None and shard.expert_parallel:
-            shard = None  # all of an expert is here
-        (ups, up_bias, order, up_names), (downs, down_bias, down_names) = up, down
-        if shard is None:
-            first = self._pack(ups, up_bias, scheme, order, up_names)
-            return first, self._pack(downs, down_bias, scheme, names=down_names)
-        rows = shard.up_rows(inner, gated=True)
-        return (
-            self._pack_rows(ups, up_bias, rows, scheme, order, up_names),
-            self._pack_shared(downs, down_bias, scheme, None, down_names, shard.inner(inner)),
+        return self.pack_sources(
+            _select_rows(matrices, rows, order), bias, quantization, names=names
         )
 
     def _repeat_kv_heads(self, linear: FusedLinear) -> LinearLayer:
@@ -294,13 +269,13 @@ class WeightLoader:
             matrix: WeightSource = DenseSource(torch.nn.functional.normalize(rows))
         else:
             matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
-        return self._pack_shared([matrix], bias, self.scheme.embeddings, None, [table.name])
+        return self.pack_shared([matrix], bias, self.scheme.embeddings, None, [table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
-        return self._pack([DenseSource(weight)], bias, self.scheme.layers)
+        return self.pack_sources([DenseSource(weight)], bias, self.scheme.layers)
 
-    def _pack(
+    def pack_sources(
         self,
         matrices: list[WeightSource],
         bias: Tensor | None,
@@ -308,7 +283,9 @@ class WeightLoader:
         order: Tensor | None = None,
         names: Sequence[str] = (),
     ) -> LinearLayer:
-        """The layer; `names` of the checkpoint are for the report, where there is one."""
+        """A layer of matrices over each other; `names` of the checkpoint are for the report, where
+        there is one.
+        """
         bias = bias.float() if bias is not None else None
         stack = LinearPacker(matrices, order, self.weights.release, self._scratch)
         layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.bf16_inputs)
@@ -334,9 +311,9 @@ class WeightLoader:
         mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
         described, mlp, experts = layer.mlp, None, None
         if isinstance(described, MoeBlock):
-            experts = self._experts(described)
+            experts = ExpertLoader(self, described).load()
         elif described is not None:
-            mlp = self._mlp(described)
+            mlp = self.mlp(described)
         residual_mlp, residual_norm, cross = layer.residual_mlp, layer.residual_norm, layer.cross
         return LayerWeights(
             wiring=layer.wiring,
@@ -349,7 +326,7 @@ class WeightLoader:
             experts=experts,
             mlp_out_norm=self.norm(layer.mlp_out_norm),
             residual_norm=NO_NORM if residual_norm is None else self.norm(residual_norm),
-            residual_mlp=None if residual_mlp is None else self._mlp(residual_mlp),
+            residual_mlp=None if residual_mlp is None else self.mlp(residual_mlp),
             cross=None if cross is None else self._cross(cross),
         )
 
@@ -362,7 +339,7 @@ class WeightLoader:
         )
 
     def _attention(self, attention: AttentionDescription) -> AttentionWeights:
-        spec, shard = self.spec, self._shard
+        spec, shard = self.spec, self.shard
         slopes = spec.alibi_slopes if shard is None else shard.spec.alibi_slopes
         sinks = self.vector(attention.sinks, spec.num_heads) if attention.sinks else None
         if shard is not None and sinks is not None:
@@ -479,8 +456,8 @@ class WeightLoader:
                 f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both
             }
         norms = {of: self._head_norm(name, heads) for of, name, heads in both}
-        if self._shard is not None and kind != "layer_shared":
-            ranges = {"q": self._shard.head_range, "k": self._shard.kv_head_range}
+        if self.shard is not None and kind != "layer_shared":
+            ranges = {"q": self.shard.head_range, "k": self.shard.kv_head_range}
             norms = {
                 of: replace(norm, weight=norm.weight[ranges[of]].contiguous())
                 for of, norm in norms.items()
@@ -525,141 +502,12 @@ class WeightLoader:
         self._tables.append((rope, table))
         return table
 
-    def _mlp(self, mlp: MlpDescription) -> MlpWeights:
-        shard, inner = self._shard, mlp.down.columns
+    def mlp(self, mlp: MlpDescription) -> MlpWeights:
+        """The weights of a dense MLP."""
+        shard, inner = self.shard, mlp.down.columns
         up = self.linear(mlp.up, None if shard is None else shard.up_rows(inner, mlp.gated))
         down = self.linear(mlp.down, inputs=None if shard is None else shard.inner(inner))
         return MlpWeights(up, down, mlp.activation, mlp.gated)
-
-    def _experts(self, experts: MoeBlock) -> MixtureOfExperts:
-        spec, moe = self.spec, experts.moe
-        router = self.linear(experts.router)
-        shared = None if experts.shared is None else self._mlp(experts.shared)
-        gate = None if experts.shared_gate is None else self.linear(experts.shared_gate)
-        read = read_experts(self.weights, experts.layer, moe, spec.hidden_size)
-        bias = None
-        if moe.choice_bias:
-            bias = self.vector(experts.layer + moe.choice_bias, moe.num_experts)
-        small = self.scheme.layers is not None or self._keeps_experts(experts.layer, moe)
-        if fuses_experts(self.ops, spec, small):
-            fused = GroupedMoe(
-                self.ops, router, read, moe, self.dtype, spec.activation, shared, gate, bias
-            )
-            self.weights.release()
-            return fused
-        layers = self._streamed_experts(experts.layer, moe) or [
-            self._pack_expert(
-                ([DenseSource(up)], up_bias, None, ()),
-                ([DenseSource(down)], down_bias, ()),
-                moe.intermediate_size,
-            )
-            if self._has_expert(index, moe)
-            else self._absent_expert(moe)
-            for index, (up, up_bias, down, down_bias) in enumerate(read)
-        ]
-        shard = self._shard
-        ranks = shard.ranks if shard is not None and shard.expert_parallel else None
-        expert_layers = ExpertLayers(
-            router=router,
-            gate_up=[up for up, _ in layers],
-            down=[down for _, down in layers],
-            top_k=moe.top_k,
-            softmax_first=moe.softmax_first,
-            renormalize=moe.renormalize,
-            sigmoid=moe.sigmoid,
-            choice_bias=bias,
-            scale=moe.scale,
-            groups=moe.groups,
-            top_groups=moe.top_groups,
-            group_best=moe.group_best,
-            activation=ActivationSpec(
-                spec.activation, spec.activation_limit, spec.activation_alpha
-            ),
-            shared_gate_up=None if shared is None else shared.up,
-            shared_down=None if shared is None else shared.down,
-            shared_gate=gate,
-            ranks=ranks,
-            rank_starts=() if ranks is None or shard is None else shard.expert_starts(len(layers)),
-        )
-        return self.ops.compile_experts(expert_layers)
-
-    def _has_expert(self, index: int, moe: MoeSpec) -> bool:
-        """Whether an expert, or a part of it, is in this rank."""
-        shard = self._shard
-        if shard is None or not shard.expert_parallel:
-            return True
-        local = shard.local_slice(shard.expert_starts(moe.num_experts))
-        return local.start <= index < local.stop
-
-    def _absent_expert(self, moe: MoeSpec) -> tuple[LinearLayer, LinearLayer]:
-        hidden, inner = self.spec.hidden_size, moe.intermediate_size
-        return AbsentLinear(hidden, 2 * inner), AbsentLinear(inner, hidden)
-
-    def _keeps_experts(self, prefix: str, moe: MoeSpec) -> bool:
-        """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
-        of their own. The first one stands for all.
-        """
-        inner, hidden = moe.intermediate_size, self.spec.hidden_size
-        first = f"{prefix}{moe.experts}0"
-        if moe.layout != "split" or not self.has_packed(f"{first}.{moe.expert_names[0]}"):
-            return False
-        shapes = (inner, hidden), (inner, hidden), (hidden, inner)
-        return all(
-            stays_small(self.ops, self.weight_source(f"{first}.{name}", *shape))
-            for name, shape in zip(moe.expert_names, shapes, strict=True)
-        )
-
-    def _streamed_experts(self, prefix: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
-        """Gate over up, and down, of experts that have tensors of their own; else none.
-
-        Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
-        """
-        hidden = self.spec.hidden_size
-        if moe.layout == "interleaved":
-            return self._interleaved_experts(f"{prefix}{moe.experts}", moe)
-        first = split_experts(prefix, moe)
-        if not first:
-            return []
-        inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
-        if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
-            return []
-
-        def one(expert: str) -> tuple[LinearLayer, LinearLayer]:
-            ups, downs = [f"{expert}.{gate}", f"{expert}.{up}"], [f"{expert}.{down}"]
-            matrices = [self.weight_source(name, inner, hidden) for name in ups]
-            last = [self.weight_source(name, hidden, inner) for name in downs]
-            return self._pack_expert((matrices, None, None, ups), (last, None, downs), inner)
-
-        return [
-            one(f"{first}{expert}") if self._has_expert(expert, moe) else self._absent_expert(moe)
-            for expert in range(moe.num_experts)
-        ]
-
-    def _interleaved_experts(
-        self, prefix: str, moe: MoeSpec
-    ) -> list[tuple[LinearLayer, LinearLayer]]:
-        """Of experts that are packed all together, with gate and up in turns; else none."""
-        if self._is_dense(f"{prefix}gate_up_proj#0"):
-            return []
-        count, inner, hidden = moe.num_experts, moe.intermediate_size, self.spec.hidden_size
-        turns = torch.arange(2 * inner).view(inner, 2).T.flatten()
-        up_biases = self.tensor(f"{prefix}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
-        down_biases = self.tensor(f"{prefix}down_proj_bias", (count, hidden)).float()
-
-        def one(expert: int) -> tuple[LinearLayer, LinearLayer]:
-            up, down = f"{prefix}gate_up_proj#{expert}", f"{prefix}down_proj#{expert}"
-            matrices = [self.weight_source(up, 2 * inner, hidden)]
-            last = [self.weight_source(down, hidden, inner)]
-            return self._pack_expert(
-                (matrices, up_biases[expert], turns, [up]),
-                (last, down_biases[expert], [down]),
-                inner,
-            )
-
-        return [
-            one(expert) if self._has_expert(expert, moe) else self._absent_expert(moe)
-            for expert in range(count)
-        ]
 
 
 def _numbers(rows: Sequence[range]) -> Tensor:
