@@ -215,6 +215,7 @@ class Replica(models.Model):
     host = models.CharField(max_length=255, blank=True)
     incarnation = models.CharField(max_length=64, blank=True)
     restarts = models.PositiveIntegerField(default=0)
+    exits_last_hour = models.PositiveIntegerField(default=0, help_text="Unexpected exits.")
     last_exit = models.TextField(blank=True, help_text="Reason of the last unexpected exit.")
     last_seen = models.DateTimeField(null=True, blank=True)
     changed_at = models.DateTimeField(auto_now=True)

@@ -31,6 +31,7 @@ class ReplicaSnapshot:
     host: str = ""
     incarnation: str = ""
     restarts: int = 0
+    exits_last_hour: int = 0
     last_exit: str = ""
 
     @classmethod
@@ -80,6 +81,7 @@ def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:
         "host": sighting.host,
         "incarnation": sighting.incarnation,
         "restarts": sighting.restarts,
+        "exits_last_hour": sighting.exits_last_hour,
         "last_exit": sighting.last_exit,
     }
     if row is None:

@@ -30,6 +30,8 @@ HEALTHY_AFTER_S = 10.0
 KILL_AFTER_S = 10.0
 #: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
 SILENT_AFTER_S = 10.0
+#: Age of the exits that are counted.
+EXITS_WITHIN_S = 3600.0
 STOPPED_BY_SIGNAL = "was frozen by a signal and killed"
 
 
@@ -79,6 +81,7 @@ class ReplicaSlot:
         self.mark = ""
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
+        self._exit_times: list[float] = []
         self._log, self._killed_because = log, ""
         self._environment = dict(environment or {})
         self.ready_since: float | None = None
@@ -91,6 +94,13 @@ class ReplicaSlot:
     def stopping(self) -> bool:
         """Whether it was told to end."""
         return self._kill_at is not None
+
+    @property
+    def exits_last_hour(self) -> int:
+        """Number of unexpected exits."""
+        since = self._clock() - EXITS_WITHIN_S
+        self._exit_times = [moment for moment in self._exit_times if moment > since]
+        return len(self._exit_times)
 
     @property
     def is_stopped(self) -> bool:
@@ -254,6 +264,7 @@ class ReplicaSlot:
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
         )
         self.failures = 0 if healthy else self.failures + 1
+        self._exit_times.append(self._clock())
         wait = backoff(self.failures) if starts_again else math.inf
         self._next_start = self._clock() + wait
         self._killed_because = ""

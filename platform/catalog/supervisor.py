@@ -301,6 +301,7 @@ class Supervisor:
             host=self.node,
             incarnation=beat.incarnation if beat and slot.process else "",
             restarts=slot.restarts,
+            exits_last_hour=slot.exits_last_hour,
             last_exit=slot.last_exit,
         )
 

@@ -10,6 +10,7 @@ import json
 import socket
 import ssl
 import sys
+from pathlib import Path
 from typing import Any
 
 from config.shutdown import run_and_exit_fast
@@ -141,6 +142,10 @@ def main(arguments: list[str]) -> None:
     request_short_time_slice()
     _load()
     options, number = json.loads(arguments[0]), int(arguments[1])
+    if certificate := options.get("ssl_certfile"):
+        from history.certificates import CertificatePublisher
+
+        CertificatePublisher(Path(certificate)).start()
     SERVERS[options["server"]](socket.socket(fileno=number), options)
 
 

@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from catalog.models import DesiredState, Replica, ReplicaState
 from common.errors import RateLimited
+from history.certificates import served_certificates
 from history.models import Alert, PoolSample
 from metering.models import RequestEntry, Webhook
 from metering.retention import remove_rows
@@ -45,6 +46,10 @@ MIN_WAITING, WAITING_FACTOR = 10.0, 2.0
 MIN_FREE_SHARE = 0.05
 #: Keys that were used lately and expire this soon.
 KEY_EXPIRES_WITHIN = timedelta(days=7)
+#: Certificates that expire this soon; of short-lived ones a third of their life.
+CERTIFICATE_EXPIRES_WITHIN = timedelta(days=14)
+#: Unexpected exits of a replica within an hour.
+MIN_EXITS = 3
 RETENTION = timedelta(days=90)
 #: Minimum time between two mails, or two events, about the same rule and subject.
 NOTIFY_INTERVAL = timedelta(hours=1)
@@ -54,13 +59,27 @@ Finding = tuple[str, str]
 
 
 def failed_replicas() -> Iterator[Finding]:
-    """Replicas of loaded models that failed, such as one that ends again and again."""
-    failed = Replica.objects.filter(
-        state=ReplicaState.FAILED, served_model__desired_state=DesiredState.LOADED
+    """Replicas of loaded models that failed."""
+    failed = _replicas_of_loaded_models().filter(
+        exits_last_hour__lt=MIN_EXITS, state=ReplicaState.FAILED
     )
-    for row in failed.select_related("served_model"):
+    for row in failed:
         reason = " ".join((row.detail or row.last_exit).split())[:300]
         yield row.replica_id, f"{row.served_model.name} has a failed replica: {reason}"
+
+
+def crash_loops() -> Iterator[Finding]:
+    """Replicas of loaded models that ended unexpectedly again and again within an hour."""
+    for row in _replicas_of_loaded_models().filter(exits_last_hour__gte=MIN_EXITS):
+        reason = " ".join(row.last_exit.split())[:300]
+        text = f"{row.served_model.name}: {row.replica_id} ended {row.exits_last_hour} times"
+        yield row.replica_id, f"{text} within an hour, last because {reason}"
+
+
+def _replicas_of_loaded_models() -> QuerySet[Replica]:
+    """Replicas of models that shall be served."""
+    replicas = Replica.objects.filter(served_model__desired_state=DesiredState.LOADED)
+    return replicas.exclude(state=ReplicaState.STOPPED).select_related("served_model")
 
 
 def error_rate() -> Iterator[Finding]:
@@ -130,13 +149,26 @@ def expiring_keys() -> Iterator[Finding]:
         yield key.public_id, f"{text} UTC and is in use."
 
 
+def expiring_certificates() -> Iterator[Finding]:
+    """Certificates of gateways and of the proxy that expire soon, or have expired."""
+    now = timezone.now()
+    for certificate in served_certificates():
+        notice = min(CERTIFICATE_EXPIRES_WITHIN, certificate.lifetime / 3)
+        if certificate.expires_at < now + notice:
+            verb = "expires" if certificate.expires_at > now else "expired"
+            text = f"{verb} at {certificate.expires_at:%Y-%m-%d %H:%M} UTC"
+            yield certificate.name, f"The certificate of {certificate.name} {text}."
+
+
 RULES: dict[str, Callable[[], Iterator[Finding]]] = {
     "replica failed": failed_replicas,
+    "crash loop": crash_loops,
     "errors": error_rate,
     "slow": slow_first_tokens,
     "queue": long_queues,
     "disk": full_disk,
     "key expires": expiring_keys,
+    "certificate expires": expiring_certificates,
 }
 
 
@@ -154,8 +186,6 @@ def check_rules() -> int:
             if key not in problems:
                 alert.finished_at = timezone.now()
                 alert.save(update_fields=["finished_at"])
-                if alert.webhook_at is not None:
-                    _send_event("alert.finished", alert)
         # Another check that runs at the same time may open the same ones.
         Alert.objects.bulk_create(
             [
@@ -205,6 +235,10 @@ def _mail_operators() -> None:
     addresses = list(operators.values_list("email", flat=True))
     if not pending or not addresses or not settings.QUIRE.smtp_url:
         return
+    # Another check that runs at the same time sends what it marked first.
+    pending = [alert for alert in pending if _mark(alert, "mailed_at")]
+    if not pending:
+        return
     subject = pending[0].text.splitlines()[0][:120]
     if len(pending) > 1:
         subject = f"{len(pending)} alerts, the first: {subject}"
@@ -214,22 +248,29 @@ def _mail_operators() -> None:
             send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
     except (SMTPException, OSError) as error:
         logger.warning("alerts were not mailed: %s", error)
-        return
-    Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=timezone.now())
+        Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=None)
 
 
 def _call_webhook() -> None:
-    """Send the operators' webhook an event for each open alert once."""
-    if not Webhook.objects.filter(tenant=None).exists():
+    """Send the operators' webhook an event for the begin of each alert, and for its end."""
+    webhook = Webhook.objects.filter(tenant=None).first()
+    if webhook is None:
         return
-    for alert in _pending_alerts("webhook_at"):
-        with transaction.atomic():
-            if _send_event("alert.opened", alert):
-                Alert.objects.filter(pk=alert.pk).update(webhook_at=timezone.now())
+    finished = Alert.objects.filter(webhook_finished_at=None, finished_at__gte=webhook.created_at)
+    try:
+        for alert in finished.exclude(webhook_at=None).order_by("finished_at"):
+            _send_event("alert.finished", alert, "webhook_finished_at")
+        for alert in _pending_alerts("webhook_at"):
+            _send_event("alert.opened", alert, "webhook_at")
+    except RateLimited as error:
+        logger.warning("events of alerts wait: %s", error.message)
 
 
-def _send_event(kind: str, alert: Alert) -> bool:
-    """Whether the event waits for delivery now."""
+@transaction.atomic
+def _send_event(kind: str, alert: Alert, field: str) -> None:
+    """Note the event and its time in `field`. Raises `RateLimited`, and changes nothing then."""
+    if not _mark(alert, field):
+        return
     values = {
         "alert": alert.pk,
         "rule": alert.rule,
@@ -238,11 +279,13 @@ def _send_event(kind: str, alert: Alert) -> bool:
         "started_at": alert.started_at.isoformat(),
         "finished_at": alert.finished_at and alert.finished_at.isoformat(),
     }
-    try:
-        return create_event(None, kind, values) is not None
-    except RateLimited as error:
-        logger.warning("an event of alert %s was not sent: %s", alert, error.message)
-        return False
+    create_event(None, kind, values)
+
+
+def _mark(alert: Alert, field: str) -> bool:
+    """Set a time of notification; False if a check that runs at the same time has."""
+    unsent = Alert.objects.filter(pk=alert.pk, **{field: None})
+    return bool(unsent.update(**{field: timezone.now()}))
 
 
 def _pending_alerts(field: str) -> list[Alert]:

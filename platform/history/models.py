@@ -81,6 +81,7 @@ class Alert(models.Model):
     finished_at = models.DateTimeField(null=True, blank=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
     webhook_at = models.DateTimeField(null=True, blank=True)
+    webhook_finished_at = models.DateTimeField(null=True, blank=True)
     silenced_until = models.DateTimeField(null=True, blank=True)
 
     class Meta:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from django.core import mail
 from django.utils import timezone
 
 from catalog.models import Replica, ServedModel
 from history import alerts
+from history.certificates import Certificate, CertificatePublisher, served_certificates
 from history.models import Alert, PoolSample
 from metering.actions import set_webhook
 from metering.models import RequestEntry, Webhook, WebhookDelivery
+from metering.redis_scripts import redis_key, sync_client
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("live_redis")]
 
 
 @pytest.fixture
@@ -217,6 +227,194 @@ def test_checks_that_overlap_open_an_alert_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(alerts, "open_alerts", Alert.objects.none)  # which came after the look
     alerts.check_rules()
     assert Alert.objects.count() == 1
+
+
+def fail(model: ServedModel, **fields: Any) -> Replica:
+    return Replica.objects.create(served_model=model, replica_id="r1", state="failed", **fields)
+
+
+def test_the_end_of_an_alert_is_sent_once_fewer_events_wait(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = fail(model)
+    alerts.check_rules()
+    replica.delete()
+    with monkeypatch.context() as full:
+        full.setattr("metering.webhooks.MAX_WAITING", 1)
+        alerts.check_rules()
+        assert [kind for kind, _ in events()] == ["alert.opened"]
+    for _ in range(2):
+        alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened", "alert.finished"]
+
+
+def test_a_new_webhook_hears_no_ends_of_before(webhook: Webhook) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = fail(model)
+    alerts.check_rules()
+    Webhook.objects.all().delete()
+    replica.delete()
+    alerts.check_rules()
+    set_webhook(actor=SYSTEM_ACTOR, tenant=None, url="https://y.example/alerts")
+    alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened"]
+
+
+def test_checks_that_overlap_notify_once(
+    operator: User, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = fail(model)
+    pending_alerts = alerts._pending_alerts
+
+    def overlapped(field: str) -> list[Alert]:
+        rows = pending_alerts(field)
+        with monkeypatch.context() as alone:  # the other check, from its begin to its end
+            alone.setattr(alerts, "_pending_alerts", pending_alerts)
+            alerts.check_rules()
+        return rows
+
+    monkeypatch.setattr(alerts, "_pending_alerts", overlapped)
+    alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened"]
+    assert len(mail.outbox) == 1
+    replica.delete()
+    alerts.check_rules()
+    assert [kind for kind, _ in events()] == ["alert.opened", "alert.finished"]
+
+
+def test_mail_that_could_not_be_sent_is_sent_at_the_next_check(
+    operator: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(ServedModel.objects.create(name="quill", source="/m", desired_state="loaded"))
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError("connection refused")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(alerts, "send_mail", refuse)
+        alerts.check_rules()
+    assert mail.outbox == []
+    alerts.check_rules()
+    assert len(mail.outbox) == 1
+
+
+def test_a_replica_that_ends_again_and_again_is_a_crash_loop_whatever_it_does_now() -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    replica = Replica.objects.create(
+        served_model=model, replica_id="r1", state="loading", exits_last_hour=2
+    )
+    assert open_rules() == set()
+    replica.exits_last_hour, replica.last_exit = 3, "the replica exited with status 1"
+    replica.save()
+    assert open_rules() == {("crash loop", "r1")}
+    assert "ended 3 times within an hour" in Alert.objects.get().text
+    model.desired_state = "unloaded"
+    model.save()
+    assert open_rules() == set()
+
+
+def test_a_gateways_certificate_that_expires_soon_opens_an_alert(tmp_path: Path) -> None:
+    publisher = CertificatePublisher(write_certificate(tmp_path, days=13))
+    publisher.start()
+    name = f"{socket.gethostname()} (cert.pem)"
+    try:
+        until(lambda: list(served_certificates()) != [])
+    finally:
+        publisher.stop()
+    assert open_rules() == {("certificate expires", name)}
+    with sync_client() as client:
+        assert b"PRIVATE" not in client.hget(redis_key("certificates"), name)
+    renewed = CertificatePublisher(write_certificate(tmp_path, days=60))
+    renewed.start()
+    try:
+        until(lambda: open_rules() == set())
+    finally:
+        renewed.stop()
+
+
+def test_a_gateway_that_is_gone_has_no_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = CertificatePublisher(write_certificate(tmp_path, days=1))
+    publisher.start()
+    try:
+        until(lambda: list(served_certificates()) != [])
+    finally:
+        publisher.stop()
+    monkeypatch.setattr("history.certificates.MAX_SILENCE_S", -1.0)
+    assert open_rules() == set()
+
+
+def test_short_lived_certificates_alert_in_the_last_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for days_left, rules in ((3, 0), (1, 1), (-1, 1)):
+        expires_at = timezone.now() + timedelta(days=days_left)
+        certificate = Certificate("example.org", expires_at, timedelta(days=6))
+        monkeypatch.setattr(alerts, "served_certificates", lambda row=certificate: [row])
+        assert len(open_rules()) == rules
+
+
+def test_the_proxys_certificate_is_read_by_the_public_names(
+    tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    path = write_certificate(tmp_path, days=3)
+    context.load_cert_chain(path)
+    names = ("localhost", "127.0.0.1", "*", ".example.org", "quire.test", "nowhere.test")
+    settings.QUIRE = settings.QUIRE.model_copy(update={"tls": "proxy", "allowed_hosts": names})
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+            if address != ("quire.test", 443):
+                raise OSError(f"{address} is unknown")
+            return plain_connect(("127.0.0.1", port), timeout=timeout)
+
+        def serve() -> None:
+            with context.wrap_socket(listener.accept()[0], server_side=True):
+                pass
+
+        plain_connect = socket.create_connection
+        monkeypatch.setattr("ssl.create_connection", connect)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        rows = list(served_certificates())
+        thread.join()
+    (row,) = rows
+    assert row.name == "quire.test"
+    assert timedelta(days=2) < row.expires_at - timezone.now() < timedelta(days=4)
+
+
+def write_certificate(folder: Path, days: int) -> Path:
+    """A certificate of 90 days that has so many left, and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "quire.test")])
+    end = timezone.now() + timedelta(days=days)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(end - timedelta(days=90))
+        .not_valid_after(end)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = folder / "cert.pem"
+    path.write_bytes(secret + signed.public_bytes(pem))
+    return path
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_old_alerts_are_forgotten() -> None:

@@ -105,6 +105,9 @@ def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
         assert slot.process is None
         clock.now += backoff(failures) + 0.01
     assert slot.restarts == 2
+    assert slot.exits_last_hour == 3
+    clock.now += 3600
+    assert slot.exits_last_hour == 0
 
 
 def test_refused_settings_are_not_tried_again_before_they_change(clock: Clock) -> None:

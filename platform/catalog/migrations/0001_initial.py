@@ -181,6 +181,10 @@ class Migration(migrations.Migration):
                 ("incarnation", models.CharField(blank=True, max_length=64)),
                 ("restarts", models.PositiveIntegerField(default=0)),
                 (
+                    "exits_last_hour",
+                    models.PositiveIntegerField(default=0, help_text="Unexpected exits."),
+                ),
+                (
                     "last_exit",
                     models.TextField(blank=True, help_text="Reason of the last unexpected exit."),
                 ),

@@ -113,6 +113,7 @@ class Migration(migrations.Migration):
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
                 ("mailed_at", models.DateTimeField(blank=True, null=True)),
                 ("webhook_at", models.DateTimeField(blank=True, null=True)),
+                ("webhook_finished_at", models.DateTimeField(blank=True, null=True)),
                 ("silenced_until", models.DateTimeField(blank=True, null=True)),
             ],
             options={

@@ -1,0 +1,120 @@
+"""When the certificates expire that clients see.
+
+Gateways that speak TLS themselves say in Redis which one they serve; a proxy is asked for its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import redis
+from cryptography import x509
+from django.conf import settings
+
+from common.loops import LoopThread
+from metering.redis_scripts import redis_key, sync_client
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_INTERVAL_S = 60.0
+#: A gateway that was silent for this long serves no more.
+MAX_SILENCE_S = 600.0
+CONNECT_TIMEOUT_S = 5.0
+HTTPS_PORT = 443
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A certificate in use. `name`: where, such as a host; `lifetime`: from its first moment."""
+
+    name: str
+    expires_at: datetime
+    lifetime: timedelta
+
+
+class PublishedCertificate(msgspec.Struct):
+    """A gateway's certificate in Redis, without the file: that may have the private key too.
+
+    `published_at`: when the gateway said so, in seconds since the epoch.
+    """
+
+    certificate: Certificate
+    published_at: float
+
+
+class CertificatePublisher(LoopThread):
+    """Says, as long as a gateway runs, which certificate it serves.
+
+    The file is read once: a renewed one is served after the next start.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("quire-certificate")
+        name = f"{socket.gethostname()} ({path.name})"
+        self._certificate = _parse(name, path.read_bytes())
+
+    def loop(self) -> None:
+        with sync_client() as client:
+            while not self.stopping.is_set():
+                try:
+                    published = PublishedCertificate(self._certificate, time.time())
+                    encoded = msgspec.json.encode(published)
+                    client.hset(_key(), self._certificate.name, encoded)
+                except (redis.RedisError, OSError) as error:
+                    logger.debug("the certificate can't be published: %s", error)
+                self.stopping.wait(PUBLISH_INTERVAL_S)
+
+
+def served_certificates() -> Iterator[Certificate]:
+    """Those of the gateways, then of the proxy by public host name."""
+    with sync_client() as client:
+        fields = cast("dict[bytes, bytes]", client.hgetall(_key()))
+        for name, value in fields.items():
+            published = msgspec.json.decode(value, type=PublishedCertificate)
+            if published.published_at < time.time() - MAX_SILENCE_S:
+                client.hdel(_key(), name.decode())
+            else:
+                yield published.certificate
+    if settings.QUIRE.tls == "proxy":
+        for host in filter(_is_public_name, settings.QUIRE.allowed_hosts):
+            try:
+                yield _parse(host, _ask_for_certificate(host))
+            except (OSError, ValueError) as error:
+                logger.debug("the certificate of %s can't be read: %s", host, error)
+
+
+def _key() -> str:
+    return redis_key("certificates")
+
+
+def _parse(name: str, pem: bytes) -> Certificate:
+    """The first certificate of a chain. Raises ValueError."""
+    certificate = x509.load_pem_x509_certificates(pem)[0]
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return Certificate(name, end, end - start)
+
+
+def _ask_for_certificate(host: str) -> bytes:
+    """What a client gets, trusted or not: also one that has expired. Raises OSError."""
+    address = (host, HTTPS_PORT)
+    return ssl.get_server_certificate(address, timeout=CONNECT_TIMEOUT_S).encode()
+
+
+def _is_public_name(host: str) -> bool:
+    """Whether it names a host: no pattern, no address of this machine."""
+    if host.startswith((".", "*")) or host == "localhost":
+        return False
+    try:
+        return not ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return True
