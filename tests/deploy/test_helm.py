@@ -17,6 +17,8 @@ import yaml
 
 from tests.deploy import golden
 from tests.deploy.helm import CHART, HELM, helm
+from tests.deploy.kubectl import api_server, dry_run
+from tests.deploy.restricted import violations
 from tests.deploy.variables import KNOWN
 from tests.docs.commands import problems_with
 
@@ -51,23 +53,34 @@ def merged(*values: dict[str, Any]) -> dict[str, Any]:
 
 
 def rendered(values: dict[str, Any]) -> str:
-    done = helm("template", "quire", str(CHART), values=yaml.safe_dump(values))
+    return _render(yaml.safe_dump(values))
+
+
+@cache
+def _render(values: str) -> str:
+    done = helm("template", "quire", str(CHART), values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(rendered(values)) if document]
+    documents = yaml.load_all(rendered(values), Loader=yaml.CSafeLoader)
+    return [document for document in documents if document]
+
+
+def templates(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name of a workload -> its pod's template."""
+    kinds = ("Deployment", "StatefulSet", "Job")
+    return {
+        one["metadata"]["name"]: one["spec"]["template"]
+        for one in objects(values)
+        if one["kind"] in kinds
+    }
 
 
 def pods(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name of a workload -> its pod's spec."""
-    kinds = ("Deployment", "StatefulSet", "Job")
-    return {
-        one["metadata"]["name"]: one["spec"]["template"]["spec"]
-        for one in objects(values)
-        if one["kind"] in kinds
-    }
+    return {name: template["spec"] for name, template in templates(values).items()}
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -122,12 +135,8 @@ def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return merged(FULL, nested)
 
 
-LEAVES = list(leaves(DEFAULTS))
-
-
-@cache
-def full() -> str:
-    return rendered(FULL)
+#: `modelDefaults.nodes` has one value that is taken.
+LEAVES = [path for path in leaves(DEFAULTS) if path != ("modelDefaults", "nodes")]
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=".".join)
@@ -142,6 +151,26 @@ def test_every_value_changes_what_is_made(path: tuple[str, ...]) -> None:
         base = merged(FULL, {"modelDefaults": {"autoscaling": {"minReplicas": 0}}})
     changed = merged(base, with_value(path, other(path, value)))
     assert rendered(changed) != rendered(base)
+
+
+@pytest.mark.parametrize(
+    "key", ["name", "source", *sorted({*DEFAULTS["modelDefaults"]} - {"nodes"})]
+)
+def test_every_key_of_a_model_changes_what_is_made(key: str) -> None:
+    model = {"name": "qwen", "source": "Qwen/Qwen3-0.6B"}
+    value: Any = {
+        "cache": {"size": "7Gi"},
+        "resources": {"limits": {"memory": "7Gi"}},
+        "autoscaling": {"enabled": True},
+    }.get(key) or other((key,), DEFAULTS["modelDefaults"].get(key, ""))
+    assert rendered({"models": [{**model, key: value}]}) != rendered({"models": [model]})
+
+
+def test_a_models_arguments_come_behind_those_of_all() -> None:
+    preset = yaml.safe_load((CHART / "values-openvino.yaml").read_text())
+    model = {"name": "qwen", "source": "x", "args": ["--max-num-seqs=4"]}
+    spec = pods(merged(preset, {"models": [model]}))["quire-model-qwen"]
+    assert spec["containers"][0]["args"][-2:] == ["--device=openvino", "--max-num-seqs=4"]
 
 
 def sets_of_values() -> Iterator[dict[str, Any]]:
@@ -185,7 +214,17 @@ def test_kubernetes_takes_what_is_made(number: int) -> None:
             kubernetes_validate.validate(one, version, strict=True)
 
 
-@pytest.mark.parametrize("preset", ["", "values-cpu.yaml", "values-gpu.yaml"])
+def test_kubectls_dry_run_takes_what_is_made() -> None:
+    with api_server() as server:
+        done = dry_run(server, "---\n".join(rendered(values) for values in SETS))
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) == sum(len(objects(values)) for values in SETS)
+        # What no server knows is refused, so that the run above says something.
+        unknown = dry_run(server, yaml.safe_dump({"apiVersion": "apps/v1", "kind": "Pool"}))
+        assert 'no matches for kind "Pool"' in unknown.stderr
+
+
+@pytest.mark.parametrize("preset", ["", *(path.name for path in CHART.glob("values-*.yaml"))])
 def test_helm_finds_nothing_wrong(preset: str) -> None:
     files = ["--values", str(CHART / preset)] if preset else []
     done = helm("lint", "--strict", str(CHART), *files, values=yaml.safe_dump(FULL))
@@ -201,6 +240,11 @@ def test_helm_finds_nothing_wrong(preset: str) -> None:
         ({"hosts": []}, "hosts"),
         ({"models": [{"name": "a"}]}, "source"),
         ({"models": [{"name": "a/b", "source": "x"}, {"name": "A-b", "source": "x"}]}, "rename"),
+        (
+            {"models": [{"name": "qwen", "source": "x", "nodes": 2}]},
+            "models: qwen: nodes must be 1, got 2: all ranks of a replica run on one machine",
+        ),
+        ({"modelDefaults": {"nodes": 0}}, "nodes"),
         ({"settings": {"REDIS_URL": "redis://:password@redis"}}, "REDIS_URL"),
         ({"settings": {"QUIRE_DRAIN_SECONDS": "soon"}}, "QUIRE_DRAIN_SECONDS"),
         ({"storage": {"size": "a lot"}}, "size"),
@@ -214,23 +258,51 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], words: str) ->
 
 
 def test_every_pod_keeps_to_the_restricted_profile() -> None:
-    specs = pods(FULL)
-    assert len(specs) == 6
-    for name, spec in specs.items():
-        assert spec["securityContext"]["runAsNonRoot"] is True, name
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
-        assert spec["automountServiceAccountToken"] is False, name
-        kinds = {key for volume in spec["volumes"] for key in volume if key != "name"}
-        assert kinds <= {"emptyDir", "persistentVolumeClaim"}, name
+    for values in (FULL, *SETS[:32:8], *SETS[32:]):
+        for name, template in templates(values).items():
+            assert violations(template) == [], name
+            spec = template["spec"]
+            assert spec["automountServiceAccountToken"] is False, name
+            claims = {"cache"} if "model" in name else set()
+            mountable = {volume["name"] for volume in spec["volumes"]} | claims
+            for container in spec["containers"]:
+                assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+                assert {mount["name"] for mount in container["volumeMounts"]} <= mountable, name
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "rule"),
+    [
+        (["hostNetwork"], True, "hostNetwork"),
+        (["securityContext", "runAsUser"], 0, "pod.runAsUser"),
+        (["securityContext", "seccompProfile"], {"type": "Unconfined"}, "pod.seccompProfile"),
+        (["volumes"], [{"name": "a", "hostPath": {"path": "/"}}], "volumes.hostPath"),
+        (["containers", 0, "securityContext", "privileged"], True, "quire.privileged"),
+        (["containers", 0, "securityContext", "capabilities"], {}, "quire.capabilities.drop"),
+        (["containers", 0, "ports"], [{"containerPort": 1, "hostPort": 1}], "quire.hostPort"),
+    ],
+)
+def test_a_pod_that_leaves_the_restricted_profile_is_noticed(
+    path: list[Any], value: Any, rule: str
+) -> None:
+    template = copy.deepcopy(templates(FULL)["quire-gateway"])
+    parent: Any = template["spec"]
+    for key in path[:-1]:
+        parent = parent[key]
+    parent[path[-1]] = value
+    assert violations(template) == [rule]
+
+
+def test_no_secret_is_written_into_an_object() -> None:
+    """Secrets are referred to: the chart makes none, and no setting may carry one."""
+    for one in objects(FULL):
+        assert one["kind"] != "Secret"
+    for name, spec in pods(FULL).items():
         for container in spec["containers"]:
-            security = container["securityContext"]
-            assert security["allowPrivilegeEscalation"] is False, name
-            assert security["readOnlyRootFilesystem"] is True, name
-            assert security["capabilities"] == {"drop": ["ALL"]}, name
-            mounts = {mount["name"] for mount in container["volumeMounts"]}
-            volumes = {volume["name"] for volume in spec["volumes"]}
-            templates = {"cache"} if "model" in name else set()
-            assert mounts <= volumes | templates, name
+            assert container["envFrom"] == [{"secretRef": {"name": "quire"}}], name
+            assert not {"QUIRE_SECRET_KEY", "DATABASE_URL", "REDIS_URL"} & {
+                entry["name"] for entry in container["env"]
+            }
 
 
 def test_the_commands_and_the_variables_are_quires_own() -> None:
