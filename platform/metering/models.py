@@ -434,6 +434,23 @@ class WebhookDelivery(models.Model):
         return "failed" if self.next_try_at is None else "waiting"
 
 
+class SavedSearch(models.Model):
+    """A person's filters of the list of requests, under a name. `query`: of the page's address."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    name = models.CharField(max_length=80)
+    query = models.CharField(max_length=2000)
+
+    class Meta:
+        ordering = ["name"]
+        constraints = [
+            models.UniqueConstraint(fields=["user", "name"], name="one_saved_search_a_name")
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class RequestFeedback(models.Model):
     """What a reader says of a request's answer. At most one of a reader and request."""
 

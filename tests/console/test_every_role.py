@@ -15,7 +15,7 @@ from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from catalog.models import Replica, ServedModel
 from common.files import new_id
 from history.models import Alert
-from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
+from metering.models import Budget, Price, RequestEntry, SavedSearch, Webhook, WebhookDelivery
 from storage.models import Batch, PlaygroundPreset, SavedConversation, StoredFile
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
@@ -122,6 +122,8 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/prices/<pk>/delete/": OPERATE,
         "console/prices/set/": OPERATE,
         "console/requests/store/": OWN,
+        "console/requests/views/<pk>/delete/": HIS,
+        "console/requests/views/save/": LOOK,
         "console/service-accounts/<pk>/retire/": RUN,
         "console/service-accounts/add/": RUN,
         "console/tenants/<slug>/limits/": OPERATE,
@@ -167,6 +169,7 @@ SENT = {
     "kv_reserved_fraction": "0",
     "kv_max_fraction": "1",
     "replica": "quill-1",
+    "query": "status=5xx",
 }
 
 
@@ -238,6 +241,9 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         "console/api/presets/": preset.public_id,
         "console/playground/": "completions",
         "console/requests/": entry.request_id,
+        "console/requests/views/": SavedSearch.objects.create(
+            user=member, name="slow", query="slower_ms=2000"
+        ).pk,
         "console/api/feedback/": entry.request_id,
         "console/keys/": key.pk,
         "console/alerts/": Alert.objects.create(rule="disk", subject="/", text="Full.").pk,
@@ -301,8 +307,9 @@ def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
     assert not wrong, "\n".join(map(str, wrong))
 
 
-#: What is done with a key by the API, where no login is asked for; the playground's own.
-DONE_BY_KEYS = ("console/api/", "console/batches/", "console/files/")
+#: What is done with a key by the API, where no login is asked for; the playground's own; a person's
+#: own filters.
+DONE_BY_KEYS = ("console/api/", "console/batches/", "console/files/", "console/requests/views/")
 
 
 def test_fault_80_what_needs_a_recent_login_by_rest_needs_one_in_the_console(

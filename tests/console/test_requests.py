@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from console.views.timeline import timeline_chart
-from metering.models import RequestContent, RequestEntry
+from metering.models import RequestContent, RequestEntry, SavedSearch
 from metering.request_log import (
     MediaTrace,
     OutputTrace,
@@ -291,3 +291,76 @@ def test_an_id_leads_to_its_request_though_another_came_with_it_as_header(login:
 
 def test_an_id_with_nul_characters_which_postgresql_refuses_is_looked_up_without() -> None:
     assert called("chatcmpl\0-1") == called("chatcmpl-1")
+
+
+def views_of(page: Any) -> list[tuple[str, bool]]:
+    return [(view["name"], view["current"]) for view in page.context["views"]]
+
+
+def test_a_view_keeps_filters_and_order_for_its_person_alone(login: Login, requests: None) -> None:
+    client = login("ada")
+    query = "status=refused&sort=-duration_ms&tenant=acme&page=2&nonsense=1"
+    answer = client.post(
+        "/console/requests/views/save/", {"name": " Refused  ones ", "query": query}
+    )
+    page = client.get(answer.headers["Location"])
+    assert ("Refused ones", True) in views_of(page)
+    assert [entry.request_id for entry in page.context["page"]] == ["refused-1"]
+    assert {chip["label"] for chip in page.context["chips"]} == {"Status: refused"}
+    assert SavedSearch.objects.get().query == "status=refused&sort=-duration_ms"
+    assert ("Refused ones", False) in views_of(client.get("/console/requests/?tenant=acme"))
+    assert "Refused ones" not in dict(views_of(login("mia").get("/console/requests/")))
+
+
+def test_a_view_is_replaced_by_name_and_deleted(login: Login, requests: None) -> None:
+    client = login("ada")
+    for query in ("status=refused", "status=5xx"):
+        client.post("/console/requests/views/save/", {"name": "mine", "query": query})
+    view = SavedSearch.objects.get()
+    assert view.query == "status=5xx"
+    assert login("mia").post(f"/console/requests/views/{view.pk}/delete/").status_code == 404
+    answer = client.post(f"/console/requests/views/{view.pk}/delete/", {"tenant": "acme"})
+    assert answer.headers["Location"] == "/console/requests/?tenant=acme"
+    assert not SavedSearch.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({"name": " ", "query": "status=5xx"}, "name"),
+        ({"name": "x" * 81, "query": "status=5xx"}, "name"),
+        ({"name": "x", "query": ""}, "query"),
+        ({"name": "x", "query": "tenant=acme"}, "query"),
+        ({"name": "x", "query": "model=" + "m" * 2000}, "query"),
+    ],
+)
+def test_a_view_that_cannot_be_saved_says_why(
+    login: Login, requests: None, sent: dict[str, str], field: str
+) -> None:
+    answer = login("ada").post("/console/requests/views/save/", sent)
+    assert answer.status_code == 400
+    assert answer.context["error"].param == field
+    assert not SavedSearch.objects.exists()
+
+
+def test_a_person_saves_a_bounded_number_of_views(login: Login, requests: None) -> None:
+    ada = User.objects.get(username="ada")
+    SavedSearch.objects.bulk_create(
+        SavedSearch(user=ada, name=f"view {number}", query="status=5xx") for number in range(50)
+    )
+    sent = {"name": "one more", "query": "status=5xx"}
+    assert login("ada").post("/console/requests/views/save/", sent).status_code == 409
+    sent["name"] = "view 7"
+    assert login("ada").post("/console/requests/views/save/", sent).status_code == 302
+    assert SavedSearch.objects.count() == 50
+
+
+def test_the_view_of_slow_requests_has_those_above_two_seconds_slowest_first(
+    login: Login, requests: None
+) -> None:
+    for name, duration in (("quick", 1999.0), ("slow", 2000.0), ("slower", 9000.0)):
+        make(name, "acme", RequestTrace(), status=200, duration_ms=duration)
+    page = login("ada").get("/console/requests/?tenant=acme")
+    (query,) = [view["query"] for view in page.context["views"] if "2 s" in view["name"]]
+    page = login("ada").get(f"/console/requests/?{query}")
+    assert [entry.request_id for entry in page.context["page"]] == ["slower", "slow"]

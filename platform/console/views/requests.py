@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import wraps
 from typing import Any
 from urllib.parse import urlencode
 
@@ -11,10 +13,11 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Page, Paginator
 from django.db.models import F, QuerySet
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from accounts.reauthentication import reauthentication_required
 from common.messaging import ALL_TENANTS
@@ -32,10 +35,11 @@ from metering.request_log import (
     of_status,
     request_detail_json,
 )
+from metering.saved_searches import access_searches, delete_search, save_search
 from tenants import actions
 from tenants.access import access_role
 from tenants.actors import to_actor
-from tenants.models import Role, Tenant
+from tenants.models import Role, Tenant, User
 from tenants.sessions import UserRequest
 
 PAGE = 50
@@ -71,6 +75,12 @@ COLUMNS = (
 )
 SORTS = {field for _, field, _ in COLUMNS if field}
 DEFAULT_SORT = "-started_at"
+#: Views that everybody has: name and query.
+VIEWS = {
+    "Failed": urlencode({"status": "5xx"}),
+    "Slower than 2 s": urlencode({"slower_ms": 2000, "sort": "-duration_ms"}),
+    "Most expensive": urlencode({"sort": "-cost_nanos"}),
+}
 
 
 def _text(label: str, length: int) -> forms.CharField:
@@ -184,6 +194,7 @@ def show(
         return redirect("request", name=entries[0].request_id)
     query = {k: str(v) for k, v in request.GET.items() if k != "page" and v}
     searched = not query.keys() <= {"tenant", "all", "follow"}
+    saved_query = _saved_query(request.GET)
     context |= {
         **tenant_context(user, tenant),
         "page": page,
@@ -196,6 +207,8 @@ def show(
             if all_tenants or column[0] != "Tenant"
         ],
         "chips": _chips(form, query),
+        "views": _views(user, saved_query, query),
+        "saved_query": saved_query,
         "summary": summarize(matches, request.GET),
         "follows": request.GET.get("follow") == "yes",
         "follow_query": urlencode(
@@ -211,6 +224,33 @@ def show(
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
+
+
+def _saved_query(query: QueryDict) -> str:
+    """Filters and order of the page's query, without tenant and page."""
+    names = (*SearchForm.base_fields, "sort")
+    return urlencode({name: query[name] for name in names if query.get(name)})
+
+
+def _views(user: User, saved_query: str, query: dict[str, str]) -> list[dict[str, Any]]:
+    """Quire's views, then those that the user saved, each with the query of its list.
+
+    `pk`: of a saved one; `current`: whether it is shown.
+    """
+    scope = {name: value for name, value in query.items() if name in ("tenant", "all")}
+    views = [
+        *((None, name, view) for name, view in VIEWS.items()),
+        *access_searches(user).values_list("pk", "name", "query"),
+    ]
+    return [
+        {
+            "pk": pk,
+            "name": name,
+            "query": "&".join(filter(None, (urlencode(scope), view))),
+            "current": view == saved_query,
+        }
+        for pk, name, view in views
+    ]
 
 
 def _sorted(rows: QuerySet[RequestEntry], sort: str) -> QuerySet[RequestEntry]:
@@ -278,6 +318,42 @@ def toggle_content_logging(request: UserRequest, tenant: Tenant) -> dict[str, An
         else "Prompts and answers of new requests aren't kept."
     )
     return {"text": text}
+
+
+def _view_action(function: Callable[..., str]) -> Callable[..., HttpResponse]:
+    """Turn a function from a request to the query of a list into a POST view that leads there."""
+
+    @require_POST
+    @never_cache
+    @login_required
+    @wraps(function)
+    def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
+        try:
+            if request.POST.get("all") == "yes":
+                scope = {"all": "yes"}
+            else:
+                tenant = current_tenant(request)
+                scope = {"tenant": tenant.slug} if tenant is not None else {}
+            query = "&".join(filter(None, (urlencode(scope), function(request, **kwargs))))
+            return redirect(f"{reverse('requests')}?{query}")
+        except QuireError as error:
+            return show(request, None, error=error)
+
+    return view
+
+
+@_view_action
+def save_view(request: UserRequest) -> str:
+    """Save the filters and the order of the list under a name, for this user alone."""
+    query = _saved_query(QueryDict(request.POST.get("query", "")))
+    return save_search(actor=request.user, name=request.POST.get("name", ""), query=query).query
+
+
+@_view_action
+def delete_view(request: UserRequest, pk: int) -> str:
+    """Delete a saved view of this user's."""
+    delete_search(actor=request.user, pk=pk)
+    return ""
 
 
 @require_safe

@@ -643,6 +643,33 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="SavedSearch",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=80)),
+                ("query", models.CharField(max_length=2000)),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["name"],
+                "constraints": [
+                    models.UniqueConstraint(fields=("user", "name"), name="one_saved_search_a_name")
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="RequestFeedback",
             fields=[
                 (
