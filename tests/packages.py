@@ -10,6 +10,18 @@ from typing import Any
 EXAMPLE = Path(__file__).parent / "engine" / "plugins" / "package"
 DEVICE = Path(__file__).parents[1] / "packages" / "toy"
 
+TENSTORRENT = DEVICE.with_name("tt")
+#: In place of ttnn, with models.
+FAKE_TTNN = Path(__file__).parent / "engine" / "devices" / "tt" / "fake_ttnn.py"
+
+
+def install_tenstorrent(target: Path) -> Path:
+    """Put packages/tt and its stand-in for the hardware into the folder `target`."""
+    plugins = {"tt_models": "ttnn:register"}
+    folder = install(TENSTORRENT, target, **{"quire.general_plugins": plugins})
+    shutil.copy(FAKE_TTNN, folder / "ttnn.py")
+    return folder
+
 
 def install(package: Path, target: Path, **more: dict[str, str]) -> Path:
     """Put a package's modules and entry points into the folder `target`, which is returned.

@@ -41,7 +41,7 @@ from engine.contract.kv_transfer_config import (
 )
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint
-from engine.contract.plugins import check_device
+from engine.contract.plugins import check_additional_config, check_device
 from engine.contract.speculative_config import check_speculative
 from engine.contract.vllm_flags import VLLM_FLAGS, translate_vllm_settings
 from engine.contract.vllm_variables import settings_from_variables
@@ -299,6 +299,13 @@ class EngineConfig(Settings):
     )
     device: str = cli_field(
         "auto", "where the model runs: auto, cpu, cuda, or one that an installed package brings"
+    )
+    additional_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        'JSON of settings that one device takes, under its name, such as {"tt": {"trace_mode": '
+        '"none"}} (docs/tenstorrent.md); default: none',
+        json=True,
+        check=check_additional_config,
     )
     attention_backend: str | None = cli_field(
         None,

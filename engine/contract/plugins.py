@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
@@ -154,6 +154,17 @@ def check_device(name: str) -> None:
         raise ConfigError(
             f"device must be one of {allowed}; got {name!r}. {remedy}".rstrip(), param="device"
         )
+
+
+def check_additional_config(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` unless each device's settings are an object."""
+    for name, settings in values.items():
+        if not isinstance(settings, dict):
+            raise ConfigError(
+                f"additional_config must have an object of settings under {name!r}; got "
+                f"{settings!r}.",
+                param="additional_config",
+            )
 
 
 GROUP = "quire.io_processors"

@@ -588,7 +588,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
         "the device names its worker; see the entry points quire.devices.",
     ),
     restricted_flag("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
-    restricted_flag("additional_config", dict, ({},), "devices take no settings of their own."),
 )
 VLLM_FLAGS: tuple[VllmFlag, ...] = (*_OF_THE_MANUAL, *NEWER)
 BY_NAME: Mapping[str, VllmFlag] = {setting.name: setting for setting in VLLM_FLAGS}

@@ -14,7 +14,7 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -141,6 +141,8 @@ class Device(ABC):
     #: Tokens of a block where its kernels have blocks of one size, to which `block_size` is set;
     #: 0: any.
     block_size: ClassVar[int] = 0
+    #: Keys of `additional_config` under its name that it takes.
+    additional_settings: ClassVar[tuple[str, ...]] = ()
     #: What `kv_cache_dtype` may be beside "auto".
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
 
@@ -164,6 +166,11 @@ class Device(ABC):
         Raises `ModelLoadError` or `ConfigError`.
         """
         return build_model(request)
+
+    @property
+    def additional_config(self) -> dict[str, Any]:
+        """Its own settings, of `additional_settings`."""
+        return (self.config.additional_config or {}).get(self.name, {})
 
     @property
     def torch_device(self) -> torch.device:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -40,6 +41,7 @@ def make_device(config: EngineConfig) -> Device:
             f"{', '.join(kind.kv_cache_dtypes)}.",
             param="kv_cache_dtype",
         )
+    _check_additional_config(config.additional_config or {}, kind)
     if missing := sorted(kind.__abstractmethods__):
         raise ConfigError(
             f"The device plug-in {name} ({kind.__module__}.{kind.__qualname__}) lacks "
@@ -54,6 +56,20 @@ def make_device(config: EngineConfig) -> Device:
         config.block_size = kind.block_size
     with device_errors(name, "__init__"):
         return kind(config)
+
+
+def _check_additional_config(values: dict[str, Any], kind: type[Device]) -> None:
+    """Raise `ConfigError` for settings of another device, and for those that this one lacks."""
+    settings = values.get(kind.name, {})
+    unknown = sorted(values.keys() - {kind.name})
+    unknown += sorted(settings.keys() - set(kind.additional_settings))
+    if unknown:
+        supported = ", ".join(kind.additional_settings) or "none"
+        raise ConfigError(
+            f"additional_config has {', '.join(unknown)}, which the device {kind.name} doesn't "
+            f"take. Settings that it takes under {kind.name!r}: {supported}.",
+            param="additional_config",
+        )
 
 
 @contextmanager

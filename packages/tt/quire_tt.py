@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import importlib.util
 import os
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
-from torch import Tensor
+import msgspec
+from quire_tt_runner import TTModel, TTRunner, TTSettings, TTVisionModel, call
 from transformers import AutoConfig
 
-from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import CacheRequirements, Device, RunnerInputs
-from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.model_loader.model_impl import (
     BuildRequest,
     LoadedImpl,
     context_length,
+    reject_ranks,
     resolve_dtype,
 )
-from engine.models.decoder_spec import DecoderSpec
-from engine.models.forward_context import AttentionMetadata
 from engine.models.registry import ModelRegistry, decoder_spec
+from engine.models.vision.registry import find_vision_family
 from engine.sampling.sampler import Sampler
-from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Runner
-from engine.worker.model_runner import ModelRunner
 from kernels import KernelSet
 from kernels.reference import ReferenceKernels
 
@@ -39,12 +39,57 @@ MESH_SHAPES = {
     "P150x2": (1, 2),
     "N150x4": (1, 4),
     "P150x4": (1, 4),
+    "P300x2": (1, 4),
     "T3K": (1, 8),
+    "P150x8": (1, 8),
     "TG": (8, 4),
 }
 METHODS = ("initialize_vllm_model", "allocate_kv_cache", "prefill_forward", "decode_forward")
 #: Tokens of all sequences that the KV cache holds by default.
 DEFAULT_CACHE_TOKENS = 131_072
+#: Bytes for traces by default, as Tenstorrent's plug-in for vLLM has it.
+DEFAULT_TRACE_REGION = 50_000_000
+
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """`--additional-config '{"tt": {...}}'`, by the names of Tenstorrent's plug-in for vLLM.
+
+    Attributes:
+        data_parallel: number of groups of chips that each have the whole model.
+        trace_region_size, worker_l1_size, l1_small_size: bytes; None: ttnn's default.
+    """
+
+    sample_on_device_mode: Literal["all", "decode_only"] | None = None
+    always_compat_sampling: bool = False
+    trace_mode: Literal["all", "decode_only", "none"] = "all"
+    enable_model_warmup: bool = True
+    optimizations: Literal["accuracy", "performance"] | None = None
+    data_parallel: Annotated[int, msgspec.Meta(ge=1)] = 1
+    trace_region_size: Bytes | None = None
+    worker_l1_size: Bytes | None = None
+    l1_small_size: Bytes | None = None
+    fabric_config: str | None = None
+    fabric_reliability_mode: str | None = None
+    dispatch_core_axis: Literal["row", "col"] | None = None
+
+
+def read_options(config: EngineConfig) -> Options:
+    """The options of `additional_config`. Raises `ConfigError` that names the option."""
+    try:
+        options = msgspec.convert((config.additional_config or {}).get("tt", {}), Options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"additional_config: {str(error).replace('$.', 'tt.')}.", param="additional_config"
+        ) from error
+    if config.max_num_seqs % options.data_parallel:
+        raise ConfigError(
+            f"max_num_seqs must be a multiple of tt.data_parallel ({options.data_parallel}); got "
+            f"{config.max_num_seqs}.",
+            param="max_num_seqs",
+        )
+    return options
 
 
 def mesh_shape(name: str | None, num_chips: int) -> tuple[int, int]:
@@ -52,10 +97,11 @@ def mesh_shape(name: str | None, num_chips: int) -> tuple[int, int]:
 
     Raises `ConfigError` for an unknown name, and for a mesh of more chips than there are.
     """
-    shape = (1, num_chips) if name is None else MESH_SHAPES.get(name)
+    shape = (1, num_chips) if name is None else MESH_SHAPES.get(name) or _parse_shape(name)
     if shape is None:
         raise ConfigError(
-            f"MESH_DEVICE must be one of {', '.join(MESH_SHAPES)}; got {name!r}.",
+            f"MESH_DEVICE must be one of {', '.join(MESH_SHAPES)} or rows and columns such as "
+            f"(4,8); got {name!r}.",
             param="MESH_DEVICE",
         )
     if shape[0] * shape[1] > num_chips:
@@ -66,127 +112,31 @@ def mesh_shape(name: str | None, num_chips: int) -> tuple[int, int]:
     return shape
 
 
-class TTModel:
-    """A model of tt-metal as the engine's runner sees it: tokens in, logits out.
-
-    Block 0 of the device's cache belongs to no sequence. Rows that only pad a batch are all zeros,
-    so they write to it and read from it; a sequence's block b is the device's block b + 1.
-    """
-
-    stateful = False
-    decode_bytes = 0
-
-    def __init__(self, model: Any, spec: DecoderSpec, max_batch_size: int) -> None:
-        self._model = model
-        self.spec = spec
-        self._max_batch_size = max_batch_size
-        #: The running batch; set before the first step.
-        self.batch: InputBatch | None = None
-        self._cache: Any = None
-        self._max_num_blocks = 0
-
-    def allocate_kv(
-        self,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        layout: KVCacheConfig | None = None,
-    ) -> None:
-        spec = self.spec
-        shape = (num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
-        self._max_num_blocks = num_blocks + 1
-        self._cache = self._model.allocate_kv_cache(shape, dtype, spec.num_layers)
-        if hasattr(self._model, "warmup_model_prefill"):
-            self._model.warmup_model_prefill(
-                kv_cache=self._cache, enable_trace=True, sampling_params=[None]
-            )
-
-    def forward(self, token_ids: Tensor, context: AttentionMetadata) -> Tensor:
-        """Logits [num_rows, vocab_size] of `context.logits_rows`, each a sequence's last token."""
-        starts = context.query_start_loc.long()
-        counts = starts.diff()
-        num_cached = context.seq_lens.long() - counts
-        tables = context.block_tables.int() + 1
-        if bool((counts == 1).all()) and bool((num_cached > 0).all()):
-            logits = self._decode(token_ids, num_cached, tables)
-        else:
-            logits = self._prefill(context, num_cached, tables)
-        logits = logits.reshape(len(counts), -1)[:, : self.spec.vocab_size].float()
-        last = starts[1:] - 1
-        rows = torch.arange(len(token_ids)) if context.logits_rows is None else context.logits_rows
-        sequences = torch.searchsorted(last, rows).clamp(max=len(last) - 1)
-        if not torch.equal(last[sequences], rows):
-            raise InvalidRequest(
-                "A Tenstorrent model has logits of a sequence's last token only: prompt_logprobs "
-                "aren't available.",
-                param="prompt_logprobs",
-            )
-        return logits[sequences]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-    def _prefill(self, context: AttentionMetadata, num_cached: Tensor, tables: Tensor) -> Tensor:
-        if self.batch is None or context.sequence_rows is None:
-            raise RuntimeError("A prompt has come before the running batch was set.")
-        lengths = context.seq_lens.int()
-        longest, block_size = int(lengths.max()), self.batch.block_size
-        tokens = torch.zeros(len(lengths), longest, dtype=torch.int32)
-        # Tables are zero after a sequence's last block.
-        pages = torch.zeros(len(lengths), -(-longest // block_size), dtype=torch.int32)
-        for index, (row, length) in enumerate(
-            zip(context.sequence_rows.tolist(), lengths.tolist(), strict=True)
-        ):
-            tokens[index, :length] = torch.from_numpy(self.batch.tokens[row, :length])
-            num_pages = -(-length // block_size)
-            pages[index, :num_pages] = tables[index, :num_pages]
-        cached = {"start_pos": num_cached.tolist()} if bool(num_cached.any()) else {}
-        result: Tensor = self._model.prefill_forward(
-            tokens=tokens,
-            page_table=pages,
-            kv_cache=self._cache,
-            prompt_lens=lengths,
-            sampling_params=None,
-            empty_slots=list(range(len(lengths))),
-            **cached,
-        )
-        return result
-
-    def _decode(self, token_ids: Tensor, positions: Tensor, tables: Tensor) -> Tensor:
-        """All shapes are constant: a trace is recorded for one shape."""
-        if self.batch is None:
-            raise RuntimeError("A decode has come before the running batch was set.")
-        count, size = len(token_ids), self._max_batch_size
-        tokens = torch.zeros(size, 1, dtype=torch.int32)
-        tokens[:count, 0] = token_ids
-        start_pos = torch.zeros(size, dtype=torch.int32)
-        start_pos[:count] = positions
-        pages = torch.zeros(size, self._max_num_blocks, dtype=torch.int32)
-        for row, position in enumerate(positions.tolist()):
-            num_pages = position // self.batch.block_size + 1
-            pages[row, :num_pages] = tables[row, :num_pages]
-        result: Tensor = self._model.decode_forward(
-            tokens=tokens,
-            start_pos=start_pos,
-            page_table=pages,
-            kv_cache=self._cache,
-            enable_trace=True,
-            read_from_device=True,
-            sampling_params=None,
-        )
-        return result[:count]
+def _parse_shape(text: str) -> tuple[int, int] | None:
+    try:
+        rows, columns = msgspec.convert(ast.literal_eval(text), tuple[int, int])
+    except (ValueError, SyntaxError):  # msgspec's ValidationError is a ValueError
+        return None
+    return (rows, columns) if min(rows, columns) > 0 else None
 
 
 class TTDevice(Device):
     """The mesh of Tenstorrent chips that MESH_DEVICE names; None: all chips."""
 
     name: ClassVar[str] = "tt"
+    overlaps: ClassVar[bool] = True
     mixes: ClassVar[bool] = False
     runs_whole_prompts: ClassVar[bool] = True
     caches_prefixes: bool = False
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
+    additional_settings: ClassVar[tuple[str, ...]] = Options.__struct_fields__
 
     _mesh: Any = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._options = read_options(config)
+        self._has_fabric = False
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -200,39 +150,91 @@ class TTDevice(Device):
         return ReferenceKernels(why="sampling on the host")
 
     def build_model(self, request: BuildRequest) -> LoadedImpl:
-        import ttnn
-
-        config, raw = request.config, request.raw
+        reject_ranks(request, "the device tt")
+        config, raw, options = request.config, request.raw, self._options
         for field in ("quantization", "speculative_config"):
             if getattr(config, field):
                 raise ConfigError(f"{field} can't be used on the device tt.", param=field)
         names = [f"TT{name}" for name in raw.get("architectures") or []]
-        kind = ModelRegistry.find({"architectures": names}, METHODS)
+        kind: Any = ModelRegistry.find({"architectures": names}, METHODS)
         if kind is None:
             raise ModelLoadError(
                 f"No Tenstorrent model is registered for {', '.join(names) or '(none)'}. A plug-in "
                 "registers one by ModelRegistry.register_model.",
                 param="model",
             )
-        spec = decoder_spec(raw)
-        grid = mesh_shape(os.environ.get("MESH_DEVICE"), len(ttnn.get_device_ids()))
-        if self._mesh is None:
-            self._mesh = ttnn.open_mesh_device(ttnn.MeshShape(*grid))
-        model = kind.initialize_vllm_model(  # type: ignore[attr-defined]
-            AutoConfig.from_pretrained(request.folder),
-            self._mesh,
-            max_batch_size=config.max_num_seqs,
-            tt_data_parallel=1,
-            optimizations=None,
-        )
         capabilities = getattr(kind, "model_capabilities", {})
-        self.caches_prefixes = bool(capabilities.get("supports_prefix_caching", False))
+        mode = None if options.always_compat_sampling else options.sample_on_device_mode
+        if mode and not capabilities.get("supports_sample_on_device", True):
+            raise ConfigError(
+                f"tt.sample_on_device_mode can't be used: {kind.__name__} doesn't sample.",
+                param="additional_config",
+            )
+        vision = find_vision_family(raw)
+        spec = decoder_spec(raw if vision is None else vision.text_config)
+        # The model has one page table for all layers: blocks behind a window stay.
+        spec = dataclasses.replace(
+            spec, architecture=raw["architectures"][0], sliding_windows=(0,) * spec.num_layers
+        )
+        max_model_len = context_length(spec, config)
+        model = call(
+            kind.initialize_vllm_model,
+            hf_config=AutoConfig.from_pretrained(request.folder),
+            mesh_device=self._open_mesh(),
+            max_batch_size=config.max_num_seqs,
+            max_seq_len=max_model_len,
+            tt_data_parallel=options.data_parallel,
+            optimizations=options.optimizations,
+        )
+        # A block that one group's chips have filled isn't in another's.
+        self.caches_prefixes = options.data_parallel == 1 and bool(
+            capabilities.get("supports_prefix_caching", False)
+        )
+        settings = TTSettings(
+            max_batch_size=config.max_num_seqs,
+            num_groups=options.data_parallel,
+            traces_prefill=options.trace_mode == "all",
+            traces_decode=options.trace_mode != "none",
+            samples_prefill=mode == "all",
+            samples_decode=mode is not None,
+            warms_up=options.enable_model_warmup,
+        )
+        wrapper = TTModel if vision is None else TTVisionModel
         return LoadedImpl(
-            TTModel(model, spec, config.max_num_seqs),  # type: ignore[arg-type]
+            wrapper(model, spec, settings),  # type: ignore[arg-type]
             spec,
             resolve_dtype(config.dtype, spec.dtype),
-            context_length(spec, config),
+            max_model_len,
         )
+
+    def _open_mesh(self) -> Any:
+        """The mesh, which is opened once; its links are set up before."""
+        import ttnn
+
+        if self._mesh is not None:
+            return self._mesh
+        options = self._options
+        shape = mesh_shape(os.environ.get("MESH_DEVICE"), len(ttnn.get_device_ids()))
+        if shape != (1, 1):
+            fabric = [_member(ttnn.FabricConfig, "fabric_config", options.fabric_config)]
+            if options.fabric_reliability_mode is not None:
+                mode = options.fabric_reliability_mode
+                fabric.append(_member(ttnn.FabricReliabilityMode, "fabric_reliability_mode", mode))
+            ttnn.set_fabric_config(*fabric)
+            self._has_fabric = True
+        sizes = {name: getattr(options, name) for name in ("worker_l1_size", "l1_small_size")}
+        if options.trace_mode != "none":
+            sizes["trace_region_size"] = (
+                DEFAULT_TRACE_REGION
+                if options.trace_region_size is None
+                else options.trace_region_size
+            )
+        arguments = {name: size for name, size in sizes.items() if size is not None}
+        if options.dispatch_core_axis is not None:
+            axis = getattr(ttnn.DispatchCoreAxis, options.dispatch_core_axis.upper())
+            arguments["dispatch_core_config"] = ttnn.DispatchCoreConfig(axis=axis)
+        self._mesh = ttnn.open_mesh_device(ttnn.MeshShape(*shape), **arguments)
+        return self._mesh
 
     def num_blocks(self, need: CacheRequirements) -> int:
         if self.config.num_gpu_blocks_override is not None:
@@ -242,10 +244,9 @@ class TTDevice(Device):
         return max(need.blocks_per_sequence, min(full, by_default))
 
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        model: Any = parts.loaded.model
-        model.batch = parts.batch
         sampler = Sampler(parts.loaded.eos_token_ids, None)
-        return ModelRunner(model, parts.batch, sampler, masks=parts.masks)
+        model: Any = parts.loaded.model
+        return TTRunner(model, parts.batch, sampler, parts.masks)
 
     def close(self) -> None:
         if self._mesh is not None:
@@ -253,3 +254,17 @@ class TTDevice(Device):
 
             ttnn.close_mesh_device(self._mesh)
             self._mesh = None
+            if self._has_fabric:
+                ttnn.set_fabric_config(ttnn.FabricConfig.DISABLED)
+
+
+def _member(kind: Any, option: str, name: str | None) -> Any:
+    """A member of one of ttnn's enumerations. Raises `ConfigError` where it has none so named."""
+    name = name or "FABRIC_1D"
+    member = getattr(kind, name, None)
+    if member is None:
+        raise ConfigError(
+            f"tt.{option} must be a name of ttnn.{kind.__name__}; got {name!r}.",
+            param="additional_config",
+        )
+    return member

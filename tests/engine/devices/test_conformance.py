@@ -25,11 +25,11 @@ from engine.devices.device import CONTRACT_VERSION
 from engine.worker.interface import Runner
 from kernels import KernelSet
 from kernels.reference import ReferenceKernels
-from tests.packages import DEVICE, install
+from tests.engine.devices.__main__ import read_table
+from tests.packages import DEVICE, install, install_tenstorrent
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("contract.txt")
-PAGE = ROOT / "docs" / "devices.md"
 #: What the example of docs/extending/device.md doesn't do.
 REFUSED = {"adapters", "sleep"}
 #: Variations of it that do something wrong, and the check that finds it.
@@ -84,18 +84,9 @@ def rows(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def page_table(device: str) -> dict[str, str]:
-    """Check -> outcome, by a device's column of docs/devices.md."""
-    text = PAGE.read_text()
-    lines = [line for line in text[text.index("| check |") :].splitlines() if line.startswith("| ")]
-    header, *table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    column = header.index(f"`{device}`")
-    return {row[0]: row[column] for row in table if row[column] != "-"}
-
-
 def assert_on_page(device: str, outcomes: list[dict[str, Any]]) -> None:
-    assert page_table(device) == {row["check"]: row["status"] for row in outcomes}, (
-        "write docs/devices.md again: python -m tests.engine.devices"
+    assert read_table()[device] == {row["check"]: row["status"] for row in outcomes}, (
+        f"write docs/devices.md again: python -m tests.engine.devices {device}"
     )
 
 
@@ -132,6 +123,24 @@ def test_the_openvino_package_passes_or_refuses(tmp_path: Path) -> None:
         "KV cache of bfloat16",
     }
     assert done.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_tenstorrent_package_passes_or_refuses(tmp_path: Path) -> None:
+    done = conformance("tt", install_tenstorrent(tmp_path))
+    outcomes = rows(done)
+    assert_on_page("tt", outcomes)
+    assert len(outcomes) >= 60
+    refused = {row["check"] for row in outcomes if row["status"] == "refused"}
+    assert refused == {"adapters", "n-gram drafts", "sleep"}
+    assert done.returncode == 0
+
+
+@pytest.mark.system
+def test_the_tenstorrent_package_runs_as_installed(tmp_path: Path) -> None:
+    done = conformance("tt", install_tenstorrent(tmp_path), "--only", "llama: with a cached")
+    assert [row["status"] for row in rows(done)] == ["passed"]
 
 
 @pytest.mark.system

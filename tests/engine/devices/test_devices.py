@@ -17,7 +17,7 @@ from engine.contract import plugins
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device
-from engine.devices.registry import device_class
+from engine.devices.registry import device_class, make_device
 from tests.packages import DEVICE, install
 
 ROOT = Path(__file__).parents[3]
@@ -223,3 +223,17 @@ def test_built_in_devices_are_named_as_they_are_asked_for(name: str) -> None:
     kind = device_class(name)
     assert issubclass(kind, Device)
     assert kind.name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"tt": {}}, "has tt, which the device cpu doesn't take"),
+        ({"cpu": {"trace_mode": "all"}}, "has trace_mode, which the device cpu doesn't take"),
+        ({"cpu": "fast"}, "must have an object of settings under 'cpu'"),
+    ],
+)
+def test_settings_of_another_device_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        make_device(EngineConfig(model="m", device="cpu", additional_config=values))
+    assert caught.value.param == "additional_config"

@@ -1,21 +1,23 @@
-"""A stand-in for ttnn and one model of tt-metal: `transformers` behind its vLLM interface.
+"""A stand-in for ttnn and models of tt-metal: `transformers` behind their vLLM interface.
 
-The cache of its model holds token ids by block and slot. A step reads back the tokens that the page
-table names and has `transformers` compute the logits after them, so a wrong page, slot or length
-gives other logits. Shapes and padding are checked as docs/tenstorrent.md has them.
+The cache of a model holds token ids by group, block and slot. A step reads back the tokens that the
+page table names and has `transformers` compute the logits after them, so a wrong page, slot, length
+or group gives other logits. Shapes, padding and order are checked as docs/tenstorrent.md has them.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 CHIPS = [0, 1]
-opened: list[tuple[int, int]] = []
-closed: list[Any] = []
+#: Calls of ttnn itself, by name, with what they were given.
+calls: list[tuple[str, Any]] = []
 
 
 class MeshShape(NamedTuple):
@@ -23,17 +25,31 @@ class MeshShape(NamedTuple):
     columns: int
 
 
+FabricConfig = Enum("FabricConfig", ["DISABLED", "FABRIC_1D", "FABRIC_1D_RING"])
+FabricReliabilityMode = Enum("FabricReliabilityMode", ["STRICT_INIT", "RELAXED_INIT"])
+DispatchCoreAxis = Enum("DispatchCoreAxis", ["ROW", "COL"])
+
+
+@dataclass
+class DispatchCoreConfig:
+    axis: DispatchCoreAxis
+
+
 def get_device_ids() -> list[int]:
     return CHIPS
 
 
-def open_mesh_device(shape: MeshShape) -> MeshShape:
-    opened.append(shape)
+def set_fabric_config(*arguments: Any) -> None:
+    calls.append(("set_fabric_config", tuple(argument.name for argument in arguments)))
+
+
+def open_mesh_device(shape: MeshShape, **sizes: Any) -> MeshShape:
+    calls.append(("open_mesh_device", (tuple(shape), sizes)))
     return shape
 
 
 def close_mesh_device(mesh: MeshShape) -> None:
-    closed.append(mesh)
+    calls.append(("close_mesh_device", tuple(mesh)))
 
 
 def check(condition: bool, sentence: str) -> None:
@@ -42,16 +58,35 @@ def check(condition: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-class LlamaForCausalLM:
-    """One model; its cache is checked against `transformers`."""
+@dataclass
+class DeviceTensor:
+    """What is on the device: not to be used before it is read."""
 
-    model_capabilities = {"supports_prefix_caching": False}
-    warmed_up = 0
-    #: "prefill" and "decode", by step.
-    calls: list[str] = []
+    value: Tensor
 
-    def __init__(self, model: Any, max_batch_size: int) -> None:
-        self.model, self.max_batch_size = model, max_batch_size
+
+@dataclass
+class HostTensor:
+    """What was read from the device, in ttnn's layout: not to be used before it is processed."""
+
+    value: Tensor
+
+
+class CausalLM:
+    """A model; its cache is checked against `transformers`."""
+
+    model_capabilities: dict[str, Any] = {"supports_prefix_caching": False}
+    loader: Any = AutoModelForCausalLM
+    #: What ran, over all instances: "prefill" and "decode", each with how it was sampled.
+    ran: list[tuple[str, str]] = []
+    #: What it was called with, by method, the last time.
+    last: dict[str, Any] = {}
+
+    def __init__(self, model: Any, max_batch_size: int, num_groups: int) -> None:
+        self.model = model
+        self.max_batch_size, self.num_groups = max_batch_size, num_groups
+        self.group_size = max_batch_size // num_groups
+        self.generator = torch.Generator().manual_seed(0)
 
     @classmethod
     def initialize_vllm_model(
@@ -61,28 +96,30 @@ class LlamaForCausalLM:
         max_batch_size: int,
         tt_data_parallel: int,
         optimizations: str | None,
-    ) -> LlamaForCausalLM:
-        check(tt_data_parallel == 1, "one model")
+    ) -> CausalLM:
+        cls.last["initialize_vllm_model"] = dict(locals())
         check(isinstance(mesh_device, MeshShape), "an open mesh")
-        model = AutoModelForCausalLM.from_pretrained(hf_config._name_or_path, dtype=torch.float32)
-        return cls(model.eval(), max_batch_size)
+        check(max_batch_size % tt_data_parallel == 0, "groups of one size")
+        model = cls.loader.from_pretrained(hf_config._name_or_path, dtype=torch.float32)
+        return cls(model.eval(), max_batch_size, tt_data_parallel)
 
     def allocate_kv_cache(
         self, kv_cache_shape: tuple[int, ...], dtype: torch.dtype, num_layers: int
     ) -> list[Tensor]:
-        num_blocks, heads, self.block_size, size = kv_cache_shape
-        config = self.model.config
-        check(heads == config.num_key_value_heads, "KV heads")
-        check(size == config.hidden_size // config.num_attention_heads, "head size")
+        self.num_blocks, heads, self.block_size, size = kv_cache_shape
+        config = self.model.config.get_text_config()
+        default = config.hidden_size // config.num_attention_heads
+        check(heads == getattr(config, "num_key_value_heads", config.num_attention_heads), "heads")
+        check(size == (getattr(config, "head_dim", None) or default), "head size")
         check(num_layers == config.num_hidden_layers, "layers")
-        self.num_blocks = num_blocks
-        return [torch.full((num_blocks, self.block_size), -1)]
+        check(dtype in (torch.float32, torch.bfloat16), "dtype")
+        return [torch.full((self.num_blocks, self.block_size), -1) for _ in range(self.num_groups)]
 
     def warmup_model_prefill(
         self, kv_cache: list[Tensor], enable_trace: bool, sampling_params: list[Any]
     ) -> None:
-        check(enable_trace and sampling_params[-1] is None, "the list ends with host sampling")
-        type(self).warmed_up += 1
+        check(sampling_params[-1] is None, "the list ends with host sampling")
+        self.last["warmup_model_prefill"] = (enable_trace, sampling_params)
 
     def prefill_forward(
         self,
@@ -94,23 +131,44 @@ class LlamaForCausalLM:
         empty_slots: list[int],
         start_pos: list[int] | None = None,
     ) -> Tensor:
-        self.calls.append("prefill")
-        longest = int(prompt_lens.max())
-        check(tokens.shape == (len(prompt_lens), longest), "tokens [batch, longest prompt]")
-        pages = -(-longest // self.block_size)
-        check(page_table.shape == (len(tokens), pages), "page_table [batch, most blocks]")
-        check(len(empty_slots) == len(tokens) <= self.max_batch_size, "a slot for each prompt")
-        starts = [0] * len(tokens) if start_pos is None else start_pos
-        logits = []
+        rows = self._prefill(tokens, page_table, kv_cache, prompt_lens, empty_slots, start_pos)
+        logits = torch.stack(
+            [self._logits(kv_cache[group], pages, length) for group, pages, length in rows]
+        )
+        return self._output("prefill", logits, sampling_params)
+
+    def _prefill(
+        self,
+        tokens: Tensor,
+        page_table: Tensor,
+        kv_cache: list[Tensor],
+        prompt_lens: Tensor,
+        empty_slots: list[int],
+        start_pos: list[int] | None,
+    ) -> list[tuple[int, Tensor, int]]:
+        """Fill the cache; by row its group, pages and length."""
+        batch, longest = len(prompt_lens), int(prompt_lens.max())
+        check(prompt_lens.shape == (batch,), "prompt_lens [batch]")
+        check(tokens.shape == (batch, longest), "tokens [batch, longest prompt]")
+        num_pages = -(-longest // self.block_size)
+        check(page_table.shape == (batch, num_pages), "page_table [batch, most blocks]")
+        check(len(set(empty_slots)) == batch <= self.max_batch_size, "a slot for each prompt")
+        check(all(0 <= slot < self.max_batch_size for slot in empty_slots), "slots of the batch")
+        if start_pos is not None:
+            check(self.model_capabilities["supports_prefix_caching"], "no cached prefix")
+        starts = [0] * batch if start_pos is None else start_pos
+        rows = []
         for index, length in enumerate(prompt_lens.tolist()):
             check(not tokens[index, length:].any(), "tokens are zero-padded")
             used = -(-length // self.block_size)
             check(not page_table[index, used:].any(), "page tables are zero-padded")
             check(bool((page_table[index, :used] > 0).all()), "block 0 pads")
+            group = empty_slots[index] // self.group_size
             for position in range(starts[index], length):
-                self._write(kv_cache, page_table[index], position, int(tokens[index, position]))
-            logits.append(self._logits(kv_cache, page_table[index], length))
-        return torch.stack(logits)[:, None]
+                token = int(tokens[index, position])
+                self._write(kv_cache[group], page_table[index], position, token)
+            rows.append((group, page_table[index], length))
+        return rows
 
     def decode_forward(
         self,
@@ -121,42 +179,145 @@ class LlamaForCausalLM:
         enable_trace: bool,
         read_from_device: bool,
         sampling_params: Any,
-    ) -> Tensor:
-        self.calls.append("decode")
+    ) -> Any:
+        self.last["decode_forward"] = (enable_trace, read_from_device)
         size = self.max_batch_size
-        check(enable_trace and read_from_device, "traced, and read from the device")
         check(tokens.shape == (size, 1), "tokens [max_batch_size, 1]")
         check(start_pos.shape == (size,), "start_pos [max_batch_size]")
         check(page_table.shape == (size, self.num_blocks), "page_table [max_batch, max blocks]")
+        is_padding = [not bool(page_table[row, 0]) for row in range(size)]
+        for first in range(0, size, self.group_size):
+            group = is_padding[first : first + self.group_size]
+            check(group == sorted(group), "padding comes after the rows of a group")
         logits = []
         for row in range(size):
-            position = int(start_pos[row])
-            self._write(kv_cache, page_table[row], position, int(tokens[row, 0]))
+            position, cache = int(start_pos[row]), kv_cache[row // self.group_size]
+            self._write(cache, page_table[row], position, int(tokens[row, 0]))
             used = position // self.block_size + 1
             check(not page_table[row, used:].any(), "page tables are zero-padded")
-            if not page_table[row, 0]:
+            if is_padding[row]:
                 check(not tokens[row] and not position, "rows are zero-padded")
-                logits.append(torch.zeros(self.model.config.vocab_size))
+                logits.append(torch.zeros(self.model.config.get_text_config().vocab_size))
             else:
-                logits.append(self._logits(kv_cache, page_table[row], position + 1))
-        return torch.stack(logits)[:, None]
+                logits.append(self._logits(cache, page_table[row], position + 1))
+        output = self._output("decode", torch.stack(logits), sampling_params)
+        return output if read_from_device else DeviceTensor(output)
 
-    def _write(self, kv_cache: list[Tensor], pages: Tensor, position: int, token: int) -> None:
-        kv_cache[0][pages[position // self.block_size], position % self.block_size] = token
+    def _output(self, step: str, logits: Tensor, sampling_params: Any) -> Tensor:
+        """[rows, 1, vocabulary], or [rows] tokens where the device samples."""
+        self.ran.append((step, "host" if sampling_params is None else "device"))
+        if sampling_params is None:
+            return logits[:, None]
+        lists = [sampling_params.temperature, sampling_params.top_k, sampling_params.top_p]
+        check({len(values) for values in lists} == {len(logits)}, "parameters by row")
+        return torch.tensor([self._sample(*row) for row in zip(logits, *lists, strict=True)])
 
-    def _logits(self, kv_cache: list[Tensor], pages: Tensor, length: int) -> Tensor:
-        tokens = kv_cache[0][pages.long()].flatten()[:length]
+    def _sample(self, logits: Tensor, temperature: float, top_k: int, top_p: float) -> int:
+        if temperature == 0:
+            return int(logits.argmax())
+        probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
+        kept = probabilities.cumsum(-1) - probabilities < top_p
+        kept[top_k or len(kept) :] = False
+        weights = probabilities * kept
+        return int(order[torch.multinomial(weights, 1, generator=self.generator)])
+
+    def _write(self, cache: Tensor, pages: Tensor, position: int, token: int) -> None:
+        cache[pages[position // self.block_size], position % self.block_size] = token
+
+    def _logits(self, cache: Tensor, pages: Tensor, length: int, **media: Any) -> Tensor:
+        tokens = cache[pages.long()].flatten()[:length]
         check(bool((tokens >= 0).all()), "a token that was never written")
         with torch.inference_mode():
-            logits: Tensor = self.model(tokens[None], use_cache=False).logits[0, -1]
+            logits: Tensor = self.model(tokens[None], use_cache=False, **media).logits[0, -1]
         return logits
 
 
-class CachingLlama(LlamaForCausalLM):
+class CachingCausalLM(CausalLM):
     model_capabilities = {"supports_prefix_caching": True}
+
+
+class AsyncCausalLM(CausalLM):
+    """A decode returns before the device is done."""
+
+    def read_decode_output(self, tt_out: DeviceTensor, async_read: bool) -> HostTensor:
+        check(isinstance(tt_out, DeviceTensor) and not async_read, "a decode's output, once")
+        self.last["read_decode_output"] = True
+        return HostTensor(tt_out.value)
+
+    def process_decode_output_host(self, tt_out: HostTensor, is_tokens: bool) -> Tensor:
+        check(isinstance(tt_out, HostTensor), "what was read")
+        check(is_tokens == (tt_out.value.dim() == 1), "tokens or logits")
+        self.last["process_decode_output_host"] = is_tokens
+        return tt_out.value
+
+
+class HostSampledCausalLM(CausalLM):
+    model_capabilities = {"supports_prefix_caching": False, "supports_sample_on_device": False}
+
+
+class VisionLM(CausalLM):
+    """Its prompts may hold pictures, whose values a decode needs again: the cache has tokens."""
+
+    loader = AutoModelForImageTextToText
+    #: Pages of a prompt with pictures -> what `transformers` takes of them.
+    pictures: dict[int, dict[str, Tensor]] = {}
+
+    def prefill_forward(  # type: ignore[override]
+        self,
+        tokens: Tensor,
+        page_table: Tensor,
+        kv_cache: list[Tensor],
+        prompt_lens: Tensor,
+        sampling_params: Any,
+        empty_slots: list[int],
+        pixel_values: list[list[Tensor] | None] | None = None,
+    ) -> Tensor:
+        rows = self._prefill(tokens, page_table, kv_cache, prompt_lens, empty_slots, None)
+        images = [None] * len(rows) if pixel_values is None else pixel_values
+        check(len(images) == len(rows), "pictures by row")
+        logits = []
+        for (group, pages, length), row in zip(rows, images, strict=True):
+            self.pictures[int(pages[0])] = {} if row is None else {"pixel_values": torch.cat(row)}
+            logits.append(self._logits(kv_cache[group], pages, length))
+        return self._output("prefill", torch.stack(logits), sampling_params)
+
+    def _logits(self, cache: Tensor, pages: Tensor, length: int, **media: Any) -> Tensor:
+        return super()._logits(cache, pages, length, **self.pictures[int(pages[0])])
+
+
+class LimitedCausalLM(CausalLM):
+    """Its `initialize_vllm_model` takes the context's length, as those of tt-metal do."""
+
+    @classmethod
+    def initialize_vllm_model(  # type: ignore[override]
+        cls,
+        hf_config: Any,
+        mesh_device: Any,
+        max_batch_size: int,
+        max_seq_len: int,
+        tt_data_parallel: int = 1,
+        optimizations: str = "performance",
+    ) -> CausalLM:
+        model = super().initialize_vllm_model(
+            hf_config, mesh_device, max_batch_size, tt_data_parallel, optimizations
+        )
+        cls.last["max_seq_len"] = max_seq_len
+        return model
 
 
 class Unfinished:
     """Lacks most methods."""
 
-    prefill_forward = LlamaForCausalLM.prefill_forward
+    prefill_forward = CausalLM.prefill_forward
+
+
+def register() -> None:
+    """Register models for the conformance checks: an entry point in quire.general_plugins."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    from engine import ModelRegistry
+    from engine.devices.conformance.models import FAMILIES
+
+    for family in FAMILIES.values():
+        name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family["model_type"]]
+        ModelRegistry.register_model(f"TT{name}", CachingCausalLM)
