@@ -272,6 +272,33 @@ class KernelSet(LinearFactory):
         int8 caches come with their scales, as for `rope_and_cache`.
         """
 
+    def encoder_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        length: int,
+        *,
+        reach: int = 0,
+        round_inputs: bool = False,
+    ) -> Tensor:
+        """Attention in which each token sees its sequence, later tokens too; gives [T, H, D].
+
+        Args:
+            q, k, v: [T, H, D], with any stride between tokens.
+            length: tokens of each sequence; the sequences lie one after another.
+            reach: tokens at most so far away are seen; 0: all.
+            round_inputs: let queries, keys, values and their weights be rounded to bfloat16, where
+                that is faster.
+        """
+        mask = None
+        if reach and length > reach + 1:
+            positions = torch.arange(length, device=q.device)
+            mask = (positions[None, :] - positions[:, None]).abs() <= reach
+        q, k, v = (x.unflatten(0, (-1, length)).transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(0, 1)
+
     def rope_and_cache_mla(
         self,
         q: Tensor,

@@ -141,6 +141,13 @@ class NativeDecoder(SupportsLoRA):
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
 
+    def encoder_loader(self, weights: Weights) -> WeightLoader:
+        """Of an encoder in front of this decoder, whose weights are kept in `weight_dtype`."""
+        scheme = make_quant_scheme(None, self.round_inputs)
+        return WeightLoader(
+            self.spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+        )
+
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec

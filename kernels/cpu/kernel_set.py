@@ -332,6 +332,46 @@ class CpuKernels(KernelSet):
             check(status)
         return out
 
+    def encoder_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        length: int,
+        *,
+        reach: int = 0,
+        round_inputs: bool = False,
+    ) -> Tensor:
+        tokens, heads, size = q.shape
+        num_seqs = tokens // length
+        dtype = torch.bfloat16 if round_inputs else q.dtype
+
+        def as_cache(x: Tensor) -> Tensor:
+            """A block for each sequence: of an even size, which bfloat16 products need."""
+            cache = torch.empty((num_seqs, heads, length + length % 2, size), dtype=dtype)
+            cache[:, :, :length] = x.unflatten(0, (-1, length)).transpose(1, 2)
+            cache[:, :, length:] = 0
+            return cache
+
+        ends = torch.full((tokens,), length, dtype=torch.int32)
+        if reach:
+            ends = torch.arange(reach + 1, reach + 1 + length, dtype=torch.int32)
+            ends = ends.clamp(max=length).repeat(num_seqs)
+        return self.paged_attention(
+            AttentionArgs(
+                q=q,
+                key_cache=as_cache(k),
+                value_cache=as_cache(v),
+                block_tables=torch.arange(num_seqs, dtype=torch.int32)[:, None],
+                seq_lens=torch.full((num_seqs,), length, dtype=torch.int32),
+                query_start_loc=torch.arange(0, tokens + 1, length, dtype=torch.int32),
+                scale=size**-0.5,
+                sliding_window=reach + 1 if reach else 0,
+                visible_ends=ends,
+                round_inputs=round_inputs,
+            )
+        )
+
     def argmax(self, logits: Tensor) -> Tensor:
         rows, vocab = check_logits(logits)
         out = torch.empty(rows, dtype=torch.int64)

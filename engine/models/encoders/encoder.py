@@ -82,6 +82,7 @@ class BidirectionalAttention:
         bias_table: float32 [buckets, heads], biases by relative position, or None.
     """
 
+    ops: KernelSet
     project: Transform
     output: Transform
     num_heads: int
@@ -104,21 +105,20 @@ class BidirectionalAttention:
 
     def _attend(self, qkv: Tensor, length: int) -> Tensor:
         """[n, L, 3, heads, head_dim] -> [n * L, heads, head_dim]."""
+        if self.bias_table is None:
+            q, k, v = qkv.flatten(0, 1).unbind(1)
+            return self.ops.encoder_attention(q, k, v, length, reach=self.reach)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mask = self._mask(length, q)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        bias = self._bias(self.bias_table, length).to(q.dtype)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         return out.transpose(1, 2).flatten(0, 1)
 
-    def _mask(self, length: int, like: Tensor) -> Tensor | None:
-        """What is added to the scores, or which pairs count: [L, L] or [heads, L, L]."""
-        if self.bias_table is None and (not self.reach or length <= self.reach + 1):
-            return None
-        positions = torch.arange(length, device=like.device)
+    @staticmethod
+    def _bias(table: Tensor, length: int) -> Tensor:
+        """[heads, L, L]: what is added to the scores."""
+        positions = torch.arange(length, device=table.device)
         distance = positions[None, :] - positions[:, None]
-        if self.bias_table is not None:
-            buckets = relative_bucket(distance, len(self.bias_table))
-            return self.bias_table[buckets].movedim(-1, 0).to(like.dtype)
-        return distance.abs() <= self.reach
+        return table[relative_bucket(distance, len(table))].movedim(-1, 0)
 
 
 def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tensor:
@@ -268,6 +268,7 @@ class EncoderLoader:
     def _attention(self, index: int) -> BidirectionalAttention:
         spec = self.spec
         return BidirectionalAttention(
+            ops=self.ops,
             project=self.linear(index, "qkv"),
             output=self.linear(index, "o"),
             num_heads=spec.num_heads,

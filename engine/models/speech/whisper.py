@@ -73,10 +73,11 @@ class WhisperEncoder:
         self.spec, self._loader = spec, loader
         hidden = spec.hidden_size
         dtype = loader.ops.activation_dtype(loader.dtype)
+        # A convolution is a product of all windows of three columns.
         self._convolutions = [
-            (
-                loader.vector(f"{_PREFIX}{name}.weight", hidden, channels, 3).to(dtype),
-                loader.vector(f"{_PREFIX}{name}.bias", hidden).to(dtype),
+            loader.pack(
+                loader.tensor(f"{_PREFIX}{name}.weight", (hidden, channels, 3)).flatten(1),
+                loader.vector(f"{_PREFIX}{name}.bias", hidden),
             )
             for name, channels in (("conv1", spec.num_mels), ("conv2", hidden))
         ]
@@ -107,6 +108,8 @@ class WhisperEncoder:
             return loader.linear(FusedLinear(parts=described, columns=columns, bias=True))
 
         return VisionLayer(
+            ops=loader.ops,
+            round_attention=loader.spec.round_attention,
             attention_norm=self._layer_norm(f"{name}self_attn_layer_norm"),
             qkv=linear(
                 "self_attn.q_proj",
@@ -129,11 +132,11 @@ class WhisperEncoder:
 
     def __call__(self, features: Tensor) -> Tensor:
         """[length, hidden] of log-mel values [num_mels, 2 * length]."""
-        x = features[None].to(self._positions)
-        for (weight, bias), stride in zip(self._convolutions, (1, 2), strict=True):
-            x = torch.nn.functional.conv1d(x, weight, bias, stride=stride, padding=1)
-            x = torch.nn.functional.gelu(x)
-        x = x.transpose(1, 2) + self._positions
+        x = features.to(self._positions).T
+        for convolution, stride in zip(self._convolutions, (1, 2), strict=True):
+            windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(0, 3, stride)
+            x = torch.nn.functional.gelu(convolution(windows.flatten(1)))
+        x = (x + self._positions)[None]
         for layer in self._layers:
             x = layer(x, None)
         return self._norm(x[0])
@@ -152,8 +155,7 @@ class WhisperModel(NativeDecoder):
         for index, layer in enumerate(self.layers):
             if isinstance(layer, CrossLayer):
                 layer.cross.alignment_heads = self.alignment_heads.get(index, ())
-        loader = WeightLoader(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights)
-        self._encoder = WhisperEncoder(self.encoder_spec, loader)
+        self._encoder = WhisperEncoder(self.encoder_spec, self.encoder_loader(weights))
 
     @torch.inference_mode()
     def encode_to_cache(self, tensors: MediaTensors, block_ids: list[int]) -> None:

@@ -102,9 +102,7 @@ class VisionDecoder(NativeDecoder):
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)
-        self.family.load(
-            WeightLoader(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights)
-        )
+        self.family.load(self.encoder_loader(weights))
 
     @torch.inference_mode()
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:

@@ -54,6 +54,8 @@ class PixtralTower:
         qkv = [f"{name}.attention.{part}_proj" for part in ("q", "k", "v")]
         gate_up = [f"{name}.feed_forward.{part}_proj" for part in ("gate", "up")]
         return RotaryLayer(
+            ops=self._loader.ops,
+            round_attention=self._loader.spec.round_attention,
             attention_norm=self._norm(f"{name}.attention_norm"),
             qkv=self._linear(hidden, hidden, *qkv),
             output=self._linear(hidden, hidden, f"{name}.attention.o_proj"),

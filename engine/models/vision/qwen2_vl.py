@@ -98,6 +98,8 @@ class Qwen2VL(VisionFamily):
     def _layer(self, index: int) -> RotaryLayer:
         name, hidden = f"blocks.{index}", self._hidden
         return RotaryLayer(
+            ops=self._loader.ops,
+            round_attention=self._loader.spec.round_attention,
             attention_norm=self._norm(f"{name}.norm1"),
             qkv=self._linear(f"{name}.attn.qkv", 3 * hidden, hidden),
             output=self._linear(f"{name}.attn.proj", hidden, hidden),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.models.encoders.encoder import LengthBatches
 from engine.models.layers.norm import Norm, Transform
+from kernels import KernelSet
 
 
 class Rotation:
@@ -28,8 +29,13 @@ class Rotation:
 
 @dataclass(slots=True, kw_only=True)
 class RotaryLayer:
-    """Attention and MLP with a norm before each."""
+    """Attention and MLP with a norm before each.
 
+    `round_attention`: see `KernelSet.encoder_attention`.
+    """
+
+    ops: KernelSet
+    round_attention: bool
     attention_norm: Norm
     qkv: Transform
     output: Transform
@@ -41,16 +47,16 @@ class RotaryLayer:
         """[n, hidden] of the same. `sequences`: patches that attend to each other."""
         qkv = self.qkv(self.attention_norm(x)).view(len(x), 3, self.num_heads, -1)
         qkv = torch.cat((rotation(qkv[:, :2]), qkv[:, 2:]), dim=1)
-        x = x + self.output(_attend(qkv, sequences))
+        x = x + self.output(self._attend(qkv, sequences))
         return x + self.mlp(self.mlp_norm(x))
 
-
-def _attend(qkv: Tensor, sequences: LengthBatches) -> Tensor:
-    """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees those of its sequence."""
-    ordered = sequences.sorted(qkv)
-    parts = []
-    for length, first, end in sequences.groups:
-        q, k, v = ordered[first:end].unflatten(0, (-1, length)).permute(2, 0, 3, 1, 4)
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-        parts.append(out.transpose(1, 2).flatten(0, 1))
-    return sequences.restored(torch.cat(parts)).flatten(1)
+    def _attend(self, qkv: Tensor, sequences: LengthBatches) -> Tensor:
+        """[n, 3, heads, head_dim] -> [n, heads * head_dim]: each patch sees its sequence's."""
+        ordered = sequences.sorted(qkv)
+        parts = []
+        for length, first, end in sequences.groups:
+            q, k, v = ordered[first:end].unbind(1)
+            parts.append(
+                self.ops.encoder_attention(q, k, v, length, round_inputs=self.round_attention)
+            )
+        return sequences.restored(torch.cat(parts)).flatten(1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm, Transform, chain
 from engine.models.weight_loader import WeightLoader
+from kernels import KernelSet
 from kernels.layers import activation
 
 
@@ -86,8 +87,13 @@ class VisionSpec:
 
 @dataclass(slots=True)
 class VisionLayer:
-    """Attention and MLP with a norm before each."""
+    """Attention and MLP with a norm before each.
 
+    `round_attention`: see `KernelSet.encoder_attention`.
+    """
+
+    ops: KernelSet
+    round_attention: bool
     attention_norm: Norm
     qkv: Transform
     output: Transform
@@ -103,11 +109,17 @@ class VisionLayer:
         qkv = self.qkv(self.attention_norm(x.flatten(0, 1)))
         query, key, value = qkv.chunk(3, dim=-1)
         q, k, v = (
-            part.unflatten(0, (batch, length)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            part.unflatten(-1, (self.num_heads, -1))
             for part in (self.query_norm(query), self.key_norm(key), value)
         )
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        attended = attended.transpose(1, 2).reshape(batch * length, hidden)
+        if mask is None:
+            attended = self.ops.encoder_attention(
+                q, k, v, length, round_inputs=self.round_attention
+            ).flatten(1)
+        else:
+            q, k, v = (part.unflatten(0, (batch, length)).transpose(1, 2) for part in (q, k, v))
+            attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            attended = attended.transpose(1, 2).reshape(batch * length, hidden)
         x = x + self.output(attended).view(batch, length, hidden)
         flat = self.mlp(self.mlp_norm(x.flatten(0, 1)))
         return x + flat.view(batch, length, hidden)
@@ -185,6 +197,8 @@ class VisionTower:
         ] or [(), ()]
         qkv, bias = (names.query, names.key, names.value), spec.attention_bias
         return VisionLayer(
+            ops=loader.ops,
+            round_attention=loader.spec.round_attention,
             attention_norm=self._norm(layer + names.attention_norm, spec.norm),
             qkv=linear(*qkv, rows=hidden, columns=hidden, bias=bias),
             output=chain(linear(names.output, rows=hidden, columns=hidden), *scales[0]),
