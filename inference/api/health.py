@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from catalog.access import served_model_names
 from common.db import in_admission_thread
+from common.draining import draining
 from common.loops import failure_warnings
 from engine.contract.errors import QuireError
 from engine.version import __version__
@@ -220,7 +221,8 @@ class PingView(GatewayView):
 
 
 class ReadyView(GatewayView):
-    """Whether a load balancer may send requests here: Redis and the database can be used.
+    """Whether a load balancer may send requests here: Redis and the database can be used, and this
+    gateway isn't about to end.
 
     Says nothing about models, unlike `/health`: a gateway without a replica still answers pages,
     files and lists, and taking every gateway out of service would hide why.
@@ -241,7 +243,8 @@ class ReadyView(GatewayView):
         client = get_engine_client()
         await client.start()
         redis, database = client.watchman.redis_trouble, await _database.trouble()
-        reasons = [reason for reason in (redis, database) if reason]
+        ending = "This gateway is shutting down." if draining.is_set() else ""
+        reasons = [reason for reason in (ending, redis, database) if reason]
         body: dict[str, Any] = {"status": "unready" if reasons else "ok"}
         if reasons and await has_monitoring_access(request):
             body["reasons"] = reasons

@@ -84,8 +84,12 @@ class ManagedProcess:
 
     def terminate(self) -> None:
         """Ask the child (not its group) to end; it looks after what it started."""
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the child (not its group), if it's running."""
         if self.poll() is None:
-            self._popen.send_signal(signal.SIGTERM)
+            self._popen.send_signal(number)
 
     def kill(self) -> None:
         """End the child and all of its group. One that takes longer to go is found by `poll`."""

@@ -472,6 +472,12 @@ class QuireSettings(BaseSettings):
     drain_seconds: int = _workers(
         30, ge=0, description="Seconds that open streams get to finish on shutdown."
     )
+    shutdown_delay_seconds: int = _workers(
+        5,
+        ge=0,
+        description="Seconds from SIGTERM, when `/ready` of `manage.py gateway` turns red, until "
+        "it accepts no more connections. A load balancer must notice within it.",
+    )
 
     metrics_token: SecretStr = _monitoring(
         SecretStr(""),

@@ -13,6 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from common.draining import draining
 from config.joined_writes import JoinedWritesProtocol
 
 #: Connections of one process; more are told to come back. Descriptors that Redis, the database and
@@ -116,6 +117,8 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
         self._expect_nothing()
         self._head_bytes = 0
         super().on_headers_complete()
+        if draining.is_set():  # a proxy's idle connections would end while it sends a request
+            self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
 

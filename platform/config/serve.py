@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from common.draining import drain_on_signal
 from config.shutdown import run_and_exit_fast
 from engine.system.host import request_short_time_slice
 
@@ -140,6 +141,7 @@ def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     request_short_time_slice()
+    drain_on_signal()
     _load()
     options, number = json.loads(arguments[0]), int(arguments[1])
     if certificate := options.get("ssl_certfile"):

@@ -86,6 +86,7 @@ class Containers:
             "FORWARDED_ALLOW_IPS": given["FORWARDED_ALLOW_IPS"].replace(bridge(), BRIDGE_HERE),
             **internal(engine_command=FAKE),
             "QUIRE_DRAIN_SECONDS": "1",
+            "QUIRE_SHUTDOWN_DELAY_SECONDS": "0",
             "PYTHONPATH": str(ROOT / "platform"),
         }
 

@@ -275,6 +275,7 @@ def unit_environment(folder: Path, database_url: str, redis_url: str) -> dict[st
         **{name: f"{folder}{path}" for name, path in own.items()},
         "DATABASE_URL": database_url,
         "REDIS_URL": redis_url,
+        "QUIRE_SHUTDOWN_DELAY_SECONDS": "0",
     }
 
 

@@ -17,6 +17,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError
 
 from common import loops
+from common.draining import draining
 from engine.contract import messages as protocol
 from engine.contract.redis_keys import replica_events_channel
 from inference.api import health
@@ -187,6 +188,16 @@ async def test_ready_is_about_redis_and_the_database_and_not_about_models(
         assert (reply.status, reply.json()) == (503, {"status": "unready"})
         reply = await insider.get("/ready")
     assert reply.json()["reasons"] == ["The database can't be used: OperationalError."]
+
+
+async def test_a_gateway_that_is_about_to_end_is_unready_and_alive(
+    gateway: Gateway, insider: AsgiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_database", health.DatabaseProbe())
+    monkeypatch.setattr(draining, "is_set", lambda: True)
+    reply = await insider.get("/ready")
+    assert (reply.status, reply.json()["reasons"]) == (503, ["This gateway is shutting down."])
+    assert (await insider.get("/live")).status == 200
 
 
 async def test_fault_29_a_database_that_says_nothing_is_asked_once_and_isnt_waited_for() -> None:

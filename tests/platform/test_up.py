@@ -194,7 +194,7 @@ def test_a_foreign_host_name_is_refused(instance: Instance) -> None:
     assert answer.status_code == 400
 
 
-def test_another_gateway_may_join_and_speak_tls(
+def test_another_gateway_may_join_speak_tls_and_turn_unready_before_it_ends(
     instance: Instance, client: httpx.Client, tmp_path: Path
 ) -> None:
     cert, key = certificate(tmp_path)
@@ -203,7 +203,7 @@ def test_another_gateway_may_join_and_speak_tls(
     joined = subprocess.Popen(
         [*command, "--ssl-certfile", cert, "--ssl-keyfile", key, "--root-path", "/q"],
         cwd=tmp_path,
-        env=environment(instance.data_dir),
+        env=environment(instance.data_dir, QUIRE_SHUTDOWN_DELAY_SECONDS="3600"),
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -219,8 +219,15 @@ def test_another_gateway_may_join_and_speak_tls(
             assert secure.get("/q/login/").status_code == 200
             to_login = secure.get("/console/")
             assert to_login.headers["location"] == "/q/login/?next=/q/console/"
+            assert "connection" not in secure.get("/ready").headers
+            joined.terminate()
+            wait_until(lambda: secure.get("/ready").status_code == 503, "unready")
+            # Load balancers take a while to see that: requests are still answered.
+            answer = secure.get("/v1/models")
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            assert joined.poll() is None
     finally:
-        joined.terminate()
+        joined.terminate()  # the second signal
         joined.communicate()
     assert joined.returncode == 0
 

@@ -29,6 +29,7 @@ from django.core.management.base import CommandError
 
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
+from common.draining import DRAIN_SIGNAL
 from common.settings import APPS_DIR, record_flags
 
 logger = logging.getLogger(__name__)
@@ -246,6 +247,15 @@ class Gateways(ProcessGroup):
         options = options | files
         command = ["-m", "config.serve", json.dumps(options), str(number)]
         super().__init__("gateway", command, count, [number])
+
+    def begin_draining(self) -> None:
+        """Answer `/ready` with 503 and end connections after their response, but accept new ones.
+
+        Load balancers then send nothing more before the sockets close.
+        """
+        for process in self._processes:
+            if process is not None:
+                process.send_signal(DRAIN_SIGNAL)
 
     def stop(self, grace: float) -> None:
         """Let open requests finish for `grace` seconds, then end."""

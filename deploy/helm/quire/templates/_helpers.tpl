@@ -21,7 +21,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- /* Longer than requests get, by what a process takes to end. */ -}}
 {{- define "quire.gracePeriod" -}}
-{{ add (.Values.settings.QUIRE_DRAIN_SECONDS | default 30) 30 }}
+{{ add (.Values.settings.QUIRE_SHUTDOWN_DELAY_SECONDS | default 5) (.Values.settings.QUIRE_DRAIN_SECONDS | default 30) 25 }}
 {{- end -}}
 
 {{- define "quire.storageClaim" -}}

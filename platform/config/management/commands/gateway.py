@@ -84,11 +84,17 @@ class Command(QuireCommand):
         )
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
         self.print_hint(f"Serving at {url}; Ctrl-C ends it.")
-        serve(gateways, grace)
+        serve(gateways, settings.QUIRE.shutdown_delay_seconds, grace)
 
 
-def serve(gateways: Gateways, grace: float) -> None:
-    """Keep the processes running until SIGINT or SIGTERM. Raises `CommandError` if none starts."""
+def serve(gateways: Gateways, delay: float, grace: float) -> None:
+    """Keep the processes running until SIGINT or SIGTERM. Raises `CommandError` if none starts.
+
+    Args:
+        delay: seconds from SIGTERM until no more connections are accepted. After SIGINT, which a
+            person sends, there's none.
+        grace: seconds that open requests get from then on.
+    """
     signals: list[int] = []
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -104,5 +110,10 @@ def serve(gateways: Gateways, grace: float) -> None:
             if gateways.is_crash_looping:
                 raise CommandError("The gateway exits at each start; its log above says why.")
             time.sleep(TICK_S)
+        if signals == [signal.SIGTERM]:
+            gateways.begin_draining()
+            deadline = time.monotonic() + delay
+            while time.monotonic() < deadline and len(signals) == 1:
+                time.sleep(TICK_S)
     finally:
         gateways.stop(grace)
