@@ -372,6 +372,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `held`: the requests that its loop is at, once that hasn't come round for a while; else None.
     `kv_handover`: None: it has no KV tier that other replicas share.
     `message_version`: see `engine.contract.message_version`.
+    `endpoint`: "host:port" of the gateway in its pod, for endpoint pickers; "" for none.
     """
 
     replica_id: str
@@ -395,3 +396,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     held: list[str] | None = None
     kv_handover: KVHandover | None = None
     message_version: int = 1
+    endpoint: str = ""

@@ -53,7 +53,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--health-port",
         type=int,
         metavar="PORT",
-        help="answer GET /live and GET /ready over HTTP at this port (default: don't)",
+        help="answer GET /live, /ready and /metrics over HTTP at this port (default: don't)",
+    )
+    parser.add_argument(
+        "--endpoint",
+        default="",
+        metavar="HOST:PORT",
+        help="address of the gateway in this replica's pod, for endpoint pickers (default: none)",
     )
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
@@ -83,6 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             args.key_prefix,
             spare=args.spare,
             health_port=args.health_port,
+            endpoint=args.endpoint,
         )
     except ConfigError as error:
         log.error("%s", error.message)

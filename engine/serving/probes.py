@@ -1,5 +1,5 @@
-"""A replica's `/live` and `/ready` over HTTP, for whoever starts replicas without our supervisor,
-such as Kubernetes. Nothing else is served here: requests come through Redis.
+"""A replica's `/live`, `/ready` and `/metrics` over HTTP, for whoever starts replicas without our
+supervisor, such as Kubernetes. Nothing else is served here: requests come through Redis.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from engine.contract.errors import ConfigError
 from engine.contract.messages import DEAD_AFTER_S, STALL_TIMEOUT_S
@@ -26,14 +28,19 @@ class ReplicaProgress(NamedTuple):
 class ProbeServer:
     """Answers probes in a thread of its own, so that a step that doesn't end is noticed."""
 
-    def __init__(self, port: int, read_progress: Callable[[], ReplicaProgress]) -> None:
+    def __init__(
+        self,
+        port: int,
+        read_progress: Callable[[], ReplicaProgress],
+        read_metrics: Callable[[], bytes],
+    ) -> None:
         """Listen on all addresses: a kubelet asks by the pod's.
 
         Raises: `ConfigError` when the port can't be used.
         """
 
         class Handler(_ProbeHandler):
-            progress = staticmethod(read_progress)
+            progress, metrics = staticmethod(read_progress), staticmethod(read_metrics)
 
         try:
             self._server = _DualStackServer(("", port), Handler)
@@ -65,10 +72,14 @@ class _DualStackServer(ThreadingHTTPServer):
 
 class _ProbeHandler(BaseHTTPRequestHandler):
     progress: Callable[[], ReplicaProgress]
+    metrics: Callable[[], bytes]
     #: Of a connection that says nothing.
     timeout = 5
 
     def do_GET(self) -> None:
+        if self.path.partition("?")[0] == "/metrics":
+            self._reply(200, CONTENT_TYPE_LATEST, type(self).metrics())
+            return
         state, progress_at = type(self).progress()
         seconds = time.time() - progress_at
         serves = state in ("ready", "sleeping", "draining")
@@ -81,11 +92,14 @@ class _ProbeHandler(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         body = json.dumps({"state": state, "seconds_since_progress": round(max(seconds, 0.0), 1)})
-        self.send_response(200 if ok else 503)
-        self.send_header("Content-Type", "application/json")
+        self._reply(200 if ok else 503, "application/json", body.encode())
+
+    def _reply(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body.encode())
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: a probe comes every few seconds."""

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import EngineFault, QuireError
+from engine.contract.errors import ConfigError, EngineFault, QuireError
 from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import (
     AbortRequest,
@@ -57,6 +57,7 @@ from engine.serving.kv_map import KVMapBuilder, KVMapPublisher
 from engine.serving.operator_commands import AdapterControls, Pause, abort_requests, unload
 from engine.serving.outbox import OutboxWriter, StepOutput
 from engine.serving.probes import ProbeServer, ReplicaProgress
+from engine.serving.replica_metrics import exposition
 from engine.system.step_record import SharedStepWriter
 
 
@@ -187,9 +188,10 @@ class EngineService:
         *,
         spare: bool = False,
         health_port: int | None = None,
+        endpoint: str = "",
     ) -> None:
-        """Raises: `ConfigError` when `health_port` can't be listened on."""
-        self.config, self.spare = config, spare
+        """Raises: `ConfigError` when `health_port` can't be listened on, or for `endpoint`."""
+        self.config, self.spare, self._endpoint = config, spare, _check_endpoint(endpoint)
         self.replica_id = replica_id
         self.incarnation = uuid.uuid4().hex
         self.state = "loading"
@@ -221,7 +223,9 @@ class EngineService:
         self._probes: ProbeServer | None = None
         if health_port is not None:
             self._probes = ProbeServer(
-                health_port, lambda: ReplicaProgress(self.state, self.progress_at)
+                health_port,
+                lambda: ReplicaProgress(self.state, self.progress_at),
+                lambda: exposition(self.heartbeat()),
             )
         self._throughput = RateMeter()
         self._stats_log = StatsLogger(enabled=not config.disable_log_stats)
@@ -506,9 +510,18 @@ class EngineService:
             adapters=core.adapters.states() if core else [],
             loading=self.loading,
             message_version=MESSAGE_VERSION,
+            endpoint=self._endpoint,
             kv_handover=core.kv_handover if core else None,
             held=self._in_flight.ids if time.time() - self.progress_at > _LONG_STEP_S else None,
         )
+
+
+def _check_endpoint(endpoint: str) -> str:
+    """HOST:PORT, with brackets around an IPv6 address. Raises `ConfigError`."""
+    host, _, port = endpoint.rpartition(":")
+    if endpoint and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(f"endpoint must be HOST:PORT; got {endpoint!r}.", param="endpoint")
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else endpoint
 
 
 def _freeze() -> None:

@@ -261,7 +261,13 @@ class EngineClient:
         """Give a waiting flight to a ready replica, if there's one."""
         slack = self.settings.affinity_slack
         replicas = failover_candidates(flight, self.fleet.of_model(flight.model))
-        replica = choose_replica(replicas, flight.key, slack, flight.request.adapter_digest)
+        replica = choose_replica(
+            replicas,
+            flight.key,
+            slack,
+            flight.request.adapter_digest,
+            self.settings.local_replica_id,
+        )
         if replica is None:
             return False
         self._flights.pop(flight.engine_id, None)

@@ -270,8 +270,19 @@ def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
     return digest.digest()
 
 
+#: Bytes of a prompt's text that are hashed where there are no tokens: about as many tokens.
+PREFIX_BYTES = 4 * PREFIX_TOKENS
+
+
+def text_prefix_key(text: bytes, namespace: str) -> bytes:
+    """[16] bytes; as `prefix_key`, for those who don't tokenize."""
+    digest = hashlib.blake2b(namespace.encode(), digest_size=16)
+    digest.update(text[:PREFIX_BYTES])
+    return digest.digest()
+
+
 def choose_replica(
-    replicas: Sequence[Replica], key: bytes, slack: int, adapter: str = ""
+    replicas: Sequence[Replica], key: bytes, slack: int, adapter: str = "", local_id: str = ""
 ) -> Replica | None:
     """The replica for a request with this prefix, or None when none is ready.
 
@@ -281,6 +292,9 @@ def choose_replica(
 
     `adapter`: its digest; replicas that have its weights loaded come first while they aren't busier
     than the others by more than `slack`.
+
+    `local_id`: the replica in this gateway's pod. An endpoint picker has chosen it for the prefix,
+    so it takes the request while it has at most `slack` requests more than the idlest one.
     """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready
@@ -291,6 +305,8 @@ def choose_replica(
         return ready[0] if ready else None
     limit = min(replica.load for replica in ready) + slack
     affordable = [replica for replica in ready if replica.load <= limit]
+    if local := [replica for replica in affordable if replica.heartbeat.replica_id == local_id]:
+        return local[0]
     if adapter:
         affordable = [
             candidate for candidate in affordable if has_adapter_loaded(candidate, adapter)

@@ -37,6 +37,7 @@ def replica_command(
     drain_seconds: float,
     spare: bool = False,
     health_port: int | None = None,
+    endpoint: str = "",
     program: Sequence[str] = (),
 ) -> list[str]:
     """Argument list of one replica's process; `program` replaces `python -m engine.serving`.
@@ -51,6 +52,7 @@ def replica_command(
         f"--drain-timeout={drain_seconds}",
         *(["--spare"] if spare else []),
         *([] if health_port is None else [f"--health-port={health_port}"]),
+        *([f"--endpoint={endpoint}"] if endpoint else []),
         *engine_flags(settings),
     ]
 

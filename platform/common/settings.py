@@ -620,6 +620,9 @@ class QuireSettings(BaseSettings):
         description="Number of requests that a replica may be ahead of the least loaded one and "
         "still be chosen for the prefixes it has cached.",
     )
+    local_replica_id: str = _internal(
+        "", description="Replica in this gateway's pod, by `gateway --replica-id`; it comes first."
+    )
     gc_threshold: int = _internal(
         1_000,
         ge=0,

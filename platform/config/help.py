@@ -45,6 +45,7 @@ GROUPS = {
     "Operate": (
         *("status", "bench", "list_settings", "gateway", "supervise", "engine", "worker"),
         *(
+            "endpoint_picker",
             "run_batch",
             "chaos",
             "migrate",

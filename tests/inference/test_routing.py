@@ -193,3 +193,19 @@ def test_affinity_finds_prefixes_that_random_choice_does_not() -> None:
     blind = hit_rate(lambda key: rng.randrange(4), asked, 24)
     assert affine > 0.8
     assert blind < 0.4
+
+
+def test_a_gateway_in_a_replicas_pod_prefers_that_replica_while_it_isnt_busier() -> None:
+    for running, prefers in ((0, True), (8, True), (9, False)):
+        replicas = [replica("a"), replica("b", running=running), replica("c")]
+        keys = [prefix_key([number], "t") for number in range(40)]
+        homes = {
+            choice.heartbeat.replica_id
+            for key in keys
+            if (choice := choose_replica(replicas, key, 8, local_id="b"))
+        }
+        assert (homes == {"b"}) is prefers
+        assert prefers or "b" not in homes
+    away = choose_replica([replica("a"), replica("b", state="draining")], b"k", 8, local_id="b")
+    assert away is not None
+    assert away.heartbeat.replica_id == "a"

@@ -37,7 +37,14 @@ class Command(QuireCommand):
             "--health-port",
             type=int,
             metavar="PORT",
-            help="answer GET /live and GET /ready over HTTP at this port (default: don't)",
+            help="answer GET /live, /ready and /metrics over HTTP at this port (default: don't)",
+        )
+        parser.add_argument(
+            "--endpoint",
+            default="",
+            metavar="HOST:PORT",
+            help="address of the gateway in this replica's pod, which endpoint pickers then pick "
+            "for its model (default: none)",
         )
         parser.add_argument(
             "--idle-minutes",
@@ -59,6 +66,7 @@ class Command(QuireCommand):
             key_prefix=settings.QUIRE.key_prefix,
             drain_seconds=settings.QUIRE.drain_seconds,
             health_port=options["health_port"],
+            endpoint=options["endpoint"],
             program=settings.QUIRE.engine_command,
         )
         self.print_hint(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")

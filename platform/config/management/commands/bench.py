@@ -30,7 +30,7 @@ class Command(BaseCommand):
     help = (
         "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
         "requests, in this process), 'serve' (streaming load on a running server) or 'kernels' (a "
-        "GPU's kernels, and an 8B-shaped model on them). Percentages refer to the memory bandwidth "
+        "GPU's). Percentages refer to the memory bandwidth "
         "and the float32 matrix-product rate measured in the same run; a model that fits the "
         "caches, or is multiplied in fewer bits, can exceed them."
     )

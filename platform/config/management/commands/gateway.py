@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
 from common.commands import QuireCommand
-from common.settings import PROGRAM, unknown_variables
+from common.settings import PROGRAM, set_internal_fields, unknown_variables
 from config.embedded_redis import StartFailed, check_redis
 from config.up.first_run import ensure_given_keys
 from config.up.processes import Gateways, listen, url_of, use_tls
@@ -44,6 +44,13 @@ class Command(QuireCommand):
             "--workers", type=int, default=1, metavar="N", help="processes (default: 1)"
         )
         parser.add_argument(
+            "--replica-id",
+            default="",
+            metavar="ID",
+            help="replica in this gateway's pod; it gets requests first while it isn't busier "
+            "than others by more than QUIRE.affinity_slack (default: none)",
+        )
+        parser.add_argument(
             "--ssl-certfile", metavar="FILE", help="certificate; then HTTPS is served"
         )
         parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
@@ -61,6 +68,8 @@ class Command(QuireCommand):
         options["workers"] = options["api_server_count"] or options["workers"]
         check_server_flags(options)
         use_server_flags(options)
+        if options["replica_id"]:
+            set_internal_fields({"local_replica_id": options["replica_id"]})
         if not 1 <= options["workers"] <= 64:
             raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
         use_tls(options["ssl_certfile"], options["ssl_keyfile"])
