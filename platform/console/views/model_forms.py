@@ -62,8 +62,8 @@ GROUPS: tuple[tuple[str, str], ...] = (
     ("Vectors, labels and scores", "runner convert pooler_config io_processor_plugin"),
     (
         "Device and kernels",
-        "device tensor_parallel_size enable_expert_parallel pipeline_parallel_size "
-        "pipeline_layer_partition num_threads cpu_threads_bind cpu_kernels "
+        "device additional_config tensor_parallel_size enable_expert_parallel "
+        "pipeline_parallel_size pipeline_layer_partition num_threads cpu_threads_bind cpu_kernels "
         "round_activations attention_backend batch_invariant enforce_eager optimization_level "
         "cudagraph_mode cudagraph_capture_sizes",
     ),
