@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +27,13 @@ BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 #: Types of layers that keep no keys and values.
 _WITHOUT_KV = ("mamba", "linear_attention", "conv", "mlp", "moe")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
+
+
+def default_name(source: str) -> str:
+    """Return a model's name for clients: a hub id itself, a folder's or file's last part."""
+    path = Path(source).expanduser()
+    return source if _HUB_ID.fullmatch(source) and not path.exists() else path.resolve().name
 
 
 @dataclass(frozen=True)

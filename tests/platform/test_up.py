@@ -20,9 +20,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from catalog.checkpoint import default_name
 from catalog.models import ServedModel
 from config.up.banner import command
-from config.up.first_run import default_name, ensure_model
+from config.up.first_run import ensure_model
 from config.up.processes import listen, url_of
 from config.up.stack import InUse, exclusive
 from tests.database import NAME, with_tables

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +17,7 @@ from django.utils import timezone
 from adapters import actions
 from adapters.models import WORKING, Adapter, AdapterVersion, VersionState
 from catalog import actions as catalog_actions
+from catalog.checkpoint import default_name
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from common.files import write_private
 from config.embedded_redis import StartFailed
@@ -263,7 +263,6 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
 
 
 DEMO = "quire-demo"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -313,12 +312,6 @@ def ensure_model(
     existing = ServedModel.objects.filter(name=name).first()
     aliases = names[1:] if names else None
     return StartupModel(_loaded(name, source, engine, {"aliases": aliases, **columns}), existing)
-
-
-def default_name(source: str) -> str:
-    """Return a model's name for clients: a hub id itself, a folder's or file's last part."""
-    path = Path(source).expanduser()
-    return source if _HUB_ID.fullmatch(source) and not path.exists() else path.resolve().name
 
 
 def clear_stale_replicas() -> None:

@@ -17,6 +17,7 @@ from django.db import transaction
 from django.http import QueryDict
 
 from catalog import actions
+from catalog.checkpoint import default_name
 from catalog.cli import NAMED
 from catalog.engine_settings import validate_engine_settings
 from catalog.models import ServedModel
@@ -425,8 +426,8 @@ class ServedModelForm:
                 self.errors[name] = f"{label} must be a whole number up to {high}."
         if not self.values["source"]:
             self.errors["source"] = "Enter a folder, a GGUF file or a model on the hub."
-        if not self.values["name"]:
-            self.errors["name"] = "Enter a name for clients."
+        elif not self.values["name"]:
+            self.values["name"] = default_name(self.values["source"])
 
     @transaction.atomic
     def save(self, user: User, model: ServedModel | None) -> ServedModel:

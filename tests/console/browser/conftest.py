@@ -201,7 +201,7 @@ def site(
 def log_in(page: Page, url: str, name: str) -> None:
     """Through the login page, as a person does."""
     page.goto(f"{url}/login/")
-    page.get_by_label("Username or mail address").fill(name)
+    page.get_by_label("Username or email address").fill(name)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url(f"{url}/")

@@ -64,7 +64,7 @@ def log_in(browser: Browser, url: str, name: str) -> Any:
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{url}/login/")
-    page.get_by_label("Username or mail address").fill(name)
+    page.get_by_label("Username or email address").fill(name)
     page.get_by_label("Password").fill(os.environ["QUIRE_PASSWORD"])
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url(f"{url}/")

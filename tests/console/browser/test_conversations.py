@@ -59,6 +59,16 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
     assert "conversation=" not in page.url
 
 
+def test_a_conversation_that_was_left_at_once_is_kept_on_the_way_back(
+    playground: PlaygroundPage,
+) -> None:
+    page, address = playground.page, playground.page.url
+    playground.answer_to("Which bird is a heron?")
+    page.goto(f"{address}console/")
+    page.goto(address)
+    kept(playground.ready())
+
+
 def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
     page = open_page(viewport={"width": 1680, "height": 900})
     playground = PlaygroundPage(page).ready()

@@ -107,6 +107,16 @@ def test_texts_are_embedded_and_compared(open_page: Open) -> None:
     assert problems(page) == []
 
 
+def test_many_texts_are_compared_with_the_first_ones(open_page: Open) -> None:
+    vectors = {"data": [{"embedding": [1.0, 0.0]}] * 500, "usage": {}}
+    page = open_page("/console/playground/embeddings/", answers=answers("embeddings", vectors))
+    page.get_by_label("Texts").fill("\n".join(f"text {number}" for number in range(500)))
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator("#result tbody tr")).to_have_count(500)
+    expect(page.locator("#result thead th")).to_have_count(3 + 16)
+    expect(page.get_by_role("group", name="compared with the first 16")).to_be_visible()
+
+
 def test_documents_are_ranked_and_errors_are_said(open_page: Open) -> None:
     page = open_page("/console/playground/rerank/", answers=answers("rerank", RANKED))
     page.get_by_label("Documents").fill("First\nSecond")

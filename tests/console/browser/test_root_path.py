@@ -171,7 +171,7 @@ class Visit:
 
 
 def log_in(page: Page, name: str, password: str) -> None:
-    page.get_by_label("Username or mail address").fill(name)
+    page.get_by_label("Username or email address").fill(name)
     page.get_by_label("Password").fill(password)
     page.get_by_role("button", name="Log in").click()
 

@@ -46,6 +46,27 @@ def test_questions_go_to_the_chosen_tenant_and_the_choice_is_kept(open_page: Ope
     expect(choice).to_have_value("long")
 
 
+def test_the_folder_of_one_tenant_is_not_asked_of_another(open_page: Open) -> None:
+    asked: list[str] = []
+
+    def list_conversations(route: Route) -> None:
+        asked.append(route.request.url)
+        folders = ["Rivers"] if "tenant=acme" in route.request.url else []
+        route.fulfill(json={"conversations": [], "more": False, "kept": True, "folders": folders})
+
+    page = open_page(NOTHING, viewport={"width": 1680, "height": 900})
+    page.route("**/console/api/conversations*", list_conversations)
+    page.route("**/console/api/models*", answer)
+    page.goto(page.url.replace(NOTHING, "/"))
+    PlaygroundPage(page).ready()
+    folder = page.locator("#folder")
+    folder.select_option("Rivers")
+    page.get_by_role("combobox", name="Tenant").select_option(LONG)
+    expect(folder).to_be_hidden()
+    assert [url for url in asked if "tenant=long" in url and "folder=" in url] == []
+    assert any("tenant=long" in url for url in asked)
+
+
 def test_a_long_name_leaves_room_for_the_rest_on_a_phone(open_page: Open) -> None:
     playground = several(open_page, viewport={"width": 390, "height": 844})
     page = playground.page

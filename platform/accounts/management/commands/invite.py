@@ -24,7 +24,7 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("email", help="mail address of the user")
+        parser.add_argument("email", help="email address of the user")
         parser.add_argument(
             "--tenant", required=True, metavar="NAME", help="tenant slug, see list_tenants"
         )

@@ -19,7 +19,7 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username", help="login name")
-        parser.add_argument("--email", default="", help="mail address")
+        parser.add_argument("--email", default="", help="email address")
         parser.add_argument(
             "--password-stdin", action="store_true", help="read a password from standard input"
         )

@@ -14,13 +14,13 @@ class Command(QuireCommand):
     """Change a person."""
 
     help = (
-        "Change a user's mail address, activation or operator status. Deactivating a user or "
+        "Change a user's email address, activation or operator status. Deactivating a user or "
         "revoking the operator role ends sessions, sockets and keys within seconds."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("username", help="see list_users")
-        parser.add_argument("--email", help="new mail address")
+        parser.add_argument("--email", help="new email address")
         switch = parser.add_mutually_exclusive_group()
         switch.add_argument("--off", action="store_true", help="deactivate the user")
         switch.add_argument("--on", action="store_true", help="reactivate the user")

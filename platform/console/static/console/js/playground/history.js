@@ -23,6 +23,7 @@ export class History {
   #timer = null;
   #asked = 0;
   #acted = false;
+  #tenant = ""; // whose conversations are listed
 
   /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`. */
   constructor(dialog, button, url, tenants, handlers) {
@@ -56,6 +57,8 @@ export class History {
 
   async #load(before = "") {
     const turn = (this.#asked += 1);
+    if (this.#tenants.value !== this.#tenant) this.#folder.value = ""; // folders are a tenant's
+    this.#tenant = this.#tenants.value;
     const url = new URL(this.#tenants.address(this.#url), location.href);
     if (this.search.value) url.searchParams.set("q", this.search.value);
     if (before) url.searchParams.set("before", before);

@@ -34,6 +34,11 @@ export class Keeper {
     this.#last = { id: saved?.id, text: JSON.stringify(document), turns: document.turns.length };
   }
 
+  /** Keep what the tab brought back: its page was left before it was kept. */
+  resume() {
+    if (!this.#conversation.saved) this.#later();
+  }
+
   #later() {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#save(), SAVE_AFTER);

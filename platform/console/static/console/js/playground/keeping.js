@@ -30,7 +30,10 @@ export class Keeping {
   begin() {
     const id = new URLSearchParams(location.search).get(NAMED);
     if (id && id !== this.#parts.conversation.saved?.id) this.#open(id);
-    else this.show();
+    else {
+      this.show();
+      this.keeper.resume();
+    }
   }
 
   /** Say where the conversation is kept, and have the address name it. */

@@ -7,6 +7,7 @@ import { ROOT } from "../lib/root.js";
 import { send, stream } from "./server.js";
 
 const VECTOR_VALUES = 6; // shown of each vector
+const MAX_COMPARED = 16; // texts with a column: the table grows with their number
 
 const form = byId("run");
 const { kind, runUrl, modelsUrl, apiPath } = form.dataset;
@@ -33,14 +34,16 @@ const KINDS = {
     body: ({ input }) => ({ input: lines(input.value) }),
     show: ({ data }, { input }) => {
       const vectors = data.map(({ embedding }) => embedding);
-      const head = ["Text", "Dimensions", "First values", ...(input.length > 1 ? input.map((_, index) => `Like ${index + 1}`) : [])];
+      const compared = input.length > 1 ? vectors.slice(0, MAX_COMPARED) : [];
+      const head = ["Text", "Dimensions", "First values", ...compared.map((_, index) => `Like ${index + 1}`)];
       const rows = input.map((text, index) => [
         `${index + 1}. ${text}`,
         count(vectors[index].length),
         vectors[index].slice(0, VECTOR_VALUES).map((value) => value.toFixed(3)).join(", "),
-        ...(input.length > 1 ? vectors.map((other) => cosine(vectors[index], other).toFixed(3)) : []),
+        ...compared.map((other) => cosine(vectors[index], other).toFixed(3)),
       ]);
-      return [table("Vectors, and how alike they are (cosine)", head, rows)];
+      const title = input.length > MAX_COMPARED ? `Vectors, compared with the first ${MAX_COMPARED} (cosine)` : "Vectors, and how alike they are (cosine)";
+      return [table(title, head, rows)];
     },
   },
   rerank: {
