@@ -107,7 +107,12 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("VLLM_IMAGE_FETCH_TIMEOUT", "", "media are fetched within 10 s"),
     Variable("VLLM_MEDIA_LOADING_THREAD_COUNT", "", "processes of gateways prepare media"),
-    Variable("VLLM_XLA_CACHE_PATH", "", "there is no TPU"),
+    Variable(
+        "VLLM_XLA_CACHE_PATH",
+        "VLLM_XLA_CACHE_PATH",
+        "folder of compiled programs, on the device of packages/jax-cpu alone",
+        acts=True,
+    ),
     Variable(
         "VLLM_FUSED_MOE_CHUNK_SIZE", "--max-num-batched-tokens", "a step's tokens are one chunk"
     ),

@@ -20,18 +20,12 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import CacheRequirements, Device, RunnerInputs
 from engine.devices.host_memory import num_cpu_blocks
+from engine.devices.native_decoder import build_native_decoder, require_native_decoder
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
-from engine.model_loader.model_impl import (
-    BuildRequest,
-    LoadedImpl,
-    build_model,
-    reject_ranks,
-    resolve_dtype,
-)
+from engine.model_loader.model_impl import BuildRequest, LoadedImpl, resolve_dtype
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import AttentionMetadata
-from engine.models.registry import decoder_spec, has_native_decoder
 from engine.sampling.sampler import Sampler
 from engine.worker.interface import Runner
 from engine.worker.model_runner import ModelRunner
@@ -238,7 +232,7 @@ class OpenVinoDevice(Device):
         return self.name, f"OpenVINO {ov.__version__}, torch {torch.__version__}"
 
     def build_model(self, request: BuildRequest) -> LoadedImpl:
-        reject_ranks(request, "the device openvino")
+        spec = require_native_decoder(request, self.name, unsupported_feature)
         config = copy.copy(request.config)
         int8_weights = config.quantization == "int8"
         if int8_weights:  # rounded in the graph
@@ -248,18 +242,6 @@ class OpenVinoDevice(Device):
                 f"quantization must be int8 on the device openvino; got {config.quantization}.",
                 param="quantization",
             )
-        if config.model_impl == "transformers" or not has_native_decoder(request.raw):
-            names = ", ".join(request.raw.get("architectures") or []) or "(none)"
-            raise ConfigError(
-                f"The device openvino runs models of the native decoder; {names} isn't one.",
-                param="model",
-            )
-        spec = decoder_spec(request.raw)
-        if feature := unsupported_feature(spec):
-            raise ConfigError(
-                f"{spec.architecture} has {feature}, which the device openvino doesn't run.",
-                param="model",
-            )
         dtype = resolve_dtype(config.dtype, spec.dtype)
         cache_dtypes = _ARITHMETIC[dtype][1]
         if config.kv_cache_dtype not in ("auto", *map(_name, cache_dtypes)):
@@ -268,14 +250,9 @@ class OpenVinoDevice(Device):
                 f"{_name(dtype)} on the device openvino; got {config.kv_cache_dtype}.",
                 param="kv_cache_dtype",
             )
-        built = build_model(dataclasses.replace(request, config=config))
-        if type(built.model) is not NativeDecoder:
-            raise ConfigError(
-                f"The device openvino runs models that generate text from text; "
-                f"{spec.architecture} runs as {type(built.model).__name__}.",
-                param="model",
-            )
-        model = OpenVinoModel(built.model, built.dtype, int8_weights, self._threads.count)
+        changed = dataclasses.replace(request, config=config)
+        built, decoder = build_native_decoder(changed, self.name)
+        model = OpenVinoModel(decoder, built.dtype, int8_weights, self._threads.count)
         return dataclasses.replace(built, model=model)
 
     def num_blocks(self, need: CacheRequirements) -> int:
