@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Self
 
@@ -352,7 +353,7 @@ class Generation:
                 None if self._error is None else self._error.code,
                 None if self.ttft_ms is None else self.ttft_ms / 1000,
             )
-        usage = await self._continuity.settled(usage)
+        usage, prices = await self._continuity.settled(usage), self.admission.prices
         record = UsageRecord(
             request_id=self._continuity.ledger_id,
             tenant_id=job.caller.tenant_id,
@@ -363,10 +364,13 @@ class Generation:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             image_tokens=usage.image_tokens,
+            images=usage.images,
+            audio_ms=usage.audio_ms,
             completion_tokens=usage.completion_tokens,
-            cost_nanos=self.admission.prices.cost_nanos(
+            cost_nanos=prices.cost_nanos(
                 usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-            ),
+            )
+            + prices.media_nanos(usage.images, usage.audio_ms),
             finish_reason=reason,
             status=status,
             started_at=job.started_at,
@@ -418,9 +422,8 @@ class Generation:
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_after_failure()
         computed = list(filter(self._submission.was_computed, range(len(self.job.prompts))))
-        return Usage(
-            prompt_tokens=sum(len(self.job.prompts[number]) for number in computed),
-            image_tokens=sum(map(self.job.num_image_tokens, computed)),
+        return replace(
+            self.job.prompt_usage(computed),
             completion_tokens=sum(
                 output.num_tokens
                 if output.finish_reason is not None
@@ -435,11 +438,10 @@ class Generation:
         """After a 503: the prompts and tokens that a stream delivered, else nothing."""
         delivered = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
         billed = [number for number, tokens in enumerate(delivered) if any(tokens)]
-        return Usage(
-            prompt_tokens=sum(len(self.job.prompts[number]) for number in billed),
+        return replace(
+            self.job.prompt_usage(billed),
             completion_tokens=sum(map(sum, delivered)),
             cached_tokens=sum(self._cached[number] for number in billed),
-            image_tokens=sum(map(self.job.num_image_tokens, billed)),
         )
 
 

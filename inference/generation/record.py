@@ -75,7 +75,6 @@ def build_request_trace(generation: Generation, error: BaseException | None) -> 
     """The record of a generation that is over."""
     job, admission = generation.job, generation.admission
     reported_error = None if error is None else as_quire_error(error)
-    rates = admission.prices
     return RequestTrace(
         header_id=job.ctx.request_id,
         answer_id=job.ctx.record.answer_id if job.ctx.record is not None else "",
@@ -83,7 +82,7 @@ def build_request_trace(generation: Generation, error: BaseException | None) -> 
         message="" if reported_error is None else reported_error.message,
         replica=generation.replica_id,
         numerics_changed=generation.usage.numerics_changed,
-        rates=(rates.input, rates.cached, rates.output),
+        rates=admission.prices,
         limits={
             name: value
             for name in _LIMITS

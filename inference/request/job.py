@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -95,6 +95,7 @@ class Usage:
 
     Attributes:
         image_tokens: prompt tokens that stand for images.
+        images: number of images. audio_ms: milliseconds of audio in which somebody speaks.
         reasoning_tokens: completion tokens that are reasoning; None for a model without it.
         numerics_changed: whether a replica with other numerics continued it.
     """
@@ -103,6 +104,8 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
     image_tokens: int = 0
+    images: int = 0
+    audio_ms: int = 0
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
@@ -114,6 +117,8 @@ class Usage:
             completion_tokens=max(0, self.completion_tokens - previous.completion_tokens),
             cached_tokens=min(prompt, self.cached_tokens),
             image_tokens=min(prompt, self.image_tokens),
+            images=0 if previous.prompt_tokens else self.images,
+            audio_ms=0 if previous.prompt_tokens else self.audio_ms,
         )
 
     def to_openai(self) -> dict[str, Any]:
@@ -153,6 +158,7 @@ class Job:
         embeds: [num_prompts] prompt embeddings or None; [] where all prompts are tokens.
         media: [num_prompts] pictures of each; [] where there are none.
         media_data: what the encoder reads of all of them, by digest.
+        audio_ms: [num_prompts] milliseconds of audio of each that are billed; [] for none.
         sampling: parameters of every prompt.
         stream: whether the client reads a stream.
         is_continuation: whether it goes on with an admitted request, and doesn't count as another.
@@ -180,6 +186,7 @@ class Job:
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     media: list[list[MediaItem]] = field(default_factory=list)
     media_data: dict[bytes, bytes] = field(default_factory=dict)
+    audio_ms: list[int] = field(default_factory=list)
     field_names: Mapping[str, str] = field(default_factory=dict)
     trace_headers: dict[str, str] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
@@ -208,6 +215,21 @@ class Job:
         """The same of one prompt."""
         media = self.media[number] if self.media else ()
         return sum(item.num_vectors for item in media if item.kind != "audio")
+
+    def num_images(self, number: int) -> int:
+        """Images of a prompt; of a video the tokens alone count."""
+        media = self.media[number] if self.media else ()
+        return sum(item.kind == "image" for item in media)
+
+    def prompt_usage(self, numbers: Iterable[int]) -> Usage:
+        """What some of the prompts count for."""
+        numbers = list(numbers)
+        return Usage(
+            prompt_tokens=sum(len(self.prompts[number]) for number in numbers),
+            image_tokens=sum(map(self.num_image_tokens, numbers)),
+            images=sum(map(self.num_images, numbers)),
+            audio_ms=sum(self.audio_ms[number] for number in numbers) if self.audio_ms else 0,
+        )
 
     def prompt_token_ids(self, number: int) -> list[int]:
         """A prompt's tokens; [] for prompt embeddings."""
@@ -313,6 +335,8 @@ class Job:
             max_output_tokens=self.max_output_tokens,
             started_at=self.started_at,
             prompts=[len(prompt) for prompt in self.prompts],
+            images=[self.num_images(number) for number in range(len(self.media))],
+            audio_ms=self.audio_ms,
             outputs=self.sampling.num_sequences,
             adapter=self.model.use,
             outbox=outbox,

@@ -15,13 +15,14 @@ from management_api.base import BudgetFilter
 from management_api.people import ManagementViewSet, TenantMixin
 from metering import actions
 from metering.budgets import access_budgets, states_of
-from metering.models import Budget, Period, Price
+from metering.models import PRICE_FIELDS, Budget, Period, Price
 from metering.money import amount_text
 from tenants.access import access_key
 
 
 class PriceSerializer(serializers.ModelSerializer):
-    """Prices of a million tokens of a model from a time on, in decimals.
+    """Prices of a model from a time on, in decimals: of a million tokens, an image and a minute of
+    audio.
 
     `warning`: of one that was just set, that no model or adapter is called so today; else "".
     """
@@ -30,7 +31,7 @@ class PriceSerializer(serializers.ModelSerializer):
 
     class Meta:
         model = Price
-        fields = ("id", "model", "valid_from", *actions.PRICE_NAMES, "warning")
+        fields = ("id", "model", "valid_from", *PRICE_FIELDS, "warning")
 
     def get_warning(self, price: Price) -> str:
         """A warning for the operator who sets it; others must not learn names of adapters."""
@@ -45,6 +46,8 @@ class PriceCreateSerializer(serializers.Serializer):
     input_per_million = serializers.CharField(max_length=40)
     cached_per_million = serializers.CharField(max_length=40, required=False, allow_null=True)
     output_per_million = serializers.CharField(max_length=40)
+    per_image = serializers.CharField(max_length=40, required=False, allow_null=True)
+    per_audio_minute = serializers.CharField(max_length=40, required=False, allow_null=True)
 
 
 class _BudgetList(serializers.ListSerializer):

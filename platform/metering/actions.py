@@ -20,7 +20,7 @@ from common.outbound_http import check_public
 from common.task_queue import send_task_best_effort
 from engine.contract.errors import InvalidRequest
 from metering.budgets import is_price_billed, require_webhook_manager
-from metering.models import Budget, Price, Webhook, WebhookDelivery
+from metering.models import PRICE_FIELDS, Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
 from metering.signals import rules_changed
 from metering.webhooks import DELIVER, check_waiting, create_event
@@ -30,7 +30,6 @@ from tenants.models import ApiKey, Role, Tenant, User
 
 #: A price may begin so long ago: the time that it takes to send it.
 CLOCK_SKEW = timedelta(minutes=1)
-PRICE_NAMES = ("input_per_million", "cached_per_million", "output_per_million")
 
 
 def decimal_of(
@@ -60,12 +59,15 @@ def set_price(
     input_per_million: Decimal | str,
     output_per_million: Decimal | str,
     cached_per_million: Decimal | str | None = None,
+    per_image: Decimal | str | None = None,
+    per_audio_minute: Decimal | str | None = None,
     valid_from: datetime | None = None,
 ) -> Price:
-    """Set a model's prices per million tokens, from a time on (default: now).
+    """Set a model's prices per million tokens, image and minute of audio, from a time on (default:
+    now).
 
     The past stays as it was: a price that has begun is never changed, a new one follows it.
-    `cached_per_million` None: as the input.
+    `cached_per_million` None: as the input; `per_image`, `per_audio_minute` None: 0.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
     """
@@ -78,10 +80,12 @@ def set_price(
         input_per_million,
         input_per_million if cached_per_million is None else cached_per_million,
         output_per_million,
+        0 if per_image is None else per_image,
+        0 if per_audio_minute is None else per_audio_minute,
     )
     values = {
         name: decimal_of(value, name, max_decimals=6, max_value=MAX_PRICE)
-        for name, value in zip(PRICE_NAMES, prices, strict=True)
+        for name, value in zip(PRICE_FIELDS, prices, strict=True)
     }
     price = Price(model=model, valid_from=valid_from or now, **values)
     save_valid(price)

@@ -4,8 +4,7 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
 
-from metering import actions
-from metering.models import Budget, Price, UsageEntry
+from metering.models import PRICE_FIELDS, Budget, Price, UsageEntry
 from tenants.admin import ReadOnlyModelAdmin
 
 
@@ -39,7 +38,7 @@ class PriceAdmin(ReadOnlyModelAdmin):
     """Prices of tokens."""
 
     console_page = "prices"
-    list_display = ("model", "valid_from", *actions.PRICE_NAMES)
+    list_display = ("model", "valid_from", *PRICE_FIELDS)
     search_fields = ("model",)
 
 

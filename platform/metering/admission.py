@@ -18,7 +18,7 @@ from common.db import in_admission_thread
 from common.errors import BudgetSpent, RateLimited, ServiceUnavailable
 from engine.system.redis_client import error_code_of
 from metering.budgets import rebuild_counters
-from metering.money import FREE, Rates, amount_text
+from metering.money import FREE, MAX_NANOS, Rates, amount_text
 from metering.open_requests import (
     GATEWAY,
     RESERVATION_TTL_S,
@@ -92,6 +92,7 @@ class LimitCheck:
     output_tokens: int
     min_output: int
     prices: Rates
+    media_nanos: int
     buckets: Sequence[TokenBucket]
     running: Sequence[ConcurrencyLimit]
     budgets: Sequence[BudgetLimit]
@@ -117,6 +118,7 @@ class LimitCheck:
             "output": self.output_tokens,
             "least": self.min_output,
             "picos": [self.prices.prompt, self.prices.output],
+            "media": min(self.media_nanos, MAX_NANOS),
             "partial": partial,
             "ttl": RESERVATION_TTL_S if self.budgets or self.running else ADMISSION_TTL_S,
         }
@@ -130,6 +132,8 @@ class AdmissionRequest:
     Attributes:
         prompts: number of tokens of each prompt; () for one with `prompt_tokens`. outputs: number
             of outputs per prompt.
+        images: number of images of each prompt. audio_ms: milliseconds of audio of each prompt, in
+            which somebody speaks. () where no prompt has any.
         started_at: arrival in seconds since 1970; decides budget periods and prices.
         adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
         outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.
@@ -146,6 +150,8 @@ class AdmissionRequest:
     max_output_tokens: int
     started_at: float = field(default_factory=time.time)
     prompts: Sequence[int] = ()
+    images: Sequence[int] = ()
+    audio_ms: Sequence[int] = ()
     outputs: int = 1
     adapter: AdapterUse | None = None
     outbox: str = ""
@@ -167,6 +173,8 @@ class AdmissionRequest:
             endpoint=self.endpoint,
             model=self.model,
             prompts=list(self.prompts) or [self.prompt_tokens],
+            images=list(self.images),
+            audio_ms=list(self.audio_ms),
             outputs=self.outputs,
             started_at=self.started_at,
             stream=self.stream,
@@ -237,6 +245,7 @@ async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
         output_tokens=request.max_output_tokens,
         min_output=min(request.max_output_tokens, max(1, len(request.prompts))),
         prices=rates,
+        media_nanos=rates.media_nanos(sum(request.images), sum(request.audio_ms)),
         buckets=[
             bucket
             for bucket in get_buckets(caller)

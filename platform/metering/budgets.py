@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet, Sum
 
 from common.errors import NotFound, ServiceUnavailable
 from metering.models import Budget, Price, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
-from metering.money import Rates
+from metering.money import MAX_NANOS, Rates
 from metering.open_requests import (
     GATEWAY,
     RESERVATION_TTL_S,
@@ -115,7 +115,8 @@ def _counts(
 def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
     """As `rebuild_counters.lua` has them: the gateway's open requests, the request's id and
     reservation, its
-    prompt's tokens and the most that it may generate, picos of a prompt's and of an output token.
+    prompt's tokens and the most that it may generate, picos of a prompt's and of an output token,
+    nanos of its media.
     """
     start, end = moment_of(limit.start), moment_of(limit.end)
     requests: list[list[Any]] = []
@@ -130,7 +131,8 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
             if _counts(request, limit, start, end):
                 rates, prompt = Rates(*request.rates), sum(request.prompts)
                 where = [name, request.request_id, reservation_key(request.request_id)]
-                requests.append([*where, prompt, request.most, rates.prompt, rates.output])
+                prices = (rates.prompt, rates.output, min(request.media_nanos, MAX_NANOS))
+                requests.append([*where, prompt, request.most, *prices])
     return requests
 
 

@@ -63,6 +63,8 @@ def _amounts(record: UsageRecord) -> tuple[int, ...]:
         record.prompt_tokens,
         record.cached_tokens,
         record.completion_tokens,
+        record.images,
+        record.audio_ms,
         record.cost_nanos,
     )
 
@@ -96,14 +98,14 @@ def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
     )
 
 
-#: Of one statement. Any SQLite takes their 945 values.
-LEDGER_ROWS = 45
+#: Of one statement. Any SQLite takes their 920 values.
+LEDGER_ROWS = 40
 #: Columns in the order of `_row`.
 _FIELDS = (
     *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "finish_reason"),
     *("status", "started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
-    *("adapter", "adapter_digest", "in_place_of", "image_tokens"),
+    *("adapter", "adapter_digest", "in_place_of", "image_tokens", "images", "audio_ms"),
 )
 
 
@@ -170,4 +172,6 @@ def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tupl
         record.adapter_digest,
         record.in_place_of,
         record.image_tokens,
+        record.images,
+        record.audio_ms,
     )

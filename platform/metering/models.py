@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -97,13 +98,21 @@ class Budget(models.Model):
         return f"{', '.join(of)} a {self.period}"
 
 
-def _price(help_text: str) -> models.DecimalField:
+def _price(help_text: str, **options: Any) -> models.DecimalField:
     return models.DecimalField(
+        **options,
         max_digits=14,
         decimal_places=PRICE_DECIMALS,
         validators=[MinValueValidator(Decimal(0)), MaxValueValidator(MAX_PRICE)],
         help_text=help_text,
     )
+
+
+#: In the order of `Rates`.
+PRICE_FIELDS = (
+    *("input_per_million", "cached_per_million", "output_per_million"),
+    *("per_image", "per_audio_minute"),
+)
 
 
 class Price(models.Model):
@@ -114,6 +123,8 @@ class Price(models.Model):
     input_per_million = _price("A million prompt tokens that were computed.")
     cached_per_million = _price("A million prompt tokens from the prefix cache.")
     output_per_million = _price("A million output tokens.")
+    per_image = _price("An image, besides its tokens.", default=0)
+    per_audio_minute = _price("A minute of audio in which somebody speaks.", default=0)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:
@@ -127,10 +138,8 @@ class Price(models.Model):
 
     @property
     def rates(self) -> Rates:
-        """The price of one token."""
-        return Rates.of_millions(
-            self.input_per_million, self.cached_per_million, self.output_per_million
-        )
+        """The prices as whole numbers."""
+        return Rates.of_prices(*(getattr(self, name) for name in PRICE_FIELDS))
 
 
 class RequestEntry(models.Model):
@@ -236,7 +245,10 @@ class RequestContent(models.Model):
 # 90 days of ledger, reports still cover years.
 
 #: What is summed, in both tables.
-SUM_FIELDS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")
+SUM_FIELDS = (
+    *("requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
+    *("images", "audio_ms", "cost_nanos"),
+)
 
 
 class _RollUp(models.Model):
@@ -257,6 +269,8 @@ class _RollUp(models.Model):
     prompt_tokens = models.PositiveBigIntegerField()
     cached_tokens = models.PositiveBigIntegerField()
     completion_tokens = models.PositiveBigIntegerField()
+    images = models.PositiveBigIntegerField(default=0)
+    audio_ms = models.PositiveBigIntegerField("audio (ms)", default=0)
     cost_nanos = models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency.")
 
     class Meta:
@@ -341,6 +355,10 @@ class UsageEntry(models.Model):
         default=0, help_text="Prompt tokens that stand for images; part of the prompt tokens."
     )
     completion_tokens = models.PositiveBigIntegerField()
+    images = models.PositiveBigIntegerField(default=0)
+    audio_ms = models.PositiveBigIntegerField(
+        "audio (ms)", default=0, help_text="Milliseconds in which somebody speaks."
+    )
     cost_nanos = models.PositiveBigIntegerField(
         "cost (1e-9)", default=0, help_text="In 1e-9 of the currency, at the prices of its start."
     )

@@ -43,7 +43,8 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     """Data from which another gateway bills a request if this one dies.
 
     Attributes:
-        prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
+        prompts: tokens of each prompt. outputs: of each prompt. rates: its prices, see `Rates`.
+        images, audio_ms: of each prompt; [] where no prompt has any.
         outbox: whose outbox tells what ran. header_id: its `x-request-id`.
         stream_id: whose rest it is, "" for a whole request: the engine knows it by that id.
         billed: prompt and output tokens of the stream that were settled before.
@@ -61,7 +62,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     prompts: list[int]
     started_at: float
     stream: bool
-    rates: tuple[int, int, int]
+    rates: tuple[int, ...]
     outbox: str
     adapter: str = ""
     adapter_digest: str = ""
@@ -71,6 +72,13 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     billed: tuple[int, int] = (0, 0)
     known: dict[str, int] = {}
     most: int = 0
+    images: list[int] = []
+    audio_ms: list[int] = []
+
+    @property
+    def media_nanos(self) -> int:
+        """What its images and its audio cost at most."""
+        return Rates(*self.rates).media_nanos(sum(self.images), sum(self.audio_ms))
 
     def encode(self) -> bytes:
         """MessagePack."""
@@ -98,14 +106,18 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         `was_delivered`: whether the client may have got any of its output. Else nothing is billed,
         and a client that retries pays once.
         """
-        prompt = completion = 0
-        for tokens, name in zip(self.prompts, self.engine_ids(), strict=True):
+        prompt = completion = images = audio_ms = 0
+        none = [0] * len(self.prompts)
+        media = zip(self.images or none, self.audio_ms or none, strict=True)
+        for tokens, name, of in zip(self.prompts, self.engine_ids(), media, strict=True):
             fields = [f"{name}/{index}" for index in range(self.outputs)]
             ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
             if was_delivered and max(ran) >= 0:
                 prompt += tokens
                 completion += sum(max(0, count) for count in ran)
-        completion = max(0, completion - self.billed[1])
+                if not self.billed[0]:
+                    images, audio_ms = images + of[0], audio_ms + of[1]
+        completion, rates = max(0, completion - self.billed[1]), Rates(*self.rates)
         return UsageRecord(
             request_id=self.request_id,
             tenant_id=self.tenant_id,
@@ -115,7 +127,10 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             model=self.model,
             prompt_tokens=prompt,
             completion_tokens=completion,
-            cost_nanos=Rates(*self.rates).cost_nanos(prompt, 0, completion),
+            images=images,
+            audio_ms=audio_ms,
+            cost_nanos=rates.cost_nanos(prompt, 0, completion)
+            + rates.media_nanos(images, audio_ms),
             finish_reason="abort",
             status=499,
             started_at=self.started_at,

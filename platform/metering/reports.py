@@ -78,16 +78,19 @@ class UsageTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    images: int = 0
+    audio_ms: int = 0
     cost_nanos: int = 0
 
     def add(self, amounts: Sequence[int]) -> None:
         """Add amounts in the order of `SUM_FIELDS`."""
-        requests, prompt, cached, completion, cost = amounts
-        self.requests += requests
-        self.prompt_tokens += prompt
-        self.cached_tokens += cached
-        self.completion_tokens += completion
-        self.cost_nanos += cost
+        for name, amount in zip(SUM_FIELDS, amounts, strict=True):
+            setattr(self, name, getattr(self, name) + amount)
+
+    @property
+    def amounts(self) -> tuple[int, ...]:
+        """In the order of `SUM_FIELDS`."""
+        return tuple(getattr(self, name) for name in SUM_FIELDS)
 
 
 def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | None:

@@ -15,6 +15,7 @@ from django.db.models.constants import OnConflict
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from metering.models import RequestContent, RequestEntry
+from metering.money import NANOS, Rates
 from metering.usage_record import UsageRecord, clean_text
 from tenants.access import access_role, access_tenants
 from tenants.actors import Actor, to_actor
@@ -151,7 +152,7 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
         header_id: its `x-request-id`, the client's own or ours. answer_id: what the answer is
             called, where that's another id than the ledger's.
         code, message: what it was refused or failed with.
-        replica: that had it last. rates: picos a token of prompt, cached and output.
+        replica: that had it last. rates: see `Rates`.
         limits: what the limits had left when it was let in.
         tokens: [milliseconds since it came, output tokens so far], over all outputs.
         asked: of its sampling what is no default.
@@ -164,7 +165,7 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     message: str = ""
     replica: str = ""
     numerics_changed: bool = False
-    rates: tuple[int, int, int] = (0, 0, 0)
+    rates: tuple[int, ...] = ()
     limits: dict[str, int] = msgspec.field(default_factory=dict)
     asked: dict[str, Any] = msgspec.field(default_factory=dict)
     media: list[MediaTrace] = msgspec.field(default_factory=list)
@@ -221,12 +222,13 @@ def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
 
 
 def _price(trace: RequestTrace) -> dict[str, str]:
-    """The price of a million tokens, in the currency."""
-    names = ("input", "cached", "output")
-    return {
-        name: f"{picos / 10**6:.6f}".rstrip("0").rstrip(".")
-        for name, picos in zip(names, trace.rates, strict=True)
+    """The price of a million tokens, of an image and of a minute of audio, in the currency."""
+    rates = Rates(*trace.rates)
+    prices = {
+        **{name: getattr(rates, name) / 10**6 for name in ("input", "cached", "output")},
+        **{name: getattr(rates, name) / NANOS for name in ("image", "audio_minute")},
     }
+    return {name: f"{price:.6f}".rstrip("0").rstrip(".") for name, price in prices.items()}
 
 
 def _output(trace: OutputTrace, *, operator: bool) -> dict[str, Any]:

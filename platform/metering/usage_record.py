@@ -9,7 +9,7 @@ import msgspec
 MAX_COUNT = 2**62
 _COUNTS = (
     *("prompt_tokens", "cached_tokens", "image_tokens", "completion_tokens"),
-    *("status", "cost_nanos"),
+    *("images", "audio_ms", "status", "cost_nanos"),
 )
 _TEXT_LIMITS = {"request_id": 200, "endpoint": 100, "model": 200, "finish_reason": 40}
 _TEXT_LIMITS |= {"adapter": 100, "adapter_digest": 64, "in_place_of": 200}
@@ -23,6 +23,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         tenant_id: the tenant's row. key_id, user_id: what it came in with, or None.
         prompt_tokens, cached_tokens, completion_tokens: >= 0; cached ones are part of the prompt's.
         image_tokens: prompt tokens that stand for images.
+        images: number of images. audio_ms: milliseconds of audio in which somebody speaks.
         finish_reason: of the first output, "" when none was reached.
         status: HTTP status, 499 when the client left.
         started_at: when the request arrived, a datetime or seconds since the epoch.
@@ -46,6 +47,8 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     user_id: int | None = None
     cached_tokens: int = 0
     image_tokens: int = 0
+    images: int = 0
+    audio_ms: int = 0
     finish_reason: str | None = None
     ttft_ms: float | None = None
     stream: bool = False

@@ -107,16 +107,19 @@ def test_chats_with_pictures_say_what_transformers_says(
     assert text == seeing.expected([one, "What?"])
 
 
-def test_tokens_of_images_are_in_the_ledger(seeing: Seeing, client: openai.OpenAI) -> None:
-    answer = ask(client, [picture(9, 60, 40), "What?"])
-    query = "SELECT image_tokens FROM metering_usageentry WHERE request_id = ?"
+def test_images_are_in_the_ledger_and_have_a_price(seeing: Seeing, client: openai.OpenAI) -> None:
+    seeing.product.manage("set_price", "llava", "--input", "0", "--output", "0", "--image", "0.002")
+    time.sleep(2.5)  # gateways look prices up anew after two seconds
+    answer = ask(client, [picture(9, 60, 40), picture(8, 60, 40), "What?"])
+    columns = "image_tokens, images, cost_nanos"
+    query = f"SELECT {columns} FROM metering_usageentry WHERE request_id = ?"
     deadline = time.monotonic() + 60
-    rows: list[tuple[int]] = []
+    rows: list[tuple[int, int, int]] = []
     while not rows and time.monotonic() < deadline:
         time.sleep(0.1)
         with closing(sqlite3.connect(seeing.product.data_dir / "quire.sqlite3")) as database:
             rows = list(database.execute(query, (answer.id,)))
-    assert rows == [(16,)]
+    assert rows == [(32, 2, 4_000_000)]
 
 
 def test_a_placeholder_in_text_is_text(seeing: Seeing, client: openai.OpenAI) -> None:

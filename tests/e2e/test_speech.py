@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sqlite3
+import time
 import wave
 from collections.abc import Iterator
 from contextlib import closing
@@ -203,15 +204,20 @@ def test_a_model_of_english_translates_nothing(client: openai.OpenAI) -> None:
 
 
 def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) -> None:
-    def entries(prompt_tokens: int) -> list[int]:
-        """Completion tokens of all entries with such a prompt, which no other test has."""
+    def entries(prompt_tokens: int) -> list[tuple[int, int, int]]:
+        """Completion tokens, audio and cost of all entries with such a prompt, which no other test
+        has.
+        """
         query = (
-            "SELECT completion_tokens FROM metering_usageentry "
+            "SELECT completion_tokens, audio_ms, cost_nanos FROM metering_usageentry "
             "WHERE endpoint = 'audio.transcriptions' AND prompt_tokens = ?"
         )
         with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
-            return [tokens for (tokens,) in database.execute(query, (prompt_tokens,))]
+            return list(database.execute(query, (prompt_tokens,)))
 
+    prices = ("--input", "0", "--output", "0", "--audio-minute", "0.006")
+    product.manage("set_price", "whisper", *prices)
+    time.sleep(2.5)  # gateways look prices up anew after two seconds
     for count in (31, 41):
         client.audio.transcriptions.create(
             model="whisper",
@@ -222,8 +228,11 @@ def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) ->
         )
     # A second entry of the first would come before that of the second.
     wait_for(lambda: entries(3 + 31) and entries(3 + 41))
-    [completion] = entries(3 + 31)
+    [(completion, audio_ms, cost)] = entries(3 + 31)
     assert completion > 20
+    # What is heard, a hundredth of a cent a second; nobody speaks at the ends of the file.
+    assert 9_000 < audio_ms <= 11_000
+    assert cost == 100 * audio_ms
 
 
 def test_the_command_writes_text_and_subtitles(product: Product, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from metering.access import AdmissionRequest, BudgetSpent, RateLimited, settle, 
 from metering.drain import drain_once
 from metering.gateway_recovery import send_heartbeat, settle_dead_gateway
 from metering.models import Budget, UsageEntry
+from metering.money import FREE
 from metering.open_requests import GATEWAY, gateways_key, open_key
 from metering.redis_scripts import close_redis_link, load_script, redis_key, redis_link, sync_client
 from metering.rules import AdapterUse
@@ -103,7 +104,7 @@ async def test_a_price_holds_from_its_moment_on(world: World) -> None:
     assert (await enter(caller(world))).prices.input == 1_000_000
     later = await enter(caller(world), started_at=time.time() + 3700)
     assert later.prices.input == 7_000_000
-    assert (await enter(caller(world), model="other")).prices == (0, 0, 0)
+    assert (await enter(caller(world), model="other")).prices == FREE
     tone = AdapterUse("tone", "d" * 64, ("m:tone",))
     adapter = await enter(caller(world), model="m", adapter=tone)
     assert adapter.prices.output == 2_000_000

@@ -618,10 +618,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 def test_prices_are_set_and_listed_with_their_history() -> None:
     assert run("set_price", "small", "--input", "0.15", "--output", "0.6").startswith("small from")
-    run("set_price", "small", "--input", "1", "--cached", "0.5", "--output", "2", "--from", "1h")
+    prices = ("--input", "1", "--cached", "0.5", "--output", "2")
+    media = ("--image", "0.002", "--audio-minute", "0.006")
+    run("set_price", "small", *prices, *media, "--from", "1h")
     rows = run("list_prices").splitlines()
     assert rows[0].split()[:5] == ["ID", "MODEL", "FROM", "(UTC)", "INPUT"]
-    assert [row.split()[4:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
+    assert [row.split()[4:] for row in rows[1:]] == [
+        ["1", "0.5", "2", "0.002", "0.006"],
+        ["0.15", "0.15", "0.6", "0", "0"],
+    ]
     coming, begun = (row.split()[0] for row in rows[1:])
     assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
     with pytest.raises(CommandError, match=f"Price {coming} not found"):

@@ -53,10 +53,13 @@ def test_an_unknown_period_is_an_error() -> None:
 
 
 def test_costs_are_exact_and_rounded_up_once() -> None:
-    rates = Rates.of_millions(Decimal("0.15"), Decimal("0.0375"), Decimal("0.6"))
-    assert rates == (150_000, 37_500, 600_000)
+    rates = Rates.of_prices(*map(Decimal, ("0.15", "0.0375", "0.6", "0.002", "0.006")))
+    assert rates == (150_000, 37_500, 600_000, 2_000_000, 6_000_000)
     assert rates.cost_nanos(1_000_000, 0, 0) == 150_000_000
     assert rates.cost_nanos(1_000_000, 1_000_000, 1_000_000) == 637_500_000
     assert rates.cost_nanos(10, 4, 3) == 900 + 150 + 1800
+    assert rates.media_nanos(3, 0) == 6_000_000
+    assert rates.media_nanos(0, 11_000) == 1_100_000
+    assert Rates(audio_minute=1).media_nanos(0, 1) == 1
     assert Rates(1, 0, 0).cost_nanos(1, 0, 0) == 1
     assert Rates().cost_nanos(10**9, 0, 10**9) == 0

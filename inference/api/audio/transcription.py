@@ -216,7 +216,11 @@ class Transcription:
         if not self.language:
             self.language = await self._detect_language(windows[0])
         self._first_windows = windows
-        self._first_texts = await self._submit(windows, self._form.temperature or 0)
+        # Each stretch is billed with its first window: the following ones, and what is asked again,
+        # hear the same seconds.
+        audio_ms = [math.ceil(1000 * stretch.seconds) for stretch in stretches]
+        temperature = self._form.temperature or 0
+        self._first_texts = await self._submit(windows, temperature, audio_ms)
 
     async def windows(self) -> AsyncGenerator[WindowText, None]:
         """Texts of the windows in their order, each once it and those before it are done."""
@@ -378,7 +382,9 @@ class Transcription:
             first_sound=stretch.start + stretch.lead,
         )
 
-    async def _submit(self, windows: Sequence[Window], temperature: float) -> Generation:
+    async def _submit(
+        self, windows: Sequence[Window], temperature: float, audio_ms: Sequence[int] = ()
+    ) -> Generation:
         form, prompt = self._form, self._prompt()
         limit, num_logprobs = self._served.info.max_model_len, self._num_logprobs
         max_tokens = min(limit // 2, limit - len(prompt), form.max_completion_tokens or limit)
@@ -392,7 +398,7 @@ class Transcription:
             logit_bias=dict.fromkeys(self._tokens.suppressed, -100.0) or None,
             extra_args={"whisper_timestamps": self._timestamp_rules()} if self._is_timed else None,
         )
-        return await self._generate(windows, prompt, sampling)
+        return await self._generate(windows, prompt, sampling, audio_ms)
 
     @property
     def _num_logprobs(self) -> int:
@@ -414,12 +420,17 @@ class Transcription:
         }
 
     async def _generate(
-        self, windows: Sequence[Window], prompt: list[int], sampling: SamplingParams
+        self,
+        windows: Sequence[Window],
+        prompt: list[int],
+        sampling: SamplingParams,
+        audio_ms: Sequence[int] = (),
     ) -> Generation:
         job = Job(
             **self._job_fields(windows, [list(prompt) for _ in windows]),
             sampling=sampling,
             stream=self._form.stream,
+            audio_ms=list(audio_ms),
         )
         await job.check()
         generation = await Generation.start(job)

@@ -175,6 +175,8 @@ def set_price(request: UserRequest) -> HttpResponse:
             input_per_million=post_text(request, "input") or "",
             cached_per_million=post_text(request, "cached"),
             output_per_million=post_text(request, "output") or "",
+            per_image=post_text(request, "image"),
+            per_audio_minute=post_text(request, "audio_minute"),
             valid_from=_parse_time(post_text(request, "valid_from")),
         )
     except QuireError as error:

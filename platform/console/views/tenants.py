@@ -209,7 +209,7 @@ def usage_by_tenant(ids: Sequence[int]) -> dict[int, UsageTotals]:
     for sums in _report(["project_id"], ids):
         pk = slugs.get(sums.group["project_id"] or "")
         if pk is not None:
-            _add(totals.setdefault(pk, UsageTotals(sums.start)), sums)
+            totals.setdefault(pk, UsageTotals(sums.start)).add(sums.amounts)
     return totals
 
 
@@ -220,7 +220,7 @@ def keys_with_usage(user: User, tenant: Tenant) -> list[tuple[ApiKey, UsageTotal
     for sums in _report(["api_key_id"], [tenant.pk]):
         name = sums.group["api_key_id"]
         if name:
-            _add(totals.setdefault(name, UsageTotals(sums.start)), sums)
+            totals.setdefault(name, UsageTotals(sums.start)).add(sums.amounts)
     rows = list(keys.order_by("-last_used_at", "-pk")[:MAX_KEYS])
     return [(key, totals.get(key.public_id)) for key in rows]
 
@@ -235,11 +235,6 @@ def _report(by: list[str], ids: Sequence[int]) -> list[UsageTotals]:
         tenants=list(ids),
     )
     return report(query, total=True)
-
-
-def _add(into: UsageTotals, sums: UsageTotals) -> None:
-    tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
-    into.add((sums.requests, *tokens, sums.cost_nanos))
 
 
 MAX_ROWS = 500

@@ -25,7 +25,7 @@ from console.views.base import current_tenant, end_of, start_of, tenant_context
 from console.views.usage_chart import usage_chart
 from engine.contract.errors import QuireError
 from metering.access import UsageQuery, UsageTotals, first_page, report
-from metering.money import amount_text
+from metering.money import MS_A_MINUTE, amount_text
 from tenants.access import access_role
 from tenants.actors import require_operator, to_actor
 from tenants.models import ApiKey, Tenant, User
@@ -94,6 +94,11 @@ class Row:
     def cost(self) -> str:
         """The exact cost."""
         return amount_text(self.sums.cost_nanos)
+
+    @property
+    def audio_minutes(self) -> float:
+        """Minutes of audio in which somebody speaks."""
+        return self.sums.audio_ms / MS_A_MINUTE
 
 
 @require_safe
@@ -276,18 +281,14 @@ def _total(totals: Sequence[UsageTotals]) -> Row | None:
         return None
     total = Row((), UsageTotals(totals[0].start))
     for sums in totals:
-        total.sums.add(_amounts(sums))
+        total.sums.add(sums.amounts)
     return total
-
-
-def _amounts(sums: UsageTotals) -> tuple[int, ...]:
-    tokens = (sums.prompt_tokens, sums.cached_tokens, sums.completion_tokens)
-    return sums.requests, *tokens, sums.cost_nanos
 
 
 def _csv_lines(query: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
     """CSV lines, one for each day and group, read a few days at a time."""
-    amounts = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost", "currency")
+    tokens = ("input_tokens", "cached_tokens", "output_tokens")
+    amounts = ("requests", *tokens, "images", "audio_seconds", "cost", "currency")
     yield _csv_line(["day", *(GROUPS[name] for name in groups), *amounts])
     while query.start < query.end:
         page = first_page(query)
@@ -300,13 +301,13 @@ def _csv_lines(query: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
 def _cells(
     sums: UsageTotals, groups: Sequence[str], group_names: dict[str, dict[str, str]]
 ) -> list[object]:
-    *counts, nanos = _amounts(sums)
+    *counts, audio_ms, nanos = sums.amounts
     names = [
         f"'{name}" if name.startswith(FORMULA) else name
         for name in _names(sums, groups, group_names)
     ]
     money = (amount_text(nanos), settings.QUIRE.currency)
-    return [sums.start.date().isoformat(), *names, *counts, *money]
+    return [sums.start.date().isoformat(), *names, *counts, audio_ms / 1000, *money]
 
 
 def _csv_line(cells: Sequence[object]) -> str:

@@ -6,7 +6,7 @@
 --         many of them, from the first, the reservation corrects; sets: [most at a time, ...];
 --         budgets: [[tokens (-1: no limit), nanos (-1), seconds when the period ends], ...];
 --         prompt, output: tokens; least: fewer output tokens are no use; picos: [of a prompt token,
---         of an output token]; partial: whether less than `output` may be given though others may
+--         of an output token]; media: nanos of its images and audio; partial: whether less than `output` may be given though others may
 --         soon give back what they reserved; ttl: seconds that the reservation lives
 --       2 what to bill should the gateway die.
 -- Returns {what, index, seconds to wait, output tokens that may be generated, level of each bucket,
@@ -58,7 +58,7 @@ for i = 1, #budgets do
   end
   if budgets[i][2] >= 0 then
     -- Beyond 9e12 nanos (9,000 of the currency) a double would lose picos; no request takes more.
-    local left = math.min(budgets[i][2] - nanos - held_nanos, 9e12) * 1000
+    local left = math.min(budgets[i][2] - nanos - held_nanos - request.media, 9e12) * 1000
     local rest = left - request.prompt * request.picos[1]
     if rest < 0 then
       limit = math.min(limit, -1)
@@ -118,6 +118,7 @@ for i = 1, #sets do
   taken[#taken + 1] = 'set'
 end
 local nanos = math.ceil((request.prompt * request.picos[1] + granted * request.picos[2]) / 1000)
+  + request.media
 for i = 1, #budgets do
   local name = KEYS[#buckets + #sets + i]
   redis.call('HINCRBY', name, 'held_tokens', request.prompt + granted)

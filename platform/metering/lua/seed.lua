@@ -3,7 +3,7 @@
 -- ARGV: 1 the spool's last id when the ledger was read, 2 tokens, 3 nanos, 4 an epoch, 5 when to
 --       forget it, 6 seconds that it stays at least; 7 requests that run and count, as JSON:
 --       [[the gateway's open requests, id, reservation, prompt tokens, output tokens at most, picos
---       of a prompt token, of an output token], ...]; 8 seconds that a reservation lives; 9 the
+--       of a prompt token, of an output token, nanos of its media], ...]; 8 seconds that a reservation lives; 9 the
 --       tenant's time zone.
 -- Returns 1 when the counters are there, 0 when the ledger must be read again.
 if redis.call('EXISTS', KEYS[1]) == 1 then return 1 end
@@ -22,7 +22,7 @@ for _, request in ipairs(cjson.decode(ARGV[7])) do
   local open, id, reservation, prompt, output = unpack(request, 1, 5)
   if redis.call('HEXISTS', open, id) == 1 then
     output = tonumber(redis.call('HGET', reservation, 'granted') or output)
-    local nanos = math.ceil((prompt * request[6] + output * request[7]) / 1000)
+    local nanos = math.ceil((prompt * request[6] + output * request[7]) / 1000) + request[8]
     held_tokens, held_nanos = held_tokens + prompt + output, held_nanos + nanos
     redis.call('HSET', reservation, KEYS[1], string.format('budget %d %.0f', prompt + output, nanos))
     redis.call('EXPIRE', reservation, ARGV[8])

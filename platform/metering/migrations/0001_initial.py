@@ -66,6 +66,32 @@ class Migration(migrations.Migration):
                         ],
                     ),
                 ),
+                (
+                    "per_image",
+                    models.DecimalField(
+                        decimal_places=6,
+                        default=0,
+                        help_text="An image, besides its tokens.",
+                        max_digits=14,
+                        validators=[
+                            django.core.validators.MinValueValidator(Decimal("0")),
+                            django.core.validators.MaxValueValidator(Decimal("1000000")),
+                        ],
+                    ),
+                ),
+                (
+                    "per_audio_minute",
+                    models.DecimalField(
+                        decimal_places=6,
+                        default=0,
+                        help_text="A minute of audio in which somebody speaks.",
+                        max_digits=14,
+                        validators=[
+                            django.core.validators.MinValueValidator(Decimal("0")),
+                            django.core.validators.MaxValueValidator(Decimal("1000000")),
+                        ],
+                    ),
+                ),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
@@ -437,6 +463,8 @@ class Migration(migrations.Migration):
                 ("prompt_tokens", models.PositiveBigIntegerField()),
                 ("cached_tokens", models.PositiveBigIntegerField()),
                 ("completion_tokens", models.PositiveBigIntegerField()),
+                ("images", models.PositiveBigIntegerField(default=0)),
+                ("audio_ms", models.PositiveBigIntegerField(default=0, verbose_name="audio (ms)")),
                 (
                     "cost_nanos",
                     models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),
@@ -517,6 +545,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("completion_tokens", models.PositiveBigIntegerField()),
+                ("images", models.PositiveBigIntegerField(default=0)),
+                (
+                    "audio_ms",
+                    models.PositiveBigIntegerField(
+                        default=0,
+                        help_text="Milliseconds in which somebody speaks.",
+                        verbose_name="audio (ms)",
+                    ),
+                ),
                 (
                     "cost_nanos",
                     models.PositiveBigIntegerField(
@@ -608,6 +645,8 @@ class Migration(migrations.Migration):
                 ("prompt_tokens", models.PositiveBigIntegerField()),
                 ("cached_tokens", models.PositiveBigIntegerField()),
                 ("completion_tokens", models.PositiveBigIntegerField()),
+                ("images", models.PositiveBigIntegerField(default=0)),
+                ("audio_ms", models.PositiveBigIntegerField(default=0, verbose_name="audio (ms)")),
                 (
                     "cost_nanos",
                     models.PositiveBigIntegerField(help_text="Cost in 1e-9 of the currency."),

@@ -11,11 +11,11 @@ from tenants.actors import CLI_ACTOR
 
 
 class Command(QuireCommand):
-    """Say what a model's tokens cost."""
+    """Say what a model costs."""
 
     help = (
-        "Set a model's price per million tokens, from now or from a future time. Earlier usage "
-        "keeps its price. Prices are in the currency of QUIRE_CURRENCY."
+        "Set a model's prices of tokens, images and audio. They apply from now or from a future "
+        "time on; earlier usage keeps its price. Prices are in the currency of QUIRE_CURRENCY."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,6 +30,14 @@ class Command(QuireCommand):
         )
         parser.add_argument(
             "--output", required=True, metavar="X", help="price of a million output tokens"
+        )
+        parser.add_argument(
+            "--image", metavar="X", help="price of an image, besides its tokens (default: 0)"
+        )
+        parser.add_argument(
+            "--audio-minute",
+            metavar="X",
+            help="price of a minute of audio in which somebody speaks (default: 0)",
         )
         parser.add_argument(
             "--from",
@@ -47,6 +55,8 @@ class Command(QuireCommand):
             input_per_million=options["input"],
             cached_per_million=options["cached"],
             output_per_million=options["output"],
+            per_image=options["image"],
+            per_audio_minute=options["audio_minute"],
             valid_from=parse_expiry(moment, "--from") if moment else None,
         )
         self.stdout.write(f"{price} UTC.")

@@ -7,12 +7,13 @@ from django.core.management.base import CommandParser
 
 from common.commands import QuireCommand
 from metering.budgets import access_prices
+from metering.models import PRICE_FIELDS
 
 
 class Command(QuireCommand):
     """List prices."""
 
-    help = "List prices for a million tokens, each model's newest first."
+    help = "List prices of tokens, images and audio, each model's newest first."
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--model", metavar="MODEL", help="list prices of this model only")
@@ -27,14 +28,7 @@ class Command(QuireCommand):
                 price.pk,
                 price.model,
                 f"{price.valid_from:%Y-%m-%d %H:%M}",
-                *(
-                    f"{value.normalize():f}"
-                    for value in (
-                        price.input_per_million,
-                        price.cached_per_million,
-                        price.output_per_million,
-                    )
-                ),
+                *(f"{getattr(price, name).normalize():f}" for name in PRICE_FIELDS),
             )
             for price in prices
         ]
@@ -45,7 +39,9 @@ class Command(QuireCommand):
                 "FROM (UTC)",
                 "INPUT",
                 "CACHED",
-                f"OUTPUT ({settings.QUIRE.currency})",
+                "OUTPUT",
+                "IMAGE",
+                f"MINUTE OF AUDIO ({settings.QUIRE.currency})",
             ),
             rows,
         )
