@@ -124,7 +124,9 @@ def test_pins_are_operators_and_leave_audit_rows(login: Login) -> None:
         actions.pin(actor=User.objects.get(username="ada"), adapter=adapter)
     path = f"/console/adapters/{adapter.pk}/"
     assert login("ada").post(f"{path}pin/", {"tenant": "acme"}).status_code == 403
-    assert "Pin it in memory" not in login("ada").get(f"{path}?tenant=acme").content.decode()
+    assert (
+        "Pin the adapter" not in login("ada").get(f"{path}?tenant=acme").content.decode()
+    )
     root = login("root")
     text = root.post(f"{path}pin/", {"tenant": "acme"}, follow=True).content.decode()
     assert "is pinned: every replica" in text
@@ -132,7 +134,7 @@ def test_pins_are_operators_and_leave_audit_rows(login: Login) -> None:
     text = root.post(
         f"{path}pin/", {"tenant": "acme", "pinned": "no"}, follow=True
     ).content.decode()
-    assert "Pin it in memory" in text
+    assert "Pin the adapter" in text
     rows = AuditEntry.objects.filter(action__in=("adapter.pin", "adapter.unpin")).order_by("pk")
     assert [(row.action, row.details["changes"]) for row in rows] == [
         ("adapter.pin", {"pinned": [False, True]}),

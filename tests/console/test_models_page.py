@@ -57,7 +57,7 @@ def test_a_tenants_people_see_their_models_and_no_more(
     assert DEMO not in text
     page = client.get(f"/console/models/{quill.pk}/")
     assert page.status_code == 200
-    for hidden in (DEMO, "Drain and stop", "Replicas<", "What it needs", "data-log-of"):
+    for hidden in (DEMO, "Drain and stop", "Replicas<", "need-title", "data-log-of"):
         assert hidden not in page.content.decode()
     assert client.get(f"/console/models/{private('rival-private').pk}/").status_code == 404
     assert client.get("/console/models/add/").status_code == 403
@@ -102,7 +102,7 @@ def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
     sent |= {"s.max_model_len": "512", "s.quantization": "int8"}
     looked = root.post("/console/models/add/", {**sent, "look": "1"})
     assert "About" not in looked.content.decode()
-    assert "Memory that it needs" in looked.content.decode()
+    assert "Required memory" in looked.content.decode()
     assert not ServedModel.objects.filter(name="tiny").exists()
     done = root.post("/console/models/add/", sent)
     made = ServedModel.objects.get(name="tiny")

@@ -258,7 +258,7 @@ def test_owners_alone_turn_storing_on_and_it_is_in_the_audit_log(
     answer = client.post("/console/requests/store/", values)
     assert Tenant.objects.get(slug="acme").store_prompts == may
     page = client.get("/console/requests/").content.decode()
-    assert ("keeping them" in page) == may
+    assert ("Stop keeping prompts and answers" in page) == may
     if may:
         assert answer.status_code == 302
         assert "Prompts and answers of new requests are kept." in page

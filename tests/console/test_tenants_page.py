@@ -48,7 +48,7 @@ def test_members_see_their_tenants_home_and_are_led_to_it(people: Login, name: s
     client = people(name)
     assert client.get("/console/tenants/")["Location"] == "/console/tenants/acme/"
     html = client.get("/console/tenants/acme/").content.decode()
-    assert "Set its share and limits" not in html
+    assert "Share and limits" not in html
     assert "rival" not in html.lower()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
+from django.urls import reverse
 from django.utils.html import escape
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_safe
@@ -18,8 +19,11 @@ from django.views.decorators.http import require_safe
 from catalog.access import access_served_models
 from catalog.models import DesiredState
 from console.mounting import mounted
+from console.views.base import current_tenant
+from engine.contract.errors import QuireError
 from inference.openapi import document
-from tenants.access import first_tenant
+from tenants.access import access_role
+from tenants.models import Role, Tenant
 
 #: Placeholder in the examples, replaced with a model that the reader may use.
 MODEL = "MODEL"
@@ -287,16 +291,20 @@ class Shape:
 def reference(request: HttpRequest) -> HttpResponse:
     """The page, public like the OpenAPI document; examples name a model of the reader's."""
     described = document()
+    user: Any = request.user
     context = {
         "info": described["info"],
         "groups": groups(),
         "operations": operations(),
         "base": BASE,
     }
+    tenant = _tenant(request)
+    if tenant is not None and access_role(user, tenant).rank >= Role.MEMBER.rank:
+        context["keys_url"] = reverse("api-keys-list", args=[tenant.slug])
     response = render(request, "console/reference.html", context)
     text = response.content.decode()
     text = text.replace(BASE, escape(request.build_absolute_uri(mounted("/")).rstrip("/")))
-    model = _model(request)
+    model = _model(tenant)
     if model != MODEL:
         text = text.replace(f"&quot;{MODEL}&quot;", f"&quot;{escape(model)}&quot;")
         text = text.replace(f"/v1/models/{MODEL}", f"/v1/models/{escape(model)}")
@@ -304,10 +312,16 @@ def reference(request: HttpRequest) -> HttpResponse:
     return response
 
 
-def _model(request: HttpRequest) -> str:
-    """A loaded model that the reader may use, or the placeholder."""
-    user: Any = request.user
-    tenant = first_tenant(user) if user.is_authenticated else None
+def _tenant(request: Any) -> Tenant | None:
+    """The reader's tenant; None for who isn't logged in, has none, or names another's."""
+    try:
+        return current_tenant(request) if request.user.is_authenticated else None
+    except QuireError:
+        return None
+
+
+def _model(tenant: Tenant | None) -> str:
+    """A loaded model of the tenant's, or the placeholder."""
     if tenant is None:
         return MODEL
     loaded = access_served_models(tenant).filter(desired_state=DesiredState.LOADED)

@@ -54,7 +54,7 @@ def test_a_conversation_is_kept_found_renamed_and_deleted(playground: Playground
     text = download.value.path().read_text(encoding="utf-8")
     assert text.startswith("# A heron's question\n\n## You\n\nWhere is Lisbon, my heron?")
     history.get_by_role("button", name="Delete A heron's question").click()
-    history.get_by_role("button", name="Delete it for good").click()
+    history.get_by_role("button", name="Delete for good").click()
     expect(page.locator("#thread")).to_be_empty()
     assert "conversation=" not in page.url
 
@@ -113,7 +113,7 @@ def test_presets_hold_settings_and_prompts_for_all_members(
     PlaygroundPage(olga).ready()
     expect(olga.locator("#preset")).to_be_disabled()
     panel.get_by_role("button", name="Delete this preset").click()
-    panel.get_by_role("button", name="Delete it for all members").click()
+    panel.get_by_role("button", name="Delete for all members").click()
     expect(panel.get_by_text("Pirate was deleted.")).to_be_visible()
 
 

@@ -291,7 +291,7 @@ def test_a_list_of_requests_says_when_newer_ones_have_come(
         json={"model": "quill", "prompt": "One more", "max_tokens": 2},
         timeout=60,
     ).raise_for_status()
-    walk.page.get_by_role("link", name="Show them").click()
+    walk.page.get_by_role("link", name="Show the new requests").click()
     expect(rows).to_have_count(count + 1)
     walk.context.close()
 

@@ -156,7 +156,7 @@ def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
     page.goto(f"{url}/console/members/")
     row = page.get_by_role("row", name=re.compile("noah"))
     row.get_by_text("Remove", exact=False).first.click()
-    row.get_by_role("button", name="Remove them").click()
+    row.get_by_role("button", name="Remove the member").click()
     expect(page.get_by_role("status").first).to_contain_text("noah is no longer a member")
     expect(tab.locator("#connection")).to_contain_text("Your session has ended")
     tab.goto(f"{url}/console/")

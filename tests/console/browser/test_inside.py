@@ -40,7 +40,7 @@ def go(product: LiveServer, tabs: Tabs) -> Iterator[Go]:
 def prove(page: Page, other: str) -> None:
     page.get_by_label("First").select_option("acme")
     page.get_by_label("Other tenant").select_option(other)
-    page.get_by_role("button", name="Prove it").click()
+    page.get_by_role("button", name="Prove isolation").click()
 
 
 def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:

@@ -182,7 +182,7 @@ def load_model(house: House, journey: Journey) -> None:
     journey.follow("Models")
     journey.click(page.get_by_role("link", name="Add a model"))
     journey.type(page.get_by_label("Folder, GGUF file or id on the hub"), str(source))
-    journey.press("Load it")
+    journey.press("Load the model")
     expect(page.get_by_role("heading", level=1, name="mine")).to_be_visible()
     expect(page.locator('.state[data-state="ready"]').first).to_be_visible()
 
@@ -219,7 +219,7 @@ def explain_slow_request(house: House, journey: Journey) -> None:
 def prove_isolation(house: House, journey: Journey) -> None:
     """A neighbour's isolation proved."""
     journey.follow("KV map")
-    journey.press("Prove it")
+    journey.press("Prove isolation")
     expect(house.page.locator(".proof-said")).to_have_attribute("data-verdict", "isolated")
 
 
@@ -267,7 +267,7 @@ def receive_alert(house: House, journey: Journey) -> None:
     journey.click(problem.filter(has_text="broken").first)
     row = page.get_by_role("row").filter(has_text="broken")
     journey.click(row.get_by_text("Silence").first)
-    journey.press("Silence it")
+    journey.press("Silence the alert")
     expect(page.get_by_role("status").filter(has_text="No mail about")).to_be_visible()
 
 

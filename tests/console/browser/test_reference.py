@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import expect
 
 from tests.console.browser.conftest import Open
@@ -34,13 +36,25 @@ def test_examples_are_in_python_and_javascript_too(open_page: Open) -> None:
     expect(first.locator("dt").first).to_contain_text("required")
 
 
+def test_an_operation_is_sent_with_a_key_of_the_session(open_page: Open) -> None:
+    page = open_page("/reference/#get-v1-models")
+    models = page.locator("#get-v1-models")
+    models.get_by_role("button", name="Use a key for an hour").click()
+    expect(models.get_by_label("API key")).to_have_value(re.compile("^sk-quire-"))
+    models.get_by_role("button", name="Send the request").click()
+    expect(models.locator(".try-state")).to_have_text("200 OK")
+    expect(models.locator("pre.log")).to_contain_text("acme-private")
+    page.goto(page.url.partition("/reference/")[0] + "/console/keys/?tenant=acme")
+    expect(page.get_by_role("row").filter(has_text="API reference").first).to_be_visible()
+
+
 def test_operations_are_found_and_sent(open_page: Open) -> None:
     page = open_page("/reference/", None)
     page.get_by_label("Find an operation").fill("list models")
     models = page.locator("#get-v1-models")
     models.locator("summary").click()
     expect(page.locator("#post-v1-chat-completions")).to_be_hidden()
-    page.get_by_label("Key for “Send it”").fill("sk-quire-nobodys")
-    models.get_by_role("button", name="Send it").click()
-    expect(models.get_by_role("status")).to_have_text("401 Unauthorized")
+    page.get_by_label("API key").fill("sk-quire-nobodys")
+    models.get_by_role("button", name="Send the request").click()
+    expect(models.locator(".try-state")).to_have_text("401 Unauthorized")
     expect(models.locator("pre.log")).to_contain_text("Incorrect API key")

@@ -4,6 +4,7 @@ import { copyFrom } from "./lib/clipboard.js";
 import { el } from "./lib/dom.js";
 import { HTTP_SNIPPETS } from "./lib/http_snippets.js";
 import { ROOT } from "./lib/root.js";
+import { send } from "./playground/server.js";
 
 const MOST_CHARS = 200_000; // of an answer that's shown
 
@@ -61,6 +62,30 @@ function addLanguages(operation) {
   });
   head.replaceWith(el("span", { class: "choices", role: "group", "aria-label": "Language" }, ...choices));
 }
+
+/* -- a key of the session -- */
+
+const KEY_LIFETIME_MS = 3_600_000;
+
+async function createKey(button, field, status) {
+  button.disabled = true;
+  try {
+    const expires = new Date(Date.now() + KEY_LIFETIME_MS);
+    const body = { name: "API reference", expires_at: expires.toISOString() };
+    const { secret, prefix } = await send("POST", button.dataset.keys, body);
+    field.value = secret;
+    status.textContent = `${prefix} works until ${expires.toLocaleTimeString()}.`;
+  } catch (error) {
+    button.disabled = false;
+    if (error.code === "recent_authentication_required") {
+      status.replaceChildren(el("a", { href: button.dataset.again }, "Prove who you are"), ", then create the key again.");
+    } else status.textContent = error.message;
+  }
+}
+
+document.querySelector("[data-keys]")?.addEventListener("click", ({ target }) => {
+  createKey(target, document.getElementById("key"), keyField.querySelector("[role=status]"));
+});
 
 /* -- copying and sending -- */
 

@@ -192,7 +192,7 @@ export class History {
   }
 
   #delete(row, item) {
-    const button = el("button", { type: "button", class: "button small danger" }, "Delete it for good");
+    const button = el("button", { type: "button", class: "button small danger" }, "Delete for good");
     this.#confirm(row, item, row.title, button, async () => {
       try {
         await send("DELETE", `${this.#url}/${row.id}`);

@@ -101,7 +101,7 @@ export class Presets {
     const { id, name } = this.#chosen;
     if (!this.#confirmed) {
       this.#confirmed = true;
-      this.#delete.textContent = "Delete it for all members";
+      this.#delete.textContent = "Delete for all members";
       return;
     }
     try {
