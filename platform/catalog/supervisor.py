@@ -7,10 +7,12 @@ loses nothing; the rows say again what is wanted.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import redis
 from django.conf import settings
@@ -92,6 +94,27 @@ def replica_id_of(model: ServedModel, index: int, node: str) -> str:
     return f"{name}-{model.pk}-{index}@{node}"
 
 
+def visible_devices() -> list[str]:
+    """GPUs that replicas may use: those of `CUDA_VISIBLE_DEVICES`, or all of the machine."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def device_environment(number: int, num_ranks: int, devices: Sequence[str]) -> dict[str, str]:
+    """Environment that gives a replica its own devices, in turns; {} where there is no choice.
+
+    Args:
+        number: of the replica; those of one model are numbered without gaps.
+        num_ranks: devices that it takes.
+    """
+    if len(devices) <= num_ranks:
+        return {}
+    ranks = range(number * num_ranks, (number + 1) * num_ranks)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[rank % len(devices)] for rank in ranks)}
+
+
 class Supervisor:
     """Runs the replicas of this node.
 
@@ -121,6 +144,7 @@ class Supervisor:
         self._slots: dict[str, ReplicaSlot] = {}
         self._unmanaged: dict[str, int] = {}
         self._may_idle: list[ServedModel] = []
+        self._devices = visible_devices()
         self._idle = IdleMonitor()
         self._beats: dict[str, Heartbeat] = {}
         self._redis = sync_client(self.redis_url)
@@ -182,8 +206,11 @@ class Supervisor:
 
     def _slot(self, model: ServedModel, index: int) -> ReplicaSlot:
         replica_id = replica_id_of(model, index, self.node)
+        engine_settings = model.replica_settings(index)
+        num_ranks = engine_settings.get("tensor_parallel_size") or 1
+        num_ranks *= engine_settings.get("pipeline_parallel_size") or 1
         command = replica_command(
-            model.replica_settings(index),
+            engine_settings,
             replica_id=replica_id,
             key_prefix=self.prefix,
             drain_seconds=self.drain_seconds,
@@ -199,7 +226,10 @@ class Supervisor:
             cwd=str(settings.BASE_DIR),
             asked=model.changed_at,
             log=ReplicaLog(self._redis, self.prefix, replica_id),
-            environment={"REDIS_URL": self.redis_url},
+            environment={
+                "REDIS_URL": self.redis_url,
+                **device_environment(model.pk + index, num_ranks, self._devices),
+            },
         )
 
     def _read_heartbeats(self) -> None:

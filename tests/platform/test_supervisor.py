@@ -18,7 +18,12 @@ from django.db import OperationalError
 from catalog import actions
 from catalog.heartbeats import publish_replica_exit
 from catalog.models import Replica, ReplicaState, ServedModel
-from catalog.supervisor import Supervisor, replica_id_of
+from catalog.supervisor import (
+    Supervisor,
+    device_environment,
+    replica_id_of,
+    visible_devices,
+)
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
 from engine.contract.messages import EngineRequest, ReplicaEvent
@@ -76,6 +81,48 @@ def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(
     assert {row.host for row in rows} == {"here"}
     assert all(row.pid and row.incarnation and row.last_seen for row in rows)
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 2048, "the context")
+
+
+def test_replicas_of_a_model_take_devices_in_turns(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor._devices = ["0", "1"]
+    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2)
+    tick_until(supervisor, ready(2), "two replicas are ready")
+    pids = Replica.objects.values_list("pid", flat=True)
+    devices = {
+        field.decode()
+        for pid in pids
+        for field in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if field.startswith(b"CUDA_VISIBLE_DEVICES=")
+    }
+    assert devices == {"CUDA_VISIBLE_DEVICES=0", "CUDA_VISIBLE_DEVICES=1"}
+
+
+@pytest.mark.parametrize(
+    ("first", "num_ranks", "devices", "taken"),
+    [
+        (0, 1, ["0", "1"], "0"),
+        (3, 1, ["GPU-a", "GPU-b"], "GPU-b"),
+        (1, 2, ["0", "1", "2", "3"], "2,3"),
+        (2, 2, ["0", "1", "2"], "1,2"),
+        (1, 1, ["0"], None),
+        (1, 2, ["0", "1"], None),
+        (0, 1, [], None),
+    ],
+)
+def test_devices_of_a_replica(
+    first: int, num_ranks: int, devices: list[str], taken: str | None
+) -> None:
+    environment = device_environment(first, num_ranks, devices)
+    assert environment.get("CUDA_VISIBLE_DEVICES") == taken
+
+
+def test_the_operator_names_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-b,")
+    assert visible_devices() == ["2", "GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert visible_devices() == []
 
 
 def test_rows_are_looked_at_with_news_and_from_time_to_time(
