@@ -12,7 +12,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult
@@ -60,10 +60,19 @@ class Sample:
         return sum(self.gaps) / (self.tokens - 1)
 
 
+#: Called after each request with the number of those that are answered or failed.
+OnFinished = Callable[[int], None]
+
+
+def ignore(num_finished: int) -> None:
+    """The progress is shown nowhere."""
+
+
 @dataclass(slots=True)
 class Results:
     """What a run gathered."""
 
+    on_finished: OnFinished = ignore
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     #: Seconds of each "later" that was followed.
@@ -90,9 +99,11 @@ class Results:
         }
 
 
-async def closed_loop(target: Target, jobs: list[Job], concurrency: int) -> Results:
+async def closed_loop(
+    target: Target, jobs: list[Job], concurrency: int, on_finished: OnFinished = ignore
+) -> Results:
     """`concurrency` requests in flight until the jobs are spent."""
-    results, queue = Results(), list(reversed(jobs))
+    results, queue = Results(on_finished), list(reversed(jobs))
 
     async def worker() -> None:
         while queue:
@@ -104,9 +115,11 @@ async def closed_loop(target: Target, jobs: list[Job], concurrency: int) -> Resu
     return results
 
 
-async def open_loop(target: Target, jobs: list[Job], rate: float, seed: int = 0) -> Results:
+async def open_loop(
+    target: Target, jobs: list[Job], rate: float, seed: int = 0, on_finished: OnFinished = ignore
+) -> Results:
     """Poisson arrivals at `rate` requests a second."""
-    results, rng = Results(), random.Random(seed)
+    results, rng = Results(on_finished), random.Random(seed)
     tasks = []
     start = time.perf_counter()
     for job in jobs:
@@ -133,6 +146,8 @@ async def _measured(target: Target, job: Job, results: Results) -> None:
         results.failures.append(error.message)
     except (OSError, RuntimeError, ValueError, asyncio.IncompleteReadError) as error:
         results.failures.append(f"{type(error).__name__}: {error}"[:300])
+    finally:
+        results.on_finished(len(results.samples) + len(results.failures))
 
 
 async def _request(target: Target, job: Job) -> Sample:

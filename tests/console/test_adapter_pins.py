@@ -124,9 +124,7 @@ def test_pins_are_operators_and_leave_audit_rows(login: Login) -> None:
         actions.pin(actor=User.objects.get(username="ada"), adapter=adapter)
     path = f"/console/adapters/{adapter.pk}/"
     assert login("ada").post(f"{path}pin/", {"tenant": "acme"}).status_code == 403
-    assert (
-        "Pin the adapter" not in login("ada").get(f"{path}?tenant=acme").content.decode()
-    )
+    assert "Pin the adapter" not in login("ada").get(f"{path}?tenant=acme").content.decode()
     root = login("root")
     text = root.post(f"{path}pin/", {"tenant": "acme"}, follow=True).content.decode()
     assert "is pinned: every replica" in text

@@ -364,3 +364,11 @@ def test_the_view_of_slow_requests_has_those_above_two_seconds_slowest_first(
     (query,) = [view["query"] for view in page.context["views"] if "2 s" in view["name"]]
     page = login("ada").get(f"/console/requests/?{query}")
     assert [entry.request_id for entry in page.context["page"]] == ["slower", "slow"]
+
+
+def test_a_list_with_filters_says_nothing_of_newer_requests(login: Login, requests: None) -> None:
+    client = login("ada")
+    assert "data-newest" in client.get("/console/requests/?tenant=acme").content.decode()
+    page = client.get("/console/requests/?tenant=acme&model=nothing").content.decode()
+    assert "data-newest" not in page
+    assert "No request matches." in page

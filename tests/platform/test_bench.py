@@ -101,6 +101,20 @@ def test_serve_asks_the_server_for_its_model(server: str, tmp_path: Path) -> Non
         assert f"{name}_p99_ms" in said
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_how_many_requests_are_finished(
+    server: str,
+    is_terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    bench("serve", "--url", server, "--api-key", KEY, "--num-prompts", "4", "--concurrency", "2")
+    drawn = capsys.readouterr().err
+    assert (f"[{'#' * 15}{'.' * 15}]  50%" in drawn) == is_terminal
+    assert drawn.endswith("\r\x1b[K") == is_terminal
+
+
 def test_an_open_loop_of_any_rate(server: str) -> None:
     said = bench(
         *("serve", "--url", server, "--api-key", KEY, "--model", "tiny", "--num-prompts", "2"),

@@ -29,9 +29,14 @@ SHOTS = os.environ.get("QUIRE_TEST_SCREENSHOTS")
 #: What axe finds otherwise at another size or in another theme; the rest is the same markup.
 BY_VIEW = {"runOnly": ["color-contrast", "scrollable-region-focusable"]}
 #: Size, theme, and what axe looks for. A theme is colours alone, so that each size is seen in one.
-VIEWS: list[tuple[Any, str, dict[str, Any]]] = [
+View = tuple[Any, str, dict[str, Any]]
+VIEWS: list[View] = [
     (DESKTOP, "light", {}),
     (PHONE, "dark", BY_VIEW),
+]
+#: All four, with all that axe looks for.
+ALL_VIEWS: list[View] = [
+    (size, theme, {}) for size in (DESKTOP, PHONE) for theme in ("light", "dark")
 ]
 #: Of a first visit, with all that it loads: bodies as they are sent.
 MOST_BYTES = 280_000
@@ -161,19 +166,20 @@ def name_of(path: str) -> str:
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))"
 
 
-def look(walk: Walk, axe: str) -> None:
+def look(walk: Walk, axe: str, views: list[View]) -> None:
     """In each view nothing sticks out, and axe finds nothing."""
     page, path = walk.page, walk.here
     wrong = list(walk.wrong)
     page.evaluate(axe)
-    for size, theme, asked in VIEWS:
+    for size, theme, asked in views:
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=theme)
         page.evaluate(DRAWN)
         page.evaluate("document.getAnimations().forEach((each) => each.finish())")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, size)
         wrong += [f"{path} {theme}: {each}" for each in violations(page, asked)]
-        picture(walk, f"{name_of(path)}-{'desk' if size == DESKTOP else 'phone'}")
+        if views is VIEWS:
+            picture(walk, f"{name_of(path)}-{'desk' if size == DESKTOP else 'phone'}")
     for width in (320, 768):
         page.set_viewport_size({"width": width, "height": 800})
         page.evaluate(DRAWN)
@@ -211,8 +217,19 @@ def ready(walk: Walk, url: str) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param(VIEWS, id="two"),
+        pytest.param(ALL_VIEWS, id="four", marks=pytest.mark.slow),
+    ],
+)
 def test_the_operators_pages_are_light_and_readable_in_every_view(
-    browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
+    browser: Browser,
+    product: LiveServer,
+    sessions: dict[str, Any],
+    secret: str,
+    views: list[View],
 ) -> None:
     walk = Walk(browser, product.url, sessions["root"], viewport=DESKTOP)
     axe, heavy = Axe().axe_script, []
@@ -229,7 +246,7 @@ def test_the_operators_pages_are_light_and_readable_in_every_view(
             ".map((each) => each.encodedBodySize)"
         )
         weight = walk.page.evaluate(WEIGHT)
-        look(walk, axe)
+        look(walk, axe, views)
         if not 5_000 < weight < MOST_BYTES:
             heavy.append((path, weight))
         many = len(blocking) > MOST_BLOCKING or sum(blocking) > MOST_BLOCKING_BYTES
@@ -339,6 +356,6 @@ def test_whoever_is_not_logged_in_finds_accessible_ways_in(
     walk, axe = Walk(browser, product.url, None, viewport=DESKTOP), Axe().axe_script
     for path in ("/login/", "/no/such/page"):
         walk.open(path)
-        look(walk, axe)
+        look(walk, axe, VIEWS)
     walk.context.close()
     assert walk.wrong == []

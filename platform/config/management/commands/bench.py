@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from django.core.management.base import BaseCommand, CommandError
 
+from common.commands import ProgressBar
 from config.bench_flags import INPUT_LEN, OUTPUT_LEN, WITH_ENGINE, add_forms
 from engine.contract.command_line import expand_args
 from engine.contract.engine_config import EngineConfig
@@ -137,12 +138,18 @@ class Command(BaseCommand):
                 # Fresh prompts a level: none is served from an earlier level's prefix cache.
                 options["workload_seed"] + 100 * index,
             )
-            if rate:
-                result = asyncio.run(http_load.open_loop(target, jobs, rate))
-                how: dict[str, Any] = {"request_rate": "inf" if math.isinf(rate) else rate}
-            else:
-                result = asyncio.run(http_load.closed_loop(target, jobs, level))
-                how = {"concurrency": level}
+            with ProgressBar() as bar:
+
+                def show(num_finished: int, bar: ProgressBar = bar, total: int = len(jobs)) -> None:
+                    bar.show(num_finished / total)
+
+                if rate:
+                    load = http_load.open_loop(target, jobs, rate, on_finished=show)
+                    how: dict[str, Any] = {"request_rate": "inf" if math.isinf(rate) else rate}
+                else:
+                    load = http_load.closed_loop(target, jobs, level, on_finished=show)
+                    how = {"concurrency": level}
+                result = asyncio.run(load)
             if not result.samples:
                 reason = result.failures[0] if result.failures else "no request was answered"
                 raise CommandError(f"All requests failed: {reason}")
