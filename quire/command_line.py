@@ -26,6 +26,7 @@ MAKERS = (
     "worker",
     "run_batch",
     "bench",
+    "fetch_adapter",
 )
 #: Container objects made between two looks of the garbage collector. What a command imports stays:
 #: with Python's own 700 a tenth of its start goes into looking through that again and again.

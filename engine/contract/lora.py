@@ -56,6 +56,7 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
             prompts and texts are; "": by the model's.
         vocab_size: tokens that its requests may hold, where its check has found that it brings
             some; 0: the model's, or unknown. A replica goes by the adapter's own tables.
+        num_bytes: size of its files, where a replica may have to fetch them; 0: they are at `path`.
     """
 
     digest: str
@@ -64,6 +65,7 @@ class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     owner: str = ""
     tokenizer: str = ""
     vocab_size: int = 0
+    num_bytes: int = 0
 
 
 class AdapterStatus(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -20,6 +20,7 @@ from pathlib import Path
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.contract.lora import AdapterRef, AdapterStatus, weights_file
 from engine.contract.replica_state import EngineStats
+from engine.lora.fetcher import AdapterFetcher
 from engine.lora.store import AdapterFacts, AdapterHost
 from engine.scheduler.request import Request, SequenceStatus
 
@@ -88,11 +89,13 @@ class AdapterManager:
 
     Attributes:
         capacity: bytes of device memory for adapters.
+        fetcher: brings files to this machine; None: they are where references say.
     """
 
     def __init__(self, host: AdapterHost) -> None:
         self._host, self._refusal = host, host.refusal
         self.capacity, self._max_adapters = host.num_bytes, host.max_adapters
+        self.fetcher: AdapterFetcher | None = None
         self._entries: dict[str, AdapterEntry] = {}
         #: Adapters that have left the device, the latest last.
         self._departed: OrderedDict[str, AdapterEntry] = OrderedDict()
@@ -358,12 +361,13 @@ class AdapterManager:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="adapters")
         self._clock += 1
-        entry = AdapterEntry(
-            ref, size, self._threads.submit(self._host.load, ref), used_at=self._clock
-        )
+        entry = AdapterEntry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
         entry.pinned = ref.digest in self._pinned
         self._departed.pop(ref.digest, None)
         self._entries[ref.digest] = entry
+
+    def _load(self, ref: AdapterRef) -> AdapterFacts:
+        return self._host.load(ref if self.fetcher is None else self.fetcher.fetch(ref))
 
     def _evict_until_fits(self, size: int, owner: str) -> bool:
         """Evict unused adapters until one of `size` bytes fits; False if it can't."""
@@ -525,12 +529,12 @@ class AdapterManager:
 
 
 def _file_bytes(ref: AdapterRef) -> int:
-    """Size of an adapter's file; 0 if it is missing, which loading reports."""
+    """Size of an adapter's file; where that's missing, what the reference says."""
     path = Path(ref.path)
     try:
         return (path if path.is_file() else weights_file(path)).stat().st_size
     except OSError:
-        return 0
+        return ref.num_bytes
 
 
 def _as_refusal(error: BaseException | None) -> QuireError:

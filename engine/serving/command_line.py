@@ -62,6 +62,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="address of the gateway in this replica's pod, for endpoint pickers (default: none)",
     )
     parser.add_argument(
+        "--adapter-fetch-command",
+        metavar="COMMAND",
+        help="prints the path of the adapter whose digest is its last argument, once its files are "
+        "on this machine (default: they are where requests say)",
+    )
+    parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)
@@ -90,6 +96,7 @@ def main(argv: list[str] | None = None) -> int:
             spare=args.spare,
             health_port=args.health_port,
             endpoint=args.endpoint,
+            adapter_fetch_command=args.adapter_fetch_command,
         )
     except ConfigError as error:
         log.error("%s", error.message)

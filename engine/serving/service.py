@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import queue
+import shlex
 import socket
 import sys
 import time
@@ -50,6 +51,7 @@ from engine.core.profiler import ReplicaProfiler
 from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
 from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
+from engine.lora.fetcher import AdapterFetcher
 from engine.scheduler import Request, Sequence
 from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
 from engine.serving.inbox import InboxReader, IncarnationFence, ReceivedMessage
@@ -189,6 +191,7 @@ class EngineService:
         spare: bool = False,
         health_port: int | None = None,
         endpoint: str = "",
+        adapter_fetch_command: str | None = None,
     ) -> None:
         """Raises: `ConfigError` when `health_port` can't be listened on, or for `endpoint`."""
         self.config, self.spare, self._endpoint = config, spare, _check_endpoint(endpoint)
@@ -219,6 +222,7 @@ class EngineService:
         self._sleep_level = 0
         self._in_flight = InFlightRecord(SharedStepWriter.inherited(self.incarnation))
         self._adapters = AdapterControls()
+        self._adapter_fetch_command = adapter_fetch_command
         self._profiler = ReplicaProfiler()
         self._probes: ProbeServer | None = None
         if health_port is not None:
@@ -246,6 +250,8 @@ class EngineService:
             self._heartbeat.write_now()
             self._heartbeat.stop(self.replica_id, remove_key=False)
             return 1
+        if self._adapter_fetch_command:
+            self.core.adapters.fetcher = AdapterFetcher(shlex.split(self._adapter_fetch_command))
         _freeze()
         self.numerics = self.core.executor.read_numerics()
         publish_load_report(self._redis, self.replica_id, self._prefix, self.core)

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
+from adapters.store import fetch_content
+from common.object_storage import has_object_storage
 from engine.contract.errors import EngineUnavailable, InvalidRequest, ModelLoadError
 from engine.contract.lora import AdapterRef
 from engine.text import Tokenizer, load_tokenizer
@@ -138,8 +142,8 @@ class AdapterTokenizerCache:
             task = self._loading[key] = loop.create_task(self._load(tenant, adapter, base))
         try:
             return await asyncio.shield(task)
-        except InvalidRequest as error:
-            logger.error("%s", error.message)
+        except (InvalidRequest, OSError) as error:
+            logger.error("%s", error)
             raise EngineUnavailable("The adapter's tokenizer can't be read.") from error
         finally:
             if task.done() and self._loading.get(key) is task:
@@ -150,6 +154,8 @@ class AdapterTokenizerCache:
         return await pool.run_in_thread(tenant, LOAD_TIMEOUT_S, self._read, adapter, base)
 
     def _read(self, adapter: AdapterRef, base: Tokenizer) -> Tokenizer:
+        if has_object_storage():
+            adapter = msgspec.structs.replace(adapter, path=str(fetch_content(adapter.digest)))
         tokenizer = self._tokenizers.get(adapter, base)
         _ = tokenizer.vocab_size, tokenizer.byte_rules  # computed here, not on the event loop
         return tokenizer

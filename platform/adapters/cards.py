@@ -24,6 +24,7 @@ from catalog.signals import served_model_changed
 from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
 from common.errors import ServiceUnavailable
+from common.object_storage import has_object_storage
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef
 from metering.rules import AdapterUse
@@ -265,6 +266,7 @@ def _ref(version: AdapterVersion, name: str, owner: str) -> AdapterRef:
         owner=owner,
         tokenizer=str(report.get("tokenizer") or ""),
         vocab_size=int(report.get("vocab_size") or 0),
+        num_bytes=version.num_bytes if has_object_storage() else 0,
     )
 
 

@@ -20,6 +20,7 @@ from adapters.store import content_path
 from catalog.heartbeats import read_heartbeats, registered_replicas, send_control
 from catalog.models import ServedModel
 from common.errors import Conflict, ServiceUnavailable
+from common.object_storage import has_object_storage
 from engine.contract.lora import AdapterRef
 from engine.contract.messages import Heartbeat
 from engine.system.redis_client import sync_client
@@ -90,7 +91,7 @@ def sync_pins() -> int:
         requested = {ref.digest: ref for ref in _select_fitting(beat)}
         changes = [(ref, True) for digest, ref in requested.items() if digest not in pinned]
         for digest in pinned.keys() - requested.keys():
-            changes.append((_ref(digest, pinned[digest].name, ""), False))
+            changes.append((_ref(digest, pinned[digest].name, "", 0), False))
         for ref, pin in changes:
             send_control(beat.replica_id, "load_adapter", adapter=ref, pin=pin)
         num_sent += len(changes)
@@ -105,7 +106,8 @@ def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
         selected.append(version)
         if not capacity.holds(selected):
             return
-        yield _ref(version.digest, version.adapter.name, version.adapter.owner)
+        num_bytes = version.num_bytes if has_object_storage() else 0
+        yield _ref(version.digest, version.adapter.name, version.adapter.owner, num_bytes)
 
 
 def _live_versions(**adapters: Any) -> QuerySet[AdapterVersion]:
@@ -114,8 +116,9 @@ def _live_versions(**adapters: Any) -> QuerySet[AdapterVersion]:
     return AdapterVersion.objects.filter(leads, **adapters).distinct().order_by("adapter_id", "pk")
 
 
-def _ref(digest: str, name: str, owner: str) -> AdapterRef:
-    return AdapterRef(digest=digest, name=name, path=str(content_path(digest)), owner=owner)
+def _ref(digest: str, name: str, owner: str, num_bytes: int) -> AdapterRef:
+    path = str(content_path(digest))
+    return AdapterRef(digest=digest, name=name, path=path, owner=owner, num_bytes=num_bytes)
 
 
 def _bytes(versions: Iterable[AdapterVersion]) -> int:

@@ -2,23 +2,32 @@
 
 What stands under a digest was complete before it got its name, and never changes. Gateways,
 workers and replicas must all see the same folder.
+
+With an object storage an adapter is an archive `adapters/<digest>/<random>.tar`, and the folder is
+this machine's cache. Who stores an adapter always writes an object of its own, so that a sweep,
+which deletes old ones, can't take it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from django.conf import settings
 from django.db.models import Sum
 
 from adapters.models import AdapterUpload, AdapterVersion
+from common import object_storage
 from common.db import pages
-from common.errors import AdapterTooLarge
+from common.errors import AdapterTooLarge, ServiceUnavailable
+from common.object_storage import has_object_storage
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.models import Tenant
 
@@ -70,6 +79,13 @@ def check(tenant: Tenant | None, size: int) -> None:
 STAGING = ".staging-"
 GGUF_FILE = "adapter.gguf"
 _DIGEST_CHARS = 64
+#: Folder of the object storage.
+OBJECTS = "adapters"
+_ARCHIVE = ".tar"
+#: In a digest's folder of the object storage: written when a version is deleted.
+_USED = "used"
+#: Seconds that a copy stays whatever the cache's budget: who has its path reads it within them.
+_IN_USE_S = 60.0
 
 
 def adapters_dir() -> Path:
@@ -85,7 +101,10 @@ def staging_dir() -> Path:
 
 
 def content_path(digest: str) -> Path:
-    """The path that a replica loads: PEFT's folder, or the GGUF file."""
+    """The path that a replica loads: PEFT's folder, or the GGUF file.
+
+    With an object storage there may be nothing yet, see `fetch_content`.
+    """
     folder = adapters_dir() / digest
     gguf = folder / GGUF_FILE
     return gguf if gguf.is_file() else folder
@@ -94,13 +113,44 @@ def content_path(digest: str) -> Path:
 def store_content(staged: Path) -> tuple[str, int]:
     """Move a staged folder under its digest; the digest and the size in bytes.
 
-    A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`.
+    A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`,
+    `ServiceUnavailable`.
     """
-    gguf = staged / GGUF_FILE
-    digest = adapter_digest(gguf if gguf.is_file() else staged)
-    size = size_of(staged)
+    digest, size = _digest_of(staged), size_of(staged)
     for file in staged.iterdir():
         _sync(file)
+    if has_object_storage():
+        _upload(digest, staged)
+    _move_to_digest(staged, digest)
+    if has_object_storage():
+        _trim_copies()
+    return digest, size
+
+
+def fetch_content(digest: str) -> Path:
+    """`content_path` of content that is on this machine: downloaded if it isn't. Blocks.
+
+    Raises FileNotFoundError, OSError, `ServiceUnavailable`.
+    """
+    if has_object_storage() and not _has_copy(digest):
+        _download(digest)
+        _trim_copies()
+    touch_copy(digest)
+    return content_path(digest)
+
+
+def touch_copy(digest: str) -> None:
+    """Let the cache of this machine keep the content, if it's there, longer than others."""
+    with suppress(FileNotFoundError):
+        os.utime(adapters_dir() / digest)
+
+
+def _digest_of(folder: Path) -> str:
+    gguf = folder / GGUF_FILE
+    return adapter_digest(gguf if gguf.is_file() else folder)
+
+
+def _move_to_digest(staged: Path, digest: str) -> None:
     target = adapters_dir() / digest
     try:
         os.replace(staged, target)
@@ -110,7 +160,57 @@ def store_content(staged: Path) -> tuple[str, int]:
             raise
         os.utime(target)  # a sweep that is about to take it away sees that it's wanted again
         shutil.rmtree(staged)
-    return digest, size
+
+
+def _upload(digest: str, staged: Path) -> None:
+    """Store a folder as one object, which is there whole or not at all."""
+    with tempfile.NamedTemporaryFile(dir=adapters_dir(), prefix=STAGING) as file:
+        with tarfile.open(fileobj=file, mode="w") as archive:
+            for path in sorted(staged.iterdir()):
+                archive.add(path, path.name)
+        file.flush()
+        name = f"{OBJECTS}/{digest}/{uuid4().hex}{_ARCHIVE}"
+        object_storage.upload_object(name, Path(file.name))
+
+
+def _download(digest: str) -> None:
+    archives = _archives(digest)
+    if not archives:
+        raise FileNotFoundError(f"The adapter {digest[:12]} isn't in the object storage.")
+    staged = staging_dir()
+    try:
+        with tempfile.NamedTemporaryFile(dir=adapters_dir(), prefix=STAGING) as file:
+            object_storage.download_object(archives[0], Path(file.name))
+            with tarfile.open(file.name) as archive:
+                archive.extractall(staged, filter="data")
+        if _digest_of(staged) != digest:
+            raise ServiceUnavailable(f"The object of the adapter {digest[:12]} is damaged.")
+        _move_to_digest(staged, digest)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _archives(digest: str) -> list[str]:
+    folder = f"{OBJECTS}/{digest}"
+    names = object_storage.list_objects(folder)[1]
+    return [f"{folder}/{name}" for name in names if name.endswith(_ARCHIVE)]
+
+
+def _trim_copies() -> None:
+    """Remove the copies that were used longest ago, until the rest fits."""
+    copies = []
+    for folder in adapters_dir().iterdir():
+        if len(folder.name) == _DIGEST_CHARS:
+            with suppress(FileNotFoundError):  # another process trims too
+                copies.append((folder.stat().st_mtime, size_of(folder), folder))
+    total = sum(size for _, size, _ in copies)
+    for used_at, size, folder in sorted(copies):
+        too_young = time.time() - used_at < _IN_USE_S
+        if total <= settings.QUIRE.object_cache_bytes or too_young:
+            return
+        if (moved := _move_aside(folder)) is not None:
+            shutil.rmtree(moved)
+        total -= size
 
 
 def size_of(folder: Path) -> int:
@@ -119,7 +219,11 @@ def size_of(folder: Path) -> int:
 
 
 def has_content(digest: str) -> bool:
-    """Whether the content is there."""
+    """Whether the content is there. Raises `ServiceUnavailable`."""
+    return bool(_archives(digest)) if has_object_storage() else _has_copy(digest)
+
+
+def _has_copy(digest: str) -> bool:
     path = content_path(digest)
     return path.is_file() or all((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
 
@@ -151,7 +255,32 @@ def delete_orphans(
             else:
                 shutil.rmtree(moved)
                 removed += 1
+    return removed + (_delete_orphan_objects(find_referenced, limit) if has_object_storage() else 0)
+
+
+def _delete_orphan_objects(
+    find_referenced: Callable[[Collection[str]], set[str]], limit: float
+) -> int:
+    removed = 0
+    for page in pages(iter(object_storage.list_objects(OBJECTS)[0])):
+        referenced = find_referenced(page)
+        for digest in page:
+            if digest not in referenced:
+                removed += _delete_old_objects(f"{OBJECTS}/{digest}", limit)
     return removed
+
+
+def _delete_old_objects(folder: str, limit: float) -> int:
+    """Delete a digest's objects if none is younger than `limit`; whether it did."""
+    names = [f"{folder}/{name}" for name in object_storage.list_objects(folder)[1]]
+    try:
+        if any(object_storage.modified_at(name).timestamp() >= limit for name in names):
+            return 0
+    except FileNotFoundError:  # another worker sweeps too
+        return 0
+    for name in names:  # not those that have come since
+        object_storage.delete_object(name)
+    return 1
 
 
 def _is_removable(folder: Path, limit: float) -> bool:
@@ -165,10 +294,15 @@ def _is_removable(folder: Path, limit: float) -> bool:
 
 
 def mark_used(digest: str) -> None:
-    """Let `delete_orphans` wait from now on, if the content is there."""
-    folder = adapters_dir() / digest
-    if digest and folder.is_dir():
-        os.utime(folder)
+    """Let `delete_orphans` wait from now on, if the content is there.
+
+    Raises `ServiceUnavailable`.
+    """
+    if digest:
+        touch_copy(digest)
+        if has_object_storage():
+            with tempfile.NamedTemporaryFile(dir=adapters_dir(), prefix=STAGING) as file:
+                object_storage.upload_object(f"{OBJECTS}/{digest}/{_USED}", Path(file.name))
 
 
 def _move_aside(folder: Path) -> Path | None:

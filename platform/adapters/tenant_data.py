@@ -8,7 +8,7 @@ from pathlib import Path
 from django.db.models import QuerySet
 
 from adapters.models import Adapter, AdapterAlias, AdapterUpload, AdapterVersion
-from adapters.store import content_path
+from adapters.store import fetch_content
 from tenants.models import Tenant
 from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 
@@ -30,7 +30,10 @@ def _versions(tenant: Tenant) -> QuerySet[AdapterVersion]:
 def _content(tenant: Tenant) -> Iterator[tuple[str, Path]]:
     digests = _versions(tenant).exclude(digest="").values_list("digest", flat=True)
     for digest in sorted(set(digests)):
-        path = content_path(digest)
+        try:
+            path = fetch_content(digest)
+        except FileNotFoundError:
+            continue
         files = [path] if path.is_file() else sorted(path.glob("*"))
         for file in files:
             yield f"adapters/{digest}/{file.name}", file

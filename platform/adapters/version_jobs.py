@@ -216,9 +216,9 @@ def _fetch(version: AdapterVersion) -> bool:
 def _checked(version: AdapterVersion) -> dict[str, Any]:
     """The report; the row says meanwhile how far it is. Raises `ValidationAborted` when it isn't
     ours."""
-    path = store.content_path(version.digest)
     if not store.has_content(version.digest):
         return refusal("Its files are gone.")
+    path = store.fetch_content(version.digest)
     beat = LeaseHeartbeat(version)
     model = version.adapter.served_model.source
     report = run_validation(model, path, is_needed=beat, read=lambda: _probing(version))
@@ -248,6 +248,7 @@ class LeaseHeartbeat:
         if now - self._beat_at < BEAT_S:
             return True
         self._beat_at = now
+        store.touch_copy(self._version.digest)
         rows = AdapterVersion.objects.filter(pk=self._version.pk, state=self._version.state)
         return bool(rows.update(worked_at=timezone.now()))
 

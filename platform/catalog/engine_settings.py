@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from common.object_storage import has_object_storage
 from engine.contract.engine_config import EngineConfig
 
+#: Replicas get adapters of an object storage by this command.
+FETCH_ADAPTER = shlex.join([sys.executable, "-m", "quire", "fetch_adapter"])
 ENGINE_SERVICE = (sys.executable, "-m", "engine.serving")
 
 
@@ -53,6 +57,7 @@ def replica_command(
         *(["--spare"] if spare else []),
         *([] if health_port is None else [f"--health-port={health_port}"]),
         *([f"--endpoint={endpoint}"] if endpoint else []),
+        *([f"--adapter-fetch-command={FETCH_ADAPTER}"] if has_object_storage() else []),
         *engine_flags(settings),
     ]
 

@@ -311,14 +311,14 @@ class QuireSettings(BaseSettings):
     )
     object_storage: Annotated[SecretStr, AfterValidator(_check_object_storage)] = _storage(
         SecretStr(""),
-        description="Object storage of tenants' files: an entry of Django's STORAGES as JSON, such "
-        'as `{"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": {"bucket_name": "quire"}}`. '
-        "Default: the storage directory.",
+        description="Object storage of tenants' files and LoRA adapters: an entry of Django's "
+        'STORAGES as JSON, such as `{"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": '
+        '{"bucket_name": "quire"}}`. Default: the storage directory.',
     )
     object_cache_bytes: Bytes = _storage(
         10 * GIB,
-        description="Maximum size of the copies of objects that a machine keeps in its data "
-        "directory.",
+        description="Maximum size of the copies of files, and of those of adapters, that a machine "
+        "keeps in its data directory.",
     )
     presigned_downloads: bool = _storage(
         False,
@@ -672,7 +672,9 @@ class QuireSettings(BaseSettings):
 
     @property
     def adapters_dir(self) -> Path:
-        """Directory of LoRA adapters."""
+        """Directory of LoRA adapters; with an object storage that of copies of them."""
+        if self.storages:
+            return self.data_dir / "adapter-cache"
         return self.storage_dir / "adapters"
 
     def replace(self, **changes: Any) -> QuireSettings:

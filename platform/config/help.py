@@ -27,7 +27,7 @@ GROUPS = {
     ),
     "Adapters": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),
-        *("unload_adapter", "pin_adapter", "unpin_adapter"),
+        *("unload_adapter", "pin_adapter", "unpin_adapter", "fetch_adapter"),
     ),
     "Tenants and keys": (
         *("create_tenant", "create_key", "list_tenants", "list_keys", "update_tenant"),

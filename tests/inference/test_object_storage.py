@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -40,7 +38,7 @@ from storage.models import Batch
 from tests.inference.conftest import Gateway
 from tests.inference.forms import upload
 from tests.inference.strangers import stranger
-from tests.object_storage import new_bucket, object_names, s3_server
+from tests.object_storage import KillingProxy, new_bucket, object_names, s3_server
 
 
 @pytest.fixture(scope="module")
@@ -200,39 +198,6 @@ def test_a_worker_on_another_machine_goes_on_with_what_was_saved(tmp_path: Path)
     assert [json.loads(line)["custom_id"] for line in saved] == ["a", "d"]
     second.remove()
     assert list(saved_journal_lines(1, row.public_id, ".output")) == []
-
-
-class KillingProxy:
-    """Passes connections on, and kills a process once so many bytes have gone by."""
-
-    def __init__(self, address: str, num_bytes: int) -> None:
-        self._target = urlsplit(address)
-        self._left = num_bytes
-        self.process: subprocess.Popen[bytes] | None = None
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                port = self._target.port or 80
-                server = socket.create_connection((self._target.hostname or "", port))
-                for pair in ((client, server), (server, client)):
-                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(1 << 16):
-                self._left -= len(data)
-                if self._left < 0 and self.process is not None:
-                    self.process.send_signal(signal.SIGKILL)
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
 
 
 WRITE = """

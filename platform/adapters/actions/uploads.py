@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,7 +14,7 @@ from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from adapters import archive, store
+from adapters import archive, store, upload_chunks
 from adapters.actions.adapters import add_staged, check_free, check_model
 from adapters.actions.base import require
 from adapters.models import Adapter, AdapterUpload, AdapterVersion, check_name
@@ -27,10 +29,13 @@ from common.errors import (
     ServiceUnavailable,
 )
 from common.files import is_id, new_id
+from common.object_storage import has_object_storage
 from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, to_actor
 from tenants.audit import log_action
 from tenants.models import Role, Tenant, User
+
+logger = logging.getLogger(__name__)
 
 #: An upload that nobody added to for so long is given up.
 EXPIRES = timedelta(hours=24)
@@ -107,9 +112,13 @@ def append_chunk(
         raise NotFound(f"The upload has no file {file[:100]!r}.", param="file")
     path = _partial(upload, file)
     try:
-        with path.open("ab") as partial:
-            _lock(partial.fileno())
-            size = _append(partial.fileno(), file, offset, chunks, max_size)
+        if has_object_storage():
+            size = _add_chunk(upload, file, offset, chunks, max_size)
+        else:
+            with path.open("ab") as partial:
+                _lock(partial.fileno())
+                current_size = os.fstat(partial.fileno()).st_size
+                size = _append(partial.fileno(), file, offset, chunks, current_size, max_size)
     except OSError as error:
         raise ServiceUnavailable(f"The file can't be stored: {error.strerror}.") from error
     AdapterUpload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
@@ -120,6 +129,9 @@ def received_bytes(upload: AdapterUpload) -> dict[str, int]:
     """Received bytes of each file."""
     sizes = {}
     for file in upload.files:
+        if has_object_storage():
+            sizes[file] = upload_chunks.received_bytes(upload.public_id, file)
+            continue
         path = _partial(upload, file)
         sizes[file] = path.stat().st_size if path.is_file() else 0
     return sizes
@@ -152,9 +164,9 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     except (AdapterInvalid, AdapterTooLarge) as error:
         if error.code != store.FULL:  # what is there already may go first
             cancel_upload(actor=actor, upload=upload)
-            archive.remove_staging(_folder(upload))
+            _remove_files(upload.public_id)
         raise
-    archive.remove_staging(_folder(upload))
+    _remove_files(upload.public_id)
     return version
 
 
@@ -165,7 +177,7 @@ def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
     require(actor, upload.tenant, Role.MEMBER)
     log_action(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
     upload.delete()
-    transaction.on_commit(lambda: archive.remove_staging(_folder(upload)))
+    transaction.on_commit(lambda: _remove_files(upload.public_id))
 
 
 def expire_uploads(now: datetime | None = None) -> int:
@@ -175,8 +187,12 @@ def expire_uploads(now: datetime | None = None) -> int:
     while page := list(expired[:PAGE]):
         AdapterUpload.objects.filter(pk__in=[upload.pk for upload in page]).delete()
         for upload in page:
-            archive.remove_staging(_folder(upload))
+            _remove_files(upload.public_id)
         removed += len(page)
+    if has_object_storage():  # what a gateway left that was killed
+        for public_id in upload_chunks.upload_ids():
+            if not AdapterUpload.objects.filter(public_id=public_id).exists():
+                _remove_files(public_id)
     return removed
 
 
@@ -193,15 +209,24 @@ def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) 
     check_free(tenant, name)
 
 
-def _folder(upload: AdapterUpload) -> Path:
-    if not is_id(upload.public_id):
+def _folder(public_id: str) -> Path:
+    if not is_id(public_id):
         raise NotFound("Upload not found.")
-    return store.adapters_dir() / "uploads" / upload.public_id
+    return store.adapters_dir() / "uploads" / public_id
+
+
+def _remove_files(public_id: str) -> None:
+    archive.remove_staging(_folder(public_id))
+    if has_object_storage():
+        try:
+            upload_chunks.remove_chunks(public_id)
+        except ServiceUnavailable as error:  # its row is gone, so the next sweep removes it
+            logger.warning("%s stays until the next sweep: %s", public_id, error)
 
 
 def _partial(upload: AdapterUpload, file: str) -> Path:
     archive.check_name(file)
-    folder = _folder(upload)
+    folder = _folder(upload.public_id)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / file
 
@@ -213,8 +238,21 @@ def _lock(handle: int) -> None:
         raise Conflict("Another piece of this file is arriving.", param="offset") from None
 
 
-def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], max_size: int) -> int:
-    current_size = os.fstat(handle).st_size
+def _add_chunk(
+    upload: AdapterUpload, file: str, offset: int, chunks: Iterable[bytes], max_size: int
+) -> int:
+    """`_append` where chunks are objects."""
+    size = upload_chunks.received_bytes(upload.public_id, file)
+    with tempfile.NamedTemporaryFile(dir=store.adapters_dir(), prefix=store.STAGING) as content:
+        try:
+            return _append(content.fileno(), file, offset, chunks, size, max_size)
+        finally:
+            upload_chunks.add_chunk(upload.public_id, file, offset, Path(content.name))
+
+
+def _append(
+    handle: int, file: str, offset: int, chunks: Iterable[bytes], current_size: int, max_size: int
+) -> int:
     if offset != current_size:
         raise OffsetMismatch(
             f"{file} ends at byte {current_size}, the piece begins at {offset}.", current_size
@@ -228,7 +266,10 @@ def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], max_si
 
 def _stage(upload: AdapterUpload, staged: Path) -> None:
     """Stage the files for their digest."""
-    folder = _folder(upload)
+    folder = _folder(upload.public_id)
+    if has_object_storage():
+        for file in upload.files:
+            upload_chunks.join_chunks(upload.public_id, file, _partial(upload, file))
     (first, *rest) = upload.files
     limit = store.max_adapter_bytes()
     if archive.suffix_of(first) == archive.ZIP and not rest:

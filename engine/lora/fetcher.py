@@ -1,0 +1,65 @@
+"""`AdapterFetcher`: files of adapters that aren't on this machine yet, by a command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.contract.errors import InvalidRequest
+from engine.contract.lora import CONFIG_FILE, AdapterRef
+
+log = logging.getLogger(__name__)
+
+#: Seconds that the command may take, which downloads up to gigabytes.
+_TIMEOUT_S = 600.0
+
+
+class AdapterFetcher:
+    """Runs a command that brings an adapter here and prints its path. Any thread may call it.
+
+    The command is a process of its own, so that neither its modules nor its download take memory
+    or Python's lock from steps.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """`command`: its last argument will be a digest."""
+        self._command = tuple(command)
+        self._paths: dict[str, Path] = {}
+
+    def fetch(self, ref: AdapterRef) -> AdapterRef:
+        """The adapter with a path on this machine. Raises `InvalidRequest` where it has none."""
+        path = self._paths.get(ref.digest, Path(ref.path))
+        if not _is_adapter(path):
+            path = self._paths[ref.digest] = self._run(ref)
+        # The cache's trimming keeps what was used last.
+        os.utime(path if path.is_dir() else path.parent)
+        return msgspec.structs.replace(ref, path=str(path))
+
+    def _run(self, ref: AdapterRef) -> Path:
+        try:
+            done = subprocess.run(
+                [*self._command, ref.digest],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=True,
+            )
+            return Path(done.stdout.splitlines()[-1])
+        except (OSError, subprocess.SubprocessError, IndexError) as error:
+            details = (getattr(error, "stderr", None) or str(error)).strip()
+            log.error("The adapter %s can't be fetched: %s", ref.digest[:12], details)
+            raise InvalidRequest(
+                f"The adapter {ref.name or ref.digest[:12]!r} can't be fetched right now. The "
+                "replica's log says why.",
+                param="model",
+            ) from error
+
+
+def _is_adapter(path: Path) -> bool:
+    return path.is_file() or (path / CONFIG_FILE).is_file()
