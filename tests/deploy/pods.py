@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from catalog.processes import ManagedProcess, spawn
+from kernels.cpu.build import cache_dir
 from tests.deploy.containers import clean
 from tests.deploy.proxies import free_port
 from tests.deploy.variables import ROOT
@@ -21,18 +22,28 @@ START_S = 120.0
 
 
 class Pod:
-    """One pod of a workload: `spec` is its template's, `secret` what `envFrom` refers to."""
+    """One pod of a workload: `spec` is its template's, `secret` what `envFrom` refers to.
+
+    `tree`: the checkout that is its image.
+    """
 
     def __init__(
-        self, name: str, spec: dict[str, Any], folder: Path, secret: dict[str, str]
+        self,
+        name: str,
+        spec: dict[str, Any],
+        folder: Path,
+        secret: dict[str, str],
+        tree: Path = ROOT,
     ) -> None:
-        self.name, self.spec, self.folder = name, spec, folder
+        self.name, self.spec, self.folder, self.tree = name, spec, folder, tree
         (self.container,) = spec["containers"]
-        self.ports = {port["name"]: free_port() for port in self.container["ports"]}
+        self.ports = {port["name"]: free_port() for port in self.container.get("ports", [])}
         self._process = self._spawn(secret)
 
     @staticmethod
-    def environment(spec: dict[str, Any], folder: Path, name: str) -> dict[str, str]:
+    def environment(
+        spec: dict[str, Any], folder: Path, name: str, tree: Path = ROOT
+    ) -> dict[str, str]:
         """A pod's variables, with its folders below `folder/name`, and the folders themselves."""
         root = folder / name
         (container,) = spec["containers"]
@@ -53,12 +64,16 @@ class Pod:
             for name, value in variables.items()
             if value.startswith("/var/")
         }
+        for library in cache_dir().glob("kernels-*.so"):  # the image has them built ahead
+            inside = Path(folders["QUIRE_CACHE_DIR"]) / library.name
+            if not inside.exists():
+                inside.symlink_to(library)
         return {
             **clean(),
             **variables,
             **folders,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT / "platform"),
+            "PYTHONPATH": str(tree / "platform"),
         }
 
     def _spawn(self, secret: dict[str, str]) -> ManagedProcess:
@@ -68,15 +83,16 @@ class Pod:
             return spawn(
                 [sys.executable, *words],
                 name=self.name,
-                env=self.environment(self.spec, self.folder, self.name) | secret,
-                cwd=str(ROOT),
+                env=self.environment(self.spec, self.folder, self.name, self.tree) | secret,
+                cwd=str(self.tree),
                 stdout=log,
                 stderr=log,
             )
 
     def _here(self, word: str) -> str:
         """A word of the command, with this pod's name, on loopback and a port that is free."""
-        ports = {str(port["containerPort"]): port["name"] for port in self.container["ports"]}
+        declared = self.container.get("ports", [])
+        ports = {str(port["containerPort"]): port["name"] for port in declared}
         if word in ports:
             return str(self.ports[ports[word]])
         return {"0.0.0.0": "127.0.0.1", "$(POD_NAME)": self.name}.get(word, word)
@@ -94,8 +110,10 @@ class Pod:
         return 200 <= answer.status_code < 400
 
     def await_ready(self) -> None:
+        """As the kubelet has it: a container without probes is ready once it runs."""
         deadline = time.monotonic() + START_S
-        while not (self.passes("startupProbe") and self.passes("readinessProbe")):
+        probes = [name for name in ("startupProbe", "readinessProbe") if name in self.container]
+        while not all(self.passes(probe) for probe in probes):
             assert self._process.poll() is None, f"{self.name} has ended"
             assert time.monotonic() < deadline, f"{self.name} isn't ready"
             time.sleep(0.2)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
-import shlex
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.deploy.api_server import ApiServer
 from tests.deploy.helm import HELM
-from tests.deploy.pods import Pod
-from tests.deploy.test_helm import objects, pods
+from tests.deploy.test_helm import objects
 from tests.deploy.variables import ROOT
+from tests.object_storage import new_bucket, s3_server
 from tests.services import running_postgresql, running_redis
 
 pytestmark = [
@@ -33,9 +35,13 @@ pytestmark = [
 #: Names and model of `sum(name{model_name="model"})` or `sum({__name__=~"names",...})`.
 QUERY = re.compile(r'sum\((?:\{__name__=~")?([^"{]+)[^=]*model_name="([^"]+)"\}\)')
 HOST = "llm.example.org"
+GATEWAY, MODEL = "quire-gateway", "quire-model-demo"
+WORKERS = ("quire-worker", "quire-task-worker")
 VALUES = {
     "hosts": [HOST],
     "gateway": {"workers": 1},
+    "worker": {"replicas": 0},
+    "taskWorker": {"replicas": 0},
     "models": [
         {
             "name": "demo",
@@ -46,7 +52,6 @@ VALUES = {
     ],
 }
 QUESTION = {
-    "model": "demo",
     "prompt": "Once upon a time",
     "max_tokens": 200,
     "min_tokens": 200,
@@ -55,49 +60,34 @@ QUESTION = {
 }
 
 
-class Cluster:
-    """Two pods of the gateways and two of the model's replicas."""
+class Cluster(ApiServer):
+    """Two gateways and three replicas, beside PostgreSQL, Redis and S3."""
 
-    def __init__(self, folder: Path, secret: dict[str, str]) -> None:
-        self.folder, self.secret = folder, secret
-        self.specs = pods(VALUES)
-        (scaled,) = (one for one in objects(VALUES) if one["kind"] == "ScaledObject")
+    def install(self) -> None:
+        """The first release."""
+        self.style = "json"
+        self.apply(objects(VALUES), {MODEL: 3})
+        (scaled,) = (one for one in self.objects if one["kind"] == "ScaledObject")
         queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
         self.queries = [query for text in queries for query in QUERY.findall(text)]
         assert len(self.queries) == len(queries) == 2
-        self.count = 0
-        self.pods: list[Pod] = []
-        self.gateways: list[Pod] = []
-        self.replicas: list[Pod] = []
 
-    def start(self, workload: str, name: str) -> Pod:
-        pod = Pod(name, self.specs[workload], self.folder, self.secret)
-        self.pods.append(pod)
-        pod.await_ready()
-        return pod
+    def upgrade(self) -> None:
+        """A release with another setting, which replaces all pods."""
+        self.style = {"json": "line", "line": "json"}[self.style]
+        settings = {"QUIRE_LOG_STYLE": self.style}
+        counts = {name: len(workload.pods) for name, workload in self.workloads.items()}
+        values = VALUES | {"settings": settings}
+        values |= {"worker": {"replicas": counts[WORKERS[0]]}}
+        values |= {"taskWorker": {"replicas": counts[WORKERS[1]]}}
+        self.apply(objects(values), counts)
 
-    def start_gateway(self) -> Pod:
-        self.count += 1
-        return self.start("quire-gateway", f"gateway-{self.count}")
-
-    def start_replica(self, number: int) -> Pod:
-        return self.start("quire-model-demo", f"quire-model-demo-{number}")
-
-    def roll_gateways(self) -> None:
-        """maxSurge 1, maxUnavailable 0."""
-        for old in list(self.gateways):
-            self.gateways.append(self.start_gateway())
-            self.gateways.remove(old)  # the endpoints controller, as soon as the pod shall end
-            old.end()
-
-    def roll_replicas(self) -> None:
-        """A StatefulSet's, from the last one to the first, under the same names."""
-        for number in reversed(range(len(self.replicas))):
-            self.replicas[number].end()
-            self.replicas[number] = self.start_replica(number)
+    @property
+    def num_replicas(self) -> int:
+        return len(self.workloads[MODEL].pods)
 
     def get(self, path: str) -> httpx.Response:
-        port = self.gateways[0].ports["http"]
+        port = self.endpoints(GATEWAY)[0].ports["http"]
         headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
         headers["Authorization"] = f"Bearer {self.secret['QUIRE_METRICS_TOKEN']}"
         return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=30)
@@ -113,14 +103,15 @@ class Cluster:
             if re.fullmatch(names, sample.name) and sample.labels.get("model_name") == model
         )
 
-    def ask(self) -> str:
+    def ask(self, model: str = "demo") -> str:
         """A whole stream's text by one of the Service's gateways. Raises for all that breaks it."""
-        port = random.choice(self.gateways).ports["http"]
+        port = random.choice(self.endpoints(GATEWAY)).ports["http"]
         headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
         headers["Authorization"] = f"Bearer {self.secret['KEY']}"
         text, ended = "", False
         url = f"http://127.0.0.1:{port}/v1/completions"
-        with httpx.stream("POST", url, json=QUESTION, headers=headers, timeout=90) as answer:
+        body = QUESTION | {"model": model}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=90) as answer:
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.read().decode()}")
             for line in answer.iter_lines():
@@ -138,49 +129,89 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("cluster")
-    with running_postgresql() as database, running_redis(short_tmp / "rolling") as redis:
+    with installed(tmp_path_factory.mktemp("cluster"), short_tmp / "rolling", ROOT) as cluster:
+        yield cluster
+
+
+@contextmanager
+def installed(folder: Path, redis_folder: Path, tree: Path) -> Iterator[Cluster]:
+    """A release of the chart with a checkout's programs; kernels are built before."""
+    build = [sys.executable, "-c", "from kernels.cpu.build import best_library; best_library()"]
+    subprocess.run(build, cwd=tree, check=True)
+    with (
+        running_postgresql() as database,
+        running_redis(redis_folder) as redis,
+        s3_server() as s3,
+    ):
         secret = {
             "DATABASE_URL": database,
             "REDIS_URL": redis,
+            "QUIRE_OBJECT_STORAGE": json.dumps(new_bucket(s3)),
             "QUIRE_METRICS_TOKEN": "4d8f" * 8,
             "QUIRE_SECRET_KEY": "k3Jq" * 16 + "Zx81-_",
         }
-        made = Cluster(folder, secret)
-        run_as_job(made, "migrate --noinput")
-        run_as_job(made, "create_tenant Acme")
-        secret["KEY"] = run_as_job(made, "create_key --tenant acme --plain")
+        cluster = Cluster(folder, secret, tree)
         try:
-            made.gateways = [made.start_gateway(), made.start_gateway()]
-            made.replicas = [made.start_replica(number) for number in range(2)]
-            yield made
+            cluster.install()
+            cluster.manage("create_tenant", "Acme")
+            secret["KEY"] = cluster.manage("create_key", "--tenant", "acme", "--plain")
+            yield cluster
         finally:
-            for pod in made.pods:
-                pod.kill()
+            cluster.stop()
 
 
-def run_as_job(cluster: Cluster, words: str) -> str:
-    """A command as the migration's Job runs its own: the same variables, nothing else."""
-    (container,) = cluster.specs["quire-migrate"]["containers"]
-    assert container["args"][:2] == ["python", "manage.py"]
-    environment = Pod.environment(cluster.specs["quire-migrate"], cluster.folder, "migrate")
-    done = subprocess.run(
-        [sys.executable, "manage.py", *shlex.split(words)],
-        cwd=ROOT,
-        env=environment | cluster.secret,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_no_stream_breaks_while_all_pods_are_replaced(cluster: Cluster) -> None:
+    streams = ask_during(cluster, cluster.upgrade)
+    assert streams >= 8
+
+
+@pytest.mark.slow
+def test_no_stream_breaks_in_upgrades_of_all_parts_with_an_adapter_in_object_storage(
+    cluster: Cluster,
+) -> None:
+    for workload in WORKERS:
+        cluster.scale(workload, 1)
+    adapter = str(ROOT / "demo" / "adapters" / "pirate")
+    cluster.manage("load_adapter", adapter, "--model", "demo")
+    assert cluster.ask("demo:pirate") != cluster.ask("demo")
+    num_streams = sum(ask_during(cluster, cluster.upgrade, "demo:pirate") for _ in range(5))
+    print(f"{num_streams} streams in 5 upgrades of all pods, none broken")
+    caches = list(cluster.folder.glob(f"{MODEL}-*/var/lib/quire/adapter-cache/*/*.safetensors"))
+    assert len(caches) == cluster.num_replicas
+    for workload in WORKERS:
+        cluster.scale(workload, 0)
+
+
+@pytest.mark.slow
+def test_no_stream_breaks_between_two_releases_in_both_directions(
+    tmp_path: Path, short_tmp: Path
+) -> None:
+    """The other release is QUIRE_OTHER_REVISION: one with the same migrations."""
+    migrations = ("git", "log", "-1", "--format=%H", "--", "platform/*/migrations/*")
+    revision = os.environ.get("QUIRE_OTHER_REVISION") or git(*migrations)
+    tree = tmp_path / "other"
+    git("git", "worktree", "add", "--detach", str(tree), revision)
+    try:
+        with installed(tmp_path, short_tmp / "releases", tree) as cluster:
+            assert {pod.tree for pod in cluster.endpoints(GATEWAY)} == {tree}
+            for release in (ROOT, tree):  # while pods of both run, gateways and replicas mix
+                cluster.tree = release
+                num_streams = ask_during(cluster, cluster.upgrade)
+                print(f"{num_streams} streams while {revision[:8]} was changed to {release.name}")
+                assert {pod.tree for pod in cluster.endpoints(GATEWAY)} == {release}
+    finally:
+        git("git", "worktree", "remove", "--force", str(tree))
+
+
+def git(*command: str) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("roll", [Cluster.roll_gateways, Cluster.roll_replicas])
-def test_no_stream_breaks_while_all_pods_are_replaced(
-    cluster: Cluster, roll: Callable[[Cluster], None]
-) -> None:
-    expected = cluster.ask()
+def ask_during(cluster: Cluster, change: Callable[[], None], model: str = "demo") -> int:
+    """Number of streams that ran during a change; none may break or differ."""
+    expected = cluster.ask(model)
     over = threading.Event()
     texts: list[str] = []
     failures: list[str] = []
@@ -188,7 +219,7 @@ def test_no_stream_breaks_while_all_pods_are_replaced(
     def trickle() -> None:
         while not over.is_set():
             try:
-                texts.append(cluster.ask())
+                texts.append(cluster.ask(model))
             except (RuntimeError, httpx.HTTPError) as error:
                 failures.append(f"{type(error).__name__}: {error}")
             time.sleep(random.uniform(0, 0.2))
@@ -197,14 +228,14 @@ def test_no_stream_breaks_while_all_pods_are_replaced(
     for client in clients:
         client.start()
     try:
-        roll(cluster)
+        change()
     finally:
         over.set()
         for client in clients:
             client.join(120)
     assert failures == []
-    assert len(texts) >= 8
     assert set(texts) == {expected}
+    return len(texts)
 
 
 @pytest.mark.parametrize("turns", [1, pytest.param(100, marks=pytest.mark.slow)])
@@ -215,13 +246,12 @@ def test_a_model_without_a_replica_gets_one_when_a_request_waits(
     with ThreadPoolExecutor() as clients:
         for _ in range(turns):
             await_that(lambda: not cluster.wants_a_replica())
-            while cluster.replicas:
-                cluster.replicas.pop().end()
+            cluster.scale(MODEL, 0)
             assert cluster.get("/health").status_code == 200
             assert not cluster.wants_a_replica()
             texts = [clients.submit(cluster.ask) for _ in range(3)]
             await_that(cluster.wants_a_replica)
-            cluster.replicas.append(cluster.start_replica(0))
+            cluster.scale(MODEL, 1)
             assert [text.result(120) for text in texts] == [expected] * 3
 
 
