@@ -114,7 +114,10 @@ def test_the_image_copies_what_is_there_and_runs_as_nobody_special() -> None:
             for source in line.split()[1:-1]:
                 assert (root / source).exists(), source
     assert {base for base in stages.values() if base not in stages} == {"python:3.11-slim"}
-    for target in ("cpu", "gpu"):
+    head = " ".join(line for line in lines if line.startswith("# "))
+    for kind in ("cpu", "gpu", "rocm", "openvino", "tpu", "xpu", "neuron"):
+        assert re.search(rf"\b{kind}\b", head), kind
+    for target in ("cpu", "openvino", "gpu"):
         start = next(i for i, line in enumerate(lines) if line.endswith(f" AS {target}"))
         rest = lines[start + 1 :]
         end = next((i for i, line in enumerate(rest) if line.startswith("FROM ")), len(rest))
