@@ -98,6 +98,8 @@ EXIT_CONFIG = 2
 STALL_TIMEOUT_S = 20.0
 #: ... and after this long it's killed and started anew.
 DEAD_AFTER_S = 60.0
+#: While it loads, after this long: a device may compile for minutes before it reports progress.
+LOAD_DEAD_AFTER_S = 1800.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
 #: Expiry of an outbox, renewed by its gateway.

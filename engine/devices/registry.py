@@ -6,16 +6,15 @@ import functools
 import importlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, ModelLoadError, QuireError
+from engine.contract.errors import ConfigError
 from engine.contract.plugins import DEVICES, check_device, selected_entry_points
 from engine.devices.device import CONTRACT_VERSION, Device
+from engine.devices.package_calls import with_named_calls
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +29,9 @@ def make_device(config: EngineConfig) -> Device:
     """
     name = _auto() if config.device == "auto" else config.device
     kind = device_class(name)
-    with device_errors(name, "unavailable_reason"):
-        obstacle = kind.unavailable_reason()
-    if obstacle:
+    if kind.__module__.partition(".")[0] != "engine":
+        kind = with_named_calls(kind)
+    if obstacle := kind.unavailable_reason():
         raise ConfigError(f"device is {name}, but {obstacle}", param="device")
     cache = config.kv_cache_dtype
     if cache != "auto" and cache not in kind.kv_cache_dtypes:
@@ -54,8 +53,7 @@ def make_device(config: EngineConfig) -> Device:
             kind.block_size, name, config.block_size,
         )  # fmt: skip
         config.block_size = kind.block_size
-    with device_errors(name, "__init__"):
-        return kind(config)
+    return kind(config)
 
 
 def _check_additional_config(values: dict[str, Any], kind: type[Device]) -> None:
@@ -70,23 +68,6 @@ def _check_additional_config(values: dict[str, Any], kind: type[Device]) -> None
             f"take. Settings that it takes under {kind.name!r}: {supported}.",
             param="additional_config",
         )
-
-
-@contextmanager
-def device_errors(name: str, method: str) -> Iterator[None]:
-    """Within it a method of the device is called: an error names both.
-
-    Raises `ModelLoadError` for whatever isn't a refusal, a lack of memory included.
-    """
-    try:
-        yield
-    except QuireError:
-        raise
-    except Exception as error:  # whatever a package's method runs into
-        raise ModelLoadError(
-            f"The device {name} failed in {method}: {type(error).__name__}: {error}",
-            param="device",
-        ) from error
 
 
 def device_class(name: str) -> type[Device]:

@@ -15,7 +15,7 @@ from engine.contract.messages import KV_CACHE, WEIGHTS
 from engine.contract.replica_state import CACHE, KERNELS, READING, Numerics, report_load_phase
 from engine.devices.device import CacheRequirements, RunnerInputs
 from engine.devices.host_memory import num_virtual_blocks
-from engine.devices.registry import device_errors, make_device
+from engine.devices.registry import make_device
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import parse_partition
 from engine.distributed.pipeline import PipelineStage, StageSockets
@@ -264,8 +264,7 @@ class Worker:
             self.drafts.need,
             self.drafts.taps,
         )
-        with device_errors(self.device.name, "num_blocks"):
-            return self.device.num_blocks(requirements)
+        return self.device.num_blocks(requirements)
 
     def _max_stateful_sequences(self) -> int | None:
         """Number of sequences whose states fit into memory; None: sequences have no states."""
@@ -347,8 +346,7 @@ class Worker:
             self.drafts.attach(batch, capacity.num_blocks, capacity.layout),
             custom=self._logits_processors(),
         )
-        with device_errors(self.device.name, "make_runner"):
-            return self.device.make_runner(parts)
+        return self.device.make_runner(parts)
 
     def _logits_processors(self) -> LogitsProcessors | None:
         """The engine's logits processors, one set a runner; None: there are none."""

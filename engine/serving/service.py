@@ -50,6 +50,7 @@ from engine.core.engine_core import EngineCore
 from engine.core.profiler import ReplicaProfiler
 from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
+from engine.devices.package_calls import describe_long_call
 from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
 from engine.lora.fetcher import AdapterFetcher
 from engine.scheduler import Request, Sequence
@@ -505,7 +506,7 @@ class EngineService:
             progress_at=min(self.progress_at, self._reader.progress_at),
             pid=os.getpid(),
             host=socket.gethostname(),
-            detail=self.detail,
+            detail=self.detail or describe_long_call(protocol.STALL_TIMEOUT_S),
             load_progress=self.progress,
             stats=self._throughput.last_rates(core.snapshot()) if core else protocol.EngineStats(),
             paused=bool(self._pause),

@@ -137,7 +137,7 @@ class TTModel:
         self._cache = self._model.allocate_kv_cache(shape, dtype, spec.num_layers)
         if self.settings.warms_up and hasattr(self._model, "warmup_model_prefill"):
             on_device = [] if not self.settings.samples_prefill else [
-                make_sampling_params([params], 1)
+                make_sampling_params([params])
                 for params in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0))
             ]  # fmt: skip
             self._model.warmup_model_prefill(
@@ -252,13 +252,12 @@ class TTVisionModel(TTModel):
         return {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
 
 
-def make_sampling_params(params: Sequence[SamplingParams], num_rows: int) -> TTSamplingParams:
-    """Parameters of a batch's first rows; the others are greedy."""
-    padding = num_rows - len(params)
+def make_sampling_params(params: Sequence[SamplingParams]) -> TTSamplingParams:
+    """Parameters of a batch's rows."""
     return TTSamplingParams(
-        [entry.temperature for entry in params] + [0.0] * padding,
-        [max(0, entry.top_k) for entry in params] + [0] * padding,
-        [entry.top_p for entry in params] + [1.0] * padding,
+        [entry.temperature for entry in params],
+        [max(0, entry.top_k) for entry in params],
+        [entry.top_p for entry in params],
     )
 
 
@@ -352,6 +351,8 @@ class TTRunner:
         #: Pictures by their keys in the scheduler's encoder cache.
         self._images: dict[bytes, dict[str, Tensor]] = {}
         self._launched: LaunchedStep | None = None
+        #: The states, rows and size of the batch that the device sampled last, and by what.
+        self._sampling: tuple[Any, TTSamplingParams | None] = None, None
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self.launch(plan, self.prepare(plan)).finish()
@@ -448,14 +449,24 @@ class TTRunner:
             return None
         if plan.awaits_bitmask or len(step.sampled) < len(rows):
             return None
-        if not all(can_sample_on_device(state) for state in step.states):
-            return None
-        params = [SamplingParams(temperature=0.0)] * (
-            settings.max_batch_size if is_decode else len(rows)
-        )
-        for index, state in zip(step.sampled, step.states, strict=True):
-            params[rows[index]] = state.params
-        return make_sampling_params(params, len(params))
+        num_rows = settings.max_batch_size if is_decode else len(rows)
+        # Decodes have the same sequences from step to step, mostly.
+        batch = (step.states, rows.tolist(), num_rows)
+        if batch != self._sampling[0]:
+            self._sampling = batch, _sampling_params(*batch)
+        return self._sampling[1]
+
+
+def _sampling_params(
+    states: list[RequestSamplingState], rows: list[int], num_rows: int
+) -> TTSamplingParams | None:
+    """Of sequences in some of a batch's rows; None: the host must sample."""
+    if not all(can_sample_on_device(state) for state in states):
+        return None
+    params = [SamplingParams(temperature=0.0)] * num_rows
+    for row, state in zip(rows, states, strict=True):
+        params[row] = state.params
+    return make_sampling_params(params)
 
 
 def _by_name(images: StepImages) -> dict[str, Any]:

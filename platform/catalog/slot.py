@@ -16,7 +16,7 @@ from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.replica_log import ReplicaLog
 from catalog.replica_rows import state_of
-from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, Heartbeat
+from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, LOAD_DEAD_AFTER_S, Heartbeat
 from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
@@ -225,8 +225,10 @@ class ReplicaSlot:
         if self.process is None or heartbeat is None or heartbeat.pid != self.process.pid:
             return
         stalled = now - heartbeat.progress_at
-        if heartbeat.state == "ready" and stalled > DEAD_AFTER_S:
-            self._kill(f"stood still for {stalled:.0f} s and was killed")
+        limits = {"ready": DEAD_AFTER_S, "loading": LOAD_DEAD_AFTER_S}
+        if stalled > limits.get(heartbeat.state, float("inf")):
+            reason = f"stood still for {stalled:.0f} s and was killed"
+            self._kill(f"{reason}. {heartbeat.detail}" if heartbeat.detail else reason)
 
     def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:
         """End a process that served and of which nothing is heard any more; it starts anew.

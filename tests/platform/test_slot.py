@@ -9,7 +9,13 @@ from django.conf import settings
 
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, ReplicaSlot, backoff
-from engine.contract.messages import DEAD_AFTER_S, EXIT_CONFIG, Heartbeat, ModelInfo
+from engine.contract.messages import (
+    DEAD_AFTER_S,
+    EXIT_CONFIG,
+    LOAD_DEAD_AFTER_S,
+    Heartbeat,
+    ModelInfo,
+)
 
 pytestmark = pytest.mark.system
 
@@ -179,3 +185,14 @@ def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) ->
     slot.kill_if_stalled(beat(slot, "ready", now - DEAD_AFTER_S - 1), now)
     run_until_dead(slot)
     assert slot.process is None
+
+
+def test_a_replica_that_hangs_while_it_loads_is_killed_and_the_call_is_named(clock: Clock) -> None:
+    slot = slot_with("import time; time.sleep(600)", clock)
+    slot.start_if_due(occupied=False)
+    now = time.time()
+    heartbeat = beat(slot, "loading", now - LOAD_DEAD_AFTER_S - 1)
+    heartbeat.detail = "The device toy has been in make_runner for 1801 s."
+    slot.kill_if_stalled(heartbeat, now)
+    run_until_dead(slot)
+    assert "killed. The device toy has been in make_runner for 1801 s." in slot.exit_detail

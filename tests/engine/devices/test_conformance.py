@@ -8,23 +8,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine import LLM
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.errors import ConfigError
 from engine.devices import Device, registry
 from engine.devices.conformance.checks import all_checks
-from engine.devices.cpu import CpuDevice
 from engine.devices.device import CONTRACT_VERSION
 from engine.worker.interface import Runner
-from kernels import KernelSet
-from kernels.reference import ReferenceKernels
 from tests.engine.devices.__main__ import read_table
 from tests.packages import DEVICE, install, install_tenstorrent
 
@@ -174,31 +169,6 @@ def test_a_device_of_another_contract_is_refused_by_name(package: Path) -> None:
     done = conformance("old", package)
     assert done.returncode == 2
     assert "old was written for version 0 of the device contract" in done.stderr
-
-
-@pytest.mark.parametrize("method", ["__init__", "unavailable_reason", "num_blocks", "make_runner"])
-@pytest.mark.parametrize("error", [ValueError("a bug"), MemoryError("no memory left")])
-def test_a_method_that_raises_is_named(
-    model_folder: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    error: Exception,
-) -> None:
-    def fail(*_: Any) -> None:
-        raise error
-
-    class Broken(CpuDevice):
-        name = "broken"
-
-        def make_kernels(self) -> KernelSet:
-            return ReferenceKernels()
-
-    setattr(Broken, method, classmethod(fail) if method == "unavailable_reason" else fail)
-    monkeypatch.setattr(registry, "device_class", lambda name: Broken)
-    sentence = f"The device [a-z]+ failed in {method}: {type(error).__name__}: {error}"
-    with pytest.raises(ModelLoadError, match=sentence) as raised:
-        LLM(str(model_folder("llama")), device="cpu", num_gpu_blocks_override=20, max_model_len=64)
-    assert raised.value.param == "device"
 
 
 def test_the_tutorial_shows_the_packages_code() -> None:
