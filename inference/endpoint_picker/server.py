@@ -69,6 +69,8 @@ async def serve(options: ServerOptions) -> None:
         waiting.cancel()
         if following.done():
             following.result()
+        # Health checks fail, and proxies look elsewhere, before the port closes.
+        await asyncio.sleep(settings.QUIRE.shutdown_delay_seconds)
     finally:
         following.cancel()
         await server.stop(options.grace_s)

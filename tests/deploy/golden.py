@@ -22,6 +22,14 @@ RELEASES: dict[str, tuple[str, dict[str, Any]]] = {
             "serviceMonitor": {"enabled": True},
         },
     ),
+    "gateway-api.yaml": (
+        "values-cpu.yaml",
+        {
+            "models": [_MODEL],
+            "gatewayAPI": {"enabled": True},
+            "networkPolicy": {"gatewayFrom": [{"namespaceSelector": {}}]},
+        },
+    ),
 }
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(not HELM.exists(), reason="helm is missing: make
 
 VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
 #: Kinds of other people's, whose schemas aren't Kubernetes'.
-FOREIGN = {"ServiceMonitor", "ScaledObject"}
+FOREIGN = {"ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute"}
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 #: A release in which everything is on, so that every value can have an effect.
 FULL: dict[str, Any] = {
@@ -38,6 +38,7 @@ FULL: dict[str, Any] = {
     "modelFiles": {"existingClaim": "weights"},
     "ingress": {"enabled": True, "tlsSecret": "certificate"},
     "serviceMonitor": {"enabled": True},
+    "gatewayAPI": {"enabled": True},
 }
 
 
@@ -178,7 +179,10 @@ def sets_of_values() -> Iterator[dict[str, Any]]:
     switches: list[list[dict[str, Any]]] = [
         [{}, {"ingress": {"enabled": True, "className": "nginx", "tlsSecret": "certificate"}}],
         [{}, {"serviceMonitor": {"enabled": True}, "networkPolicy": {"enabled": False}}],
-        [{}, {"gateway": {"autoscaling": {"enabled": True}}, "service": {"type": "LoadBalancer"}}],
+        [
+            {"gatewayAPI": {"enabled": True}},
+            {"gateway": {"autoscaling": {"enabled": True}}, "service": {"type": "LoadBalancer"}},
+        ],
         [{}, {"models": FULL["models"]}],
         [{}, {"storage": {"existingClaim": "files"}, "modelFiles": {"existingClaim": "weights"}}],
     ]
@@ -306,8 +310,11 @@ def test_no_secret_is_written_into_an_object() -> None:
 
 
 def test_the_commands_and_the_variables_are_quires_own() -> None:
-    for name, spec in pods(FULL).items():
-        (container,) = spec["containers"]
+    containers = [
+        (name, container) for name, spec in pods(FULL).items() for container in spec["containers"]
+    ]
+    assert len(containers) == 9
+    for name, container in containers:
         python, manage, *words = container["args"]
         assert (python, manage) == ("python", "manage.py")
         assert problems_with(shlex.join(words)) == [], name
@@ -315,6 +322,64 @@ def test_the_commands_and_the_variables_are_quires_own() -> None:
         ours = {variable for variable in variables if variable.startswith("QUIRE_")}
         assert ours <= KNOWN, name
         assert ours >= {"QUIRE_DATA_DIR", "QUIRE_STORAGE_DIR", "QUIRE_CACHE_DIR"}, name
+
+
+def test_a_pool_has_the_pods_of_gateways_and_models_at_their_gateways_port() -> None:
+    made = {(one["kind"], one["metadata"]["name"]): one for one in objects(FULL)}
+    pool = made["InferencePool", "quire"]["spec"]
+    wanted = pool["selector"]["matchLabels"].items()
+    members = {
+        name
+        for name, template in templates(FULL).items()
+        if wanted <= template["metadata"]["labels"].items()
+    }
+    assert members == {"quire-gateway", "quire-model-qwen", "quire-model-org-other-model"}
+    (port,) = pool["targetPorts"]
+    for name in members:
+        ports = {
+            port["name"]: port["containerPort"]
+            for container in pods(FULL)[name]["containers"]
+            for port in container["ports"]
+        }
+        assert ports["http"] == port["number"], name
+    picker = made["Service", pool["endpointPickerRef"]["name"]]["spec"]
+    assert picker["ports"][0]["port"] == pool["endpointPickerRef"]["port"]["number"]
+    route = made["HTTPRoute", "quire"]["spec"]
+    assert route["hostnames"] == DEFAULTS["hosts"]
+    to_pool, to_gateway = (rule["backendRefs"][0] for rule in route["rules"])
+    assert (to_pool["kind"], to_pool["name"]) == ("InferencePool", "quire")
+    service = made["Service", to_gateway["name"]]["spec"]
+    assert service["ports"][0]["port"] == to_gateway["port"]
+    (container,) = pods(FULL)["quire-endpoint-picker"]["containers"]
+    fallback = container["args"][container["args"].index("--gateways") + 1]
+    host, _, number = fallback.partition(":")
+    headless = made["Service", host]["spec"]
+    assert headless["clusterIP"] == "None"
+    assert headless["ports"][0]["port"] == int(number)
+    labels = templates(FULL)["quire-gateway"]["metadata"]["labels"].items()
+    assert headless["selector"].items() <= labels
+
+
+def test_a_models_pod_has_a_gateway_that_prefers_its_replica() -> None:
+    template = templates(FULL)["quire-model-qwen"]
+    replica, gateway = (container["args"] for container in template["spec"]["containers"])
+    assert replica[replica.index("--replica-id") + 1] == "$(POD_NAME)"
+    assert gateway[gateway.index("--replica-id") + 1] == "$(POD_NAME)"
+    assert f"--endpoint=$(POD_IP):{gateway[gateway.index('--port') + 1]}" in replica
+    llmd = {
+        key: value
+        for key, value in template["metadata"]["labels"].items()
+        if key.startswith("llm-d.ai/")
+    }
+    assert llmd == {
+        "llm-d.ai/engine-type": "vllm",
+        "llm-d.ai/inferenceServing": "true",
+        "llm-d.ai/model": "qwen",
+        "llm-d.ai/role": "prefill-decode",
+    }
+    without = templates(merged(FULL, {"gatewayAPI": {"enabled": False}}))["quire-model-qwen"]
+    assert len(without["spec"]["containers"]) == 1
+    assert not {key for key in without["metadata"]["labels"] if "llm-d" in key}
 
 
 def test_writable_folders_are_those_of_the_image() -> None:

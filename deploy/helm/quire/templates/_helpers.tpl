@@ -2,6 +2,11 @@
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Of the pods that an InferencePool may send requests to. */ -}}
+{{- define "quire.endpointLabels" -}}
+inference-pool: {{ include "quire.name" . }}
+{{- end -}}
+
 {{- define "quire.selector" -}}
 app.kubernetes.io/name: quire
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -56,6 +61,10 @@ env:
   {{- end }}
   - name: POD_NAME
     valueFrom: {fieldRef: {fieldPath: metadata.name}}
+  {{- if .Values.gatewayAPI.enabled }}
+  - name: POD_IP
+    valueFrom: {fieldRef: {fieldPath: status.podIP}}
+  {{- end }}
 envFrom:
   - secretRef: {name: {{ .Values.existingSecret }}}
 {{- end -}}
@@ -80,11 +89,58 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{- /* A pod of gateways, workers or a model's replicas. Of `.`: root, component, own (its values), container. */ -}}
+{{- /* A gateway's container. Of `.`: root, args (more of them). */ -}}
+{{- define "quire.gatewayContainer" -}}
+{{- $host := dict "name" "Host" "value" (first .root.Values.hosts) -}}
+{{- $probe := dict "periodSeconds" 5 "timeoutSeconds" 3 -}}
+{{- $live := merge (dict "httpGet" (dict "path" "/live" "port" "http" "httpHeaders" (list $host)) "failureThreshold" 6) $probe -}}
+{{- $ready := merge (dict "httpGet" (dict "path" "/ready" "port" "http" "httpHeaders" (list $host)) "failureThreshold" 2) $probe -}}
+{{- toYaml (dict
+  "args" (concat (list "python" "manage.py" "gateway" "--host" "0.0.0.0" "--port" "8000") .args)
+  "ports" (list (dict "name" "http" "containerPort" 8000))
+  "startupProbe" (merge (dict "failureThreshold" 60 "periodSeconds" 2) $live)
+  "livenessProbe" $live
+  "readinessProbe" $ready
+) -}}
+{{- end -}}
+
+{{- /* Of `.`: root, own (the pod's values), name, resources, container. */ -}}
+{{- define "quire.container" -}}
+name: {{ .name }}
+image: {{ include "quire.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- include "quire.containerSecurity" . | nindent 2 }}
+{{ include "quire.environment" .root }}
+{{- with .resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{ toYaml .container }}
+volumeMounts:
+  {{- include "quire.mounts" .root | nindent 2 }}
+  {{- if .own.sharedMemory }}
+  - {name: shared-memory, mountPath: /dev/shm}
+  {{- end }}
+  {{- if .own.tlsSecret }}
+  - {name: tls, mountPath: /etc/quire/tls, readOnly: true}
+  {{- end }}
+  {{- if (.own.cache).size }}
+  - {name: cache, mountPath: /var/cache/quire}
+  {{- else }}
+  - {name: scratch, mountPath: /var/cache/quire, subPath: cache}
+  {{- end }}
+{{- end -}}
+
+{{- /* A pod of gateways, workers, pickers or a model's replicas. Of `.`: root, component, own (its values), container;
+perhaps labels, and sidecar (a second container, `gateway`). */ -}}
 {{- define "quire.pod" -}}
 metadata:
   labels:
     {{- include "quire.labels" . | nindent 4 }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- with .own.podAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -125,32 +181,19 @@ spec:
           {{- include "quire.selector" $ | nindent 10 }}
     {{- end }}
   containers:
-    - name: quire
-      image: {{ include "quire.image" .root }}
-      imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-      securityContext:
-        {{- include "quire.containerSecurity" . | nindent 8 }}
-      {{- include "quire.environment" .root | nindent 6 }}
-      {{- with .own.resources }}
-      resources:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- toYaml .container | nindent 6 }}
-      volumeMounts:
-        {{- include "quire.mounts" .root | nindent 8 }}
-        {{- if .own.sharedMemory }}
-        - {name: shared-memory, mountPath: /dev/shm}
-        {{- end }}
-        {{- if (.own.cache).size }}
-        - {name: cache, mountPath: /var/cache/quire}
-        {{- else }}
-        - {name: scratch, mountPath: /var/cache/quire, subPath: cache}
-        {{- end }}
+    - {{ include "quire.container" (dict "root" .root "own" .own "name" "quire" "resources" .own.resources "container" .container) | indent 6 | trim }}
+    {{- with .sidecar }}
+    - {{ include "quire.container" (dict "root" $.root "own" $.own "name" "gateway" "resources" $.root.Values.gatewayAPI.sidecarResources "container" .) | indent 6 | trim }}
+    {{- end }}
   volumes:
     {{- include "quire.volumes" .root | nindent 4 }}
     {{- with .own.sharedMemory }}
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+    {{- end }}
+    {{- with .own.tlsSecret }}
+    - name: tls
+      secret: {secretName: {{ . }}}
     {{- end }}
 {{- end -}}
 
