@@ -1,4 +1,4 @@
-"""In which order `manage.py gateway` ends its processes."""
+"""How `manage.py gateway` begins, and in which order it ends its processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ import signal
 from typing import Any, cast
 
 import pytest
+from django.core.management import call_command
+from pydantic import SecretStr
 
+from config.management.commands import gateway
 from config.management.commands.gateway import serve
 from config.up.processes import Gateways
+from tenants import api_keys
+from tenants.actions import create_tenant
+from tenants.actors import SYSTEM_ACTOR
+from tenants.models import ApiKey
 
 
 class RecordedGateways:
@@ -53,3 +60,16 @@ def test_load_balancers_get_time_after_sigterm_and_a_person_waits_for_nothing(
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert gateways.calls == calls
+
+
+@pytest.mark.django_db
+def test_keys_of_the_environment_work_where_no_flag_gives_some(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_tenant(actor=SYSTEM_ACTOR, name="Acme")
+    key = "sk-of-the-environment-alone"
+    settings.QUIRE = settings.QUIRE.replace(api_keys=[SecretStr(key)])
+    for name in ("check_redis", "serve"):
+        monkeypatch.setattr(gateway, name, lambda *arguments: None)
+    call_command("gateway", port=0)
+    assert ApiKey.objects.get(public_id=api_keys.lookup_id(key)).digest == api_keys.hash_key(key)

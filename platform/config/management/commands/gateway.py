@@ -14,7 +14,7 @@ from catalog.supervisor import TICK_S
 from common.commands import QuireCommand
 from common.settings import PROGRAM, set_internal_fields, unknown_variables
 from config.embedded_redis import StartFailed, check_redis
-from config.up.first_run import ensure_given_keys
+from config.up.first_run import ensure_given_keys, keys_from_environment
 from config.up.processes import Gateways, listen, url_of, use_tls
 from config.up.server_flags import (
     add_server_flags,
@@ -75,7 +75,7 @@ class Command(QuireCommand):
         use_tls(options["ssl_certfile"], options["ssl_keyfile"])
         try:
             check_redis(settings.REDIS_URL)
-            ensure_given_keys(options["api_key"] or [])
+            ensure_given_keys(options["api_key"] or keys_from_environment())
             listener = listen(options["host"], options["port"])
         except (StartFailed, OSError) as error:
             raise CommandError(getattr(error, "strerror", None) or str(error)) from error
