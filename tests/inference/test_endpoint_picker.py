@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 import redis
 from django.core.management import CommandError, call_command
@@ -269,13 +273,13 @@ class Proxy:
         first, *_ = process(iter(sent), timeout=DEADLINE_S)
         return str(first.dynamic_metadata["envoy.lb"][DESTINATION]).split(",")
 
-    def ask_any(self, number: int) -> list[str]:
+    def ask_any(self, number: int, model: str = "m") -> list[str]:
         """A route's retry: at the other picker."""
         prompt = f"{number} tales"
         try:
-            return self.ask(number % 2, prompt)
+            return self.ask(number % 2, prompt, model)
         except grpc.RpcError:
-            return self.ask(1 - number % 2, prompt)
+            return self.ask(1 - number % 2, prompt, model)
 
     def close(self) -> None:
         for channel in self.channels:
@@ -307,19 +311,18 @@ def beating(url: str, prefix: str, endpoints: dict[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def running_pickers(
-    folder: Path, environment: dict[str, str], gateways: str, ports: list[int]
+def running(
+    folder: Path, environment: dict[str, str], *commands: list[str]
 ) -> Iterator[list[ManagedProcess]]:
-    """Two `manage.py endpoint_picker`s."""
+    """`manage.py` with each of the command lines."""
     processes = []
     try:
-        for port in ports:
-            command = [sys.executable, "manage.py", "endpoint_picker", f"--port={port}"]
-            with (folder / f"picker-{port}.log").open("wb") as log:
+        for number, words in enumerate(commands):
+            with (folder / f"{words[0]}-{number}.log").open("wb") as log:
                 processes.append(
                     spawn(
-                        [*command, f"--gateways={gateways}"],
-                        name=f"picker {port}",
+                        [sys.executable, "manage.py", *words],
+                        name=words[0],
                         env={**clean(), **environment},
                         cwd=str(ROOT),
                         stdout=log,
@@ -332,6 +335,10 @@ def running_pickers(
             if process.poll() is None:
                 process.kill()
                 process.wait(10)
+
+
+def picker_command(port: int, gateways: str) -> list[str]:
+    return ["endpoint_picker", f"--port={port}", f"--gateways={gateways}"]
 
 
 @pytest.mark.system
@@ -349,7 +356,9 @@ def test_two_pickers_answer_alike_and_one_that_is_killed_loses_no_request(
     proxy = Proxy(ports)
     with (
         beating(live_redis, key_prefix, endpoints),
-        running_pickers(tmp_path, environment, gateways, ports) as pickers,
+        running(
+            tmp_path, environment, *(picker_command(port, gateways) for port in ports)
+        ) as pickers,
     ):
         for index in range(2):
             proxy.await_ready(index)
@@ -371,3 +380,97 @@ def test_two_pickers_answer_alike_and_one_that_is_killed_loses_no_request(
         os.kill(pickers[1].pid, signal.SIGTERM)
         assert pickers[1].wait(DEADLINE_S) == 0
     proxy.close()
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_requests_through_pickers_are_answered_while_pickers_and_pods_are_killed(
+    live_redis: str, key_prefix: str, tmp_path: Path
+) -> None:
+    """Two pods, each a replica of the demo and its gateway, a gateway of its own, two pickers."""
+    key = "sk-of-the-endpoint-pickers-test"
+    environment = {
+        "REDIS_URL": live_redis,
+        "QUIRE_DATA_DIR": str(tmp_path),
+        "QUIRE_API_KEYS": key,
+        "QUIRE_ALLOWED_HOSTS": "*",
+        "QUIRE_TLS": "off",
+        "QUIRE_SHUTDOWN_DELAY_SECONDS": "0",
+        **internal(key_prefix=key_prefix),
+    }
+    for words in (["migrate"], ["create_tenant", "default"]):
+        subprocess.run(
+            [sys.executable, "manage.py", *words],
+            cwd=ROOT,
+            env={**clean(), **environment},
+            check=True,
+            capture_output=True,
+        )
+    pods, alone, ports = [free_port(), free_port()], free_port(), [free_port(), free_port()]
+    limits = ["--max-model-len=512", "--num-gpu-blocks-override=256"]
+    engine = ["engine", "demo/model", "--name=demo"]
+    replicas = [
+        [*engine, f"--replica-id=r-{port}", f"--endpoint=127.0.0.1:{port}", *limits]
+        for port in pods
+    ]
+    gateways = [["gateway", f"--port={port}", f"--replica-id=r-{port}"] for port in pods]
+    gateways.append(["gateway", f"--port={alone}"])
+    pickers = [picker_command(port, f"127.0.0.1:{alone}") for port in ports]
+    proxy = Proxy(ports)
+
+    def answer(number: int) -> tuple[str, str]:
+        """The endpoint that answered, and what."""
+        body = {"model": "demo", "prompt": f"{number % 8} tales", "max_tokens": 16}
+        for endpoint in proxy.ask_any(number, model="demo"):
+            with contextlib.suppress(httpx.ConnectError):
+                reply = httpx.post(
+                    f"http://{endpoint}/v1/completions",
+                    json={**body, "temperature": 0},
+                    headers={"Authorization": f"Bearer {key}"},
+                    timeout=DEADLINE_S,
+                )
+                assert reply.status_code == 200, reply.text
+                return endpoint, reply.json()["choices"][0]["text"]
+        raise AssertionError("no endpoint could be reached")
+
+    def await_replicas(ports: list[int]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        endpoints = {f"127.0.0.1:{port}" for port in ports}
+        while {proxy.ask_any(number, model="demo")[0] for number in range(20)} != endpoints:
+            assert time.monotonic() < deadline, "the replicas aren't ready"
+            time.sleep(0.2)
+
+    with contextlib.ExitStack() as stack:
+        start = partial(running, tmp_path, environment)
+        gateway_processes = stack.enter_context(start(*gateways))
+        picker_processes = stack.enter_context(start(*pickers))
+        pool = stack.enter_context(ThreadPoolExecutor(8))
+        for index in range(2):
+            proxy.await_ready(index)
+        await_answers([*pods, alone])
+        # One after the other: the first one registers the model.
+        for number, replica in enumerate(replicas, 1):
+            stack.enter_context(start(replica))
+            await_replicas(pods[:number])
+        expected = [pool.submit(answer, number).result()[1] for number in range(8)]
+        futures = [pool.submit(answer, number) for number in range(40)]
+        os.kill(picker_processes[0].pid, signal.SIGKILL)
+        futures += [pool.submit(answer, number) for number in range(40, 80)]
+        results = [future.result() for future in futures]
+        assert {endpoint for endpoint, _ in results} == {f"127.0.0.1:{port}" for port in pods}
+        # Without one pod's gateway the proxy takes the next endpoint of the answer.
+        os.kill(gateway_processes[0].pid, signal.SIGKILL)
+        results += [pool.submit(answer, number).result() for number in range(80, 120)]
+        assert [text for _, text in results] == [expected[n % 8] for n in range(120)]
+    proxy.close()
+
+
+def await_answers(ports: list[int]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    for port in ports:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/ping", timeout=5).is_success:
+                    break
+            assert time.monotonic() < deadline, "a gateway doesn't answer"
+            time.sleep(0.2)
