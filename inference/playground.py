@@ -19,6 +19,7 @@ from inference.errors import as_quire_error, envelope, report
 from inference.generation.generation import Generation
 from inference.generation.logprobs import chat_logprobs
 from inference.parsers.state_machine import START_KINDS, merge_adjacent
+from inference.playground_tools import ToolCall, add_offered_tools
 from inference.request.context import RequestContext, RequestRecord, log_rejected_request
 from inference.request.job import Usage
 from inference.schemas.chat import ChatRequest
@@ -100,7 +101,10 @@ class PlaygroundAnswer:
     async def _start(self, ctx: RequestContext) -> ChatSession:
         self._caller.require("inference")
         ctx = replace(ctx, last_event_id=_after(self._message))
-        chat = parse(ChatRequest, _body(self._message))
+        body = _body(self._message)
+        if (names := self._message.get("mcp_servers")) is not None:
+            await add_offered_tools(body, names, self._caller)
+        chat = parse(ChatRequest, body)
         for name in chat.ignored_fields():
             raise InvalidRequest(f"'{name[:50]}' isn't a sampling field.", param=name[:50])
         return await ChatSession.start(chat, ctx, endpoint="playground")
@@ -219,7 +223,8 @@ RECHECK_SESSION_S = 1.0
 
 
 class PlaygroundConsumer(SessionConsumer):
-    """`/ws/playground/`: one browser tab, in which up to `MAX_RUNNING_ANSWERS` run at a time.
+    """`/ws/playground/`: one browser tab, in which up to `MAX_RUNNING_ANSWERS` answers and calls
+    of tools run at a time.
 
     Frames are JSON text, listed in `docs/gateway.md`. The session is checked when the socket opens
     and while it's used. A frame may name one of the user's tenants; the default is the first that
@@ -231,7 +236,7 @@ class PlaygroundConsumer(SessionConsumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.max_depth = settings.QUIRE.max_json_depth
-        self._answers: dict[str, PlaygroundAnswer] = {}
+        self._answers: dict[str, PlaygroundAnswer | ToolCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked_at = 0.0
         self._callers: dict[str | None, Caller] = {}  # by tenant, since the last check
@@ -257,17 +262,20 @@ class PlaygroundConsumer(SessionConsumer):
             running = self._answers.get(_id_of(content))
             if running is not None:
                 running.stop()
-        elif kind == "generate":
+        elif kind in ("generate", "call_tool"):
             try:
-                await self._generate(content)
+                await self._start(content)
             except SessionExpired:
                 await self.end_session()
         else:
             raise InvalidRequest(
-                "type must be 'generate', 'stop' or 'ping'.", param="type", code="unknown_type"
+                "type must be 'generate', 'call_tool', 'stop' or 'ping'.",
+                param="type",
+                code="unknown_type",
             )
 
-    async def _generate(self, message: dict[str, Any]) -> None:
+    async def _start(self, message: dict[str, Any]) -> None:
+        """Begin an answer or the call of a tool, in a task of its own."""
         name = _id_of(message)
         if not isinstance(message.get("sampling"), dict | None):
             raise InvalidRequest("sampling must be an object.", param="sampling")
@@ -286,13 +294,16 @@ class PlaygroundConsumer(SessionConsumer):
             )
             await self.send_json({"type": "error", "id": name, **envelope(refused)})
             return
-        check = partial(self._check_session, tenant)
-        self._answers[name] = PlaygroundAnswer(message, caller, self.send_json, check)
+        if message["type"] == "call_tool":
+            self._answers[name] = ToolCall(message, caller, self.send_json)
+        else:
+            check = partial(self._check_session, tenant)
+            self._answers[name] = PlaygroundAnswer(message, caller, self.send_json, check)
         task = asyncio.create_task(self._run(self._answers[name]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, answer: PlaygroundAnswer) -> None:
+    async def _run(self, answer: PlaygroundAnswer | ToolCall) -> None:
         try:
             await answer.run()
         except SessionExpired:

@@ -3,7 +3,7 @@
 from django.contrib import admin
 
 from catalog import actions
-from catalog.models import Replica, ServedModel
+from catalog.models import McpServer, Replica, ServedModel
 from tenants.admin import ActionsAdmin, ReadOnlyInline, row_action
 from tenants.models import User
 
@@ -57,3 +57,13 @@ class ReplicaAdmin(ActionsAdmin):
     @row_action("Drain and restart selected replicas", done="replicas are being drained")
     def drain(self, actor: User, replica: Replica) -> None:
         actions.drain_replica(actor=actor, replica=replica)
+
+
+@admin.register(McpServer)
+class McpServerAdmin(ActionsAdmin):
+    """MCP servers. The console adds and changes them."""
+
+    console_page = "mcp-servers"
+    list_display = ("name", "url", "public", "tested_at", "error")
+    search_fields = ("name", "url")
+    fields = ("name", "url", "public", "tenants", "tools", "tested_at", "error")

@@ -12,11 +12,12 @@ class CatalogConfig(AppConfig):
     def ready(self) -> None:
         """A tenant that is erased leaves the models that it could use; those are named."""
         from catalog.access import access_served_models
-        from catalog.models import ServedModel
+        from catalog.models import McpServer, ServedModel
         from tenants.access import register_name_source
         from tenants.tenant_data import TenantDataKind, register_data_kind
 
         links = ServedModel.tenants.through._default_manager
+        mcp_links = McpServer.tenants.through._default_manager
         register_name_source(
             lambda tenant: (
                 name
@@ -28,4 +29,9 @@ class CatalogConfig(AppConfig):
         )
         register_data_kind(
             TenantDataKind("models", erase=lambda tenant: links.filter(tenant=tenant).delete()[0])
+        )
+        register_data_kind(
+            TenantDataKind(
+                "mcp servers", erase=lambda tenant: mcp_links.filter(tenant=tenant).delete()[0]
+            )
         )

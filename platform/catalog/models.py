@@ -225,3 +225,45 @@ class Replica(models.Model):
 
     def __str__(self) -> str:
         return self.replica_id
+
+
+class McpServer(models.Model):
+    """A server of tools that the playground may call, by the Model Context Protocol.
+
+    `tools`: those of the last successful test, which are the only ones that run
+    (`catalog.mcp_client.list_tools`). `error`: of the last test, if that failed.
+    """
+
+    name = models.CharField(
+        max_length=32,
+        unique=True,
+        validators=[
+            RegexValidator(
+                r"\A[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\Z", "Lower-case letters, digits and - inside."
+            )
+        ],
+        help_text="Name that its tools' names begin with.",
+    )
+    url = models.CharField(max_length=2000, help_text="Address of its streamable HTTP endpoint.")
+    authorization = models.CharField(
+        max_length=4000,
+        blank=True,
+        editable=False,
+        help_text="Value of the Authorization header, such as `Bearer ...`.",
+    )
+    public = models.BooleanField(
+        default=False, help_text="On: for every tenant. Off: for the tenants below alone."
+    )
+    tenants = models.ManyToManyField(Tenant, blank=True, related_name="mcp_servers")
+    tools = models.JSONField(default=list, blank=True, editable=False)
+    tested_at = models.DateTimeField(null=True, blank=True, editable=False)
+    error = models.TextField(blank=True, editable=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+        verbose_name = "MCP server"
+
+    def __str__(self) -> str:
+        return self.name

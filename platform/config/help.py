@@ -25,9 +25,10 @@ GROUPS = {
         *("list_models", "pull", "load_model", "unload_model", "delete_model", "restart_model"),
         *("sleep_model", "wake_model", "list_tiers", "load_report", "save_quantized"),
     ),
-    "Adapters": (
+    "Adapters and tools": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),
         *("unload_adapter", "pin_adapter", "unpin_adapter", "fetch_adapter"),
+        *("set_mcp_server", "list_mcp_servers", "check_mcp_server", "delete_mcp_server"),
     ),
     "Tenants and keys": (
         *("create_tenant", "create_key", "list_tenants", "list_keys", "update_tenant"),

@@ -15,7 +15,7 @@ from tenants.access import access_tenants
 
 #: Pages about the installation or all tenants, which show nothing of a chosen one.
 INSTALLATION_PAGES = frozenset(
-    {"alerts", "models", "nodes", "people", "prices", "settings", "tenants"}
+    {"alerts", "mcp-servers", "models", "nodes", "people", "prices", "settings", "tenants"}
 )
 
 

@@ -138,6 +138,14 @@ NAVIGATION: dict[str, tuple[NavPage, ...]] = {
             "people.people",
             who=Audience.OPERATORS,
         ),
+        _page(
+            "mcp-servers",
+            "console/mcp-servers/",
+            "MCP servers",
+            "tools",
+            "mcp_servers.mcp_servers",
+            who=Audience.OPERATORS,
+        ),
         _page("tenants", "console/tenants/", "Tenants", "house", "tenants.tenants"),
         _page("prices", "console/prices/", "Prices", "tag", "billing.prices", who=Audience.ADMINS),
         _page(

@@ -13,6 +13,7 @@ from console.views import (
     feedback,
     find,
     keys,
+    mcp_servers,
     members,
     models,
     overview,
@@ -53,6 +54,15 @@ urlpatterns = [
     path("console/alerts/webhook/delete/", alerts.delete_webhook, name="alerts-delete-webhook"),
     path("console/alerts/webhook/test/", alerts.try_webhook, name="alerts-try-webhook"),
     path("console/alerts/webhook/<int:pk>/again/", alerts.send_again, name="alerts-send-again"),
+    path("console/mcp-servers/set/", mcp_servers.set_server, name="set-mcp-server"),
+    path(
+        "console/mcp-servers/<slug:name>/test/", mcp_servers.check_server, name="check-mcp-server"
+    ),
+    path(
+        "console/mcp-servers/<slug:name>/delete/",
+        mcp_servers.delete_server,
+        name="delete-mcp-server",
+    ),
     path("console/budgets/set/", billing.set_budget, name="set-budget"),
     path("console/budgets/<int:pk>/delete/", billing.delete_budget, name="delete-budget"),
     path("console/prices/set/", billing.set_price, name="set-price"),

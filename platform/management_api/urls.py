@@ -3,7 +3,15 @@
 from django.urls import path
 from rest_framework.routers import SimpleRouter
 
-from management_api import adapters, billing, observability, people, served_models, tenants
+from management_api import (
+    adapters,
+    billing,
+    mcp_servers,
+    observability,
+    people,
+    served_models,
+    tenants,
+)
 from management_api.schema import OpenApiDocumentView
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
@@ -13,6 +21,7 @@ router.register("users", people.UserViewSet, "api-users")
 router.register("audit", people.InstallationAuditViewSet, "api-installation-audit")
 router.register("settings", observability.SettingViewSet, "api-settings")
 router.register("models", served_models.ServedModelViewSet, "api-models")
+router.register("mcp-servers", mcp_servers.McpServerViewSet, "api-mcp-servers")
 router.register("tenants", tenants.TenantViewSet, "api-tenants")
 router.register(f"{TENANT}/members", people.MemberViewSet, "api-members")
 router.register(f"{TENANT}/invitations", people.InvitationViewSet, "api-invitations")

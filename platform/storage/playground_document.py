@@ -21,6 +21,8 @@ MAX_TURNS = 1000
 MAX_PICTURES = 64
 #: Models that answer beside the first.
 MAX_COMPARED = 3
+#: MCP servers whose tools a conversation offers.
+MAX_SERVERS = 16
 #: Of a preset: prompt and options as JSON.
 MAX_PRESET_CHARS = 100_000
 
@@ -31,12 +33,16 @@ Scored = tuple[str, float, list[tuple[str, float]]]
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of a tool that the model made, and what the person said that it returned."""
+    """A call of a tool that the model made, and what it returned, as the person said or as the MCP
+    server `server` did. `failed`: whether that call failed.
+    """
 
     id: Short
     name: Short
     arguments: str
     result: str | None = None
+    server: Name = ""
+    failed: bool = False
 
 
 class Picture(msgspec.Struct, forbid_unknown_fields=True):
@@ -82,6 +88,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
     compared: Annotated[list[Short], Meta(max_length=MAX_COMPARED)] = []
     system: str = ""
     tools: str = ""
+    servers: Annotated[list[Name], Meta(max_length=MAX_SERVERS)] = []
     schema: str = ""
     settings: dict[str, Any] = {}
 
@@ -92,6 +99,7 @@ class PresetOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     model: Short = ""
     system: str = ""
     tools: str = ""
+    servers: Annotated[list[Name], Meta(max_length=MAX_SERVERS)] = []
     schema: str = ""
     settings: dict[str, Any] = {}
 

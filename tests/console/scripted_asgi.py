@@ -10,6 +10,8 @@ says what to do, as JSON:
     {"frames": [...]}: these frames, before the text
     {"echo": true}: the request itself, as an indented code block
 
+Tools return their arguments; see `call_tool`.
+
 Anything else is answered with "You said: ...".
 """
 
@@ -21,6 +23,7 @@ import asyncio
 import json
 import os
 import time
+from collections import defaultdict
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
@@ -41,6 +44,7 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
     async def connect(self) -> None:
         self.running: dict[str, asyncio.Task[None]] = {}
         self.stopped: set[str] = set()
+        self.stops: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         await self.accept()
         if not self.scope["user"].is_authenticated:
             await self.close(4401)
@@ -55,8 +59,19 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
             await self.say(type="pong")
         elif frame["type"] == "stop":
             self.stopped.add(frame["id"])
+            self.stops[frame["id"]].set()
+        elif frame["type"] == "call_tool":
+            self.running[frame["id"]] = asyncio.create_task(self.call_tool(frame))
         else:
             self.running[frame["id"]] = asyncio.create_task(self.play(frame))
+
+    async def call_tool(self, frame: dict[str, Any]) -> None:
+        """Return the arguments; with `{"hang": true}` wait until it is stopped."""
+        hangs = json.loads(frame["arguments"]).get("hang", False)
+        if hangs:
+            await self.stops[frame["id"]].wait()
+        text = "The user stopped this call." if hangs else f"Ran with {frame['arguments']}"
+        await self.say(type="tool_result", id=frame["id"], text=text, is_error=hangs)
 
     async def say(self, **frame: Any) -> None:
         await self.send(json.dumps(frame))

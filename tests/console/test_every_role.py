@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from accounts import reauthentication
 from adapters.models import Adapter, AdapterAlias, AdapterVersion
-from catalog.models import Replica, ServedModel
+from catalog.models import McpServer, Replica, ServedModel
 from common.files import new_id
 from history.models import Alert
 from metering.models import Budget, Price, RequestEntry, SavedSearch, Webhook, WebhookDelivery
@@ -44,6 +44,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/api/conversations/<public_id>": HIS,
         "console/api/fairness": LOOK,
         "console/api/find": EVERYBODY,
+        "console/mcp-servers/": OPERATE,
         "console/nodes/": OPERATE,
         "console/people/": OPERATE,
         "console/playground/<kind>/": LOOK,
@@ -79,6 +80,9 @@ ROUTES: dict[str, dict[str, str]] = {
     "POST": {
         "console/adapters/<pk>/alias/delete/": RUN,
         "console/alerts/<pk>/silence/": OPERATE,
+        "console/mcp-servers/<name>/delete/": OPERATE,
+        "console/mcp-servers/<name>/test/": OPERATE,
+        "console/mcp-servers/set/": OPERATE,
         "console/alerts/webhook/<pk>/again/": OPERATE,
         "console/alerts/webhook/delete/": OPERATE,
         "console/alerts/webhook/set/": OPERATE,
@@ -147,6 +151,8 @@ ELSEWHERE = {
     "console/files/<public_id>/",
     "console/files/<public_id>/delete/",
     "console/files/upload/",
+    "console/mcp-servers/<name>/test/",
+    "console/mcp-servers/set/",
 }
 ASKED = [(method, route) for method, routes in ROUTES.items() for route in routes]
 #: What is sent with every deed: forms take what they know.
@@ -249,6 +255,9 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         "console/alerts/": Alert.objects.create(rule="disk", subject="/", text="Full.").pk,
         "console/alerts/webhook/": alert_delivery.pk,
         "console/webhook/": delivery.pk,
+        "console/mcp-servers/": McpServer.objects.create(
+            name="weather", url="http://127.0.0.1:1/mcp"
+        ).name,
         "console/models/": quill.pk,
         "console/tenants/": "acme",
         "console/budgets/": Budget.objects.create(

@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from catalog.actions import load_model
-from catalog.models import Replica, ServedModel
+from catalog.models import McpServer, Replica, ServedModel
 from engine.contract import redis_keys
 from metering import actions as money
 from metering.models import UsageEntry
@@ -58,7 +58,7 @@ def test_every_model_has_a_page_and_each_page_opens(site: Client, world: World) 
     names = {model.__name__ for model in our_models()}
     assert names == {
         *("User", "Tenant", "Membership", "ApiKey", "AuditEntry"),
-        *("ServedModel", "Replica", "UsageEntry", "Price", "Budget"),
+        *("ServedModel", "Replica", "McpServer", "UsageEntry", "Price", "Budget"),
     }
     for row in every_row(world):
         page = site.get(url(type(row), "changelist"), {"q": "a"})
@@ -94,6 +94,7 @@ def every_row(world: World) -> list[Any]:
     used(world.acme, datetime.now(UTC))
     served = ServedModel.objects.create(name="m", source="hub/m")
     Replica.objects.create(served_model=served, replica_id="r")
+    McpServer.objects.create(name="weather", url="https://tools.example.com/mcp")
     money.set_price(actor=SYSTEM_ACTOR, model="m", input_per_million="1", output_per_million="2")
     money.set_budget(actor=SYSTEM_ACTOR, tenant=world.acme, period="day", tokens=5)
     return [model.objects.first() for model in our_models()]  # type: ignore[attr-defined]

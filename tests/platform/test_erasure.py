@@ -37,6 +37,7 @@ pytestmark = [pytest.mark.django_db]
 database = pytest.mark.database
 #: Models with a tenant that no export holds, and why.
 REVIEWED = {
+    "catalog.mcpserver_tenants": "which tools it may use: the operator's, removed when erased",
     "catalog.servedmodel_tenants": "which models it may use: the operator's, removed when erased",
 }
 

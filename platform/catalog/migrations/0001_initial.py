@@ -203,4 +203,66 @@ class Migration(migrations.Migration):
                 "ordering": ["replica_id"],
             },
         ),
+        migrations.CreateModel(
+            name="McpServer",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "name",
+                    models.CharField(
+                        help_text="Name that its tools' names begin with.",
+                        max_length=32,
+                        unique=True,
+                        validators=[
+                            django.core.validators.RegexValidator(
+                                "\\A[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\\Z",
+                                "Lower-case letters, digits and - inside.",
+                            )
+                        ],
+                    ),
+                ),
+                (
+                    "url",
+                    models.CharField(
+                        help_text="Address of its streamable HTTP endpoint.", max_length=2000
+                    ),
+                ),
+                (
+                    "authorization",
+                    models.CharField(
+                        blank=True,
+                        editable=False,
+                        help_text="Value of the Authorization header, such as `Bearer ...`.",
+                        max_length=4000,
+                    ),
+                ),
+                (
+                    "public",
+                    models.BooleanField(
+                        default=False,
+                        help_text="On: for every tenant. Off: for the tenants below alone.",
+                    ),
+                ),
+                ("tools", models.JSONField(blank=True, default=list, editable=False)),
+                ("tested_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("error", models.TextField(blank=True, editable=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(auto_now=True)),
+                (
+                    "tenants",
+                    models.ManyToManyField(
+                        blank=True, related_name="mcp_servers", to="tenants.tenant"
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "MCP server",
+                "ordering": ["name"],
+            },
+        ),
     ]

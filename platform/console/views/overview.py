@@ -16,6 +16,7 @@ from adapters.cards import access_models
 from adapters.models import Adapter
 from catalog.access import access_served_models
 from catalog.live_status import live_replicas, overview_of, states_of
+from catalog.mcp_servers import mcp_servers_of
 from catalog.models import Replica, ServedModel
 from common.errors import PermissionDenied
 from console.mounting import mounted
@@ -53,7 +54,7 @@ MAX_TENANTS = 500
 
 @json_view
 def models(request: UserRequest) -> dict[str, Any]:
-    """Models and adapters that the user may use in the playground, with their states.
+    """Models, adapters and MCP servers that the user may use in the playground, with their states.
 
     `?tenant=` selects one of the user's tenants (default: the first they joined); the response
     names it and all others. `?tab=` selects the models of another tab: "embeddings" or "rerank".
@@ -66,7 +67,13 @@ def models(request: UserRequest) -> dict[str, Any]:
     try:
         caller = async_to_sync(caller_for_user)(request.user, tenant)
     except PermissionDenied:
-        return {"models": [], "tenant": None, "tenants": [], "view_only": False}
+        return {
+            "models": [],
+            "mcp_servers": [],
+            "tenant": None,
+            "tenants": [],
+            "view_only": False,
+        }
     cards = async_to_sync(access_models)(caller)
     names = {card.parent or card.id for card in cards}
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
@@ -82,8 +89,13 @@ def models(request: UserRequest) -> dict[str, Any]:
         for state in [states[card.parent or card.id]]
         if tasks.intersection(state["tasks"] or [GENERATE])
     ]
+    servers = mcp_servers_of(caller.tenant_id)
     return {
         "models": available,
+        "mcp_servers": [
+            {"name": server.name, "tools": [tool["function"] for tool in server.tools]}
+            for server in servers
+        ],
         "tenant": caller.tenant,
         "tenants": tenants,
         "view_only": INFERENCE not in caller.scopes,

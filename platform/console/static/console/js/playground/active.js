@@ -24,6 +24,10 @@ export class ActiveSettings {
     const chips = Object.entries(TEXTS)
       .filter(([name]) => this.#conversation[name].trim())
       .map(([name, label]) => this.#chip(label, () => (this.#conversation[name] = "")));
+    for (const server of this.#conversation.servers) {
+      const remove = () => (this.#conversation.servers = this.#conversation.servers.filter((name) => name !== server));
+      chips.push(this.#chip(`Tools of ${server}`, remove));
+    }
     for (const [name, value] of Object.entries(settings)) {
       const label = name === "probabilities" ? "Token probabilities" : `${name} ${shortened(value)}`;
       chips.push(

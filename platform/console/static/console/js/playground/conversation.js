@@ -6,7 +6,7 @@
  * on the server by `keeper.js` where the tenant keeps conversations.
  *
  * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name}], model?, reasoning?, thoughtFor?, stats?,
- * error?, state?, calls?, logprobs?, beside?, going?}; `beside` lists what other models said to the same question.
+ * error?, state?, calls?, logprobs?, beside?, going?}; a call: {id, name, arguments, result?, server?, failed?}; `beside` lists what other models said to the same question.
  * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
  * it's gone on with after a reload, in this tab alone.
  */
@@ -14,7 +14,7 @@
 const PREFIX = "quire.playground.";
 const VERSION = 3;
 const SAVE_AFTER = 400;
-const KEPT = ["leaf", "model", "compared", "system", "tools", "schema", "settings"];
+const KEPT = ["leaf", "model", "compared", "system", "tools", "servers", "schema", "settings"];
 const SAID = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
 export class Conversation extends EventTarget {
@@ -24,6 +24,7 @@ export class Conversation extends EventTarget {
   compared = []; // ids of the models that answer beside it
   system = "";
   tools = "";
+  servers = []; // names of MCP servers whose tools are offered
   schema = "";
   settings = {};
   saved = null; // {id, version, title, tenant, own, shared} of what the server keeps

@@ -30,7 +30,7 @@ export class Generations {
   }
 
   /**
-   * Ask for an answer; while there's no connection the request waits for one.
+   * Ask for an answer, or with a `type` for something else; while there's no connection the request waits for one.
    * `request`: {model, messages, sampling, ...}. `handlers`: `start(frame)`, `waiting()`, `reasoning(text)`,
    * `delta(text)`, `call(frame)`, `arguments(frame)`, `logprobs(tokens)`, `done(frame)`, `failed(error)`.
    * Exactly one of `done` and `failed` ends it. `at(id, after)`: what is shown up to here can be gone on with, also by
@@ -84,7 +84,7 @@ export class Generations {
     if (type === "reasoning" || type === "delta") handlers[type](frame.text);
     else if (type === "logprobs") handlers.logprobs(frame.tokens);
     else if (["start", "waiting", "call", "arguments"].includes(type)) handlers[type](frame);
-    else if (type === "done") this.#end(frame.id).done(frame);
+    else if (type === "done" || type === "tool_result") this.#end(frame.id).done(frame);
     else if (type === "error") this.#end(frame.id).failed(failure(frame.error));
   }
 

@@ -20,6 +20,7 @@ import { Settings } from "./settings.js";
 import { PlaygroundSocket } from "./socket.js";
 import { Tenants } from "./tenants.js";
 import { Thread } from "./thread.js";
+import { ToolServers } from "./tool_servers.js";
 
 const root = byId("playground");
 const { reader, socketPath, modelsUrl, loginUrl, picturesUrl, fileUrl, presetsUrl } = root.dataset;
@@ -34,6 +35,7 @@ const connection = new ConnectionLine(byId("connection"), socket, loginUrl);
 const generations = new Generations(socket);
 const panel = new Panel(byId("settings"), byId("settings-toggle"), { key: "quire.panel", minWidth: "64rem" });
 const extras = new Extras(byId("extras"), conversation);
+const toolServers = new ToolServers(byId("tool-servers"), conversation);
 const settings = new Settings(byId("sampling"), conversation.settings, (raw) => {
   const { probabilities } = conversation.settings;
   conversation.settings = { ...raw, ...(probabilities && { probabilities }) };
@@ -72,6 +74,7 @@ const playground = new Playground({
   generations,
   settings,
   extras,
+  toolServers,
   panel,
   columns,
   tenants,
@@ -106,7 +109,7 @@ byId("prompt").addEventListener("paste", (event) => attachFiles(event, event.cli
 
 let listedTenant = null;
 
-function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = false }) {
+function showModels({ models, mcp_servers: servers = [], tenant, tenants: all = [], view_only: viewOnly = false }) {
   tenants.update(all, tenant);
   if (listedTenant !== tenants.value) {
     listedTenant = tenants.value;
@@ -114,6 +117,7 @@ function showModels({ models, tenant, tenants: all = [], view_only: viewOnly = f
     keeping.history.refresh();
   }
   columns.update(models);
+  toolServers.update(servers);
   byId("no-models").hidden = models.length > 0;
   root.toggleAttribute("data-view-only", viewOnly);
   byId("view-only").hidden = !viewOnly;
@@ -147,7 +151,7 @@ system.addEventListener("input", () => {
 });
 
 byId("reset-all").addEventListener("click", () => {
-  Object.assign(conversation, { system: "", tools: "", schema: "", settings: {} });
+  Object.assign(conversation, { system: "", tools: "", servers: [], schema: "", settings: {} });
   conversation.changed();
   showSettings();
 });
@@ -156,21 +160,22 @@ function showSettings() {
   system.value = conversation.system;
   settings.show(conversation.settings);
   extras.show();
+  toolServers.show();
 }
 
 new ActiveSettings(byId("active-settings"), conversation, showSettings);
 
 const presets = new Presets(byId("presets"), byId("preset-starters"), presetsUrl, tenants, {
   current: () => {
-    const { model, system, tools, schema, settings: values } = conversation;
+    const { model, system, tools, servers, schema, settings: values } = conversation;
     const filled = Object.entries({ system, tools, schema }).filter(([, text]) => text.trim());
-    const options = { ...Object.fromEntries(filled), ...(Object.keys(values).length && { settings: values }) };
+    const options = { ...Object.fromEntries(filled), ...(servers.length && { servers }), ...(Object.keys(values).length && { settings: values }) };
     return { prompt: composer.text, options: { ...(model && { model }), ...options } };
   },
   apply: ({ prompt, options }) => {
     if (Object.keys(options).length > 0) {
       const { model = conversation.model, ...rest } = options;
-      Object.assign(conversation, { system: "", tools: "", schema: "", settings: {}, ...rest, model });
+      Object.assign(conversation, { system: "", tools: "", servers: [], schema: "", settings: {}, ...rest, model });
       conversation.changed();
       columns.values = [model, ...conversation.compared];
       showSettings();

@@ -9,7 +9,7 @@ export class Playground {
   #parts;
   #running = null; // {turn, columns: [{turn, view, generation}], left, stopped}
 
-  /** `parts`: conversation, thread, generations, settings, extras, panel, columns, tenants, composer, page. */
+  /** `parts`: conversation, thread, generations, settings, extras, toolServers, panel, columns, tenants, composer, page. */
   constructor(parts) {
     this.#parts = parts;
   }
@@ -100,7 +100,7 @@ export class Playground {
   stop() {
     if (!this.#running) return;
     this.#running.stopped = true;
-    for (const { generation } of this.#running.columns) generation.stop();
+    for (const { generation } of this.#running.columns) generation?.stop();
   }
 
   /** An empty page; the old one can be brought back as long as nothing new was asked. */
@@ -137,7 +137,7 @@ export class Playground {
 
   /** What would be asked now, of the model of a column; null without one. */
   request(column = 0) {
-    const { conversation, settings, extras, columns, tenants } = this.#parts;
+    const { conversation, settings, extras, toolServers, columns, tenants } = this.#parts;
     const model = columns.pickers[column].model;
     if (!model) return null;
     return {
@@ -146,6 +146,7 @@ export class Playground {
       messages: conversation.messages(conversation.turns.length, column),
       sampling: { seed: Math.floor(Math.random() * SEEDS), ...settings.sampling(), ...extras.sampling() },
       ...extras.request(),
+      ...toolServers.request(),
     };
   }
 
@@ -235,10 +236,53 @@ export class Playground {
     this.#parts.thread.finish(view);
     running.left -= 1;
     if (running.left > 0) return;
+    if (running.columns.every((column) => column.turn.state === "done") && this.#hasToolCalls(running)) {
+      this.#runTools(running);
+      return;
+    }
     this.#running = null;
     this.#parts.composer.busy = false;
     this.#parts.page.announce(state === "failed" ? "The answer failed." : "Answer complete.");
     this.#changed();
+  }
+
+  #hasToolCalls({ columns }) {
+    return columns.some(({ turn }) => turn.calls?.some(({ name }) => this.#parts.toolServers.serverOf(name)));
+  }
+
+  /** Run the calls of MCP servers' tools, those of one answer in turn; then ask on, unless the reader has to. */
+  async #runTools(running) {
+    await Promise.all(running.columns.map((column) => this.#runCalls(running, column)));
+    if (running !== this.#running) return;
+    this.#running = null;
+    this.#parts.composer.busy = false;
+    this.#changed();
+    const calls = running.columns.flatMap(({ turn }) => turn.calls ?? []);
+    if (!running.stopped && calls.every(({ result }) => result != null)) this.#generate();
+    else this.#parts.page.announce(running.stopped ? "The tools were stopped." : "The model waits for results.");
+  }
+
+  async #runCalls(running, column) {
+    const { toolServers, generations, tenants } = this.#parts;
+    const { calls: view } = column.view;
+    for (const call of column.turn.calls ?? []) {
+      const server = toolServers.serverOf(call.name);
+      if (!server || running.stopped) continue;
+      call.server = server;
+      view.running = call;
+      view.show();
+      const request = { type: "call_tool", tenant: tenants.value || undefined, function: call.name, arguments: call.arguments };
+      const frame = await new Promise((resolve) => {
+        const failed = ({ message }) => resolve({ text: message, is_error: true });
+        column.generation = generations.start(request, { done: resolve, failed });
+      });
+      view.running = null;
+      call.result = frame.text ?? "The user stopped this call."; // stopped before it was sent
+      call.failed = frame.is_error ?? true;
+      view.show();
+      if (running !== this.#running) return;
+      this.#parts.conversation.changed();
+    }
   }
 
   /** Stop what runs, and take no more notice of it. */
@@ -247,7 +291,7 @@ export class Playground {
     if (!running) return;
     this.#running = null;
     for (const { generation, turn, view } of running.columns) {
-      generation.stop();
+      generation?.stop();
       if (turn.state === "streaming") turn.state = "stopped";
       delete turn.going;
       this.#parts.thread.finish(view);
