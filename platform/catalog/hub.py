@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from catalog.checkpoint import Checkpoint, checkpoint_from_headers, shard_names
+from catalog.checkpoint import BITS, Checkpoint, checkpoint_from_headers, shard_names
+from catalog.sizing import fits_memory
 from common.errors import HubUnavailable
 from engine.contract.engine_config import EngineConfig, file_patterns
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.tokenizer_files import parse_object, read_text
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, ModelInfo
 
 #: Seconds that the hub gets for an answer: somebody waits for the page.
 WAIT_S = 10
@@ -95,6 +96,93 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
         free_bytes=_free_download_bytes(config),
         checkpoint=checkpoint,
     )
+
+
+#: Results of a search.
+MAX_RESULTS = 20
+MAX_QUERY_CHARS = 200
+#: What the hub says of each.
+_EXPAND = (
+    "cardData",
+    "config",
+    "downloads",
+    "gated",
+    "pipeline_tag",
+    "safetensors",
+)
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model that a search of the hub has returned.
+
+    Attributes:
+        nbytes: of its safetensors; None where it has none, as repositories of GGUF files.
+        license: "" where its card names none. architecture, task: the same.
+        gated: whether an account must accept the licence, see `HF_TOKEN`.
+    """
+
+    source: str
+    nbytes: int | None
+    license: str
+    downloads: int
+    architecture: str
+    task: str
+    gated: bool
+
+    @property
+    def name(self) -> str:
+        """A name for clients."""
+        return self.source.rpartition("/")[2].lower()
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether this machine has the memory to load it now; None where its size is unknown."""
+        return None if self.nbytes is None else fits_memory(self.nbytes)
+
+
+def search_hub(query: str) -> list[HubModel]:
+    """The most downloaded models of the hub whose names contain the query's words.
+
+    Raises: `InvalidRequest` (`q`), `HubUnavailable`.
+    """
+    from huggingface_hub import ModelInfo, constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    if not 0 < len(query) <= MAX_QUERY_CHARS or not query.isprintable():
+        raise InvalidRequest(f"q must have 1 to {MAX_QUERY_CHARS} characters.", param="q")
+    with hub_errors(query, param="q"):
+        # Not `HfApi.list_models`, which asks a hub that doesn't answer six times in 30 s.
+        response = get_session().get(
+            f"{constants.ENDPOINT}/api/models",
+            params={"search": query, "sort": "downloads", "limit": MAX_RESULTS, "expand": _EXPAND},
+            headers=build_hf_headers(),
+            timeout=WAIT_S,
+        )
+        hf_raise_for_status(response)
+        return [_hub_model(ModelInfo(**row)) for row in response.json()]
+
+
+def _hub_model(info: ModelInfo) -> HubModel:
+    parameters = info.safetensors.parameters if info.safetensors else {}
+    card = info.card_data.to_dict() if info.card_data else {}
+    architectures = (info.config or {}).get("architectures") or [""]
+    num_bits = sum(BITS.get(dtype, 8) * count for dtype, count in parameters.items())
+    return HubModel(
+        source=info.id,
+        nbytes=num_bits // 8 or None,
+        license=_license_name(card),
+        downloads=info.downloads or 0,
+        architecture=str(architectures[0]),
+        task=info.pipeline_tag or "",
+        gated=bool(info.gated),
+    )
+
+
+def _license_name(card: Mapping[str, Any]) -> str:
+    """The licence of a model card, whose own name goes before the hub's word "other"."""
+    name = card.get("license_name") or card.get("license") or ""
+    return ", ".join(map(str, name)) if isinstance(name, list) else str(name)
 
 
 def download_model(repository: str, settings: Mapping[str, Any]) -> Path:

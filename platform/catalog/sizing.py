@@ -61,6 +61,11 @@ class MemoryEstimate:
         return self.total <= self.available
 
 
+def fits_memory(weight_nbytes: int) -> bool:
+    """Whether this machine has the memory to load weights of this size now, without a KV cache."""
+    return weight_nbytes * LOAD_PEAK_FACTOR + PROCESS_BYTES <= available_memory()
+
+
 def estimate_memory(
     checkpoint: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
 ) -> MemoryEstimate:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from catalog.sizing import LOAD_PEAK_FACTOR, PROCESS_BYTES
-from engine.system.host import available_memory
+from catalog.sizing import fits_memory
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Suggestion:
     @property
     def fits(self) -> bool:
         """Whether this machine has the memory to load it now, without its KV cache."""
-        return self.nbytes * LOAD_PEAK_FACTOR + PROCESS_BYTES <= available_memory()
+        return fits_memory(self.nbytes)
 
 
 SUGGESTIONS = (

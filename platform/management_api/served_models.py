@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from catalog import actions, model_details
 from catalog.access import access_catalog
-from catalog.hub import get_download_info
+from catalog.hub import get_download_info, search_hub
 from catalog.models import Replica, ServedModel
 from common.errors import NotFound, ServiceUnavailable
 from management_api.people import ManagementViewSet
@@ -89,6 +89,25 @@ class DownloadSerializer(serializers.Serializer):
         source="free_bytes", help_text="Bytes that are free on the disk."
     )
     fits = serializers.BooleanField()
+
+
+class HubQuerySerializer(serializers.Serializer):
+    """Words of a model's name."""
+
+    q = serializers.CharField(max_length=200)
+
+
+class HubModelSerializer(serializers.Serializer):
+    """A model of the hub; `nbytes` and `fits` are null where its size is unknown."""
+
+    source = serializers.CharField()  # type: ignore[assignment]  # a JSON field
+    nbytes = serializers.IntegerField(allow_null=True)
+    license = serializers.CharField()
+    downloads = serializers.IntegerField()
+    architecture = serializers.CharField()
+    task = serializers.CharField()
+    gated = serializers.BooleanField()
+    fits = serializers.BooleanField(allow_null=True)
 
 
 class MemoryEstimateSerializer(serializers.Serializer):
@@ -262,6 +281,16 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         if not model_details.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
         return Response(DownloadSerializer(get_download_info(row.source, row.settings)).data)
+
+    @extend_schema(parameters=[HubQuerySerializer], responses=HubModelSerializer(many=True))
+    @action(detail=False, methods=["get"], pagination_class=None, filter_backends=[])
+    def hub(self, request: Request) -> Response:
+        """The most downloaded models of the hub that match."""
+        require_operator(self.actor)
+        asked = HubQuerySerializer(data=request.query_params)
+        asked.is_valid(raise_exception=True)
+        rows = search_hub(asked.validated_data["q"])
+        return Response(HubModelSerializer(rows, many=True).data)
 
     @extend_schema(parameters=[LogQuerySerializer], responses=LogLineSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])

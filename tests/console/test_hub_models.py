@@ -139,6 +139,55 @@ def test_what_was_downloaded_is_known_without_the_hub(
     assert hub.asked == []
 
 
+CARDS: dict[str, dict[str, Any]] = {
+    "someone/tiny": {
+        "downloads": 1234,
+        "pipeline_tag": "text-generation",
+        "gated": False,
+        "cardData": {"license": "apache-2.0"},
+        "config": {"architectures": ["Qwen3ForCausalLM"]},
+        "safetensors": {"parameters": {"BF16": 1_000_000, "F32": 500}, "total": 1_000_500},
+    },
+    "someone/tiny-huge": {
+        "downloads": 5,
+        "gated": "manual",
+        "cardData": {"license": "other", "license_name": "huge-license"},
+        "safetensors": {"parameters": {"F8_E4M3": 10**15}, "total": 10**15},
+    },
+    "someone/tiny-gguf": {"downloads": 7, "gated": False},
+}
+
+
+def test_the_hub_is_searched_where_a_model_is_added(login: Login, hub: Hub) -> None:
+    hub.cards = CARDS
+    page = login("root").get("/console/models/add/", {"q": "tiny"})
+    tiny, huge, gguf = page.context["results"]
+    assert (tiny.nbytes, tiny.license, tiny.downloads) == (2_002_000, "apache-2.0", 1234)
+    assert (tiny.fits, tiny.gated, tiny.architecture) == (True, False, "Qwen3ForCausalLM")
+    assert (huge.fits, huge.gated, huge.license) == (False, True, "huge-license")
+    assert (gguf.fits, gguf.nbytes, gguf.license) == (None, None, "")
+    text = page.content.decode()
+    assert "?source=someone%2Ftiny&amp;name=tiny" in text
+    assert "HF_TOKEN" in text
+    assert (
+        "No model of the hub matches."
+        in login("root").get("/console/models/add/", {"q": "nothing"}).content.decode()
+    )
+    by_api = login("root").get("/api/models/hub/", {"q": "tiny"}).json()
+    assert [row["fits"] for row in by_api] == [True, False, None]
+    assert login("ada").get("/api/models/hub/", {"q": "tiny"}).status_code == 403
+    assert login("root").get("/api/models/hub/").status_code == 400
+
+
+def test_without_a_hub_a_search_says_so_in_one_sentence(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    page = login("root").get("/console/models/add/", {"q": "tiny"})
+    assert page.status_code == 200
+    assert "No hub can be reached from here" in page.content.decode()
+
+
 def test_a_hub_that_does_not_answer_is_named(
     login: Login, hub: Hub, cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

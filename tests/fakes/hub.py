@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
 
 COMMIT = "c" * 40
 
@@ -21,7 +22,7 @@ COMMIT = "c" * 40
 class Hub:
     """Serves repositories from folders: one, and perhaps others.
 
-    `asked`: (method, path, Range) of each request.
+    `asked`: (method, path, Range) of each request. `cards`: what a search says, by repository.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Hub:
         self.folders = {repository: folder, **(others or {})}
         self.cut_after, self.cuts = cut_after, cuts
         self.asked: list[tuple[str, str, str]] = []
+        self.cards: dict[str, dict[str, Any]] = {}
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -76,6 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         hub, path = self.hub, self.path.partition("?")[0]
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
+        if path == "/api/models":
+            words = parse_qs(urlsplit(self.path).query).get("search", [""])[0]
+            self._json([{"id": name, **card} for name, card in hub.cards.items() if words in name])
+            return
         for repository, folder in hub.folders.items():
             api = f"/api/models/{repository}"
             if path in (api, f"{api}/revision/main"):

@@ -21,7 +21,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from accounts.reauthentication import reauthentication_required
 from catalog import actions, model_details
 from catalog.checkpoint import read_checkpoint
-from catalog.hub import get_download_info
+from catalog.hub import get_download_info, search_hub
 from catalog.live_status import tiers_of
 from catalog.models import DesiredState, Replica, ServedModel
 from catalog.suggestions import SUGGESTIONS
@@ -351,8 +351,20 @@ def _show_form(
         "suggestions": SUGGESTIONS if model is None else (),
         "host": socket.gethostname(),
         **_source_context(request, form),
+        **(_search_context(request) if model is None else {}),
     }
     return render(request, "console/model_form.html", context, status=status)
+
+
+def _search_context(request: UserRequest) -> dict[str, Any]:
+    """Template context: models of the hub for `?q=`."""
+    query = request.GET.get("q", "").strip()
+    if not query:
+        return {}
+    try:
+        return {"query": query, "results": search_hub(query)}
+    except QuireError as error:
+        return {"query": query, "search_error": error}
 
 
 def _source_context(request: UserRequest, form: ServedModelForm) -> dict[str, Any]:

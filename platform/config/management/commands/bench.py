@@ -29,11 +29,11 @@ class Command(BaseCommand):
     """Measure latency, throughput, a running server or a GPU's kernels."""
 
     help = (
-        "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
-        "requests, in this process), 'serve' (streaming load on a running server) or 'kernels' (a "
-        "GPU's). Percentages refer to the memory bandwidth "
-        "and the float32 matrix-product rate measured in the same run; a model that fits the "
-        "caches, or is multiplied in fewer bits, can exceed them."
+        "Measure a model's speed. Forms: 'latency' (one batch, in this process), 'throughput' "
+        "(many requests, in this process), 'serve' (streaming load on a running server) or "
+        "'kernels' (a GPU's). Percentages refer to the memory bandwidth and the float32 "
+        "matrix-product rate measured in the same run; a model that fits the caches, or is "
+        "multiplied in fewer bits, can exceed them."
     )
     requires_system_checks: list[str] = []
 
