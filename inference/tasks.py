@@ -8,7 +8,9 @@ import threading
 from celery import shared_task
 from celery.signals import worker_shutdown
 
+from history.benchmarks import waiting_benchmarks
 from inference.api.batches.runner import run_batch
+from inference.api.benchmarks import KIND, run_benchmark
 from inference.api.responses.runner import run_response
 from inference.work import RUN_TASK, JobRunner, Runner, send_job
 from storage.access import claimable_batches, unclaimed_responses
@@ -17,9 +19,13 @@ from storage.actions import remove_ended_uploads, remove_expired
 logger = logging.getLogger(__name__)
 
 #: Pieces of work of each kind that one worker process runs at a time.
-LIMITS = {"batch": 16, "response": 32}
+LIMITS = {"batch": 16, "response": 32, KIND: 4}
 
-WAITING = {"batch": claimable_batches, "response": unclaimed_responses}
+WAITING = {
+    "batch": claimable_batches,
+    "response": unclaimed_responses,
+    KIND: waiting_benchmarks,
+}
 
 _starting = threading.Lock()
 _loop: JobRunner | None = None
@@ -28,7 +34,11 @@ _loop: JobRunner | None = None
 def work_loop() -> JobRunner:
     """This process's loop, started at the first call, whichever thread makes it."""
     global _loop
-    runners: dict[str, Runner] = {"batch": run_batch, "response": run_response}
+    runners: dict[str, Runner] = {
+        "batch": run_batch,
+        "response": run_response,
+        KIND: run_benchmark,
+    }
     with _starting:
         if _loop is None:
             _loop = JobRunner(runners, LIMITS, WAITING)

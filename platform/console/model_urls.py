@@ -13,5 +13,7 @@ urlpatterns = [
     path("<int:pk>/sleep/", models.sleep, name="sleep-model"),
     path("<int:pk>/wake/", models.wake, name="wake-model"),
     path("<int:pk>/restart/", models.restart, name="restart-replica"),
+    path("<int:pk>/benchmark/", models.run_benchmark, name="start-benchmark"),
+    path("<int:pk>/benchmark/stop/", models.end_benchmark, name="stop-benchmark"),
     path("<int:pk>/delete/", models.delete, name="delete-model"),
 ]

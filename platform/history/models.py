@@ -1,8 +1,9 @@
-"""Time series of traffic and of KV pools, for the charts of the overview."""
+"""Time series of traffic and of KV pools, alerts, and benchmarks of models."""
 
 from django.db import models
 from django.utils import timezone
 
+from catalog.models import ServedModel
 from tenants.models import Tenant
 
 
@@ -96,3 +97,66 @@ class Alert(models.Model):
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.subject}"
+
+
+class BenchmarkStatus(models.TextChoices):
+    """States of a benchmark. Only the first two are open."""
+
+    QUEUED = "queued", "Queued"
+    RUNNING = "running", "Running"
+    COMPLETED = "completed", "Completed"
+    STOPPED = "stopped", "Stopped"
+    FAILED = "failed", "Failed"
+
+
+OPEN_BENCHMARKS = (BenchmarkStatus.QUEUED, BenchmarkStatus.RUNNING)
+
+
+class BenchmarkRun(models.Model):
+    """A benchmark of a model: its throughput and latency with ever more requests in flight.
+
+    Attributes:
+        levels: numbers of requests in flight, one after the other. results: figures of those that
+            are done, in this order (`benchmarks.http_load.Results.row`).
+        input_tokens, output_tokens: of each request. num_requests: of each level.
+    """
+
+    public_id = models.CharField(max_length=64, unique=True)
+    served_model = models.ForeignKey(ServedModel, models.CASCADE, related_name="benchmarks")
+    status = models.CharField(
+        max_length=10, choices=BenchmarkStatus, default=BenchmarkStatus.QUEUED
+    )
+    levels = models.JSONField()
+    input_tokens = models.PositiveIntegerField()
+    output_tokens = models.PositiveIntegerField()
+    num_requests = models.PositiveIntegerField()
+    results = models.JSONField(default=list)
+    error = models.TextField(blank=True)
+    created_by = models.CharField(max_length=200, help_text="Label of the actor.")
+    created_at = models.DateTimeField(default=timezone.now)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    lease_owner = models.CharField(max_length=64, blank=True, default="")
+    lease_until = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-pk"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["served_model"],
+                condition=models.Q(status__in=["queued", "running"]),
+                name="one_open_benchmark",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.served_model}, {self.created_at:%Y-%m-%d %H:%M}"
+
+    @property
+    def progress(self) -> str:
+        """Changes with each step, for an open page."""
+        return f"{self.public_id} {self.status} {len(self.results)}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it waits or runs."""
+        return self.status in OPEN_BENCHMARKS

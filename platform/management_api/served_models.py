@@ -16,6 +16,14 @@ from catalog.access import access_catalog
 from catalog.hub import get_download_info, search_hub
 from catalog.models import Replica, ServedModel
 from common.errors import NotFound, ServiceUnavailable
+from history.benchmarks import (
+    BenchmarkRun,
+    access_benchmark,
+    access_benchmarks,
+    start_benchmark,
+    stop_benchmark,
+)
+from inference.api.benchmarks import enqueue_benchmark
 from management_api.people import ManagementViewSet
 from tenants.access import access_tenant, require_operator
 from tenants.models import Tenant
@@ -64,6 +72,34 @@ class ModelSleepSerializer(serializers.Serializer):
     """Sleep level: 1 keeps the weights in host memory, 2 reads them again."""
 
     level = serializers.ChoiceField((1, 2), default=1)
+
+
+class BenchmarkSerializer(serializers.ModelSerializer):
+    """A benchmark; `results`: the figures of the levels that are done."""
+
+    id = serializers.CharField(source="public_id")
+
+    class Meta:
+        model = BenchmarkRun
+        fields = (
+            *("id", "status", "levels", "input_tokens", "output_tokens", "num_requests"),
+            *("results", "error", "created_by", "created_at", "finished_at"),
+        )
+
+
+class BenchmarkStartSerializer(serializers.Serializer):
+    """Requests in flight, level by level, and the tokens of each request."""
+
+    levels = serializers.ListField(child=serializers.IntegerField())
+    input_tokens = serializers.IntegerField()
+    output_tokens = serializers.IntegerField()
+    num_requests = serializers.IntegerField(help_text="Requests of each level.")
+
+
+class BenchmarkNameSerializer(serializers.Serializer):
+    """Which benchmark."""
+
+    benchmark = serializers.CharField(max_length=64)
 
 
 class MemoryEstimateQuerySerializer(serializers.Serializer):
@@ -281,6 +317,32 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
         if not model_details.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
         return Response(DownloadSerializer(get_download_info(row.source, row.settings)).data)
+
+    @extend_schema(responses=BenchmarkSerializer(many=True))
+    @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
+    def benchmarks(self, request: Request, pk: str) -> Response:
+        """Its benchmarks, newest first."""
+        rows = access_benchmarks(self.actor, self.row())
+        return Response(BenchmarkSerializer(rows, many=True).data)
+
+    @extend_schema(request=BenchmarkStartSerializer, responses={201: BenchmarkSerializer})
+    @benchmarks.mapping.post
+    def start_benchmark(self, request: Request, pk: str) -> Response:
+        """Measure it: at most one benchmark at a time."""
+        row = self.row()
+        values = self.validate_body(BenchmarkStartSerializer)
+        run = start_benchmark(actor=self.actor, model=row, **values)
+        transaction.on_commit(lambda: enqueue_benchmark(run.public_id))
+        return Response(BenchmarkSerializer(run).data, status.HTTP_201_CREATED)
+
+    @extend_schema(request=BenchmarkNameSerializer, responses=BenchmarkSerializer)
+    @action(detail=True, methods=["post"], url_path="benchmarks/stop")
+    def stop_benchmark(self, request: Request, pk: str) -> Response:
+        """End a benchmark; what it has measured stays."""
+        row = self.row()
+        name = self.validate_body(BenchmarkNameSerializer)["benchmark"]
+        run = stop_benchmark(actor=self.actor, run=access_benchmark(self.actor, row, name))
+        return Response(BenchmarkSerializer(run).data)
 
     @extend_schema(parameters=[HubQuerySerializer], responses=HubModelSerializer(many=True))
     @action(detail=False, methods=["get"], pagination_class=None, filter_backends=[])

@@ -28,6 +28,7 @@ from metering.open_requests import (
 )
 from metering.redis_scripts import redis_key, redis_link, run_script
 from metering.rules import (
+    BENCHMARK,
     AdapterUse,
     BudgetLimit,
     ConcurrencyLimit,
@@ -237,7 +238,8 @@ async def _limit_check(caller: Caller, request: AdmissionRequest) -> LimitCheck:
     moment = moment_of(request.started_at)
     model, adapter = request.model, request.adapter
     names = billing_names(model, adapter.name if adapter is not None else "")
-    rates = rules.rates((*(adapter.prices if adapter else ()), model), moment)
+    priced = (*(adapter.prices if adapter else ()), model)
+    rates = FREE if request.endpoint == BENCHMARK else rules.rates(priced, moment)
     return LimitCheck(
         request_id=request.request_id,
         model=model,

@@ -102,6 +102,8 @@ def get_concurrency_limits(caller: Caller) -> list[ConcurrencyLimit]:
     ]
 
 
+#: Endpoint of benchmarks' requests in the ledger: they cost nothing.
+BENCHMARK = "benchmark"
 TTL_S = 2.0
 #: With the database away, what was known lately goes on holding.
 STALE_S = 60.0

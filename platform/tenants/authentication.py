@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from common.cached_lookup import AsyncTTLCache
 from common.db import in_admission_thread
-from common.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
+from common.errors import AuthenticationFailed, NotFound, PermissionDenied, ServiceUnavailable
 from common.outbound_http import networks_of
 from tenants import api_keys, signals
 from tenants.caller import AuthFailure, Caller
@@ -345,6 +345,17 @@ def _look_up_user(user_id: int, tenant_slug: str | None) -> Caller | AuthFailure
     except (DatabaseError, InterfaceError) as error:
         raise _unavailable(error) from error
     return NO_MEMBER
+
+
+def caller_of_tenant(slug: str) -> Caller:
+    """The installation itself in a tenant, for requests that neither a person nor a key sends.
+
+    Raises `NotFound`.
+    """
+    tenant = Tenant.objects.filter(slug=slug, active=True).first()
+    if tenant is None:
+        raise NotFound(f"Tenant {slug} not found.")
+    return _caller(tenant, scopes=frozenset({api_keys.INFERENCE}))
 
 
 def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | AuthFailure:

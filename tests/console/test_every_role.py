@@ -14,7 +14,7 @@ from accounts import reauthentication
 from adapters.models import Adapter, AdapterAlias, AdapterVersion
 from catalog.models import McpServer, Replica, ServedModel
 from common.files import new_id
-from history.models import Alert
+from history.models import Alert, BenchmarkRun
 from metering.models import Budget, Price, RequestEntry, SavedSearch, Webhook, WebhookDelivery
 from storage.models import Batch, PlaygroundPreset, SavedConversation, StoredFile
 from tenants import actions
@@ -115,6 +115,8 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/members/<pk>/remove/": RUN,
         "console/members/<pk>/role/": RUN,
         "console/members/invite/": RUN,
+        "console/models/<pk>/benchmark/": OPERATE,
+        "console/models/<pk>/benchmark/stop/": OPERATE,
         "console/models/<pk>/delete/": OPERATE,
         "console/models/<pk>/load/": OPERATE,
         "console/models/<pk>/restart/": OPERATE,
@@ -175,6 +177,7 @@ SENT = {
     "kv_reserved_fraction": "0",
     "kv_max_fraction": "1",
     "replica": "quill-1",
+    "benchmark": "bench-1",
     "query": "status=5xx",
 }
 
@@ -239,6 +242,14 @@ def rows_of(acme: Tenant) -> dict[str, Any]:
         for tenant, name in ((acme, "e-1"), (None, "e-2"))
     )
     preset = PlaygroundPreset.objects.create(public_id=new_id("preset-"), tenant=acme, name="Brief")
+    BenchmarkRun.objects.create(
+        public_id="bench-1",
+        served_model=quill,
+        levels=[1],
+        input_tokens=1,
+        output_tokens=1,
+        num_requests=1,
+    )
     return {
         "console/adapters/": adapter.pk,
         "console/batches/": batch.public_id,

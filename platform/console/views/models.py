@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
+from django.db import transaction
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
@@ -28,10 +29,18 @@ from catalog.suggestions import SUGGESTIONS
 from common.errors import NotFound
 from common.one_time import pop_one_time, store_one_time
 from console.mounting import mounted
-from console.views.base import json_view, post_text
+from console.views.base import json_view, post_int, post_text
+from console.views.benchmark_chart import benchmark_context, parse_levels
 from console.views.model_forms import ServedModelForm
 from console.views.request_summary import summarize_speed
 from engine.contract.errors import InvalidRequest, QuireError
+from history.benchmarks import (
+    access_benchmark,
+    access_benchmarks,
+    start_benchmark,
+    stop_benchmark,
+)
+from inference.api.benchmarks import enqueue_benchmark
 from metering.request_log import access_requests
 from tenants.access import access_tenants
 from tenants.actors import require_operator, to_actor
@@ -78,6 +87,8 @@ def progress(request: UserRequest) -> dict[str, Any]:
     status = _state(row, beats)
     if to_actor(request.user).is_operator:
         status["detail"] = model_details.replica_status_list(row, beats)
+        run = access_benchmarks(request.user, row).first()
+        status["benchmark"] = run.progress if run is not None and run.is_open else ""
     return status
 
 
@@ -139,6 +150,7 @@ def show_one(
     if operator:
         replicas = model_details.replica_status_list(model, beats)
         context |= {
+            **benchmark_context(user, model),
             "replicas": replicas,
             "tiers": [tier for beat in model_beats for tier in tiers_of(beat)],
             "layers": model_details.layers_of(replica["id"] for replica in replicas),
@@ -290,6 +302,28 @@ def restart(request: UserRequest, model: ServedModel) -> str:
         raise NotFound("Replica not found.", param="replica")
     actions.drain_replica(actor=request.user, replica=replica)
     return f"{replica.replica_id} finishes its requests and restarts."
+
+
+@post_action
+def run_benchmark(request: UserRequest, model: ServedModel) -> str:
+    """Queue a benchmark."""
+    values: dict[str, int] = {}
+    for name in ("input_tokens", "output_tokens", "num_requests"):
+        if (value := post_int(request, name)) is None:
+            raise InvalidRequest(f"{name} is missing.", param=name)
+        values[name] = value
+    levels = parse_levels(request.POST.get("levels", ""))
+    run = start_benchmark(actor=request.user, model=model, levels=levels, **values)
+    transaction.on_commit(lambda: enqueue_benchmark(run.public_id))
+    return f"A benchmark of {model.name} is starting."
+
+
+@post_action
+def end_benchmark(request: UserRequest, model: ServedModel) -> str:
+    """Stop a benchmark."""
+    run = access_benchmark(request.user, model, request.POST.get("benchmark", ""))
+    stop_benchmark(actor=request.user, run=run)
+    return "The benchmark is stopped. What it has measured stays."
 
 
 @reauthentication_required

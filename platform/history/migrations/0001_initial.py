@@ -7,6 +7,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
+        ("catalog", "0001_initial"),
         ("tenants", "0001_initial"),
     ]
 
@@ -123,6 +124,61 @@ class Migration(migrations.Migration):
                         condition=models.Q(("finished_at", None)),
                         fields=("rule", "subject"),
                         name="one_open_alert",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="BenchmarkRun",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(max_length=64, unique=True)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("queued", "Queued"),
+                            ("running", "Running"),
+                            ("completed", "Completed"),
+                            ("stopped", "Stopped"),
+                            ("failed", "Failed"),
+                        ],
+                        default="queued",
+                        max_length=10,
+                    ),
+                ),
+                ("levels", models.JSONField()),
+                ("input_tokens", models.PositiveIntegerField()),
+                ("output_tokens", models.PositiveIntegerField()),
+                ("num_requests", models.PositiveIntegerField()),
+                ("results", models.JSONField(default=list)),
+                ("error", models.TextField(blank=True)),
+                ("created_by", models.CharField(help_text="Label of the actor.", max_length=200)),
+                ("created_at", models.DateTimeField(default=django.utils.timezone.now)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("lease_owner", models.CharField(blank=True, default="", max_length=64)),
+                ("lease_until", models.DateTimeField(blank=True, null=True)),
+                (
+                    "served_model",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="benchmarks",
+                        to="catalog.servedmodel",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["-created_at", "-pk"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("status__in", ["queued", "running"])),
+                        fields=("served_model",),
+                        name="one_open_benchmark",
                     )
                 ],
             },

@@ -40,6 +40,7 @@ function showReplica(sheet, replica) {
 
 /** A change that alters what can be done is a page of its own. */
 const steady = new Set(["ready", "sleeping", "unloaded", "offline", "idle", "failed"]);
+const benchmark = document.querySelector("[data-open-benchmark]")?.dataset.openBenchmark ?? "";
 let before = page?.querySelector("[data-state-of]").dataset.state;
 
 function show(model) {
@@ -54,7 +55,8 @@ function show(model) {
     else missing = true;
   }
   const settled = model.state !== before && steady.has(model.state);
-  if (missing || settled) reload();
+  const measured = model.benchmark !== undefined && model.benchmark !== benchmark;
+  if (missing || settled || measured) reload();
 }
 
 if (page) {
