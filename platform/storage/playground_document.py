@@ -45,11 +45,12 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     failed: bool = False
 
 
-class Picture(msgspec.Struct, forbid_unknown_fields=True):
-    """A picture of a question: the id of its file, and the file's name."""
+class Picture(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A picture or a PDF of a question: the id of its file, and the file's name."""
 
     id: Name
     name: Short
+    kind: Literal["image", "document"] = "image"
 
 
 class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

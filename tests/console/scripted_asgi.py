@@ -118,9 +118,12 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
 
 
 def describe_parts(parts: list[dict[str, Any]]) -> str:
-    """The text of a message's parts, and how many pictures come before it."""
+    """The text of a message's parts, and how many pictures, or which document, come before it."""
     texts = [part["text"] for part in parts if part["type"] == "text"]
     files = {part["file_id"] for part in parts if part["type"] == "image_url"}
+    for part in parts:
+        if part["type"] == "file":
+            return f"file {part['file']['filename']}, {' '.join(texts)}"
     return f"{len(files)} pictures, {' '.join(texts) or 'no text'}"
 
 

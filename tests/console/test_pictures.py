@@ -51,6 +51,16 @@ def test_a_picture_becomes_a_file_of_the_tenant(login: Login, settings: Any) -> 
 
 
 @pytest.mark.usefixtures("committed")
+def test_a_pdf_becomes_a_document_that_a_conversation_keeps(login: Login) -> None:
+    file = SimpleUploadedFile("report.pdf", b"%PDF-1.7", "application/pdf")
+    stored = login("ada").post("/console/api/pictures?tenant=acme", {"file": file}).json()
+    assert (stored["kind"], StoredFile.objects.get().purpose) == ("document", "user_data")
+    document = talk("What does it say?")
+    document["turns"][0]["images"] = [stored, {"id": "file-2", "name": "fox.png"}]
+    assert validate_document(document)["turns"][0]["images"] == document["turns"][0]["images"]
+
+
+@pytest.mark.usefixtures("committed")
 def test_only_members_upload_pictures(login: Login) -> None:
     viewer = User.objects.create_user("vera", "vera@example.org", "x")
     Membership.objects.create(user=viewer, tenant=Tenant.objects.get(slug="acme"), role="viewer")

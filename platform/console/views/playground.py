@@ -167,21 +167,23 @@ def upload_picture(request: UserRequest) -> dict[str, Any]:
     caller = write_caller(request, tenant)
     file = request.FILES.get("file")
     if file is None or not file.size:
-        raise InvalidRequest("file must be a picture with content.", param="file")
+        raise InvalidRequest("file must be a picture or a PDF with content.", param="file")
     max_bytes = min(settings.QUIRE.max_file_bytes, settings.QUIRE.max_body_bytes)
     if file.size > max_bytes:
         raise PayloadTooLarge(
-            f"The picture has {file.size} bytes; the limit is {max_bytes}.", param="file"
+            f"The file has {file.size} bytes; the limit is {max_bytes}.", param="file"
         )
+    is_document = file.content_type == "application/pdf" or (file.name or "").endswith(".pdf")
     row = actions.create_file(
         caller=caller,
         filename=file.name or "",
-        purpose="vision",
+        purpose="user_data" if is_document else "vision",
         size=file.size,
         chunks=file.chunks(),
         expires_at=None if tenant.keep_conversations else lifetime(UNKEPT_PICTURE_S),
     )
-    return {"id": row.public_id, "name": row.filename}
+    stored = {"id": row.public_id, "name": row.filename}
+    return {**stored, "kind": "document"} if is_document else stored
 
 
 def to_json(row: SavedConversation, user: User) -> dict[str, Any]:

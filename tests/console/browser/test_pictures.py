@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from typing import Any
 
 from PIL import Image
@@ -68,7 +69,7 @@ def test_pictures_are_attached_sent_and_seen_again(open_page: Open) -> None:
         for colour in ("red", "green")
     ]
     with page.expect_file_chooser() as chooser:
-        page.get_by_role("button", name="Attach pictures").click()
+        page.get_by_role("button", name="Attach pictures or PDFs").click()
     chooser.value.set_files(files)
     give(playground, "paste")
     attached = page.locator("#composer .pictures img")
@@ -78,7 +79,7 @@ def test_pictures_are_attached_sent_and_seen_again(open_page: Open) -> None:
     page.get_by_role("button", name="Remove green.png").click()
     expect(attached).to_have_count(2)
     give(playground, "drop", "notes.txt")
-    expect(page.locator("#toast")).to_contain_text("Only pictures can be attached")
+    expect(page.locator("#toast")).to_contain_text("Only pictures and PDFs can be attached")
     for _ in in_both(page):
         assert problems(page) == []
     playground.finished(playground.send("What are these?"))
@@ -125,7 +126,7 @@ def test_a_model_that_takes_no_pictures_says_so(open_page: Open) -> None:
     page.get_by_role("option", name="blind").click()
     expect(page.get_by_text("blind takes no pictures. Remove them")).to_be_visible()
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
-    expect(page.get_by_role("button", name="Attach pictures")).to_be_disabled()
+    expect(page.get_by_role("button", name="Attach PDFs", exact=True)).to_be_visible()
     for _ in in_both(page):
         assert problems(page) == []
     page.get_by_role("button", name="Remove given.png").click()
@@ -146,3 +147,23 @@ def test_a_picture_that_is_refused_says_why(open_page: Open) -> None:
         "given.png can't be attached: The tenant's files"
     )
     expect(page.locator("#composer .picture")).to_have_count(0)
+
+
+def test_a_pdf_goes_to_any_model_and_is_seen_again(open_page: Open) -> None:
+    page = open_page(answers=answers(BLIND))
+    playground = PlaygroundPage(page).ready()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Attach PDFs", exact=True).click()
+    chooser.value.set_files(
+        [{"name": "report.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.7"}]
+    )
+    expect(page.locator("#composer .picture")).to_have_attribute("aria-busy", "false")
+    for _ in in_both(page):
+        assert problems(page) == []
+    playground.finished(playground.send("What does it say?"))
+    prose = playground.answers.first.locator(".prose")
+    expect(prose).to_have_text("You said: file report.pdf, What does it say?")
+    shown = playground.questions.first.get_by_role("link", name="report.pdf")
+    expect(shown).to_have_attribute("href", re.compile("/console/files/file-.*tenant=acme"))
+    for _ in in_both(page):
+        assert problems(page) == []

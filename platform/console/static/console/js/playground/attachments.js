@@ -1,6 +1,6 @@
-/** Pictures that go with the next message: chosen, pasted or dropped, and uploaded at once. */
+/** Pictures and PDFs that go with the next message: chosen, pasted or dropped, and uploaded at once. */
 
-import { el, tool } from "../lib/dom.js";
+import { el, icon, tool } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
 import { sendFile } from "./server.js";
 
@@ -10,7 +10,7 @@ export class Attachments extends EventTarget {
   #button;
   #problem;
   #handlers;
-  #pictures = []; // {item, image: {id, name} once it is uploaded}
+  #pictures = []; // {item, isDocument, image: {id, name, kind?} once it is uploaded}
 
   /**
    * `root` has the list, the button and the line for what's in the way. `handlers`: `upload()` gives the address
@@ -30,7 +30,7 @@ export class Attachments extends EventTarget {
     });
   }
 
-  /** The uploaded pictures, as a turn has them. */
+  /** The uploaded files, as a turn has them. */
   get images() {
     return this.#pictures.map(({ image }) => image).filter(Boolean);
   }
@@ -43,21 +43,24 @@ export class Attachments extends EventTarget {
   get problem() {
     if (this.empty) return "";
     const blind = this.#blind();
-    if (blind) return `${blind.id} takes no pictures. Remove them, or choose another model.`;
+    if (blind && this.#pictures.some(({ isDocument }) => !isDocument)) {
+      return `${blind.id} takes no pictures. Remove them, or choose another model.`;
+    }
     return this.#pictures.some(({ image }) => !image) ? "Uploading…" : "";
   }
 
-  /** Upload files. Those that are no pictures are refused, and all where the model takes none. */
+  /** Upload files: pictures where the model takes some, and PDFs, of which every model gets at least the text. */
   add(files) {
     const pictures = files.filter(({ type }) => type.startsWith("image/"));
+    const documents = files.filter(isPdf);
     const blind = this.#blind();
-    if (blind) this.#handlers.say(`${blind.id} takes no pictures.`);
-    else if (pictures.length < files.length) this.#handlers.say("Only pictures can be attached.");
-    if (blind) return;
+    if (pictures.length + documents.length < files.length) this.#handlers.say("Only pictures and PDFs can be attached.");
+    else if (blind && pictures.length) this.#handlers.say(`${blind.id} takes no pictures.`);
     const limit = Math.min(...this.#handlers.models().map((model) => model.max_images ?? Infinity));
-    const taken = pictures.slice(0, Math.max(0, limit - this.#pictures.length));
-    if (taken.length < pictures.length) this.#handlers.say(`At most ${plural(limit, "picture")} can be sent at once.`);
-    for (const file of taken) this.#upload(file);
+    const numAttached = this.#pictures.filter(({ isDocument }) => !isDocument).length;
+    const taken = pictures.slice(0, Math.max(0, limit - numAttached));
+    if (!blind && taken.length < pictures.length) this.#handlers.say(`At most ${plural(limit, "picture")} can be sent at once.`);
+    for (const file of [...taken, ...documents]) this.#upload(file);
   }
 
   /** They were sent. */
@@ -70,8 +73,10 @@ export class Attachments extends EventTarget {
   /** Another model was chosen, or it is known what one takes. */
   changed() {
     const blind = this.#blind();
-    this.#button.disabled = Boolean(blind);
-    this.#button.title = blind ? `${blind.id} takes no pictures` : "Attach pictures";
+    const label = blind ? "Attach PDFs" : "Attach pictures or PDFs";
+    this.#input.accept = blind ? "application/pdf" : "image/*,application/pdf";
+    this.#button.title = blind ? `${label}: ${blind.id} takes no pictures` : label;
+    this.#button.setAttribute("aria-label", label);
     this.#list.hidden = this.empty;
     this.#problem.textContent = this.problem;
     this.#problem.hidden = !this.problem;
@@ -84,7 +89,7 @@ export class Attachments extends EventTarget {
 
   async #upload(file) {
     const item = el("li", { class: "picture", "aria-busy": "true" }, el("span", { class: "picture-name" }, file.name));
-    const picture = { item, image: null };
+    const picture = { item, isDocument: isPdf(file), image: null };
     const remove = () => {
       this.#pictures = this.#pictures.filter((each) => each !== picture);
       item.remove();
@@ -97,11 +102,16 @@ export class Attachments extends EventTarget {
     try {
       picture.image = await sendFile(this.#handlers.upload(), file);
       item.setAttribute("aria-busy", "false");
-      item.prepend(el("img", { src: this.#handlers.picture(picture.image.id), alt: file.name }));
+      if (picture.isDocument) item.prepend(icon("file"));
+      else item.prepend(el("img", { src: this.#handlers.picture(picture.image.id), alt: file.name }));
       this.changed();
     } catch (error) {
       remove();
       this.#handlers.say(`${file.name} can't be attached: ${error.message}`);
     }
   }
+}
+
+function isPdf({ type, name }) {
+  return type === "application/pdf" || name.toLowerCase().endsWith(".pdf");
 }

@@ -5,7 +5,7 @@
  * It's kept in this tab's sessionStorage under the reader's own key, so that a reload finds it, and
  * on the server by `keeper.js` where the tenant keeps conversations.
  *
- * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name}], model?, reasoning?, thoughtFor?, stats?,
+ * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name, kind?}], model?, reasoning?, thoughtFor?, stats?,
  * error?, state?, calls?, logprobs?, beside?, going?}; a call: {id, name, arguments, result?, server?, failed?}; `beside` lists what other models said to the same question.
  * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
  * it's gone on with after a reload, in this tab alone.
@@ -170,7 +170,9 @@ function said(turn, here) {
 
 function questionContent({ text, images }) {
   if (!images?.length) return text;
-  const parts = images.map(({ id }) => ({ type: "image_url", file_id: id }));
+  const parts = images.map(({ id, name, kind }) =>
+    kind === "document" ? { type: "file", file: { file_id: id, filename: name } } : { type: "image_url", file_id: id },
+  );
   return text ? [...parts, { type: "text", text }] : parts;
 }
 

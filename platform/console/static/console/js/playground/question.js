@@ -1,7 +1,7 @@
 /** What the reader wrote: plain text, which can be changed and sent again. */
 
 import { copyFrom } from "../lib/clipboard.js";
-import { el, tool } from "../lib/dom.js";
+import { el, icon, tool } from "../lib/dom.js";
 import { branches } from "./branches.js";
 
 export class QuestionView {
@@ -29,12 +29,13 @@ export class QuestionView {
   }
 
   #pictures() {
-    const pictures = this.turn.images.map(({ id, name }) => {
+    const pictures = this.turn.images.map(({ id, name, kind }) => {
       const href = this.actions.picture(id);
+      if (kind === "document") return el("li", { class: "document" }, el("a", { href, title: `Download ${name}` }, icon("file"), name));
       const image = el("img", { src: href, alt: name, loading: "lazy" });
       return el("li", { class: "picture" }, el("a", { href, title: `Download ${name}` }, image));
     });
-    return el("ul", { class: "pictures", "aria-label": "Pictures" }, ...pictures);
+    return el("ul", { class: "pictures", "aria-label": "Pictures and documents" }, ...pictures);
   }
 
   /** Turn the text into a field, in its place. */
