@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -53,19 +54,19 @@ def merged(*values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def rendered(values: dict[str, Any]) -> str:
-    return _render(yaml.safe_dump(values))
+def rendered(values: dict[str, Any], chart: Path = CHART) -> str:
+    return _render(yaml.safe_dump(values), chart)
 
 
 @cache
-def _render(values: str) -> str:
-    done = helm("template", "quire", str(CHART), values=values)
+def _render(values: str, chart: Path) -> str:
+    done = helm("template", "quire", str(chart), values=values)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def objects(values: dict[str, Any]) -> list[dict[str, Any]]:
-    documents = yaml.load_all(rendered(values), Loader=yaml.CSafeLoader)
+def objects(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]:
+    documents = yaml.load_all(rendered(values, chart), Loader=yaml.CSafeLoader)
     return [document for document in documents if document]
 
 

@@ -66,7 +66,7 @@ class Cluster(ApiServer):
     def install(self) -> None:
         """The first release."""
         self.style = "json"
-        self.apply(objects(VALUES), {MODEL: 3})
+        self.apply(objects(VALUES, self.chart), {MODEL: 3})
         (scaled,) = (one for one in self.objects if one["kind"] == "ScaledObject")
         queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
         self.queries = [query for text in queries for query in QUERY.findall(text)]
@@ -80,7 +80,12 @@ class Cluster(ApiServer):
         values = VALUES | {"settings": settings}
         values |= {"worker": {"replicas": counts[WORKERS[0]]}}
         values |= {"taskWorker": {"replicas": counts[WORKERS[1]]}}
-        self.apply(objects(values), counts)
+        self.apply(objects(values, self.chart), counts)
+
+    @property
+    def chart(self) -> Path:
+        """The one of the checkout that is the image."""
+        return self.tree / "deploy" / "helm" / "quire"
 
     @property
     def num_replicas(self) -> int:
