@@ -74,6 +74,12 @@ def error_with_suggestion(
 
 
 CONNECT_TIMEOUT_S = 10
+#: Colours of states in tables, by the names of Django's styles.
+STATE_STYLES = {
+    **dict.fromkeys(("ready", "loaded", "active", "live"), "SUCCESS"),
+    **dict.fromkeys(("loading", "draining", "idle", "sleeping"), "WARNING"),
+    **dict.fromkeys(("failed", "offline", "stalled", "revoked", "expired"), "ERROR"),
+}
 
 
 class QuireCommand(BaseCommand):
@@ -137,12 +143,16 @@ class QuireCommand(BaseCommand):
             raise_database_error(error)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print columns."""
+        """Print columns; states below `STATE` have colours on a terminal."""
         cells = [list(head), *([str(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            self.stdout.write(line.rstrip())
+            padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            padded[-1] = row[-1]
+            for index, title in enumerate(head):
+                if title == "STATE" and row[index] in STATE_STYLES:
+                    padded[index] = getattr(self.style, STATE_STYLES[row[index]])(padded[index])
+            self.stdout.write("  ".join(padded).rstrip())
 
     def print_hint(self, text: str) -> None:
         """Print to standard error, so that scripts can read standard output."""

@@ -63,6 +63,32 @@ def test_watching_prints_again_until_it_is_interrupted(
     assert out.getvalue().count("quill") == 3
 
 
+def test_watching_prints_json_line_by_line(
+    quill: ServedModel, beat: Beat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat(heartbeat("r1"))
+    pauses = iter((None, None))
+
+    def sleep(seconds: float) -> None:
+        if next(pauses, "over") == "over":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    out = StringIO()
+    call_command("status", "--json", "--watch", stdout=out)
+    assert [json.loads(line)["models"][0]["name"] for line in out.getvalue().splitlines()] == [
+        "quill"
+    ] * 3
+
+
+def test_states_have_colours_on_a_terminal_alone(quill: ServedModel, beat: Beat) -> None:
+    beat(heartbeat("r1"))
+    out = StringIO()
+    call_command("status", stdout=out, force_color=True)
+    assert "\x1b[32;1mready" in out.getvalue()
+    assert "\x1b" not in status()
+
+
 @pytest.mark.parametrize("interval", ["nan", "inf", "0", "-1", "1e300", "soon"])
 def test_an_interval_that_is_no_time_is_refused(interval: str) -> None:
     with pytest.raises(CommandError, match=r"--watch.*must be 0\.2 to 86400 seconds"):

@@ -30,4 +30,4 @@ class Command(QuireCommand):
             for i in invitations
             if options["all"] or i.state() == "open"
         ]
-        self.table(("ID", "TENANT", "MAIL", "ROLE", "STATE", "UNTIL (UTC)"), rows)
+        self.table(("ID", "TENANT", "EMAIL", "ROLE", "STATE", "UNTIL (UTC)"), rows)

@@ -15,7 +15,7 @@ class Command(QuireCommand):
         """Print a table."""
         users = User.objects.prefetch_related("memberships__tenant").order_by("username")
         rows = [(user, user.email or "-", standing(user), roles(user)) for user in users]
-        self.table(("NAME", "MAIL", "STATE", "TENANTS"), rows)
+        self.table(("NAME", "EMAIL", "STATE", "TENANTS"), rows)
 
 
 def standing(user: User) -> str:
