@@ -17,6 +17,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.plumbing import ResolvedComponent
 
 from engine.version import __version__
+from inference.schemas.field_descriptions import describe_fields
 from inference.web.endpoint_schema import EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -106,7 +107,9 @@ def generate() -> dict[str, Any]:
     generated["info"] |= {"version": __version__, "description": INTRODUCTION}
     generated["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     # Lazy strings become text.
-    return msgspec.json.decode(msgspec.json.encode(generated, enc_hook=str))
+    described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(generated, enc_hook=str))
+    describe_fields(described)
+    return described
 
 
 @lru_cache(maxsize=1)

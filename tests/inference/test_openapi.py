@@ -19,6 +19,7 @@ from django.test import AsyncClient
 
 from inference import urls
 from inference.openapi import OpenApiView, document, generate
+from inference.schemas.field_descriptions import FIELDS, IN_SCHEMAS
 from inference.web.views import NotFoundView
 from tests.engine.speech.models import JFK
 from tests.inference import live
@@ -222,3 +223,23 @@ def test_schemathesis_finds_no_fault_and_nothing_undocumented(
         check=False,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_every_field_and_parameter_is_described() -> None:
+    described = document()
+    specs = {
+        f"{name}.{field}": spec
+        for name, schema in described["components"]["schemas"].items()
+        for field, spec in schema.get("properties", {}).items()
+    }
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                specs[f"{path}.{parameter['name']}"] = parameter
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                for field, spec in content["schema"].get("properties", {}).items():
+                    specs[f"{path}.{field}"] = spec
+    assert len(specs) > 800
+    assert [key for key, spec in specs.items() if not spec.get("description")] == []
+    assert FIELDS.keys() - {key.partition(".")[2] for key in specs} == set()
+    assert IN_SCHEMAS.keys() - specs.keys() == set()
