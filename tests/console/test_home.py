@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from console.views import home as machine
 from console.views.billing import _forecast_percent
 from console.views.usage_chart import MAX_SERIES, OTHER_GROUPS, usage_chart
 from history.models import Alert
@@ -135,3 +138,31 @@ def test_a_forecast_goes_on_at_the_pace_so_far(day: int, percent: float | None) 
     state = BudgetState(Budget(tokens=100), start, end, 25, 0, 0, 0)
     now = start + timedelta(days=day) - (timedelta(seconds=1) if percent is None else timedelta(0))
     assert _forecast_percent(state, now) == percent
+
+
+def test_temperatures_and_gpus_are_shown_where_there_are_some(
+    login: Login, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.hottest_sensor_c(tmp_path) is None
+    for number, text in enumerate(("41000", "67500", "broken")):
+        sensor = tmp_path / "hwmon" / f"hwmon{number}" / "temp1_input"
+        sensor.parent.mkdir(parents=True)
+        sensor.write_text(text)
+    assert machine.hottest_sensor_c(tmp_path) == 67.5
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, 48, 1024, 143771'\necho 'Old, [N/A], 0, 1'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine, "SENSORS", tmp_path)
+    machine.cache.delete("console:gpus")
+    try:
+        for page in ("/console/", "/console/nodes/"):
+            text = login("root").get(page).content.decode()
+            assert "68 <small>°C" in text
+            assert "NVIDIA H200" in text
+            assert ", 48 °C" in text
+        assert [gpu.temperature_c for gpu in machine.list_gpus()] == [48.0, None]
+    finally:
+        machine.cache.delete("console:gpus")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.list_gpus() == []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import nlargest
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
+from django.core.cache import cache
 from django.urls import reverse
 
 from catalog.models import DesiredState, ServedModel
@@ -27,6 +32,13 @@ from tenants.access import access_keys, access_members
 from tenants.actors import to_actor
 from tenants.models import Tenant, User
 
+logger = logging.getLogger(__name__)
+
+#: Where Linux has its hardware monitors.
+SENSORS = Path("/sys/class")
+#: How long the driver's tool may take, and how long its answer is shown: it costs tens of
+#: milliseconds.
+GPU_TIMEOUT_S, GPU_CACHE_S = 5.0, 10
 #: Newest requests that failures and slowness are judged by, and how old they may be.
 MAX_REQUESTS = 1000
 RECENT = timedelta(hours=1)
@@ -55,8 +67,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """A GPU. Sizes are bytes; `temperature_c`: None where its driver doesn't say."""
+
+    name: str
+    temperature_c: float | None
+    used_memory: int
+    total_memory: int
+
+
+@dataclass(frozen=True)
 class Host:
-    """A machine. Sizes are bytes; `load`: processes that want a core, over the last minute."""
+    """A machine. Sizes are bytes; `load`: processes that want a core, over the last minute.
+
+    `temperature_c`: of its hottest sensor, None without one.
+    """
 
     name: str
     cores: int
@@ -65,6 +90,8 @@ class Host:
     total_memory: int
     free_disk: int
     total_disk: int
+    temperature_c: float | None
+    gpus: list[Gpu]
 
 
 def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
@@ -139,7 +166,50 @@ def this_host() -> Host:
         total_memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         free_disk=disk.free,
         total_disk=disk.total,
+        temperature_c=hottest_sensor_c(SENSORS),
+        gpus=list_gpus(),
     )
+
+
+def hottest_sensor_c(folder: Path) -> float | None:
+    """The highest temperature of Linux' hardware monitors, in degrees Celsius."""
+    values = []
+    for file in folder.glob("hwmon/hwmon*/temp*_input"):
+        with contextlib.suppress(OSError, ValueError):  # a sensor that is asleep
+            values.append(int(file.read_text()) / 1000)
+    return max(values, default=None)
+
+
+def list_gpus() -> list[Gpu]:
+    """NVIDIA's GPUs of this machine, as their driver's tool lists them, at most every 10 s."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    gpus = cache.get("console:gpus")
+    if gpus is None:
+        gpus = _ask_nvidia_smi(program)
+        cache.set("console:gpus", gpus, GPU_CACHE_S)
+    return [Gpu(*fields) for fields in gpus]
+
+
+def _ask_nvidia_smi(program: str) -> list[list[Any]]:
+    """Fields of `Gpu`; none where the tool fails, as without a driver."""
+    query = "--query-gpu=name,temperature.gpu,memory.used,memory.total"
+    command = [program, query, "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("nvidia-smi failed: %s", error)
+        return []
+    gpus: list[list[Any]] = []
+    for line in result.stdout.splitlines():
+        name, temperature, used, total = (field.strip() for field in line.rsplit(",", 3))
+        has_reading = temperature.replace(".", "", 1).isdigit()
+        sizes = [int(size) << 20 if size.isdigit() else 0 for size in (used, total)]
+        gpus.append([name, float(temperature) if has_reading else None, *sizes])
+    return gpus
 
 
 def _usage_today(tenant: Tenant | None) -> UsageTotals:

@@ -188,3 +188,29 @@ def test_figures_that_are_out_of_date_say_so(open_page: Open) -> None:
     expect(page.locator("#pulse")).to_contain_text("Out of date")
     page.unroute("**/console/api/overview*")
     expect(page.locator("#pulse")).to_contain_text("Live")
+
+
+def test_drawing_over_a_chart_zooms_in_on_all_of_them(open_page: Open) -> None:
+    page = open_page("/console/?range=2h", "root")
+    charts = page.locator(".timeline")
+    area = charts.first.locator(".chart-area")
+    ends = [charts.nth(index).locator(".chart-ends") for index in (0, 3)]
+    expect(ends[0]).to_contain_text(":")
+    area.scroll_into_view_if_needed()
+    everything = [each.inner_text() for each in ends]
+    box = area.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + 0.25 * box["width"], middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=4)
+    page.mouse.up()
+    whole = page.get_by_role("button", name="Show all of the time")
+    expect(whole).to_be_visible()
+    assert page.url.endswith("/console/?range=2h")  # it is no click
+    for end, before in zip(ends, everything, strict=True):
+        expect(end).not_to_have_text(before)
+    whole.click()
+    expect(whole).to_be_hidden()
+    area.click()
+    page.wait_for_url("**/console/requests/**since=**")

@@ -14,9 +14,13 @@ export class Chart {
   #step = 60;
   #most = 1;
   #place = null;
+  #drawn = false; // whether the last press of a pointer selected a time
 
-  /** `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. `open(start, end)`: shows what is behind a point. */
-  constructor(title, { format, stacked = false, most = null, empty = "No data in this time.", open = null }) {
+  /**
+   * `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. `open(start, end)`: shows what is behind a point.
+   * `zoom(start, end)`: the reader has drawn over this time.
+   */
+  constructor(title, { format, stacked = false, most = null, empty = "No data in this time.", open = null, zoom = null }) {
     this.format = format;
     this.stacked = stacked;
     this.fixed = most;
@@ -27,11 +31,13 @@ export class Chart {
     this.middle = el("span", { class: "chart-middle", "aria-hidden": "true" });
     const grid = [0.25, 0.5, 0.75].map((share) => svg("line", { class: "chart-grid", x1: 0, x2: WIDTH, y1: share * HEIGHT, y2: share * HEIGHT, "vector-effect": "non-scaling-stroke" }));
     this.cursor = svg("line", { class: "chart-cursor", y1: 0, y2: HEIGHT, "vector-effect": "non-scaling-stroke" });
+    this.selection = svg("rect", { class: "chart-selection", y: 0, height: HEIGHT, width: 0 });
     this.picture = svg(
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
       ...grid,
       this.plot,
+      this.selection,
       this.cursor,
     );
     this.legend = el("ul", { class: "chart-legend" });
@@ -41,7 +47,8 @@ export class Chart {
     area.addEventListener("pointerleave", () => this.#read(null));
     area.addEventListener("blur", () => this.#read(null));
     area.addEventListener("keydown", (event) => this.#key(event));
-    if (open) area.addEventListener("click", () => this.#open(open));
+    if (zoom) this.#selectBy(area, zoom);
+    if (open) area.addEventListener("click", () => this.#drawn || this.#open(open));
     if (open) area.addEventListener("keydown", (event) => event.key === "Enter" && this.#open(open));
     this.element = el(
       "figure",
@@ -111,6 +118,32 @@ export class Chart {
     const box = this.picture.getBoundingClientRect();
     const share = (event.clientX - box.left) / box.width;
     this.#read(Math.round(Math.min(1, Math.max(0, share)) * (this.#at.length - 1)));
+  }
+
+  /** A pointer that is drawn over the chart zooms in; one that is only pressed doesn't. */
+  #selectBy(area, zoom) {
+    let from = null;
+    const select = (end) => {
+      const [low, high] = from === null ? [0, 0] : [Math.min(from, end), Math.max(from, end)];
+      this.selection.setAttribute("x", this.#x(low));
+      this.selection.setAttribute("width", this.#x(high) - this.#x(low));
+      return [low, high];
+    };
+    area.addEventListener("pointerdown", (event) => {
+      this.#drawn = false;
+      if (event.button !== 0 || event.pointerType === "touch") return; // a finger scrolls
+      from = this.#place;
+      area.setPointerCapture(event.pointerId);
+    });
+    area.addEventListener("pointermove", () => from !== null && select(this.#place));
+    area.addEventListener("pointerup", () => {
+      if (from === null) return;
+      const [low, high] = select(this.#place ?? from);
+      from = null;
+      select(0);
+      this.#drawn = high - low > 1;
+      if (this.#drawn) zoom(this.#at[low], this.#at[high]);
+    });
   }
 
   #key(event) {

@@ -12,20 +12,23 @@ export class Traffic {
   #form = byId("scope");
   #last = null;
   #aborter = null;
+  #zoomed = null; // [start, end] of the points that are shown, or null for all
+  #data = null;
   #charts = {
-    requests: new Chart("Requests per minute", { format: perMinute, open: (start, end) => this.#open(start, end) }),
-    tokens: new Chart("Tokens per second", { format: perSecond, open: (start, end) => this.#open(start, end) }),
-    first: new Chart("Time to first token", { format: duration, open: (start, end) => this.#open(start, end, "-ttft_ms") }),
-    gaps: new Chart("Time between tokens", { format: duration, open: (start, end) => this.#open(start, end) }),
-    queue: new Chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
-    kv: new Chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
-    hits: new Chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
+    requests: this.#chart("Requests per minute", { format: perMinute }, ""),
+    tokens: this.#chart("Tokens per second", { format: perSecond }, ""),
+    first: this.#chart("Time to first token", { format: duration }, "-ttft_ms"),
+    gaps: this.#chart("Time between tokens", { format: duration }, ""),
+    queue: this.#chart("Running and waiting", { format: rate, empty: "No replica ran in this time." }),
+    kv: this.#chart("KV blocks", { format: percent, stacked: true, most: 1, empty: "No replica ran in this time." }),
+    hits: this.#chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
   };
 
   constructor(url, { failed }) {
     this.#url = url;
     this.failed = failed;
     byId("timelines").replaceChildren(...Object.values(this.#charts).map((chart) => chart.element));
+    byId("zoom-reset").addEventListener("click", () => this.#zoom(null));
     this.#form.addEventListener("change", () => this.#changed());
     this.#form.addEventListener("submit", (event) => event.preventDefault());
     for (const button of this.#form.querySelectorAll("[data-range]")) {
@@ -34,6 +37,19 @@ export class Traffic {
         this.#press(button);
       });
     }
+  }
+
+  /** A chart that zooms; with `sort` it leads to the requests behind a point, sorted as their list takes it. */
+  #chart(title, options, sort) {
+    const open = sort === undefined ? null : (start, end) => this.#open(start, end, sort);
+    return new Chart(title, { ...options, open, zoom: (start, end) => this.#zoom([start, end]) });
+  }
+
+  /** Show this time alone on all charts; null: all of it. */
+  #zoom(span) {
+    this.#zoomed = span;
+    byId("zoom-reset").hidden = span === null;
+    if (this.#data) this.#show(this.#data);
   }
 
   /** Ask anew. */
@@ -77,6 +93,8 @@ export class Traffic {
   }
 
   #changed() {
+    this.#data = null;
+    this.#zoom(null);
     history.replaceState(null, "", `?${this.#query()}`);
     this.now();
   }
@@ -88,8 +106,10 @@ export class Traffic {
     return query.toString();
   }
 
-  #show(data) {
-    this.#last = { step: data.step, asked: data.at.at(-1) + data.seconds.at(-1) };
+  #show(all) {
+    this.#last = { step: all.step, asked: all.at.at(-1) + all.seconds.at(-1) };
+    this.#data = all;
+    const data = this.#zoomed ? within(all, this.#zoomed) : all;
     const { at, step, seconds, sums } = data;
     const each = (name, per) => sums[name].map((value, i) => (value / seconds[i]) * per);
     const chart = this.#charts;
@@ -146,6 +166,23 @@ export class Traffic {
     figures.push(figure("From the cache", percent(prompt ? sum("cached_tokens") / prompt : NaN)));
     byId("traffic-sums").replaceChildren(...figures);
   }
+}
+
+/** The data of points from `start` to `end`; all arrays in it that have a value per point are cut. */
+function within(data, [start, end]) {
+  const { length } = data.at;
+  const first = data.at.findIndex((second) => second >= start);
+  const last = data.at.findLastIndex((second) => second <= end);
+  if (first < 0 || last < first) return data; // that time is over
+  const cut = (value) => {
+    if (Array.isArray(value)) {
+      const isSeries = value.length === length && !value.some((part) => part && typeof part === "object");
+      return isSeries ? value.slice(first, last + 1) : value.map(cut);
+    }
+    if (value && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, part]) => [name, cut(part)]));
+    return value;
+  };
+  return cut(data);
 }
 
 function figure(name, value, exact = null) {
