@@ -100,7 +100,7 @@ def test_usage_leads_from_a_model_to_its_keys_and_back(login: Login) -> None:
 
 def totals(day: int, tokens: int, cost_nanos: int = 0) -> UsageTotals:
     start = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(days=day)
-    return UsageTotals(start, {}, 1, tokens, 0, 0, cost_nanos)
+    return UsageTotals(start, {}, 1, tokens, 0, 0, cost_nanos=cost_nanos)
 
 
 def test_the_chart_stacks_groups_by_day_and_adds_up_the_smallest() -> None:

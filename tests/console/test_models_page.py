@@ -229,7 +229,7 @@ def test_the_log_goes_on_from_a_line(
 def test_known_models_are_suggested_with_whether_they_fit(
     login: Login, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("catalog.suggestions.available_memory", lambda: 5 << 30)
+    monkeypatch.setattr("catalog.sizing.available_memory", lambda: 5 << 30)
     page = login("root").get("/console/models/add/")
     fits = {each.source: each.fits for each in page.context["suggestions"]}
     assert fits["Qwen/Qwen3-0.6B"]
