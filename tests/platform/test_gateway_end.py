@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,7 +15,7 @@ from pydantic import SecretStr
 
 from config.management.commands import gateway
 from config.management.commands.gateway import serve
-from config.up.processes import Gateways
+from config.up.processes import Gateways, listen
 from tenants import api_keys
 from tenants.actions import create_tenant
 from tenants.actors import SYSTEM_ACTOR
@@ -73,3 +76,28 @@ def test_keys_of_the_environment_work_where_no_flag_gives_some(
         monkeypatch.setattr(gateway, name, lambda *arguments: None)
     call_command("gateway", port=0)
     assert ApiKey.objects.get(public_id=api_keys.lookup_id(key)).digest == api_keys.hash_key(key)
+
+
+ENDS_LATE = """
+import pathlib, signal, sys, time
+def end(*_):
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[1]).write_text("settled")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(sys.argv[2]).touch()
+signal.pause()
+"""
+
+
+def test_a_gateway_may_settle_what_it_aborts_at_the_end_of_its_grace(tmp_path: Path) -> None:
+    gateways = Gateways(listen("127.0.0.1", 0), 1, {})
+    settled, running = tmp_path / "settled", tmp_path / "running"
+    gateways._command = [sys.executable, "-c", ENDS_LATE, str(settled), str(running)]
+    gateways.tick()
+    deadline = time.monotonic() + 60
+    while not running.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    gateways.stop(grace=0.1)
+    assert settled.read_text() == "settled"

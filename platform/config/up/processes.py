@@ -204,6 +204,8 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
+#: Seconds for a server to abort, behind its grace, what still runs and to write its usage.
+SETTLE_S = 6.0
 #: Options that name files.
 FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 
@@ -260,7 +262,7 @@ class Gateways(ProcessGroup):
     def stop(self, grace: float) -> None:
         """Let open requests finish for `grace` seconds, then end."""
         self._listener.close()
-        super().stop(grace)
+        super().stop(grace + SETTLE_S)
 
 
 #: A model may take long to download before the first token comes.
