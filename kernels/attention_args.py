@@ -59,7 +59,8 @@ class AttentionArgs:
         alibi_slopes: float32 [Hq], or None.
         sinks: float32 [Hq], logits that take part in the softmax and bring no value; or None.
         out: where results go, contiguous and else like q; None: a new tensor.
-        key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches, else None.
+        key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches; of fp8 caches
+            [Hk], or None for 1; else None.
         sparse: blocks that queries see; None: all.
         visible_ends: int32 [T], the position after the last token that each query sees: after its
             own one or further, within the sequence, not descending in it; None: after its own.

@@ -263,13 +263,14 @@ class KernelSet(LinearFactory):
         slot = block * block_size + offset; a slot of -1 writes nothing. With norm weights [D] each
         head is RMS-normed before it is rotated. int8 caches come with key_scales and value_scales
         float32 [num_blocks, Hk, block_size]: each token's head is rounded with a scale of its own.
+        fp8 caches may come with scales [Hk], which a head's keys or values are divided by.
         """
 
     @abstractmethod
     def paged_attention(self, args: AttentionArgs) -> Tensor:
         """Causal attention of ragged queries over paged keys and values; gives [T, Hq, D].
 
-        int8 caches come with their scales, as for `rope_and_cache`.
+        int8 and fp8 caches come with their scales, as for `rope_and_cache`.
         """
 
     def encoder_attention(

@@ -42,7 +42,9 @@ class CpuDevice(Device):
     runs_draft_models: ClassVar[bool] = True
     draft_head_methods: ClassVar[tuple[str, ...]] = HEADS
     runs_logits_processors: ClassVar[bool] = True
-    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
+        "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
+    )  # fmt: skip
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)

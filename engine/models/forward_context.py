@@ -41,7 +41,7 @@ class KVScales:
         """The cache with these scales."""
         device, heads = cache.keys.device, cache.keys.shape[1]
         keys, values = self.keys.to(device), self.values.to(device)
-        if len(keys) != len(values):
+        if len(keys) != len(values) or device.type == "cpu":
             keys, values = keys.expand(heads).contiguous(), values.expand(heads).contiguous()
         return cache._replace(key_scales=keys, value_scales=values)
 

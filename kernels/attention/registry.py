@@ -267,7 +267,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             about="Quire's own kernels, in C++",
             devices=("cpu",),
             load=_cpu_attention,
-            kv_dtypes=("auto", "bf16", "fp16", "fp32", "int8"),
+            kv_dtypes=("auto", "bf16", "fp16", "fp32", *_FP8, "int8"),
             sparse=True,
             bidirectional=True,
         ),

@@ -17,6 +17,7 @@ from kernels.cpu.library import (
     address,
     check,
     check_dense,
+    check_scales,
     sparse_args,
 )
 from kernels.cpu.lora import CpuLoraTable, LoraSegments
@@ -303,8 +304,4 @@ def _check_cache(shape: DecoderShape, cache: KVCache, first: Tensor) -> None:
     cache_shape = (first.shape[0], shape.num_kv_heads, first.shape[2], shape.head_dim)
     check_dense("key_cache", keys, cache_shape, first.dtype)
     check_dense("value_cache", values, cache_shape, first.dtype)
-    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
-        if (scales is None) == (first.dtype == torch.int8):
-            raise ValueError(f"{name} are for int8 caches, which need them")
-        if scales is not None:
-            check_dense(name, scales, cache_shape[:3], torch.float32)
+    check_scales(keys, key_scales, value_scales)

@@ -16,7 +16,7 @@ from kernels.errors import CpuKernelsUnavailable, RankError
 from kernels.tensors import check_vector, describe
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-CACHE_DTYPES = {**DTYPES, torch.int8: 3}
+CACHE_DTYPES = {**DTYPES, torch.int8: 3, torch.float8_e4m3fn: 4, torch.float8_e5m2: 5}
 VECTOR_BITS = {"avx512": 512, "avx512_core": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
 
 ERRORS = {
@@ -77,15 +77,19 @@ def address(x: Tensor | None) -> int | None:
 def check_scales(
     cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
 ) -> tuple[int | None, int | None]:
-    """Addresses of an int8 cache's scales; None for other caches."""
-    if cache.dtype != torch.int8:
-        return None, None
-    for scales in (key_scales, value_scales):
-        if scales is None or scales.shape != cache.shape[:3] or scales.dtype != torch.float32:
+    """Addresses of a cache's scales: of int8 a token's head has one, of fp8 a head, or none."""
+    if (key_scales is None) != (value_scales is None):
+        raise ValueError("key_scales and value_scales of a cache come in pairs")
+    if key_scales is None or value_scales is None:
+        if cache.dtype == torch.int8:
             raise ValueError(f"an int8 cache needs float32 scales {list(cache.shape[:3])}")
-        if not scales.is_contiguous():
-            raise ValueError("the scales of a cache must be contiguous")
-    return key_scales.data_ptr(), value_scales.data_ptr()  # type: ignore[union-attr]
+        return None, None
+    if cache.dtype.itemsize > 1:
+        raise ValueError(f"a cache of {cache.dtype} has no scales")
+    shape = cache.shape[:3] if cache.dtype == torch.int8 else cache.shape[1:2]
+    check_dense("key_scales", key_scales, tuple(shape), torch.float32)
+    check_dense("value_scales", value_scales, tuple(shape), torch.float32)
+    return key_scales.data_ptr(), value_scales.data_ptr()
 
 
 def check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:

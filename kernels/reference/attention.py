@@ -19,7 +19,8 @@ def gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, low: int, high:
     read_blocks = blocks[skipped : -(-high // block_size)].long()
     tokens = wide(cache[read_blocks])
     if scales is not None:
-        tokens = tokens * scales[read_blocks][..., None]
+        by_token = scales.dim() > 1
+        tokens = tokens * (scales[read_blocks][..., None] if by_token else scales[:, None, None])
     tokens = tokens.transpose(1, 2).flatten(0, 1)
     return tokens[low - skipped * block_size : high - skipped * block_size]
 

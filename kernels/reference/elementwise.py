@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
 
 def wide(x: Tensor) -> Tensor:
     """`x` in the dtype that sums are done in: float32, or float64 for float64."""
@@ -85,6 +87,14 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
     stored = slot_mapping >= 0
     slots, x = slot_mapping[stored], x[stored]
     block, offset = slots // cache.shape[2], slots % cache.shape[2]
+    if cache.dtype in FP8:
+        size = wide(x) if scales is None else wide(x) / scales[:, None]
+        limit = torch.finfo(cache.dtype).max
+        # Indexing takes no fp8.
+        cache.view(torch.uint8)[block, :, offset] = (
+            size.clamp(-limit, limit).to(cache.dtype).view(torch.uint8)
+        )
+        return
     if scales is not None:
         scale = wide(x).abs().amax(-1) / 127
         finite = scale.isfinite()

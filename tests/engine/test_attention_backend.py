@@ -99,9 +99,3 @@ def test_auto_says_that_it_leaves_a_gpu_idle_for_want_of_triton(
     (line,) = [record.getMessage() for record in caplog.records]
     assert "pip install triton" in line
     assert "--device cpu" in line
-
-
-def test_an_fp8_cache_needs_a_gpu(model_folder: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match="isn't done on device cpu") as caught:
-        make(model_folder("llama"), kv_cache_dtype="fp8")
-    assert caught.value.param == "kv_cache_dtype"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from kernels.cpu.features import cpu_flags
 from tests.engine.models import FAMILIES, Oracle
@@ -112,13 +111,6 @@ def test_an_int8_cache_holds_more_tokens(model_folder: Folder) -> None:
         sizes[dtype] = llm.core.capacity.kv_bytes_per_token
     # 3 layers, keys and values, 2 heads of 16 values; int8 with a float32 scale a head.
     assert sizes == {"float32": 3 * 2 * 2 * 16 * 4, "int8": 3 * 2 * 2 * (16 + 4)}
-
-
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
-def test_fp8_caches_need_a_gpu(name: str, model_folder: Folder) -> None:
-    with pytest.raises(ConfigError, match=r"isn.t done on device cpu") as error:
-        make(model_folder("llama"), kv_cache_dtype=name, device="cpu")
-    assert error.value.param == "kv_cache_dtype"
 
 
 def top_scores(llm: LLM) -> dict[int, float]:

@@ -10,6 +10,7 @@ import torch
 
 from kernels.attention_args import AttentionArgs, BlockSparse
 from kernels.cpu.features import cpu_flags
+from tests.covering import covering
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
@@ -119,6 +120,64 @@ def test_int8_cache(kernels, threads, size, options, rounds):
         assert_near(got, expected)
     else:
         assert_close(got, expected, torch.float32, 4.0)
+
+
+FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def fp8_cache(batch, dtype):
+    """The batch with caches that fp8 holds, and the arguments that have these in fp8."""
+    arguments = {}
+    for name in ("key", "value"):
+        cache = getattr(batch, f"{name}_cache")
+        scales = torch.linspace(0.01, 3.0, cache.shape[1])
+        narrow = (cache / scales[:, None, None]).to(dtype)
+        setattr(batch, f"{name}_cache", narrow.float() * scales[:, None, None])
+        arguments |= {f"{name}_cache": narrow, f"{name}_scales": scales}
+    return {**batch.arguments(), **arguments}
+
+
+@covering(
+    indirect=["threads"], threads=[1, 2], dtype=FP8, rounds=[False, True], size=[32, 80, 20],
+    options=[{}, {"sliding_window": 30, "soft_cap": 4.0}],
+)  # fmt: skip
+def test_fp8_caches_with_a_scale_for_each_head(kernels, threads, dtype, size, options, rounds):
+    batch = make_batch([*MIX, (1, 300), (40, 280)], size=size, heads=6)
+    arguments = fp8_cache(batch, dtype)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
+    got = kernels.paged_attention(AttentionArgs(**arguments, **options, round_inputs=rounds))
+    if rounds:
+        assert_near(got, expected)
+    else:
+        assert_close(got, expected, torch.float32, 4.0)
+
+
+@pytest.mark.parametrize("dtype", FP8)
+def test_each_code_of_fp8_is_read_as_its_value(kernels, dtype):
+    """One key a sequence, so that the result is its value; NaN and infinity included."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    cache = codes.view(dtype).reshape(16, 1, 1, 16).contiguous()
+    got = kernels.paged_attention(
+        AttentionArgs(
+            torch.zeros(16, 1, 16),
+            torch.zeros_like(cache.float()).to(dtype),
+            cache,
+            torch.arange(16, dtype=torch.int32)[:, None],
+            torch.ones(16, dtype=torch.int32),
+            torch.arange(17, dtype=torch.int32),
+            1.0,
+        )
+    )
+    expected = codes.view(dtype).float().reshape(16, 1, 16)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 1)])
+def test_an_fp8_cache_takes_no_other_scales(compiled, shape):
+    batch = make_batch(MIX)
+    arguments = fp8_cache(batch, FP8[0])
+    with pytest.raises(ValueError, match="key_scales"):
+        compiled.paged_attention(AttentionArgs(**{**arguments, "key_scales": torch.ones(shape)}))
 
 
 def assert_near(got, expected):

@@ -224,6 +224,21 @@ def test_int8_caches(compiled, threads):
     check(compiled, SHAPE, layers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_caches(compiled, threads, dtype):
+    torch.manual_seed(6)
+    shape = (40, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
+
+    def caches():
+        keys, values = (torch.randn(shape).to(dtype) for _ in range(2))
+        scales = [torch.linspace(0.5, 2.0, SHAPE.num_kv_heads) for _ in range(2)]
+        return dict(
+            zip(("key_cache", "value_cache", "key_scales", "value_scales"), (keys, values, *scales))
+        )
+
+    check(compiled, SHAPE, [make_layer(compiled, **caches()) for _ in range(2)])
+
+
 @pytest.mark.parametrize("rows", [[59, 60], [3, 80, 59], [110]])
 def test_wanted_rows_of_prompts_that_take_several_tiles(compiled, threads, monkeypatch, rows):
     monkeypatch.setattr("tests.kernels.test_decoder.SEQUENCES", [(60, 60), (1, 40), (50, 64)])

@@ -189,3 +189,22 @@ def test_shapes_that_do_not_go_together_are_refused(compiled):
         Step(3, 2, 1, 32).run(compiled, table(50, 64))
     with pytest.raises(ValueError, match="norm weight"):
         Step(3, 2, 1, 32).run(compiled, cos_sin, q_norm_weight=torch.ones(31))
+
+
+@covering(dtype=DTYPES, cache_dtype=[torch.float8_e4m3fn, torch.float8_e5m2], scaled=[True, False])
+def test_fp8_caches_hold_rounded_parts_of_a_heads_scale(kernels, dtype, cache_dtype, scaled):
+    """What is too large becomes the largest value, and NaN stays."""
+    step = Step(5, 2, 2, 64, dtype, torch.float32)
+    step.keys, step.values = step.keys.to(cache_dtype), step.values.to(cache_dtype)
+    step.k[0] *= torch.logspace(-8, 5, 64, 10.0).to(dtype)
+    step.v[1, 0, 3], step.v[2, 1, 5], step.v[3, 0, 0] = math.nan, math.inf, -math.inf
+    scales = [torch.tensor([0.25, 3.0]), torch.tensor([0.01, 1.0])] if scaled else [None, None]
+    step.run(kernels, None, key_scales=scales[0], value_scales=scales[1])
+    limit = torch.finfo(cache_dtype).max
+    for cache, x, scale in zip((step.keys, step.values), (step.k, step.v), scales):
+        for token in range(5):
+            size = x[token].float() if scale is None else x[token].float() / scale[:, None]
+            expected = size.clamp(-limit, limit).to(cache_dtype).float()
+            torch.testing.assert_close(
+                step.cached(cache, token).float(), expected, rtol=0, atol=0, equal_nan=True
+            )

@@ -328,7 +328,8 @@ def _cache_dtype(bench: Bench, dtype: str) -> None:
 
 def _unknown_cache_dtype(bench: Bench) -> None:
     supported = device_class(bench.device).kv_cache_dtypes
-    other = next(name for name in ("int8", "fp8_e5m2", "fp8", "bfloat16") if name not in supported)
+    candidates = ("int8", "fp8_e5m2", "fp8", "bfloat16", "fp4")  # the last one no device has
+    other = next(name for name in candidates if name not in supported)
     try:
         with bench.llm("llama", kv_cache_dtype=other):
             pass

@@ -46,7 +46,8 @@ struct AttentionArgs {
   int64_t q_stride;  // elements from token to token
   int64_t tokens, q_heads, kv_heads, head_size;
   const void *key_cache, *value_cache;     // [num_blocks, kv_heads, block_size, head_size]
-  const float *key_scales, *value_scales;  // [num_blocks, kv_heads, block_size], int8 caches only
+  // int8: [num_blocks, kv_heads, block_size]; e4m3 and e5m2: [kv_heads], or null for 1; else null
+  const float *key_scales, *value_scales;
   int64_t num_blocks, block_size;
   const int32_t* block_tables;  // [num_seqs, table_stride]
   int64_t table_stride;
@@ -87,7 +88,7 @@ struct RopeArgs {
   const float* cos_sin;  // [max_position, rotary]; null: no rotation
   int64_t max_position, rotary;
   void *key_cache, *value_cache;
-  float *key_scales, *value_scales;  // int8 caches only
+  float *key_scales, *value_scales;  // as of AttentionArgs
   int64_t num_blocks, block_size;
   const int64_t* slots;
   const void *q_norm, *k_norm;  // null: no norm
@@ -184,7 +185,7 @@ struct DecoderLayer {
   HeadNorm q_head_norm, k_head_norm;
   const float* cos_sin;                // [max_position, rotary] or null
   void *key_cache, *value_cache;
-  float *key_scales, *value_scales;    // int8 caches only
+  float *key_scales, *value_scales;    // as of AttentionArgs
   int64_t window;
   Sparse sparse;
   const float *alibi, *sinks;          // [q_heads] or null

@@ -30,7 +30,8 @@ inline bool Sparse::shows(int64_t head, int64_t query, int64_t key) const {
   return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
 }
 inline bool AttentionArgs::in_pairs() const {
-  return round_inputs && (cache_dtype == kBF16 || cache_dtype == kI8) && block_size % 2 == 0;
+  const bool exact = cache_dtype == kBF16 || cache_dtype >= kI8;  // in bfloat16
+  return round_inputs && exact && block_size % 2 == 0;
 }
 inline bool AttentionArgs::wants(int64_t from, int64_t to) const {
   bool found = num_rows < 0;
@@ -76,14 +77,18 @@ void prefill_item(const AttentionArgs& a, const Item& item, char* scratch);
 // Calls f(the products' format, a null pointer of the cache's type).
 template <class Fn>
 void with_formats(const AttentionArgs& a, Fn&& f) {
-  const int8_t* integers = nullptr;
+  const auto of_bytes = [&](auto format) {
+    if (a.cache_dtype == kI8) f(format, static_cast<const int8_t*>(nullptr));
+    if (a.cache_dtype == kE4M3) f(format, static_cast<const e4m3*>(nullptr));
+    if (a.cache_dtype == kE5M2) f(format, static_cast<const e5m2*>(nullptr));
+  };
 #ifdef QUIRE_BF16_DOT
   if (a.in_pairs()) {
-    if (a.cache_dtype == kI8) return f(Pairs{}, integers);
-    return f(Pairs{}, static_cast<const bf16*>(nullptr));
+    if (a.cache_dtype == kBF16) f(Pairs{}, static_cast<const bf16*>(nullptr));
+    return of_bytes(Pairs{});
   }
 #endif
-  if (a.cache_dtype == kI8) return f(Floats{}, integers);
+  if (a.cache_dtype >= kI8) return of_bytes(Floats{});
   with_float(a.cache_dtype, [&](auto* tag) {
     f(Floats{}, tag);
     return 0;
@@ -132,7 +137,7 @@ struct Lanes {
 };
 
 // One query's scores of the keys `seen` of the tile at token `begin` -> logits, -infinity for the
-// other keys in their vectors. Gives the maximum. `scales`: of the tile's int8 keys, or null.
+// other keys in their vectors. Gives the maximum. `scales`: of the tile's keys, or null.
 QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t position,
                                int64_t begin, Lanes seen, const float* scales, float* row) {
   const int64_t from = seen.from(), to = seen.to();
@@ -155,7 +160,7 @@ QUIRE_INLINE float finish_tile(const AttentionArgs& a, int64_t q_head, int64_t p
   return top == -INFINITY ? kNoTop : top;  // nothing of the tile is seen
 }
 
-// The logits -> weights e^(logit - top), times `scales` (of the tile's int8 values, or null), in the
+// The logits -> weights e^(logit - top), times `scales` (of the tile's values, or null), in the
 // products' format, and 0 for the other keys in the vectors of `all`. Gives the sum of what isn't
 // scaled or rounded yet.
 template <class F>

@@ -278,10 +278,12 @@ QUIRE_INLINE void over_tiles(const Item& item, F&& f) {
   }
 }
 
-// Gathers the scales of a head's int8 keys or values from where they lie in the cache.
-void gather_scales(const AttentionArgs& a, const Spans& spans, int64_t head, const float* cache,
-                   float* scales) {
-  std::fill(scales, scales + kChunk, 1.0f);
+// The scales of keys or values under the item's KV head `head`: of int8 each has its own in the cache,
+// of 8-bit floats the head has one.
+void gather_scales(const AttentionArgs& a, const Item& item, const Spans& spans, int64_t head,
+                   const float* cache, float* scales) {
+  std::fill(scales, scales + kChunk, a.cache_dtype == kI8 ? 1.0f : cache[item.head + head]);
+  if (a.cache_dtype != kI8) return;
   for (int64_t i = 0; i < spans.count(); i++) {
     const float* from = cache + spans[i].row + head * a.block_size;
     std::copy(from, from + spans[i].count, scales + spans[i].at);
@@ -297,8 +299,8 @@ void weigh(const AttentionArgs& a, const Item& item, const Spans& spans, float* 
   float key_scales[kChunk], value_scales[kChunk];
   for (int64_t h = 0; h < item.heads * group; h++) {
     if (a.key_scales && h % group == 0) {
-      gather_scales(a, spans, h / group, a.key_scales, key_scales);
-      gather_scales(a, spans, h / group, a.value_scales, value_scales);
+      gather_scales(a, item, spans, h / group, a.key_scales, key_scales);
+      gather_scales(a, item, spans, h / group, a.value_scales, value_scales);
     }
     float* head_partials = partials + h / group * stride + h % group * (ld + 16);
     over_tiles(item, [&](int64_t tile, const Lanes& seen) {

@@ -97,6 +97,11 @@ void find_slots(const Tile& t, int64_t begin, int64_t count, int64_t unseen) {
     for (; i < end; i++) t.slots[i] = slot++;
   }
   if (!a.key_scales) return;
+  if (a.cache_dtype != kI8) {
+    std::fill(t.key_scales, t.key_scales + kTile, a.key_scales[t.head]);
+    std::fill(t.value_scales, t.value_scales + kTile, a.value_scales[t.head]);
+    return;
+  }
   for (int64_t i = 0; i < kTile; i++) {
     t.key_scales[i] = t.slots[i] < 0 ? 1.0f : a.key_scales[t.slots[i]];
     t.value_scales[i] = t.slots[i] < 0 ? 1.0f : a.value_scales[t.slots[i]];

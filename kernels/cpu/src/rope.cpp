@@ -47,10 +47,22 @@ void turn(const RopeArgs& r, void* x, int64_t at, const float* norm, const float
   if (r.dtype != kF32) read_row(row, x, at, r.head_size, r.dtype);
 }
 
-// Rounds a row to int8 with a scale of its own, or to the cache's float type.
-void store(const RopeArgs& r, void* cache, float* scales, int64_t at, const float* row) {
-  if (r.cache_dtype != kI8) {
+// Rounds a row to 8-bit floats, in parts of the head's scale.
+template <class T>
+void store_float8(const RopeArgs& r, T* to, float scale, const float* row) {
+  for (int64_t i = 0; i < r.head_size; i++) to[i] = from_float<T>(row[i] / scale);
+}
+
+// Rounds a row of KV head `head` to int8 with a scale of its own, or to the cache's float type.
+void store(const RopeArgs& r, void* cache, float* scales, int64_t head, int64_t at, const float* row) {
+  if (r.cache_dtype < kI8) {
     write_row(cache, at * r.head_size, row, r.head_size, r.cache_dtype);
+    return;
+  }
+  if (r.cache_dtype != kI8) {
+    const float scale = scales ? scales[head] : 1.0f;
+    if (r.cache_dtype == kE4M3) store_float8(r, static_cast<e4m3*>(cache) + at * r.head_size, scale, row);
+    else store_float8(r, static_cast<e5m2*>(cache) + at * r.head_size, scale, row);
     return;
   }
   vf top = vset(0.0f), off = vset(0.0f);  // off: NaN beside a value that is no number
@@ -85,9 +97,9 @@ void do_token(const RopeArgs& r, int64_t t, const float* q_norm, const float* k_
     if (slot < 0) continue;
     const int64_t block = slot / r.block_size, offset = slot % r.block_size;
     const int64_t to = (block * r.kv_heads + h) * r.block_size + offset;
-    store(r, r.key_cache, r.key_scales, to, row);
+    store(r, r.key_cache, r.key_scales, h, to, row);
     read_row(row, r.v, t * r.v_stride + at, r.head_size, r.dtype);
-    store(r, r.value_cache, r.value_scales, to, row);
+    store(r, r.value_cache, r.value_scales, h, to, row);
   }
 }
 

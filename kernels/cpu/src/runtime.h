@@ -14,7 +14,8 @@
 
 namespace quire {
 
-enum DType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3 };
+// The last three are of KV caches alone.
+enum DType : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2, kI8 = 3, kE4M3 = 4, kE5M2 = 5 };
 
 // Returned by every function of the C interface; kernels/cpu/library.py has the words for them.
 enum Status : int32_t {
@@ -31,7 +32,7 @@ enum Status : int32_t {
   kRankTimeout = 10,
 };
 
-inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
+inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype >= kI8 ? 1 : 2; }
 
 // Calls f(T*) with a null pointer of the type that `dtype` names.
 template <class F>

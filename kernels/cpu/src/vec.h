@@ -5,7 +5,8 @@
 // must lie within -127 to 127.
 //
 // The build's -march flags choose: 16 lanes with AVX-512, 8 with AVX2, 4 elsewhere (GCC lowers its
-// vector extension to SSE2 or NEON). Values stored as bf16, f16 or int8 are float32 in registers.
+// vector extension to SSE2 or NEON). Values stored as bf16, f16, int8 or in 8-bit floats are float32 in
+// registers.
 #pragma once
 
 #include <cmath>
@@ -32,6 +33,16 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+// Floats of 8 bits: a sign, an exponent, MANTISSA bits. e4m3 is the finite kind, up to 448, whose NaN has
+// all bits set; e5m2 is float16's first byte.
+template <int MANTISSA>
+struct float8 {
+  uint8_t bits;
+};
+using e4m3 = float8<3>;
+using e5m2 = float8<2>;
+template <class T>
+constexpr bool is_float8 = std::is_same_v<T, e4m3> || std::is_same_v<T, e5m2>;
 
 // ---- single values -----------------------------------------------------------------------------
 
@@ -47,6 +58,14 @@ QUIRE_INLINE float to_float(f16 x) {
   _Float16 half;
   std::memcpy(&half, &x.bits, 2);
   return static_cast<float>(half);
+}
+
+QUIRE_INLINE float to_float(e5m2 x) { return to_float(f16{static_cast<uint16_t>(x.bits << 8)}); }
+// The bits of e4m3, moved up, are a float16 that is 2^8 times too small.
+QUIRE_INLINE float to_float(e4m3 x) {
+  const uint16_t size = x.bits & 0x7f, sign = x.bits & 0x80;
+  if (size == 0x7f) return NAN;
+  return to_float(f16{static_cast<uint16_t>(sign << 8 | size << 7)}) * 256.0f;
 }
 
 template <class T>
@@ -66,6 +85,31 @@ QUIRE_INLINE f16 from_float<f16>(float x) {
 template <>
 QUIRE_INLINE int8_t from_float<int8_t>(float x) {
   return static_cast<int8_t>(std::nearbyint(x));
+}
+// Rounds to the nearest, of two to the even one; what is too large becomes the largest value.
+template <int MANTISSA>
+QUIRE_INLINE float8<MANTISSA> to_float8(float x) {
+  constexpr int kDropped = 23 - MANTISSA, kLowest = MANTISSA == 3 ? -6 : -14;
+  const float size = std::fmin(std::fabs(x), MANTISSA == 3 ? 448.0f : 57344.0f);
+  uint32_t bits, sign;
+  std::memcpy(&bits, &size, 4);
+  std::memcpy(&sign, &x, 4);
+  uint32_t code = (bits + (1u << (kDropped - 1)) - 1 + (bits >> kDropped & 1)) >> kDropped;
+  code -= (127 + kLowest - 1) << MANTISSA;
+  // Below 2^kLowest values have a fixed step, and the first normal code follows their last one.
+  if (size < std::ldexp(1.0f, kLowest)) {
+    code = static_cast<uint32_t>(std::nearbyint(size * std::ldexp(1.0f, MANTISSA - kLowest)));
+  }
+  if (std::isnan(x)) code = 0x7f;
+  return {static_cast<uint8_t>(code | (sign >> 24 & 0x80))};
+}
+template <>
+QUIRE_INLINE e4m3 from_float<e4m3>(float x) {
+  return to_float8<3>(x);
+}
+template <>
+QUIRE_INLINE e5m2 from_float<e5m2>(float x) {
+  return to_float8<2>(x);
 }
 template <>
 QUIRE_INLINE int16_t from_float<int16_t>(float x) {

@@ -16,6 +16,22 @@ QUIRE_INLINE vf vload(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((co
 QUIRE_INLINE vf vload(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
+// Words whose low bytes are floats of 8 bits: see to_float.
+QUIRE_INLINE vf widen_float8(e5m2, __m128i words) {
+  return _mm256_cvtph_ps(_mm_slli_epi16(words, 8));
+}
+QUIRE_INLINE vf widen_float8(e4m3, __m128i words) {
+  const __m128i size = _mm_and_si128(words, _mm_set1_epi16(0x7f));
+  const __m128i sign = _mm_slli_epi16(_mm_xor_si128(words, size), 8);
+  const __m128i nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x7f));
+  const __m128i half = _mm_or_si128(_mm_or_si128(sign, _mm_slli_epi16(size, 7)),
+                                    _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
+  return _mm256_cvtph_ps(half) * vset(256.0f);
+}
+template <int MANTISSA>
+QUIRE_INLINE vf vload(const float8<MANTISSA>* p) {
+  return widen_float8(float8<MANTISSA>{}, _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)));
+}
 
 QUIRE_INLINE vf vload_even(const uint32_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
@@ -62,6 +78,10 @@ QUIRE_INLINE vf vunit(vf unit) {
         I ? _mm256_srli_epi32(bits, 16) : _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
     return _mm256_cvtph_ps(_mm256_castsi256_si128(words));
+  } else if constexpr (is_float8<T>) {
+    const __m256i bytes = _mm256_and_si256(_mm256_srli_epi32(bits, 8 * I), _mm256_set1_epi32(0xff));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(bytes, bytes), 0x08);
+    return widen_float8(T{}, _mm256_castsi256_si128(words));
   } else {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(bits, 24 - 8 * I), 24));
   }

@@ -19,6 +19,23 @@ QUIRE_INLINE vf vload(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
+// Words whose low bytes are floats of 8 bits: see to_float.
+QUIRE_INLINE vf widen_float8(e5m2, __m256i words) {
+  return _mm512_cvtph_ps(_mm256_slli_epi16(words, 8));
+}
+QUIRE_INLINE vf widen_float8(e4m3, __m256i words) {
+  const __m256i size = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
+  const __m256i sign = _mm256_slli_epi16(_mm256_xor_si256(words, size), 8);
+  const __m256i nan = _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x7f));
+  const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, _mm256_slli_epi16(size, 7)),
+                                       _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)));
+  return _mm512_cvtph_ps(half) * vset(256.0f);
+}
+template <int MANTISSA>
+QUIRE_INLINE vf vload(const float8<MANTISSA>* p) {
+  return widen_float8(float8<MANTISSA>{}, _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)));
+}
+
 // Lane i gets the first or the second one of the i-th pair of bf16.
 QUIRE_INLINE vf vload_even(const uint32_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
@@ -62,6 +79,9 @@ QUIRE_INLINE vf vunit(vf unit) {
                                  : _mm512_slli_epi32(bits, 16));
   } else if constexpr (std::is_same_v<T, f16>) {
     return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(I ? _mm512_srli_epi32(bits, 16) : bits));
+  } else if constexpr (is_float8<T>) {
+    const __m512i bytes = _mm512_and_si512(_mm512_srli_epi32(bits, 8 * I), _mm512_set1_epi32(0xff));
+    return widen_float8(T{}, _mm512_cvtepi32_epi16(bytes));
   } else {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bits, 24 - 8 * I), 24));
   }
@@ -77,6 +97,10 @@ QUIRE_INLINE vf vload_n(const f16* p, int n) {
 }
 QUIRE_INLINE vf vload_n(const int8_t* p, int n) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first(n), p)));
+}
+template <int MANTISSA>
+QUIRE_INLINE vf vload_n(const float8<MANTISSA>* p, int n) {
+  return widen_float8(float8<MANTISSA>{}, _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(first(n), p)));
 }
 
 QUIRE_INLINE __m256i narrow_bf16(vf x) {

@@ -46,7 +46,7 @@ KEPT: dict[str, tuple[dict[str, Any], Writer]] = {
 }
 #: Kinds of a file's layers in turn.
 GGUF = [Kind[name] for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "BF16", "Q5_1", "Q5_K")]
-CACHES = ["float32", "bfloat16", "float16", "int8"]
+CACHES = ["float32", "bfloat16", "float16", "int8", "fp8"]
 
 
 @pytest.fixture(scope="session")
