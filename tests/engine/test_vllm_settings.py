@@ -224,7 +224,7 @@ def test_command_lines_as_vllm_takes_them(line: str, wanted: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-q marlin", "marlin can't be used: take the GPTQ checkpoint"),
+        ("-q qqq", "qqq can't be used: take the GPTQ or the"),
         ("-q experts_int8", "experts_int8 can't be used: it rounds plain weights"),
         ("--load-format foo", "invalid choice: 'foo'"),
         ("--max-num-seqs 1.5K", "'1.5K' is no whole number"),

@@ -2,7 +2,9 @@
 
 - integers of up to 8 bits, packed (`weight_packed` int32, `weight_shape`) or not (`weight` int8),
   with `weight_scale` [N, groups], maybe `weight_zero_point` (packed along N) and `weight_g_idx`;
-- FP8 and MXFP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8).
+- FP8 and MXFP8 (`weight`, `weight_scale`), NVFP4 and MXFP4 (`weight_packed` uint8);
+- any `weight` as a bit mask and what it names (`bitmask.py`), and Marlin's 2:4 sparse integers
+  (`weight_packed`, `scale_packed`, `meta`; `marlin.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from engine.quantization.formats.base import (
     modules_with,
     pattern,
 )
+from engine.quantization.formats.bitmask import SparseRows, SparseSource, stored_weight
 from engine.quantization.formats.fp4 import MXFP4_GROUP, e2m1_matrix, nvfp4_matrix
 from engine.quantization.formats.fp8 import EXPONENTS, float8_matrix
 from engine.quantization.formats.gptq import group_order
+from engine.quantization.formats.marlin import MarlinNames, marlin_matrix
 from engine.quantization.formats.matrices import (
     WORD,
     GroupedMatrix,
@@ -212,8 +216,8 @@ def packed_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
 
 def unpacked_matrix(parts: LayerTensors, scheme: WeightScheme) -> WeightSource:
     """`weight` int8."""
-    rows, columns = parts.shape("weight", 2)
-    stored = parts.read("weight", (torch.int8,))
+    stored = stored_weight(parts, (torch.int8,))
+    rows, columns = stored.shape
     group, groups, scales = _scales(parts, scheme, rows, columns)
     name = f"compressed-tensors int8 g{group}"
     if scheme.symmetric:
@@ -312,13 +316,9 @@ def _order(parts: LayerTensors, columns: int, groups: int, group: int) -> Tensor
     return group_order(parts, "weight_g_idx", columns, groups, group)
 
 
-_SPARSE = "sparse layouts aren't read: take the dense checkpoint, or llm-compressor's W4A16 of it"
-_REFUSED = {
-    "sparse-bitmask": _SPARSE,
-    "sparse-24-bitmask": _SPARSE,
-    "marlin-24": _SPARSE,
-    "mxfp6-pack-quantized": "take the FP8 or the MXFP4 checkpoint instead",
-}
+_REFUSED = {"mxfp6-pack-quantized": "take the FP8 or the MXFP4 checkpoint instead"}
+_SPARSE_LAYOUTS = ("dense", "sparse-bitmask", "sparse-24-bitmask")
+_MARLIN = MarlinNames("weight_packed", "scale_packed", "meta")
 
 
 class CompressedTensors(CheckpointFormat):
@@ -330,18 +330,22 @@ class CompressedTensors(CheckpointFormat):
         _refuse_format(fields)
         fields.words("ignore")
         sparse = fields.object("sparsity_config")
-        if sparse is not None and sparse.string("format", "dense") != "dense":
-            raise sparse.error("format", f"is {sparse.get('format')!r}: {_SPARSE}")
+        layout = "dense" if sparse is None else sparse.string("format", "dense")
+        if sparse is not None and layout not in _SPARSE_LAYOUTS:
+            supported = ", ".join(_SPARSE_LAYOUTS)
+            raise sparse.error("format", f"is {sparse.get('format')!r}; known are {supported}")
         if fields.get("transform_config"):
             raise fields.error("transform_config", "rotates activations, which isn't done here")
         self._format = fields.string("format")
-        self._schemes = weight_schemes(fields)
+        only_sparse = layout != "dense" and not fields.get("config_groups")
+        self._schemes = [] if only_sparse else weight_schemes(fields)
         for scheme in self._schemes:
             _refuse_format(scheme.fields)
 
     def modules(self, tensors: TensorSource) -> Iterator[str]:
         """See `CheckpointFormat`: what is packed, whatever the ignore list says."""
         yield from modules_with(tensors, "weight_packed")
+        yield from modules_with(tensors, "compressed")
         for name in modules_with(tensors, "weight"):
             if tensors.stored_dtype(f"{name}.weight") in (torch.int8, *FLOAT8):
                 yield name
@@ -350,13 +354,18 @@ class CompressedTensors(CheckpointFormat):
         """See `CheckpointFormat`."""
         weight = (f"weight_{part}" for part in _PARTS)
         inputs = ("input_scale", "input_zero_point", "input_global_scale")
-        return ("weight", *weight, *inputs)
+        return ("weight", *weight, *_SPARSE_PARTS, *inputs)
 
     def matrix(self, parts: LayerTensors) -> WeightSource:
         """See `CheckpointFormat`."""
+        suffix = "compressed" if "compressed" in parts else "weight"
+        kind = parts.tensors.stored_dtype(parts.name(suffix)) if suffix in parts else None
+        if suffix == "compressed" and kind in FLOATS:
+            return SparseSource(SparseRows(parts, FLOATS))
         scheme = self._scheme_of(parts)
+        if "meta" in parts:
+            return marlin_matrix(parts, _MARLIN, scheme.bits, scheme.group or None)
         if "weight_packed" not in parts:
-            kind = parts.tensors.stored_dtype(parts.name("weight"))
             if kind in FLOAT8:
                 return self._float8(parts, scheme)
             return unpacked_matrix(parts, scheme)
@@ -375,11 +384,13 @@ class CompressedTensors(CheckpointFormat):
     def _scheme_of(self, parts: LayerTensors) -> WeightScheme:
         scheme = scheme_for(parts.module, self._schemes)
         if scheme is None:
-            suffix = "weight_packed" if "weight_packed" in parts else "weight"
+            suffixes = ("weight_packed", "compressed", "weight")
+            suffix = next(suffix for suffix in suffixes if suffix in parts)
             raise parts.error(suffix, "is quantised, but no config_groups entry is for its layer")
         return scheme
 
 
+_SPARSE_PARTS = ("compressed", "bitmask", "shape", "row_offsets", "scale_packed", "meta")
 _PARTS = ("packed", "scale", "zero_point", "shape", "g_idx", "global_scale")
 
 

@@ -24,6 +24,7 @@ from engine.quantization.formats.base import (
     TensorSource,
     modules_with,
 )
+from engine.quantization.formats.bitmask import SparseRows, stored_weight
 from engine.quantization.formats.matrices import ScaledMatrix
 from engine.quantization.packing import WeightSource
 
@@ -70,8 +71,8 @@ def float8_matrix(
     dtypes: Dtypes = (*FLOATS, *EXPONENTS),
 ) -> WeightSource:
     """A weight of 8-bit floats; how its scales, of these dtypes, lie is seen by their shape."""
-    rows, columns = parts.shape("weight", 2)
-    values = parts.read("weight", FLOAT8)
+    values = stored_weight(parts, FLOAT8)
+    rows, columns = values.shape
     shapes = [(), (1,), (1, 1), (rows,), (rows, 1)]
     if block is not None:
         high, wide = -(-rows // block[0]), -(-columns // block[1])
@@ -98,7 +99,7 @@ def _as_two(scales: Tensor, rows: int) -> Tensor:
 
 def float8_scaled(
     parts: LayerTensors,
-    values: Tensor,
+    values: Tensor | SparseRows,
     scales: Tensor,
     source: str,
     block: tuple[int, int] | None = None,

@@ -97,10 +97,6 @@ class GPTQ(CheckpointFormat):
     name = "gptq"
 
     def __init__(self, fields: ConfigFields) -> None:
-        if fields.boolean("is_marlin_format", False):
-            raise fields.error(
-                "is_marlin_format", "is true: take the GPTQ checkpoint that it is made of"
-            )
         #: Layers may differ where there are rules by name: what they are is seen by their shapes.
         self._varies = bool(fields.get("dynamic") or fields.get("extra_config"))
         self._bits = fields.integer("bits", 4, BITS)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.quantization.formats.bitmask import SparseRows
 from engine.quantization.packing import DequantizedSource, NativeFormat, Rows
 from kernels.interface import IntegerRows
 from kernels.linear_factory import MAX_VALUE, CodeFormat, CodeRows, IntegerFormat
@@ -86,7 +87,7 @@ class ScaledMatrix(DequantizedSource):
 
     Args:
         source: of which format it is, for the load report.
-        values: float8 or int8 [N, K].
+        values: float8 or int8 [N, K], maybe kept sparse.
         scales: [ceil(N / block rows), ceil(K / block columns)], finite.
         block: (rows, columns) that share a scale.
     """
@@ -94,7 +95,9 @@ class ScaledMatrix(DequantizedSource):
     quantized = False
     bits = 8
 
-    def __init__(self, source: str, values: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
+    def __init__(
+        self, source: str, values: Tensor | SparseRows, scales: Tensor, block: tuple[int, int]
+    ) -> None:
         self.source, self.shape = source, (values.shape[0], values.shape[1])
         self.row_bytes = values.shape[1] * 12
         self._values, self._scales, self._block = values, scales, block
@@ -141,9 +144,9 @@ def by_group(scales: Tensor, block: int, coding: CodeFormat, width: int) -> Tens
     return scales.repeat_interleave(block // coding.group_size, 1)[:, :groups]
 
 
-def _select_rows(values: Tensor, rows: Rows) -> Tensor:
+def _select_rows(values: Tensor | SparseRows, rows: Rows) -> Tensor:
     """Those rows; of 8-bit floats torch takes slices alone."""
-    if isinstance(rows, slice):
+    if isinstance(rows, slice) or isinstance(values, SparseRows):
         return values[rows]
     return values.view(torch.uint8)[rows].view(values.dtype)
 

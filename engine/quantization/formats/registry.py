@@ -13,14 +13,15 @@ from engine.quantization.formats.fp4 import MXFP4, ModelOpt
 from engine.quantization.formats.fp8 import FP8
 from engine.quantization.formats.gptq import AWQ, GPTQ
 from engine.quantization.formats.hqq import HQQ
+from engine.quantization.formats.marlin import Marlin, Marlin24
 from engine.quantization.formats.torchao import TorchAO
 
 _PATH = "quantization_config"
 FORMATS: dict[str, type[CheckpointFormat]] = {
     form.name: form
     for form in (
-        AQLM, AWQ, BitsAndBytes, CompressedTensors, FP8, GPTQ, HQQ, ModelOpt, MXFP4, SqueezeLLM,
-        TorchAO,
+        AQLM, AWQ, BitsAndBytes, CompressedTensors, FP8, GPTQ, HQQ, Marlin, Marlin24, ModelOpt,
+        MXFP4, SqueezeLLM, TorchAO,
     )
 }  # fmt: skip
 #: Of what a message repeats of a field.
@@ -30,6 +31,7 @@ _ALIASES = {
     "fbgemm_fp8": "fp8",
     "modelopt_fp4": "modelopt",
     "nvfp4": "modelopt",
+    "gptq_marlin": "gptq",
     "gptqmodel": "gptq",
     "sparseml": "compressed-tensors",
 }
@@ -39,9 +41,6 @@ _LOADING_ONLY = (
 )
 #: What isn't read, and what to take instead.
 _REFUSED = {
-    "marlin": "take the GPTQ checkpoint that it is made of",
-    "gptq_marlin": "take the GPTQ checkpoint (quant_method gptq) that it is made of",
-    "gptq_marlin_24": "take the GPTQ checkpoint that it is made of",
     "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
     "bitblas": "take the GPTQ checkpoint that it is made of",
     "qqq": "take the GPTQ or the compressed-tensors W4A16 checkpoint of the model",
@@ -122,12 +121,21 @@ def method_of(quantization_config: Mapping[str, Any]) -> str:
     if method in ("auto-round", "auto_round", "intel/auto-round"):
         packing = str(quantization_config.get("packing_format") or "")
         return "awq" if "awq" in packing else "gptq"
-    return _ALIASES.get(method, method)
+    method = _ALIASES.get(method, method)
+    if method == GPTQ.name:
+        layout = quantization_config.get("checkpoint_format")
+        if layout == "marlin_24":
+            return Marlin24.name
+        if layout == "marlin" or quantization_config.get("is_marlin_format") is True:
+            return Marlin.name
+    return method
 
 
 def _quantizes_only_kv(config: Mapping[str, Any]) -> bool:
     """Whether no weight is quantised: its scales of the KV cache are tensors like any other."""
     if method_of(config) == "compressed-tensors":
-        return not has_weights(config)
+        sparsity = config.get("sparsity_config") or {}
+        is_dense = isinstance(sparsity, Mapping) and sparsity.get("format", "dense") == "dense"
+        return is_dense and not has_weights(config)
     inner = config.get("quantization") or config
     return isinstance(inner, Mapping) and "quant_algo" in inner and inner["quant_algo"] is None
