@@ -418,6 +418,12 @@ class EngineConfig(Settings):
         "where spans of requests are sent by OTLP: http://HOST:4318 or grpc://HOST:4317 (needs the "
         "extra otel); default: QUIRE_OTLP_TRACES_ENDPOINT, or nowhere",
     )
+    collect_detailed_traces: str | None = cli_field(
+        None,
+        "model, worker or all, or some of them separated by commas: measure the seconds of each "
+        "request in the model's forward pass and in the worker, as attributes of its span and as "
+        "metrics; on a GPU this waits for each step; needs otlp_traces_endpoint",
+    )
     disable_log_stats: bool = cli_field(False, "don't log statistics every few seconds")
 
     def __post_init__(self) -> None:
@@ -431,6 +437,11 @@ class EngineConfig(Settings):
         self._check_kv_tiers()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
+        if self.traced_modules and self.otlp_traces_endpoint is None:
+            raise ConfigError(
+                "collect_detailed_traces needs otlp_traces_endpoint.",
+                param="collect_detailed_traces",
+            )
         check_device(self.device)
         check_overrides(self.override_generation_config or {})
         if self.world_size > MAX_RANKS:
@@ -453,6 +464,18 @@ class EngineConfig(Settings):
     def world_size(self) -> int:
         """Number of ranks that share the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def traced_modules(self) -> frozenset[str]:
+        """Those of "model" and "worker" whose time is measured. Raises `ConfigError`."""
+        names = {name.strip() for name in (self.collect_detailed_traces or "").split(",")} - {""}
+        if invalid := names - {"model", "worker", "all"}:
+            raise ConfigError(
+                "collect_detailed_traces must name model, worker or all; got "
+                f"{', '.join(sorted(invalid))!r}.",
+                param="collect_detailed_traces",
+            )
+        return frozenset({"model", "worker"} if "all" in names else names)
 
     @property
     def swaps(self) -> bool:

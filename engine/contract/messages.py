@@ -300,6 +300,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         chunks: of the first `MAX_RECORDED_CHUNKS` of them: milliseconds after the request came,
             and tokens.
         preempted_at: of the first `MAX_RECORDED_CHUNKS` preemptions, in milliseconds after it came.
+        model_forward_time, model_execute_time: in the model's forward pass, and in all of the
+            worker, of the steps that it was part of; only with `collect_detailed_traces`.
         num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
             of them and its own tenant's.
         behind: ids of its own tenant's requests among them, `MAX_NAMED` at most: never another's.
@@ -324,6 +326,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_ahead: int = 0
     num_ahead_own: int = 0
     behind: list[str] = msgspec.field(default_factory=list)
+    model_forward_time: float = 0.0
+    model_execute_time: float = 0.0
 
     @property
     def mean_accepted_length(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from dataclasses import dataclass
 
@@ -18,6 +19,12 @@ def buckets_1_2_5(limit: float) -> tuple[float, ...]:
                 return tuple(bounds)
             bounds.append(step * scale)
         scale *= 10
+
+
+def buckets_1_2_3_5_8(limit: float) -> tuple[float, ...]:
+    """1, 2, 3, 5, 8, 10, 20, 30, ... up to `limit`."""
+    scaled = (step * 10**power for power in range(20) for step in (1.0, 2.0, 3.0, 5.0, 8.0))
+    return tuple(itertools.takewhile(lambda bound: bound <= limit, scaled))
 
 
 # fmt: off
@@ -44,6 +51,7 @@ ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 REQUEST_TOKENS = buckets_1_2_5(1_000_000)
 NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
+MODEL_MS = buckets_1_2_3_5_8(3000)
 ACCEPTED_LENGTH = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
 
 
@@ -79,6 +87,16 @@ ENGINE_HISTOGRAMS = {
     "request_spec_decode_accepted_length": HistogramDef(
         "Tokens that a step with drafts gave a request on average; of requests that had any.",
         ACCEPTED_LENGTH,
+    ),
+    "model_forward_time_milliseconds": HistogramDef(
+        "Milliseconds in the model's forward pass while a request was in the batch; only with "
+        "--collect-detailed-traces.",
+        MODEL_MS,
+    ),
+    "model_execute_time_milliseconds": HistogramDef(
+        "Milliseconds in the worker, sampling and synchronisation included, while a request was in "
+        "the batch; only with --collect-detailed-traces.",
+        MODEL_MS,
     ),
     "iteration_tokens_total": HistogramDef("Tokens computed in a step.", ITERATION_TOKENS),
     "kv_block_lifetime_seconds": HistogramDef(

@@ -426,7 +426,6 @@ _SINGLE_DEVICE = (
     "N`)."
 )
 _NO_RAY = "ranks are of one machine. Replicas on other hosts are started there with `quire engine`."
-_NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
 #: In the order of vLLM's manual.
 _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
@@ -533,7 +532,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag(
         "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
     ),
-    restricted_flag("collect_detailed_traces", str, (), _NO_TRACES),
     ignored_flag("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
     ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
     ignored_flag("disable_log_requests", bool, "prompts are never logged."),

@@ -396,6 +396,7 @@ class EngineCore:
             bitmask = None if step.bitmask is None else step.bitmask.result()
             if self.drafter is not None:
                 self.drafter.record_tracking(result.tracking_seconds)
+            self._counters.record_model_time(step.scheduled, result)
             deltas += self._outputs.process_outputs(step.plan, step.scheduled, result, bitmask)
             for later in self._steps_in_flight:
                 if later.plan.awaits_bitmask and not self._pipelined:

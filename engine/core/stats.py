@@ -107,6 +107,10 @@ def _result_attributes(request: Request, now: float) -> dict[str, Any]:
         "quire.num_preemptions": sum(sequence.timeline.num_preemptions for sequence in sequences),
         "quire.num_steps": flight.num_steps,
     }
+    if flight.model_forward_time:
+        attributes["gen_ai.latency.time_in_model_forward"] = flight.model_forward_time
+    if flight.model_execute_time:
+        attributes["gen_ai.latency.time_in_model_execute"] = flight.model_execute_time
     if first.first_token_at:
         waited = first.first_token_at - request.arrival_time
         attributes["gen_ai.latency.time_to_first_token"] = waited
@@ -204,6 +208,8 @@ _OF_REQUESTS_AND_STEPS = (
     "request_prefill_time_seconds",
     "request_decode_time_seconds",
     "request_inference_time_seconds",
+    "model_forward_time_milliseconds",
+    "model_execute_time_milliseconds",
     "request_num_preemptions",
     "request_prefill_kv_computed_tokens",
     "request_spec_decode_accepted_length",
@@ -249,6 +255,10 @@ class EngineStatsCollector:
         observe("request_prefill_time_seconds", flight.prefill_time)
         observe("request_decode_time_seconds", flight.decode_time)
         observe("request_inference_time_seconds", now - sequence.first_scheduled_at)
+        if flight.model_forward_time:
+            observe("model_forward_time_milliseconds", 1000 * flight.model_forward_time)
+        if flight.model_execute_time:
+            observe("model_execute_time_milliseconds", 1000 * flight.model_execute_time)
         observe("request_num_preemptions", flight.num_preemptions)
         computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
         observe("request_prefill_kv_computed_tokens", max(0, computed))
@@ -287,6 +297,13 @@ class EngineStatsCollector:
             accepted_per_position += [0] * (len(drafts) - len(accepted_per_position))
             for position in range(num_accepted):
                 accepted_per_position[position] += 1
+
+    def record_model_time(self, scheduled: list[Sequence], result: StepResult) -> None:
+        """Add a step's measured times to the flight records of its sequences."""
+        if result.forward_seconds or result.execute_seconds:
+            for sequence in scheduled:
+                sequence.timeline.model_forward_time += result.forward_seconds
+                sequence.timeline.model_execute_time += result.execute_seconds
 
     def record_output(self, deltas: list[TokenDelta]) -> None:
         """Count the output tokens of a step's deltas."""

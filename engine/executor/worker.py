@@ -42,6 +42,7 @@ from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
+from engine.worker.timed_runner import TimedRunner
 from kernels import KernelSet
 from kernels.interface import RankGroup
 
@@ -346,7 +347,16 @@ class Worker:
             self.drafts.attach(batch, capacity.num_blocks, capacity.layout),
             custom=self._logits_processors(),
         )
-        return self.device.make_runner(parts)
+        runner = self.device.make_runner(parts)
+        traced = self._config.traced_modules
+        if not traced:
+            return runner
+        return TimedRunner(
+            runner,
+            model="model" in traced,
+            worker="worker" in traced,
+            synchronize=torch.cuda.synchronize if self.device.name == "cuda" else None,
+        )
 
     def _logits_processors(self) -> LogitsProcessors | None:
         """The engine's logits processors, one set a runner; None: there are none."""

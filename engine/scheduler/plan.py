@@ -220,6 +220,10 @@ class StepResult(msgspec.Struct, omit_defaults=True):
     errors: dict[int, str] = msgspec.field(default_factory=dict)
     #: Seconds that went into following the step for heads, which nobody has asked for drafts yet.
     tracking_seconds: float = 0.0
+    #: Seconds in the model's forward pass and in all of the worker, where they are measured
+    #: (`collect_detailed_traces`).
+    forward_seconds: float = 0.0
+    execute_seconds: float = 0.0
 
     @classmethod
     def empty(cls, num_rows: int) -> StepResult:

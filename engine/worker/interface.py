@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 
@@ -111,3 +112,11 @@ class Runner(Protocol):
 
     def reset(self) -> None:
         """Forget the previous step, because a step has failed."""
+
+
+@runtime_checkable
+class TimesForward(Protocol):
+    """A runner whose forward passes can be measured."""
+
+    def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Call the model's forward pass through what `wrap` makes of it."""

@@ -159,6 +159,7 @@ class ModelRunner:
         #: The model's forward pass; on a GPU it moves the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionMetadata], torch.Tensor] = model.forward
         self._compiled_step = decodes
+        self._run_compiled = None if decodes is None else decodes.run
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
@@ -171,16 +172,23 @@ class ModelRunner:
         #: Whether another stage computes the logits, after this one has launched other steps.
         self._defers_logits = stage is not None and not stage.is_last
 
+    def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """See `TimesForward`; a compiled step is one call, with its sampling."""
+        self.forward = wrap(self.forward)
+        if self._run_compiled is not None:
+            self._run_compiled = wrap(self._run_compiled)
+
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
         return AuxHiddenStates(layers) if layers else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
-        if self._compiled_step is None or plan.encode or plan.dropped_encodings:
+        compiled_step, run_compiled = self._compiled_step, self._run_compiled
+        if compiled_step is None or run_compiled is None or plan.encode or plan.dropped_encodings:
             return self.run(plan, self.prepare(plan))
         self._begin(plan)
-        self._compiled_step.keeps = self._saves_hidden
-        result = self._compiled_step.run(plan)
+        compiled_step.keeps = self._saves_hidden
+        result = run_compiled(plan)
         return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:

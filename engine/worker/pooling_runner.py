@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -105,6 +105,11 @@ class PoolingRunner:
         self.model, self.batch, self.pooler = model, batch, pooler
         self._stage = stage
         self._states: dict[int, PoolingState] = {}
+        self._forward_pass: Callable[..., Tensor] = model.forward
+
+    def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """See `TimesForward`."""
+        self._forward_pass = wrap(self._forward_pass)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, pooling."""
@@ -173,8 +178,8 @@ class PoolingRunner:
             types = _token_types(inputs.states, starts)
             types = None if types is None else to_device(types, token_ids.device)
             context = dataclasses.replace(context, query_start_loc=lengths)
-            return self.model.forward(token_ids, context, types)
-        return self.model.forward(token_ids, context)
+            return self._forward_pass(token_ids, context, types)
+        return self._forward_pass(token_ids, context)
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
         # Heads run on the host: pooled states and their layers are small.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
 from engine.contract.observability import check_endpoint, context_of, headers_of
+from engine.contract.replica_state import EngineStats
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM
 from tests.e2e.collector import collecting
@@ -70,3 +73,67 @@ def test_offline_requests_have_spans_too(model_folder: Folder) -> None:
     assert span.attributes["gen_ai.usage.prompt_tokens"] == 3
     assert span.attributes["gen_ai.usage.num_sequences"] == 2
     assert len(span.attributes["gen_ai.response.finish_reasons"]) == 2
+
+
+def time_spans(folder: Path, modules: str, **settings: Any) -> tuple[dict[str, Any], EngineStats]:
+    """Attributes of the span of one request, and the engine's figures after it."""
+    with collecting() as collector:
+        llm = LLM(
+            str(folder),
+            otlp_traces_endpoint=collector.url,
+            collect_detailed_traces=modules,
+            num_gpu_blocks_override=200,
+            max_model_len=128,
+            **settings,
+        )
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], params, use_tqdm=False)
+        stats = llm.core.snapshot()
+        llm.core.shutdown()
+        (span,) = collector.wait(lambda spans: len(spans) == 1)
+    return span.attributes, stats
+
+
+FORWARD, EXECUTE = "gen_ai.latency.time_in_model_forward", "gen_ai.latency.time_in_model_execute"
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "measured"),
+    [
+        ("model", {}, {FORWARD}),
+        ("worker", {"async_scheduling": True}, {EXECUTE}),
+        ("model, worker", {"cpu_kernels": False}, {FORWARD, EXECUTE}),
+        ("all", {"async_scheduling": True}, {FORWARD, EXECUTE}),
+    ],
+)
+def test_a_span_says_how_long_a_request_was_in_the_modules(
+    modules: str, options: dict[str, Any], measured: set[str], model_folder: Folder
+) -> None:
+    attributes, stats = time_spans(model_folder("llama"), modules, **options)
+    assert {name for name in (FORWARD, EXECUTE) if name in attributes} == measured
+    total = attributes["gen_ai.latency.e2e"]
+    times = [attributes[name] for name in (FORWARD, EXECUTE) if name in attributes]
+    assert all(0 < seconds <= total for seconds in times)
+    assert times == sorted(times)  # the forward pass is part of the worker's time
+    for name, attribute in (("forward", FORWARD), ("execute", EXECUTE)):
+        histogram = stats.histograms[f"model_{name}_time_milliseconds"]
+        assert sum(histogram.counts) == (1 if attribute in measured else 0)
+        assert histogram.total == pytest.approx(1000 * attributes.get(attribute, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"collect_detailed_traces": "all"}, "needs otlp_traces_endpoint"),
+        (
+            {"collect_detailed_traces": "model,gpu", "otlp_traces_endpoint": "http://c"},
+            "must name model, worker or all; got 'gpu'",
+        ),
+    ],
+)
+def test_detailed_traces_name_modules_and_need_an_endpoint(
+    options: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        EngineConfig(model="m", **options)
+    assert refused.value.param == "collect_detailed_traces"

@@ -39,7 +39,7 @@ MANUAL = _MANUAL.split()
 #: or as variables: VLLM_BATCH_INVARIANT, VLLM_CPU_KVCACHE_SPACE, VLLM_CPU_OMP_THREADS_BIND.
 _LATER = """
 additional_config async_scheduling attention_backend batch_invariant calculate_kv_scales
-chat_template convert
+chat_template collect_detailed_traces convert
 cpu_kvcache_space cpu_threads_bind cudagraph_capture_sizes cudagraph_mode
 disable_hybrid_kv_cache_manager enable_expert_parallel enable_prompt_embeds enable_sleep_mode
 generation_config

@@ -22,7 +22,6 @@ from tools.docs.vllm_inventory import (
     CHAT,
     COMPLETIONS,
     METRICS,
-    OTHER_METRICS,
     ROUTES,
     WITHOUT_EFFECT,
 )
@@ -116,6 +115,6 @@ def _metrics() -> list[str]:
     for kind, names in METRICS.items():
         for name in sorted(names.split()):
             outcome = "the same" if live.get(name) == kind else "not here"
-            rows.append(f"| `{name}` | {kind} | {outcome} | {OTHER_METRICS.get(name, '')} |")
+            rows.append(f"| `{name}` | {kind} | {outcome} |")
     head = ["## Metrics", "", "[Observability](observability.md) has more, and what they count."]
-    return [*head, "", "| metric | kind | here | |", "|---|---|---|---|", *rows, ""]
+    return [*head, "", "| metric | kind | here |", "|---|---|---|", *rows, ""]

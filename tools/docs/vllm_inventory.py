@@ -145,9 +145,3 @@ METRICS = {
     """,
     "summary": "http_request_size_bytes http_response_size_bytes",
 }
-
-#: Of each metric that isn't here: what to look at.
-OTHER_METRICS = {
-    "vllm:model_forward_time_milliseconds": "`vllm:request_inference_time_seconds`",
-    "vllm:model_execute_time_milliseconds": "`vllm:request_inference_time_seconds`",
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -205,6 +205,8 @@ class GpuModelRunner(ModelRunner):
     ) -> None:  # fmt: skip
         super().__init__(model, batch, sampler, masks=masks, hidden=hidden)
         self.forward = self._forward = forward
+        #: Steps run one after the other while their forward passes are measured.
+        self._measures_forward = False
         self.copies, self._device = copies(device), device
         rows = len(batch.num_tokens)
         self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -240,6 +242,11 @@ class GpuModelRunner(ModelRunner):
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
         return self.launch(plan, inputs).finish()
 
+    def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """See `TimesForward`."""
+        super().wrap_forward(wrap)
+        self._measures_forward = True
+
     def reset(self) -> None:
         """Nothing follows the last step: it failed."""
         self._last = None
@@ -251,7 +258,7 @@ class GpuModelRunner(ModelRunner):
         if not isinstance(inputs, GpuStepInputs):
             return CompletedStep(StepResult.empty(0))
         saves_states = self._retain_states is not None or self._hidden is not None
-        if saves_states or _needs_sync(inputs, self.sampler):
+        if self._measures_forward or saves_states or _needs_sync(inputs, self.sampler):
             if previous is not None:
                 previous.finish()
             return CompletedStep(super().run(plan, inputs))
