@@ -1,0 +1,1 @@
+"""Classes of other libraries that run the engine."""
