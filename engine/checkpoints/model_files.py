@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.contract.engine_config import EngineConfig, file_patterns
+from engine.contract.engine_config import TORCH_WEIGHTS, EngineConfig, file_patterns
 from engine.contract.errors import ModelLoadError
+from engine.contract.modelscope import download_from_modelscope, uses_modelscope
 from engine.contract.replica_state import DOWNLOADING, report_load_phase
 from kernels.cpu.build import cache_dir
 from kernels.errors import CpuKernelsUnavailable
@@ -129,6 +130,9 @@ def _merged(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 def download(config: EngineConfig) -> Path:
     """The folder of the hub's model that `config` names. Raises `ModelLoadError`."""
+    if uses_modelscope():
+        report_load_phase(DOWNLOADING)
+        return _download_from_modelscope(config)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -159,6 +163,15 @@ def download(config: EngineConfig) -> Path:
         raise ModelLoadError(
             f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
         ) from error
+
+
+def _download_from_modelscope(config: EngineConfig) -> Path:
+    """The same from ModelScope; PyTorch's weights where there are no others."""
+    source = config.model, config.revision, config.download_dir
+    folder = download_from_modelscope(*source, file_patterns(config, ["model.safetensors"]))
+    files = [path.name for path in folder.iterdir()]
+    needed = file_patterns(config, files)
+    return download_from_modelscope(*source, needed) if TORCH_WEIGHTS in needed else folder
 
 
 def _bar(total: int) -> type[Any]:

@@ -53,7 +53,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_CONFIG_ROOT", "QUIRE_DATA_DIR", "where an instance keeps its files"),
     Variable("VLLM_HOST_IP", "REDIS_URL", "processes meet in Redis, whatever their hosts"),
     Variable("VLLM_PORT", "REDIS_URL", "processes meet in Redis; the API's port is `--port`"),
-    Variable("VLLM_USE_MODELSCOPE", "", "give a folder as model"),
+    Variable(
+        "VLLM_USE_MODELSCOPE",
+        "VLLM_USE_MODELSCOPE",
+        "models come by the package `modelscope`",
+        acts=True,
+    ),
     Variable("VLLM_INSTANCE_ID", "QUIRE_KEY_PREFIX", "keeps instances on one Redis apart"),
     Variable("VLLM_RINGBUFFER_WARNING_INTERVAL", "", "there is no ring buffer"),
     Variable("VLLM_PP_LAYER_PARTITION", "--pipeline-layer-partition", acts=True),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.contract.engine_config import TOKENIZER_PATTERNS, EngineConfig, is_hub_id
 from engine.contract.errors import ModelLoadError
+from engine.contract.modelscope import download_from_modelscope, uses_modelscope
 from engine.system.cache_folder import cache_dir, cache_entry
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_backend import TOKENIZER_FILE
@@ -97,6 +98,11 @@ def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
                 param="tokenizer_revision",
             )
         return folder
+    patterns = [*TOKENIZER_PATTERNS, *(["*.py"] * config.trust_remote_code)]
+    if uses_modelscope():
+        return download_from_modelscope(
+            name, config.tokenizer_revision, config.download_dir, patterns, param="tokenizer"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -110,7 +116,7 @@ def _source_folder(config: EngineConfig, model_folder: Path) -> Path:
                 name,
                 revision=config.tokenizer_revision,
                 cache_dir=config.download_dir,
-                allow_patterns=[*TOKENIZER_PATTERNS, *(["*.py"] * config.trust_remote_code)],
+                allow_patterns=patterns,
             )
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
