@@ -27,6 +27,7 @@ class ImagePrompt(ABC):
     Attributes:
         image_token: the placeholder, as text.
         image_token_id: the same as a token.
+        images: the image processor.
     """
 
     def __init__(self, folder: str | Path, images: Any) -> None:
@@ -39,7 +40,7 @@ class ImagePrompt(ABC):
         options = {"trust_remote_code": False, "local_files_only": True}
         self._config = AutoConfig.from_pretrained(str(folder), **options)
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-        self._images = images
+        self.images = images
         self.image_token_id = int(self._config.image_token_id)
         self.image_token = str(self._tokenizer.convert_ids_to_tokens(self.image_token_id))
 
@@ -108,18 +109,18 @@ class _Qwen(VideoPrompt):
             self._video_size = json.loads(path.read_text(encoding="utf-8")).get("size") or {}
 
     def replacement(self, outputs: Mapping[str, Any]) -> str:
-        count = int(outputs["image_grid_thw"][0].prod()) // self._images.merge_size**2
+        count = int(outputs["image_grid_thw"][0].prod()) // self.images.merge_size**2
         return self.image_token * count
 
     def prepare_video(
         self, frames: list[Image], times: list[float], options: dict[str, Any]
     ) -> VideoInput:
-        depth, merge = self._images.temporal_patch_size, self._images.merge_size
+        depth, merge = self.images.temporal_patch_size, self.images.merge_size
         step_s = (times[-1] - times[0]) / max(1, len(times) - 1) * depth
         frames = frames + frames[-1:] * (-len(frames) % depth)
         times = times + times[-1:] * (-len(times) % depth)
         size = {"size": self._frame_size(len(frames) // depth)}
-        outputs = self._images(frames, **(size | options | {"return_tensors": "np"}))
+        outputs = self.images(frames, **(size | options | {"return_tensors": "np"}))
         _, rows, columns = np.asarray(outputs["image_grid_thw"])[0].tolist()
         num_steps = len(frames) // depth
         # Each frame's patches have it `depth` times, where a video has that many frames.
@@ -136,18 +137,18 @@ class _Qwen(VideoPrompt):
         return self._video_input(tensors, grid, starts, step_s)
 
     def _channels(self) -> int:
-        return len(self._images.image_mean)
+        return len(self.images.image_mean)
 
     def _frame_size(self, num_steps: int) -> dict[str, int]:
         """Least and most pixels of a frame."""
-        side = self._images.patch_size * self._images.merge_size
+        side = self.images.patch_size * self.images.merge_size
         max_tokens = max(1, min(_MAX_FRAME_TOKENS, _MAX_VIDEO_TOKENS // num_steps))
         size = self._configured_size(num_steps)
         longest = min(size["longest_edge"], max_tokens * side**2)
         return {"longest_edge": longest, "shortest_edge": min(size["shortest_edge"], longest)}
 
     def _configured_size(self, num_steps: int) -> dict[str, int]:
-        size = {name: int(value) for name, value in dict(self._images.size).items() if value}
+        size = {name: int(value) for name, value in dict(self.images.size).items() if value}
         return size | self._video_size
 
     def _video_input(
@@ -180,7 +181,7 @@ class _Qwen3(_Qwen):
     """Each step in time stands behind its own seconds, as text."""
 
     def _configured_size(self, num_steps: int) -> dict[str, int]:
-        frames = num_steps * self._images.temporal_patch_size
+        frames = num_steps * self.images.temporal_patch_size
         per_frame = {name: value // frames for name, value in self._video_size.items()}
         return super()._configured_size(num_steps) | per_frame
 
@@ -212,7 +213,7 @@ class _InternVL(VideoPrompt):
         self, frames: list[Image], times: list[float], options: dict[str, Any]
     ) -> VideoInput:
         untiled = {"crop_to_patches": False, "return_tensors": "np"}
-        outputs = self._images(frames, **(options | untiled))
+        outputs = self.images(frames, **(options | untiled))
         start, end = self._tokenizer.start_image_token, self._tokenizer.end_image_token
         tokens = f"{start}{self.image_token * self._config.image_seq_length}{end}"
         text = "\n".join(f"Frame{number}: {tokens}" for number in range(1, len(frames) + 1))
@@ -264,6 +265,34 @@ class _SmolVLM(ImagePrompt):
         return f"{text}{fake}<global-img>{tokens}{fake}"
 
 
+class _Options:
+    """Those of `UnpreparedImages`: none."""
+
+    __optional_keys__ = __required_keys__ = frozenset[str]()
+
+
+class UnpreparedImages:
+    """In place of `transformers`' image processor, for models that read the picture itself."""
+
+    model_input_names = ("pixel_values",)
+    valid_kwargs = _Options
+    size = None
+
+    def __call__(self, images: list[Image], **_: Any) -> dict[str, Any]:
+        """`pixel_values`: uint8 [1, height, width, 3]."""
+        return {"pixel_values": np.stack([np.asarray(image) for image in images])}
+
+
+class _Mllama(ImagePrompt):
+    """One token, behind which the text attends to the picture."""
+
+    def __init__(self, folder: str | Path, images: Any) -> None:
+        super().__init__(folder, UnpreparedImages())
+
+    def replacement(self, outputs: Mapping[str, Any]) -> str:
+        return self.image_token
+
+
 #: By `model_type`, where another image processor says too little.
 _QWEN_KINDS: dict[str, type[_Qwen]] = {
     "qwen2_5_vl": _Qwen25,
@@ -274,6 +303,7 @@ _QWEN_KINDS: dict[str, type[_Qwen]] = {
 _IMAGE_PROMPTS: dict[str, type[ImagePrompt]] = {
     "Qwen2VL": _Qwen,
     "GotOcr2": _InternVL,
+    "Mllama": _Mllama,
     "Pixtral": _Pixtral,
     "SmolVLM": _SmolVLM,
 }

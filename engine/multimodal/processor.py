@@ -291,17 +291,17 @@ def _make_processor(folder: str, images: Any) -> Any:
     from transformers import AutoProcessor
 
     if (prompt := find_image_prompt(folder, images)) is not None:
-        return _ImagesProcessor(images, prompt)
+        return _ImagesProcessor(prompt)
     return AutoProcessor.from_pretrained(
         folder, trust_remote_code=False, local_files_only=True, backend="pil"
     )
 
 
 class _ImagesProcessor:
-    """Of an image processor and an `ImagePrompt` what `transformers`' processor is of both."""
+    """Of an `ImagePrompt` and its image processor what `transformers`' processor is of both."""
 
-    def __init__(self, images: Any, prompt: ImagePrompt) -> None:
-        self.image_processor, self._prompt = images, prompt
+    def __init__(self, prompt: ImagePrompt) -> None:
+        self.image_processor, self._prompt = prompt.images, prompt
         self.video_prompt = prompt if isinstance(prompt, VideoPrompt) else None
         self.image_token, self.image_token_id = prompt.image_token, prompt.image_token_id
 

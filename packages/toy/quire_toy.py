@@ -54,14 +54,15 @@ class ToyKernels(ReferenceKernels):
             first_seen = max(0, length - (end - begin) - window + 1)
             tokens = np.arange(first_seen, length)
             block_size = args.key_cache.shape[2]
-            blocks = args.block_tables[sequence].numpy()[tokens // block_size]
-            keys = args.key_cache.numpy()[blocks, :, tokens % block_size]
-            values = args.value_cache.numpy()[blocks, :, tokens % block_size]
+            blocks = args.block_tables[sequence].long()[tokens // block_size]
+            slots = torch.from_numpy(tokens % block_size)
+            keys = args.key_cache[blocks, :, slots].float().numpy()
+            values = args.value_cache[blocks, :, slots].float().numpy()
             queries = np.arange(length - (end - begin), length)
             distance = queries[:, None] - tokens[None, :]
             visible = (distance >= 0) & (distance < window)
             mixed = _attend(args.q[begin:end].float().numpy(), keys, values, visible, args)
-            out[begin:end] = torch.from_numpy(mixed)
+            out[begin:end] = torch.from_numpy(mixed).to(out.dtype)
         return out
 
 
@@ -92,7 +93,6 @@ class ToyDevice(Device):
 
     name: ClassVar[str] = "toy"
     token_budget: ClassVar[int] = 64
-    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32",)
 
     @classmethod
     def unavailable_reason(cls) -> str:

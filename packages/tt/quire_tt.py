@@ -9,7 +9,7 @@ import os
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from quire_tt_runner import TTModel, TTRunner, TTSettings, TTVisionModel, call
+from quire_tt_runner import TTCrossModel, TTModel, TTRunner, TTSettings, TTVisionModel, call
 from transformers import AutoConfig
 
 from engine.contract.engine_config import EngineConfig
@@ -171,7 +171,13 @@ class TTDevice(Device):
                 param="additional_config",
             )
         vision = find_vision_family(raw)
-        spec = decoder_spec(raw if vision is None else vision.text_config)
+        wrapper = TTModel if vision is None else TTVisionModel
+        text = raw if vision is None else vision.text_config
+        if hasattr(kind, "max_cross_attn_tokens"):
+            wrapper = TTCrossModel
+            # Of its layers, which are Llama's or attend to the picture, the sizes matter alone.
+            text = {**raw["text_config"], "architectures": ["LlamaForCausalLM"]}
+        spec = decoder_spec(text)
         # The model has one page table for all layers: blocks behind a window stay.
         spec = dataclasses.replace(
             spec, architecture=raw["architectures"][0], sliding_windows=(0,) * spec.num_layers
@@ -186,9 +192,12 @@ class TTDevice(Device):
             tt_data_parallel=options.data_parallel,
             optimizations=options.optimizations,
         )
-        # A block that one group's chips have filled isn't in another's.
-        self.caches_prefixes = options.data_parallel == 1 and bool(
-            capabilities.get("supports_prefix_caching", False)
+        # A block that one group's chips have filled isn't in another's, and a slot's picture isn't
+        # in a block of tokens.
+        self.caches_prefixes = (
+            options.data_parallel == 1
+            and wrapper is not TTCrossModel
+            and bool(capabilities.get("supports_prefix_caching", False))
         )
         settings = TTSettings(
             max_batch_size=config.max_num_seqs,
@@ -199,7 +208,6 @@ class TTDevice(Device):
             samples_decode=mode is not None,
             warms_up=options.enable_model_warmup,
         )
-        wrapper = TTModel if vision is None else TTVisionModel
         return LoadedImpl(
             wrapper(model, spec, settings),  # type: ignore[arg-type]
             spec,

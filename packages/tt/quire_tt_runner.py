@@ -26,7 +26,7 @@ from engine.worker.interface import BitmaskInbox, CompletedStep, PendingStep
 from engine.worker.sampling_io import bitmask_rows, collect_outputs
 from engine.worker.step_inputs import StepInputs
 
-StepImages = list[list[dict[str, Tensor] | None] | None]
+StepImages = list[list[dict[str, Any] | None] | None]
 
 #: Parameters that change what is sampled and that `TTSamplingParams` lacks.
 _HOST_PARAMETERS = (
@@ -133,7 +133,8 @@ class TTModel:
     ) -> None:
         spec = self.spec
         self._block_size, self._max_num_blocks = block_size, num_blocks + 1
-        shape = (num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
+        self._reserve_cross_blocks()
+        shape = (self._max_num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self._cache = self._model.allocate_kv_cache(shape, dtype, spec.num_layers)
         if self.settings.warms_up and hasattr(self._model, "warmup_model_prefill"):
             on_device = [] if not self.settings.samples_prefill else [
@@ -146,9 +147,8 @@ class TTModel:
                 sampling_params=[*on_device, None],
             )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What the device returned are logits."""
-        return hidden
+    def _reserve_cross_blocks(self) -> None:
+        """Add blocks of the cache that no sequence gets; without cross attention there are none."""
 
     def prefill(
         self,
@@ -194,6 +194,7 @@ class TTModel:
         token_ids: np.ndarray,
         positions: np.ndarray,
         tables: np.ndarray,
+        slots: list[int],
         sampling: TTSamplingParams | None,
     ) -> Any:
         """The device's output for one token a sequence, to be read by `read`.
@@ -204,6 +205,7 @@ class TTModel:
             rows: int [sequences], in the batch.
             token_ids, positions: int [sequences].
             tables: int32 [sequences, blocks].
+            slots: see `prefill`.
         """
         size = self.settings.max_batch_size
         tokens = torch.zeros(size, 1, dtype=torch.int32)
@@ -219,7 +221,12 @@ class TTModel:
             enable_trace=self.settings.traces_decode,
             read_from_device=not self._reads_later,
             sampling_params=sampling,
+            **self._cross_arguments(rows, slots),
         )
+
+    def _cross_arguments(self, rows: np.ndarray, slots: list[int]) -> dict[str, Any]:
+        """Further arguments of a decode of `rows` of the batch."""
+        return {}
 
     def _pages(
         self, rows: np.ndarray, tables: np.ndarray, num_blocks: np.ndarray, shape: tuple[int, int]
@@ -247,9 +254,66 @@ class TTModel:
 class TTVisionModel(TTModel):
     """A model whose `prefill_forward` takes pictures and runs the vision tower itself."""
 
-    def encode(self, kind: str, tensors: MediaTensors) -> dict[str, Tensor]:
+    def encode(self, kind: str, tensors: MediaTensors) -> dict[str, Any]:
         """A picture as `prefill_forward` takes it."""
         return {name: torch.from_numpy(array.copy()) for name, array in tensors.items()}
+
+
+class TTCrossModel(TTVisionModel):
+    """A model whose text attends to a picture by cross attention: an encoder and a decoder.
+
+    A slot of the batch has blocks of its own for the picture's keys and values, after those of the
+    sequences. What a prompt's step returns beside its logits goes into the sequence's decodes.
+    """
+
+    def __init__(self, model: Any, spec: DecoderSpec, settings: TTSettings) -> None:
+        super().__init__(model, spec, settings)
+        #: [slots, blocks of a picture].
+        self._cross_pages = np.zeros((0, 0), dtype=np.int32)
+        #: By slot, cross_attention_masks and full_text_row_masked_out_mask.
+        self._masks: list[tuple[Any, Any]] = [(None, None)] * settings.max_batch_size
+
+    def encode(self, kind: str, tensors: MediaTensors) -> dict[str, Any]:
+        from PIL import Image
+
+        (pixels,) = tensors["pixel_values"]
+        return {"images": Image.fromarray(pixels.astype(np.uint8))}
+
+    def _reserve_cross_blocks(self) -> None:
+        num_slots = self.settings.max_batch_size
+        width = -(-self._model.max_cross_attn_tokens // self._block_size)
+        pages = self._max_num_blocks + np.arange(num_slots * width, dtype=np.int32)
+        self._cross_pages = pages.reshape(num_slots, width)
+        self._max_num_blocks += num_slots * width
+
+    def prefill(
+        self,
+        prompts: Sequence[np.ndarray],
+        num_cached: np.ndarray,
+        tables: np.ndarray,
+        slots: list[int],
+        sampling: TTSamplingParams | None,
+        **media: Any,
+    ) -> Any:
+        pages = torch.from_numpy(self._cross_pages[slots])
+        media = {"images": [None] * len(prompts), **media, "cross_page_table": pages}
+        output, *masks = super().prefill(prompts, num_cached, tables, slots, sampling, **media)
+        for slot, *entry in zip(slots, *masks, strict=True):
+            self._masks[slot] = (entry[0], entry[1])
+        return output
+
+    def _cross_arguments(self, rows: np.ndarray, slots: list[int]) -> dict[str, Any]:
+        size = self.settings.max_batch_size
+        pages = np.zeros((size, self._cross_pages.shape[1]), dtype=np.int32)
+        pages[rows] = self._cross_pages[slots]
+        masks: list[tuple[Any, Any]] = [(None, None)] * size
+        for row, slot in zip(rows.tolist(), slots, strict=True):
+            masks[row] = self._masks[slot]
+        return {
+            "cross_page_table": torch.from_numpy(pages),
+            "cross_attention_masks": [mask for mask, _ in masks],
+            "full_text_row_masked_out_mask": [mask for _, mask in masks],
+        }
 
 
 def make_sampling_params(params: Sequence[SamplingParams]) -> TTSamplingParams:
@@ -349,7 +413,7 @@ class TTRunner:
         settings = model.settings
         self._slots = DataParallelSlots(settings.num_groups, settings.group_size)
         #: Pictures by their keys in the scheduler's encoder cache.
-        self._images: dict[bytes, dict[str, Tensor]] = {}
+        self._images: dict[bytes, dict[str, Any]] = {}
         self._launched: LaunchedStep | None = None
         #: The states, rows and size of the batch that the device sampled last, and by what.
         self._sampling: tuple[Any, TTSamplingParams | None] = None, None
@@ -408,7 +472,9 @@ class TTRunner:
             rows = self._slots.decode_rows(slots)
             sampling = self._device_sampling(plan, step, rows, is_decode=True)
             token_ids = self._batch.token_ids(step).numpy()
-            output = self._model.decode(rows, token_ids, num_cached, tables, sampling)
+            output = self._model.decode(
+                rows, token_ids, num_cached, tables, slots.tolist(), sampling
+            )
         else:
             rows = np.arange(len(counts))
             sampling = self._device_sampling(plan, step, rows, is_decode=False)

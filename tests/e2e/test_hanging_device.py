@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -61,7 +63,17 @@ def test_a_hanging_package_is_named_and_other_models_answer(
         product.manage("load_model", source, "--name", "hung", "--device", device)
 
         def listed() -> str:
-            return product.manage("list_models")
+            """What an operator reads, with the hints on standard error."""
+            done = subprocess.run(
+                [sys.executable, "manage.py", "list_models"],
+                cwd=ROOT,
+                env={**os.environ, "QUIRE_DATA_DIR": str(product.data_dir)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=True,
+            )
+            return done.stdout
 
         with httpx.Client(
             base_url=product.base_url,

@@ -107,7 +107,12 @@ REFUSED = [
     ("tpu", {}, "device", "must be one of auto, cpu, cuda, broken, nodevice, toy"),
     ("broken", {}, "device", "quire_nowhere"),
     ("nodevice", {}, "device", "no subclass of engine.devices.Device"),
-    ("toy", {"kv_cache_dtype": "int8"}, "kv_cache_dtype", "which keeps float32"),
+    (
+        "toy",
+        {"kv_cache_dtype": "int8"},
+        "kv_cache_dtype",
+        "which keeps float32, bfloat16, float16.",
+    ),
 ]
 REFUSE = f"""
 import json, os

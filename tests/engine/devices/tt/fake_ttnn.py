@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
@@ -283,6 +284,91 @@ class VisionLM(CausalLM):
 
     def _logits(self, cache: Tensor, pages: Tensor, length: int, **media: Any) -> Tensor:
         return super()._logits(cache, pages, length, **self.pictures[int(pages[0])])
+
+
+def picture_tokens(image: Any) -> list[int]:
+    """Tokens that `CrossModel` takes for a picture."""
+    return [3 + int(value) % 300 for value in np.asarray(image)[:2, :3].flatten()][
+        :MAX_CROSS_TOKENS
+    ]
+
+
+MAX_CROSS_TOKENS = 10
+
+
+class CrossModel(CausalLM):
+    """An encoder-decoder: what it knows of a picture is in the cross pages, as tokens before the
+    text, and how many are valid in the masks that its prefill returns.
+    """
+
+    @property
+    def max_cross_attn_tokens(self) -> int:
+        return MAX_CROSS_TOKENS
+
+    @property
+    def num_cross_pages(self) -> int:
+        return -(-MAX_CROSS_TOKENS // self.block_size)
+
+    @classmethod
+    def initialize_vllm_model(  # type: ignore[override]
+        cls, hf_config: Any, mesh_device: Any, max_batch_size: int, tt_data_parallel: int,
+        optimizations: str | None,
+    ) -> CausalLM:  # fmt: skip
+        folder = f"{hf_config._name_or_path}/text"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return cls(model.eval(), max_batch_size, tt_data_parallel)
+
+    def prefill_forward(  # type: ignore[override]
+        self, tokens: Tensor, images: list[Any], page_table: Tensor, kv_cache: list[Tensor],
+        prompt_lens: Tensor, cross_page_table: Tensor, sampling_params: Any, empty_slots: list[int],
+    ) -> Any:  # fmt: skip
+        check(cross_page_table.shape == (len(tokens), self.num_cross_pages), "cross pages by row")
+        rows = self._prefill(tokens, page_table, kv_cache, prompt_lens, empty_slots, None)
+        logits, masks = [], []
+        for index, (group, pages, length) in enumerate(rows):
+            values = picture_tokens(images[index][0]) if images[index] else []
+            for position, token in enumerate(values):
+                self._write(kv_cache[group], cross_page_table[index], position, token)
+            masks.append(len(values))
+            logits.append(
+                self._cross_logits(
+                    kv_cache[group], pages, length, cross_page_table[index], len(values)
+                )
+            )
+        check(not {*cross_page_table.flatten().tolist()} & {*page_table.flatten().tolist()}, "own")
+        return self._output("prefill", torch.stack(logits), sampling_params), masks, masks
+
+    def decode_forward(  # type: ignore[override]
+        self, tokens: Tensor, start_pos: Tensor, cross_attention_masks: list[Any],
+        full_text_row_masked_out_mask: list[Any], page_table: Tensor, kv_cache: list[Tensor],
+        cross_page_table: Tensor, enable_trace: bool, read_from_device: bool, sampling_params: Any,
+    ) -> Any:  # fmt: skip
+        size = self.max_batch_size
+        check(cross_page_table.shape == (size, self.num_cross_pages), "[max_batch, cross blocks]")
+        check(cross_attention_masks == full_text_row_masked_out_mask, "both of the same prefill")
+        logits = []
+        for row in range(size):
+            if not page_table[row, 0]:
+                check(not cross_page_table[row].any(), "cross page tables are zero-padded")
+                check(cross_attention_masks[row] is None, "padding has no masks")
+                logits.append(torch.zeros(self.model.config.vocab_size))
+                continue
+            cache, position = kv_cache[row // self.group_size], int(start_pos[row])
+            self._write(cache, page_table[row], position, int(tokens[row, 0]))
+            count = cross_attention_masks[row]
+            pages = cross_page_table[row]
+            logits.append(self._cross_logits(cache, page_table[row], position + 1, pages, count))
+        return self._output("decode", torch.stack(logits), sampling_params)
+
+    def _cross_logits(
+        self, cache: Tensor, pages: Tensor, length: int, cross_pages: Tensor, count: int
+    ) -> Tensor:
+        tokens = cache[pages.long()].flatten()[:length]
+        tokens = torch.cat([cache[cross_pages.long()].flatten()[:count], tokens])
+        check(bool((tokens >= 0).all()), "a token that was never written")
+        with torch.inference_mode():
+            logits: Tensor = self.model(tokens[None], use_cache=False).logits[0, -1]
+        return logits
 
 
 class LimitedCausalLM(CausalLM):

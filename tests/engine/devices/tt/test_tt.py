@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MllamaConfig, MllamaImageProcessorPil
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
@@ -15,7 +17,7 @@ from engine.contract.sampling_params import StructuredOutputsParams
 from engine.devices import registry
 from engine.models.registry import ModelRegistry
 from tests.engine.devices.tt import fake_ttnn
-from tests.engine.models import Oracle
+from tests.engine.models import Oracle, make_model
 from tests.engine.multimodal import models as vision_models
 from tests.engine.multimodal.models import expected, picture
 from tests.packages import EXAMPLE
@@ -121,6 +123,14 @@ def test_options_reach_the_mesh_and_the_model(
 def test_prompts_are_traced_where_the_options_say_so(model_folder: Callable[[str], Path]) -> None:
     make(model_folder("llama"), {"trace_mode": "decode_only"})
     assert LAST["warmup_model_prefill"] == (False, [None])
+
+
+def test_a_batch_takes_increasing_lengths(
+    model_folder: Callable[[str], Path], oracle: Callable[[str], Oracle]
+) -> None:
+    llm = make(model_folder("llama"))
+    prompts = [[5 + index % 7 for index in range(length)] for length in (1, 7, 8, 9, 31, 32, 58)]
+    assert answers(llm, prompts) == oracle("llama").greedy_all(prompts, 6)
 
 
 def test_a_preempted_sequence_is_prefilled_again(
@@ -248,6 +258,48 @@ def test_pictures_are_given_to_the_model_as_pixel_values(tmp_path: Path) -> None
     assert answers(llm, prompts) == [
         expected(model, processor, text, row, 6) for text, row in zip(texts, pictures, strict=True)
     ]
+
+
+def make_mllama(folder: Path) -> None:
+    """A config of an encoder-decoder; its text model is a Llama of its own folder."""
+    image = "<|image|>"
+    tokenizer = vision_models.tokenizer_with(image)
+    token_id = tokenizer.convert_tokens_to_ids(image)
+    make_model("llama", folder / "text", vocab_size=len(tokenizer))
+    text = json.loads((folder / "text" / "config.json").read_text())
+    for name in ("architectures", "model_type"):
+        text.pop(name)
+    config = MllamaConfig(text_config=text, image_token_index=token_id)
+    config.architectures = ["MllamaForConditionalGeneration"]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    MllamaImageProcessorPil().save_pretrained(folder)
+
+
+@pytest.mark.parametrize("options", [{}, {"data_parallel": 2}])
+def test_an_encoder_decoder_attends_to_its_slots_picture(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    make_mllama(tmp_path)
+    architecture = "TTMllamaForConditionalGeneration"
+    ModelRegistry.register_model(architecture, fake_ttnn.CrossModel)
+    try:
+        llm = make(tmp_path, options, num_gpu_blocks_override=16)
+    finally:
+        ModelRegistry.unregister_model(architecture)
+    oracle = Oracle(tmp_path / "text")
+    texts = ["<|image|>What?", "Text alone", "And <|image|> so?", "<|image|>", "<|image|>Other"]
+    images = [None if "<" not in text else picture(seed, 9, 7) for seed, text in enumerate(texts)]
+    prompts = [
+        {"prompt": text, "multi_modal_data": {"image": image}} if image else {"prompt": text}
+        for text, image in zip(texts, images, strict=True)
+    ]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    known = [[] if image is None else fake_ttnn.picture_tokens(image) for image in images]
+    expected_tokens = oracle.greedy_all(
+        [tokens + output.prompt_token_ids for tokens, output in zip(known, outputs, strict=True)], 6
+    )
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected_tokens
 
 
 @pytest.mark.parametrize(
