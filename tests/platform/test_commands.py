@@ -25,9 +25,11 @@ from django.core.management import (
 from django.db import connection
 from django.utils import timezone
 
+from catalog import actions
 from catalog import rollout as wait
 from catalog.models import Replica, ServedModel
 from common.commands import parse_expiry, parse_span
+from common.errors import Conflict
 from config.help import DJANGO_COMMANDS, GROUPS
 from engine.contract import messages, redis_keys
 from engine.version import __version__
@@ -526,6 +528,34 @@ def test_the_engine_command_becomes_the_engines_process(
     assert ServedModel.objects.get().scales_from_zero
     run("engine", "m", "--replica-id", "fourth")
     assert not ServedModel.objects.get().scales_from_zero
+
+
+def test_of_engines_that_start_at_once_one_registers_the_model(
+    live_redis: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        "os.execvpe", lambda program, command, environment: commands.append(command)
+    )
+    monkeypatch.setattr("os.chdir", lambda path: None)
+    load_model = actions.load_model
+
+    def after_another(**columns: Any) -> ServedModel:
+        load_model(**columns)
+        return load_model(**columns)
+
+    monkeypatch.setattr(actions, "load_model", after_another)
+    run("engine", folder, "--name", "m", "--replica-id", "second")
+    assert f"--model={folder}" in commands[0]
+
+    def while_it_drains(**columns: Any) -> ServedModel:
+        ServedModel.objects.update(desired_state="unloaded")
+        raise Conflict("m still drains.")
+
+    ServedModel.objects.update(desired_state="unloaded")
+    monkeypatch.setattr(actions, "load_model", while_it_drains)
+    with pytest.raises(CommandError, match="still drains"):
+        run("engine", folder, "--name", "m", "--replica-id", "third")
 
 
 # -- usage ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from catalog.cli import NAMED, parse_engine_settings
 from catalog.engine_settings import replica_command
 from catalog.models import DesiredState, ServedModel
 from common.commands import QuireCommand
+from common.errors import Conflict
 from engine.contract.engine_config import add_cli_args
 from tenants.actors import CLI_ACTOR
 
@@ -89,10 +90,17 @@ class Command(QuireCommand):
             return actions.update_model(
                 actor=CLI_ACTOR, model=served_model, idle_minutes=idle_minutes
             )
-        return actions.load_model(
-            actor=CLI_ACTOR,
-            name=name,
-            source="" if served_model is not None else argument,
-            managed=False,
-            idle_minutes=idle_minutes,
-        )
+        try:
+            return actions.load_model(
+                actor=CLI_ACTOR,
+                name=name,
+                source="" if served_model is not None else argument,
+                managed=False,
+                idle_minutes=idle_minutes,
+            )
+        except Conflict:
+            # Of replicas that start at the same time, one registers the model for all.
+            loaded = ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED)
+            if (model := loaded.first()) is None:
+                raise
+            return model
