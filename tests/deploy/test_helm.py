@@ -185,7 +185,10 @@ def sets_of_values() -> Iterator[dict[str, Any]]:
             {"gateway": {"autoscaling": {"enabled": True}}, "service": {"type": "LoadBalancer"}},
         ],
         [{}, {"models": FULL["models"]}],
-        [{}, {"storage": {"existingClaim": "files"}, "modelFiles": {"existingClaim": "weights"}}],
+        [
+            {"storage": {"size": ""}},
+            {"storage": {"existingClaim": "files"}, "modelFiles": {"existingClaim": "weights"}},
+        ],
     ]
     for chosen in itertools.product(*switches):
         yield merged(*chosen)
@@ -390,6 +393,26 @@ def test_writable_folders_are_those_of_the_image() -> None:
     for name, spec in pods(FULL).items():
         paths = {mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
         assert written <= paths, name
+
+
+def test_with_object_storage_no_pod_needs_a_claim() -> None:
+    made = objects({"models": FULL["models"], "storage": {"size": ""}})
+    assert not [one for one in made if one["kind"] == "PersistentVolumeClaim"]
+    for name, spec in pods({"models": FULL["models"], "storage": {"size": ""}}).items():
+        assert {key for volume in spec["volumes"] for key in volume} == {"name", "emptyDir"}, name
+        for container in spec["containers"]:
+            paths = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            assert paths["/var/lib/quire-storage"] == "scratch", name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(SETS)))
+def test_helm_and_every_version_of_kubernetes_take_every_set_of_values(number: int) -> None:
+    done = helm("lint", "--strict", str(CHART), values=yaml.safe_dump(SETS[number]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for one, version in itertools.product(objects(SETS[number]), VERSIONS):
+        if one["kind"] not in FOREIGN:
+            kubernetes_validate.validate(one, version, strict=True)
 
 
 def test_a_pod_gets_longer_than_its_requests() -> None:

@@ -29,8 +29,13 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{ add (.Values.settings.QUIRE_SHUTDOWN_DELAY_SECONDS | default 5) (.Values.settings.QUIRE_DRAIN_SECONDS | default 30) 25 }}
 {{- end -}}
 
+{{- /* "" where files and adapters are in object storage. */ -}}
 {{- define "quire.storageClaim" -}}
-{{ .Values.storage.existingClaim | default (printf "%s-storage" (include "quire.name" .)) }}
+{{- if .Values.storage.existingClaim -}}
+{{ .Values.storage.existingClaim }}
+{{- else if .Values.storage.size -}}
+{{ include "quire.name" . }}-storage
+{{- end -}}
 {{- end -}}
 
 {{- /* What every container gets: Kubernetes' "restricted" profile, and a root file system that can't be written. */ -}}
@@ -72,7 +77,11 @@ envFrom:
 {{- define "quire.mounts" -}}
 - {name: scratch, mountPath: /tmp, subPath: tmp}
 - {name: scratch, mountPath: /var/lib/quire, subPath: data}
+{{- if include "quire.storageClaim" . }}
 - {name: storage, mountPath: /var/lib/quire-storage}
+{{- else }}
+- {name: scratch, mountPath: /var/lib/quire-storage, subPath: storage}
+{{- end }}
 {{- if .Values.modelFiles.existingClaim }}
 - {name: models, mountPath: {{ .Values.modelFiles.mountPath }}, readOnly: true}
 {{- end }}
@@ -81,8 +90,10 @@ envFrom:
 {{- define "quire.volumes" -}}
 - name: scratch
   emptyDir: {}
+{{- with include "quire.storageClaim" . }}
 - name: storage
-  persistentVolumeClaim: {claimName: {{ include "quire.storageClaim" . }}}
+  persistentVolumeClaim: {claimName: {{ . }}}
+{{- end }}
 {{- if .Values.modelFiles.existingClaim }}
 - name: models
   persistentVolumeClaim: {claimName: {{ .Values.modelFiles.existingClaim }}, readOnly: true}
