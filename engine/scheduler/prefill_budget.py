@@ -25,8 +25,8 @@ class PrefillLimits:
     Attributes:
         max_prompt_tokens: bounds the duration of a step, except for `min_step_tokens`.
         saturation_decodes: number of decodes from which prompts get `max_prompt_tokens`; with fewer
-            they get that fraction of it, and fill the step up to `min_step_tokens` anyway. 0:
-            always `max_prompt_tokens`.
+            they get that fraction of it, a third at least, and fill the step up to
+            `min_step_tokens` anyway. 0: always `max_prompt_tokens`.
         min_step_tokens: tokens of a step, decodes included, with up to 9 decodes; a few tokens more
             take hardly longer, because products go by whole tiles of rows. With more decodes it is
             8 (of 72) for each, even beyond `max_prompt_tokens`: a request has some prompt tokens
@@ -55,7 +55,9 @@ class PrefillLimits:
         """
         if not self.saturation_decodes:
             return self.max_prompt_tokens
-        by_decodes = self.max_prompt_tokens * num_decodes // self.saturation_decodes
+        # Less than a third makes prompts wait for many more steps.
+        num_counted = max(num_decodes, self.saturation_decodes // 3)
+        by_decodes = self.max_prompt_tokens * num_counted // self.saturation_decodes
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
         num_tokens = min(self.max_prompt_tokens, max(by_decodes, by_prompts))
         return max(num_tokens, self.min_prompt_tokens(num_decodes))
