@@ -50,7 +50,7 @@ export class CallsView {
     const code = el("code");
     const area = el("textarea", { class: "input mono", rows: 2, placeholder: "What the tool returns", "aria-label": `Result of ${call.name}` });
     const status = el("p", { class: "engine-wait", role: "status", hidden: true });
-    const text = el("pre", { tabIndex: 0, role: "group", "aria-label": `Result of ${call.name}`, dir: "auto" });
+    const text = el("pre", { tabIndex: 0, role: "group", "aria-label": `Returned by ${call.name}`, dir: "auto" });
     const result = el("details", { class: "call-result", open: true, hidden: true }, el("summary"), text);
     this.#blocks.push({ code, area, status, result, text });
     const source = el("pre", { tabIndex: 0, role: "group", "aria-label": "Call" }, code);
