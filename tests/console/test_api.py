@@ -75,6 +75,7 @@ def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
     response = login("nobody").get("/console/api/models")
     assert response.json() == {
         "models": [],
+        "mcp_servers": [],
         "tenant": None,
         "tenants": [],
         "view_only": False,
