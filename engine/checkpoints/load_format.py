@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -102,39 +103,66 @@ def _save(part: dict[str, Tensor], folder: Path, pattern: str, number: int) -> P
 _KEY_BYTES = 32
 
 
+#: Where a tensorizer file may be other than in a folder.
+REMOTE_SCHEMES = ("s3://", "http://", "https://")
+
+
+def _open_remote(library: Any, uri: str, mode: str) -> Any:
+    """A stream of an object or a page, by the access that vLLM's variables name."""
+    endpoint = os.environ.get("S3_ENDPOINT_URL")
+    return library.stream_io.open_stream(
+        uri,
+        mode,
+        force_http=endpoint.startswith("http://") if endpoint else None,
+        s3_access_key_id=os.environ.get("S3_ACCESS_KEY_ID"),
+        s3_secret_access_key=os.environ.get("S3_SECRET_ACCESS_KEY"),
+        s3_endpoint=endpoint,
+    )
+
+
 def read_tensorizer(
-    path: Path, folder: Path, keyfile: str | None = None, num_readers: int | None = None
+    uri: str, folder: Path, keyfile: str | None = None, num_readers: int | None = None
 ) -> TensorWeights:
     """A file of CoreWeave's tensorizer, which must be installed.
 
     Args:
+        uri: a path, absolute or in the folder, or an address of `REMOTE_SCHEMES`. Tensors are
+            checked by their hashes, so that one that was cut off is refused.
         keyfile: the file with the key that it was encrypted by. num_readers: threads that read.
 
     Raises `ModelLoadError` without that package, and for a file that isn't sound.
     """
     library = _tensorizer()
-    if not path.is_file():
-        raise ModelLoadError(f"There is no {path}.", param="model_loader_extra_config")
+    is_remote = uri.startswith(REMOTE_SCHEMES)
+    if not is_remote and not (folder / uri).is_file():
+        raise ModelLoadError(f"There is no {folder / uri}.", param="model_loader_extra_config")
     key = None
     if keyfile is not None:
         key = library.DecryptionParams.from_key(_key(keyfile))
     try:
-        with library.TensorDeserializer(
-            str(path), device="cpu", verify_hash=True, encryption=key, num_readers=num_readers
-        ) as source:
+        with ExitStack() as stack:
+            file = str(folder / uri)
+            if is_remote:
+                file = stack.enter_context(_open_remote(library, uri, "rb"))
+            source = stack.enter_context(
+                library.TensorDeserializer(
+                    file, device="cpu", verify_hash=True, encryption=key, num_readers=num_readers
+                )
+            )
             tensors = {str(name): source[name] for name in source.keys()}  # noqa: SIM118
     except Exception as error:  # of a bad file the library raises many kinds
+        name = uri if is_remote else folder / uri
         raise ModelLoadError(
-            f"{path} isn't a sound tensorizer file: {error}", param="model"
+            f"{name} isn't a sound tensorizer file: {error}", param="model"
         ) from error
     return TensorWeights(folder, tensors)
 
 
 def write_tensorizer(
-    tensors: Mapping[str, Tensor], path: Path, keyfile: str | None, *, new_key: bool
+    tensors: Mapping[str, Tensor], uri: str, keyfile: str | None, *, new_key: bool
 ) -> None:
-    """Write such a file; encrypted where a `keyfile` is named, by a new key that goes there or by
-    the one that it holds.
+    """Write such a file, or object of a bucket; encrypted where a `keyfile` is named, by a new key
+    that goes there or by the one that it holds.
 
     Raises `ModelLoadError` without that package or for a key that is none, and `OSError`.
     """
@@ -147,8 +175,12 @@ def write_tensorizer(
                 file.write(key.key)
         else:
             key = library.EncryptionParams(_key(keyfile))
-    path.touch()  # says what the library would only say as an error of its own
-    serializer = library.TensorSerializer(str(path), encryption=key)
+    if uri.startswith(REMOTE_SCHEMES):
+        target = _open_remote(library, uri, "wb")
+    else:
+        Path(uri).touch()  # says what the library would only say as an error of its own
+        target = uri
+    serializer = library.TensorSerializer(target, encryption=key)
     try:
         serializer.write_state_dict(dict(tensors))
     finally:
@@ -229,7 +261,7 @@ def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:
     if config.load_format == "sharded_state":
         return read_sharded_state(folder, extra.get("pattern"))
     if config.load_format == "tensorizer":
-        path = folder / extra.get("tensorizer_uri", "model.tensors")
+        uri = extra.get("tensorizer_uri", "model.tensors")
         key, readers = extra.get("encryption_keyfile"), extra.get("num_readers")
-        return read_tensorizer(path, folder, key, readers)
+        return read_tensorizer(uri, folder, key, readers)
     return WeightReader(folder) if config.load_format == "safetensors" else open_hub_folder(folder)

@@ -77,9 +77,11 @@ VARIABLES: tuple[Variable, ...] = (
         "keys are made by `quire create_key`, too",
         acts=True,
     ),
-    Variable("S3_ACCESS_KEY_ID", "", "models are read from folders; mount the bucket"),
-    Variable("S3_SECRET_ACCESS_KEY", "", "models are read from folders; mount the bucket"),
-    Variable("S3_ENDPOINT_URL", "", "models are read from folders; mount the bucket"),
+    Variable("S3_ACCESS_KEY_ID", "S3_ACCESS_KEY_ID", "of `tensorizer_uri` in a bucket", acts=True),
+    Variable(
+        "S3_SECRET_ACCESS_KEY", "S3_SECRET_ACCESS_KEY", "of `tensorizer_uri` in a bucket", acts=True
+    ),
+    Variable("S3_ENDPOINT_URL", "S3_ENDPOINT_URL", "of `tensorizer_uri` in a bucket", acts=True),
     Variable("VLLM_USAGE_STATS_SERVER", "", _NONE_SENT),
     Variable("VLLM_NO_USAGE_STATS", "", _NONE_SENT),
     Variable("VLLM_DO_NOT_TRACK", "", _NONE_SENT),

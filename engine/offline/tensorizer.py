@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoints.load_format import open_checkpoint, write_tensorizer
+from engine.checkpoints.load_format import REMOTE_SCHEMES, open_checkpoint, write_tensorizer
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 from engine.model_loader.loader import resolve_folder
@@ -22,9 +22,11 @@ class TensorizerArgs:
     """Which file, and how it's read.
 
     Attributes:
-        tensorizer_uri: the file. num_readers: threads that read it.
+        tensorizer_uri: the file, or its address (s3://, http://, https://).
+        num_readers: threads that read it.
         encryption_keyfile: the key of an encrypted one, 32 bytes.
-        verify_hash: tensors are always checked. s3_*: must be empty; mount the bucket instead.
+        verify_hash: tensors are always checked. s3_*: must be empty; the variables
+            S3_ACCESS_KEY_ID, S3_SECRET_ACCESS_KEY and S3_ENDPOINT_URL give access to a bucket.
     """
 
     tensorizer_uri: str | None = None
@@ -53,16 +55,28 @@ class TensorizerConfig(TensorizerArgs):
     def settings(self) -> dict[str, Any]:
         """As a JSON object. A file is looked up from the working directory.
 
-        Raises `InvalidRequest` for a bucket.
+        Raises `InvalidRequest` for another kind of address, and for keys of a bucket, which have
+        no place among settings that are shown.
         """
         uri = self.tensorizer_uri or ""
-        if "://" in uri:
+        is_remote = uri.startswith(REMOTE_SCHEMES)
+        if "://" in uri and not is_remote:
             raise InvalidRequest(
-                f"tensorizer_uri must be a file, got {uri!r}: mount the bucket.",
+                f"tensorizer_uri must be a file or begin with {', '.join(REMOTE_SCHEMES)}; got "
+                f"{uri!r}.",
                 param="tensorizer_uri",
             )
+        for name in ("s3_access_key_id", "s3_secret_access_key", "s3_endpoint"):
+            if getattr(self, name):
+                raise InvalidRequest(
+                    f"{name} must be empty: set S3_ACCESS_KEY_ID, S3_SECRET_ACCESS_KEY and "
+                    "S3_ENDPOINT_URL in the environment.",
+                    param=name,
+                )
         settings = {"num_readers": self.num_readers, "encryption_keyfile": self.encryption_keyfile}
-        if uri:
+        if is_remote:
+            settings["tensorizer_uri"] = uri
+        elif uri:
             settings["tensorizer_uri"] = str(Path(uri).absolute())
         if self.encryption_keyfile:
             settings["encryption_keyfile"] = str(Path(self.encryption_keyfile).absolute())
@@ -75,7 +89,7 @@ class TensorizerConfig(TensorizerArgs):
 
 def tensorize_vllm_model(
     engine_args: EngineArgs, tensorizer_config: TensorizerConfig, generate_keyfile: bool = True
-) -> Path:
+) -> Path | str:
     """Write a checkpoint's weights, as they are, into the file of `tensorizer_uri`: the file.
 
     With an `encryption_keyfile` they are encrypted: by a new key that is written there, or, without
@@ -91,13 +105,19 @@ def tensorize_vllm_model(
             "tensorizer_uri is missing: the file to write.", param="tensorizer_uri"
         )
     config: EngineConfig = engine_args.create_engine_config()
-    path, keyfile = Path(settings["tensorizer_uri"]), settings.get("encryption_keyfile")
+    uri, keyfile = settings["tensorizer_uri"], settings.get("encryption_keyfile")
+    if uri.startswith(("http://", "https://")):
+        raise InvalidRequest(
+            f"tensorizer_uri must be a file or s3:// to be written; got {uri!r}.",
+            param="tensorizer_uri",
+        )
     tensors = open_checkpoint(resolve_folder(config), config).tensors()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensorizer(tensors, path, keyfile, new_key=generate_keyfile)
+        if not uri.startswith(REMOTE_SCHEMES):
+            Path(uri).parent.mkdir(parents=True, exist_ok=True)
+        write_tensorizer(tensors, uri, keyfile, new_key=generate_keyfile)
     except OSError as error:
         raise InvalidRequest(
-            f"{error.filename or path} can't be used: {error.strerror}.", param="tensorizer_uri"
+            f"{error.filename or uri} can't be used: {error.strerror}.", param="tensorizer_uri"
         ) from error
-    return path
+    return uri if uri.startswith(REMOTE_SCHEMES) else Path(uri)
