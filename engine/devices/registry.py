@@ -29,6 +29,12 @@ def make_device(config: EngineConfig) -> Device:
     """
     name = _auto() if config.device == "auto" else config.device
     kind = device_class(name)
+    if missing := sorted(kind.__abstractmethods__):
+        raise ConfigError(
+            f"The device plug-in {name} ({kind.__module__}.{kind.__qualname__}) lacks "
+            f"{', '.join(missing)}.",
+            param="device",
+        )
     if kind.__module__.partition(".")[0] != "engine":
         kind = with_named_calls(kind)
     if obstacle := kind.unavailable_reason():
@@ -41,12 +47,6 @@ def make_device(config: EngineConfig) -> Device:
             param="kv_cache_dtype",
         )
     _check_additional_config(config.additional_config or {}, kind)
-    if missing := sorted(kind.__abstractmethods__):
-        raise ConfigError(
-            f"The device plug-in {name} ({kind.__module__}.{kind.__qualname__}) lacks "
-            f"{', '.join(missing)}.",
-            param="device",
-        )
     if kind.block_size and config.block_size != kind.block_size:
         log.warning(
             "block_size is %d: the device %s has no blocks of %d tokens.",
