@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_INTERVAL_S = 60.0
 #: A gateway that was silent for this long serves no more.
 MAX_SILENCE_S = 600.0
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
 HTTPS_PORT = 443
 
 
