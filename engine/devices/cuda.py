@@ -198,10 +198,14 @@ class CudaDevice(Device):
         """See `Device`: in pages that the GPU copies from at full speed."""
         return HostCopy(tensors, self.torch_device, _pin)
 
+    def synchronize(self) -> None:
+        """See `Device`."""
+        torch.cuda.synchronize(self.torch_device)
+
     def release_memory(self) -> None:
         """See `Device`."""
         super().release_memory()
-        torch.cuda.synchronize(self.torch_device)
+        self.synchronize()
         torch.cuda.empty_cache()
 
     def on_step_failed(self) -> None:

@@ -241,6 +241,9 @@ class Device(ABC):
         if trim is not None:
             trim(0)
 
+    def synchronize(self) -> None:
+        """Wait until the device has done what was launched; where calls wait, that is done."""
+
     def on_step_failed(self) -> None:
         """A step failed; another will be tried. May raise, as `release_memory`."""
 

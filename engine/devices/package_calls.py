@@ -15,10 +15,12 @@ from typing import Any
 from engine.contract.errors import EngineFault, ModelLoadError, QuireError
 from engine.devices.device import Device
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.interface import PendingStep, Runner
+from engine.worker.interface import PendingStep, Runner, TimesForward
 
 #: Methods of `Device` that are called while requests run.
-_WHILE_SERVING = frozenset({"note_step", "on_step_failed", "on_cache_released", "release_memory"})
+_WHILE_SERVING = frozenset(
+    {"note_step", "on_step_failed", "on_cache_released", "release_memory", "synchronize"}
+)
 #: By thread, the device and method that it is in, and since when by the monotonic clock.
 _calls: dict[int, tuple[str, str, float]] = {}
 
@@ -92,6 +94,8 @@ class NamedRunner:
 
     def __init__(self, runner: Runner, device: str) -> None:
         self._runner, self._device = runner, device
+        if isinstance(runner, TimesForward):
+            self.wrap_forward = runner.wrap_forward
 
     def execute(self, plan: StepPlan) -> StepResult:
         with package_call(self._device, "Runner.execute", EngineFault):

@@ -355,7 +355,7 @@ class Worker:
             runner,
             model="model" in traced,
             worker="worker" in traced,
-            synchronize=torch.cuda.synchronize if self.device.name == "cuda" else None,
+            synchronize=self.device.synchronize,
         )
 
     def _logits_processors(self) -> LogitsProcessors | None:

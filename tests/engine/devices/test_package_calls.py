@@ -27,8 +27,8 @@ DEVICE_CALLS = sorted(
     for name, member in vars(Device).items()
     if not name.startswith("_") and (inspect.isroutine(member) or isinstance(member, property))
 )
-#: Of models with states, and properties that nobody overrides.
-NOT_CALLED = {"max_checkpoints", "max_states", "additional_config", "torch_device"}
+#: Of models with states and of traces, and properties that nobody overrides.
+NOT_CALLED = {"max_checkpoints", "max_states", "additional_config", "synchronize", "torch_device"}
 RUNNER_CALLS = ["Runner.execute", "Runner.prepare", "Runner.launch", "Runner.reset"]
 CALLS = [*(name for name in DEVICE_CALLS if name not in NOT_CALLED), *RUNNER_CALLS]
 #: Those that `make test` has run out of memory and hang; the others are slow checks.
