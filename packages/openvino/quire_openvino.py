@@ -19,9 +19,11 @@ from engine.contract.checkpoint_options import ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.devices import CacheRequirements, Device, RunnerInputs
+from engine.devices.cpu import kernels_on
 from engine.devices.host_memory import num_cpu_blocks
 from engine.devices.native_decoder import build_native_decoder, require_native_decoder
 from engine.kv_cache.kv_cache_config import KVCacheConfig, single_group_config
+from engine.model_loader.loader import LoadedModel
 from engine.model_loader.model_impl import BuildRequest, LoadedImpl, resolve_dtype
 from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec
@@ -217,6 +219,8 @@ class OpenVinoDevice(Device):
     def __init__(self, config: EngineConfig) -> None:
         apply_variables(config)
         super().__init__(config)
+        #: The CPU's kernels: they choose tokens sooner than torch does.
+        self._sampling_kernels = kernels_on("cpu", config)
 
     @classmethod
     def unavailable_reason(cls) -> str:
@@ -265,8 +269,12 @@ class OpenVinoDevice(Device):
             self.config, token_bytes, need.blocks_per_sequence, len(need.layout.groups)
         )
 
+    def use_threads(self, loaded: LoadedModel) -> None:
+        self._threads.use(self._sampling_kernels, torch_too=True)
+
     def make_runner(self, parts: RunnerInputs) -> Runner:
-        sampler = Sampler(parts.loaded.eos_token_ids, None)
+        ops = self._sampling_kernels
+        sampler = Sampler(parts.loaded.eos_token_ids, None if ops.name == "reference" else ops)
         return ModelRunner(parts.loaded.model, parts.batch, sampler, masks=parts.masks)
 
 

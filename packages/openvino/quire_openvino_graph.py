@@ -98,7 +98,7 @@ class _GraphBuilder:
         self._decoder, self._spec, self._int8 = decoder, decoder.spec, int8_weights
         self._groups = groups
         self._parameters: dict[str, Parameter] = {}
-        self._constants: dict[int, Node] = {}
+        self._constants: dict[tuple[int, int], Node] = {}
         self._rotations: dict[int, tuple[Node, Node]] = {}
 
     def _input(self, name: str, shape: list[int], kind: Any = np.int32) -> Node:
@@ -110,7 +110,7 @@ class _GraphBuilder:
 
     def _constant(self, value: Tensor) -> Node:
         """A float32 node of a weight; weights that layers share are one constant."""
-        key = value.data_ptr()
+        key = value.data_ptr(), value.numel()
         if key not in self._constants:
             constant = _float_constant(value)
             is_float32 = value.dtype == torch.float32
@@ -185,7 +185,16 @@ class _GraphBuilder:
         return ops.add(residual, x)
 
     def _linear(self, x: Node, layer: LinearLayer) -> Node:
-        weight, bias = _weight(layer), layer.tensors().get("bias")
+        return self._linears(x, layer, layer.out_features)[0]
+
+    def _linears(self, x: Node, layer: LinearLayer, *sizes: int) -> list[Node]:
+        """Parts of a linear layer's outputs: cheaper than to split the outputs of all rows."""
+        bias = layer.tensors().get("bias")
+        weights = _weight(layer).split(sizes)
+        biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+        return [self._product(x, *part) for part in zip(weights, biases, strict=True)]
+
+    def _product(self, x: Node, weight: Tensor, bias: Tensor | None) -> Node:
         if self._int8:
             rows = weight.float()
             scales = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
@@ -223,8 +232,7 @@ class _GraphBuilder:
     def _attention(self, x: Node, weights: AttentionWeights, index: int) -> Node:
         spec = self._spec
         q_size = spec.q_size * (2 if spec.attention_output_gate else 1)
-        sizes = _indices(q_size, spec.kv_size, spec.kv_size)
-        q, k, v = ops.variadic_split(self._linear(x, weights.qkv), _indices(1), sizes).outputs()
+        q, k, v = self._linears(x, weights.qkv, q_size, spec.kv_size, spec.kv_size)
         gate = None
         if spec.attention_output_gate:
             pairs = ops.reshape(q, _indices(-1, spec.num_heads, 2 * spec.head_dim), False)
@@ -247,7 +255,7 @@ class _GraphBuilder:
             if rms is not None:
                 part = self._rms_norm(part, rms)
             if weights.cos_sin is not None:
-                part = self._rotate(part, weights.cos_sin)
+                part = self._rotate(part, weights.cos_sin, full)
             heads.append(ops.reshape(part, _indices(-1, full * spec.head_dim), False))
         if spec.clip_qkv:
             v = ops.clamp(v, -spec.clip_qkv, spec.clip_qkv)
@@ -256,37 +264,56 @@ class _GraphBuilder:
             attended = ops.multiply(attended, ops.sigmoid(gate))
         return self._linear(attended, weights.o)
 
-    def _rotate(self, x: Node, cos_sin: Tensor) -> Node:
-        """Rotary embedding of [tokens, heads, head_dim]; cos_sin [positions, rotary_dim]."""
+    def _rotate(self, x: Node, cos_sin: Tensor, num_heads: int) -> Node:
+        """Rotary embedding of [tokens, heads, head_dim]; cos_sin [positions, rotary_dim].
+
+        Two halves are rotated in the form that OpenVINO fuses.
+        """
         spec, width = self._spec, cos_sin.shape[1]
-        half = width // 2
-        if cos_sin.data_ptr() not in self._rotations:
-            rows = ops.gather(self._constant(cos_sin), self._positions, ops.constant(0))
-            rows = ops.reshape(rows, _indices(-1, 1, width), False)
-            self._rotations[cos_sin.data_ptr()] = tuple(
-                ops.split(rows, ops.constant(2), 2).outputs()
-            )
-        cos, sin = self._rotations[cos_sin.data_ptr()]
         rotated, rest = x, None
         if width < spec.head_dim:
             sizes = _indices(width, spec.head_dim - width)
             rotated, rest = ops.variadic_split(x, _indices(2), sizes).outputs()
         if spec.rope_neox:
-            first, second = ops.split(rotated, ops.constant(2), 2).outputs()
+            cos, sin = self._rotation(cos_sin, 2)
+            rotated = ops.reshape(rotated, _indices(-1, num_heads, 1, width), False)
+            halves = _indices(width // 2, width // 2)
+            first, second = ops.variadic_split(rotated, _indices(3), halves).outputs()
+            turned = ops.concat([ops.multiply(second, _number(-1.0)), first], 3)
+            rotated = ops.add(ops.multiply(rotated, cos), ops.multiply(turned, sin))
         else:
-            pairs = ops.reshape(rotated, _indices(0, 0, half, 2), True)
+            cos, sin = self._rotation(cos_sin, 1)
+            pairs = ops.reshape(rotated, _indices(-1, num_heads, width // 2, 2), False)
             first, second = (
-                ops.gather(pairs, ops.constant(side), ops.constant(3)) for side in (0, 1)
+                ops.reshape(
+                    ops.gather(pairs, ops.constant(side), ops.constant(3)),
+                    _indices(-1, num_heads, 1, width // 2),
+                    False,
+                )
+                for side in (0, 1)
             )
-        turned = [
-            ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin)),
-            ops.add(ops.multiply(second, cos), ops.multiply(first, sin)),
-        ]
-        if spec.rope_neox:
-            return ops.concat(turned if rest is None else [*turned, rest], 2)
-        both = ops.concat([ops.unsqueeze(part, ops.constant(3)) for part in turned], 3)
-        both = ops.reshape(both, _indices(0, 0, width), True)
-        return both if rest is None else ops.concat([both, rest], 2)
+            turned = [
+                ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin)),
+                ops.add(ops.multiply(second, cos), ops.multiply(first, sin)),
+            ]
+            rotated = ops.concat([ops.unsqueeze(part, ops.constant(4)) for part in turned], 4)
+        rotated = ops.reshape(rotated, _indices(-1, num_heads, width), False)
+        return rotated if rest is None else ops.concat([rotated, rest], 2)
+
+    def _rotation(self, cos_sin: Tensor, repeats: int) -> tuple[Node, Node]:
+        """Cosines and sines at the tokens' positions, [tokens, 1, 1, repeats * rotary_dim / 2]."""
+        if cos_sin.data_ptr() not in self._rotations:
+            tables = [part.repeat(1, repeats).numpy() for part in cos_sin.chunk(2, dim=1)]
+            cos, sin = (
+                ops.reshape(
+                    ops.gather(ops.constant(table), self._positions, ops.constant(0)),
+                    _indices(-1, 1, 1, table.shape[1]),
+                    False,
+                )
+                for table in tables
+            )
+            self._rotations[cos_sin.data_ptr()] = cos, sin
+        return self._rotations[cos_sin.data_ptr()]
 
     def _paged_attention(
         self, q: Node, k: Node, v: Node, weights: AttentionWeights, index: int
@@ -331,17 +358,18 @@ class _GraphBuilder:
             info[f"{plane}_head_size"] = spec.head_dim
         return attention.output(0)
 
-    def _activate(self, x: Node, activation: ActivationSpec, gated: bool, scale: float) -> Node:
+    def _mlp(self, x: Node, mlp: MlpWeights) -> Node:
+        x = self._up(x, mlp.up, mlp.activation, mlp.gated, self._spec.mlp_gate_scale)
+        return self._linear(x, mlp.down)
+
+    def _up(
+        self, x: Node, layer: LinearLayer, activation: ActivationSpec, gated: bool, scale: float
+    ) -> Node:
         activate = _ACTIVATIONS[activation.name]
         if not gated:
-            return activate(x)
-        gate, up = ops.split(x, ops.constant(1), 2).outputs()
+            return activate(self._linear(x, layer))
+        gate, up = self._linears(x, layer, *[layer.out_features // 2] * 2)
         return ops.multiply(activate(self._scaled(gate, scale)), up)
-
-    def _mlp(self, x: Node, mlp: MlpWeights) -> Node:
-        x = self._linear(x, mlp.up)
-        x = self._activate(x, mlp.activation, mlp.gated, self._spec.mlp_gate_scale)
-        return self._linear(x, mlp.down)
 
     def _experts(self, x: Node, experts: ExpertLayers) -> Node:
         """Every expert computes every token; those that aren't chosen have weight 0."""
@@ -360,13 +388,11 @@ class _GraphBuilder:
         columns = ops.split(dense, ops.constant(1), len(experts.down)).outputs()
         total: Node | None = None
         for column, up, down in zip(columns, experts.gate_up, experts.down, strict=True):
-            part = self._activate(self._linear(x, up), experts.activation, True, 1.0)
+            part = self._up(x, up, experts.activation, True, 1.0)
             part = ops.multiply(self._linear(part, down), column)
             total = part if total is None else ops.add(total, part)
         if experts.shared_gate_up is not None and experts.shared_down is not None:
-            part = self._activate(
-                self._linear(x, experts.shared_gate_up), experts.activation, True, 1.0
-            )
+            part = self._up(x, experts.shared_gate_up, experts.activation, True, 1.0)
             part = self._linear(part, experts.shared_down)
             if experts.shared_gate is not None:
                 part = ops.multiply(
