@@ -45,6 +45,8 @@ _MAX_ADAPTERS, _MAX_RANK = 256, 256
 """By default: adapters at once, and their ranks."""
 _PART, _MAX_BYTES = 32, 4 * GIB
 """A GPU's memory for adapters: one part of so many, at most so many bytes."""
+_MIN_CAPABILITY = (8, 0)
+"""Of NVIDIA's: GPUs before it multiply no bfloat16."""
 
 
 class LoraSlotAllocator:
@@ -124,6 +126,8 @@ class CudaDevice(Device):
                 "slowly.)",
                 param="device",
             )
+        if not use_reference:
+            _check_capability()
         return kernels_on(self.name, self.config)
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
@@ -238,6 +242,20 @@ class CudaDevice(Device):
         capture(forward, CudaMeter(device), self._graph_bytes.get(parts.is_draft))
         batch.decodes_first = True
         return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
+
+
+def _check_capability() -> None:
+    """Raise `ConfigError` for a GPU of NVIDIA's that the kernels aren't compiled for."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability()
+    if capability < _MIN_CAPABILITY:
+        present, required = (".".join(map(str, pair)) for pair in (capability, _MIN_CAPABILITY))
+        raise ConfigError(
+            f"device is cuda, but the GPU's compute capability is {present}: the kernels need "
+            f"{required} or higher. (--no-cpu-kernels runs the model on plain torch, slowly.)",
+            param="device",
+        )
 
 
 def has_triton() -> bool:

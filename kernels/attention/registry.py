@@ -245,6 +245,18 @@ BACKENDS: dict[str, AttentionBackend] = {
             package="flashinfer",
         ),
         AttentionBackend(
+            name="ROCM_AITER_UNIFIED_ATTN",
+            about="AITER's Triton kernel",
+            devices=("cuda",),
+            load=lambda: _from("kernels.attention.rocm_aiter"),
+            dtypes=("fp16", "bf16"),
+            block_multiple=16,
+            max_head_size=256,
+            alibi=False,
+            vendors=("amd",),
+            package="aiter",
+        ),
+        AttentionBackend(
             name="FLEX_ATTENTION",
             about="torch's flex attention over gathered pages",
             devices=("cpu", "cuda"),
@@ -286,6 +298,7 @@ PRIORITY: dict[str, tuple[str, ...]] = {
         "ROCM_ATTN",
         "FLASH_ATTN",
         "FLASHINFER",
+        "ROCM_AITER_UNIFIED_ATTN",
         "FLEX_ATTENTION",
         "TORCH_SDPA",
     ),
@@ -310,6 +323,10 @@ def register_backend(backend: AttentionBackend) -> None:
 
 _ONLY_IN_VLLM = {
     "FLASH_ATTN_DIFFKV": "It is for values of another size than keys. ",
+    "ROCM_AITER_FA": "Its kernels for decodes read pages of another layout; "
+    "ROCM_AITER_UNIFIED_ATTN is AITER's kernel for prompts and decodes. ",
+    "ROCM_AITER_MLA": "Latents are attended to by ROCM_ATTN. ",
+    "ROCM_FLASH": "It is ROCM_ATTN by now. ",
     "TREE_ATTN": "It is for trees of drafts; here a draft is one row of tokens. ",
 }
 

@@ -23,6 +23,7 @@ from quire_jax_step import (
 )
 from torch import Tensor
 
+from engine.contract.checkpoint_options import ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import CacheRequirements, Device, RunnerInputs
@@ -243,7 +244,7 @@ class JaxDevice(Device):
 
     def build_model(self, request: BuildRequest) -> LoadedImpl:
         require_native_decoder(request, self.name, unsupported_feature)
-        if (name := request.config.quantization) is not None:
+        if (name := request.config.quantization) in ONLINE_METHODS:
             raise ConfigError(
                 f"quantization can't be {name} on the device {self.name}: its weights are floats.",
                 param="quantization",

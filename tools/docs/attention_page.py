@@ -19,8 +19,8 @@ are those of DeepSeek's MLA: the largest latent size, and the largest rotary siz
 backends treat latents as ordinary heads of that size. FLASH_ATTN and FLASHINFER call libraries that
 Quire doesn't install; the calls are tested against stand-ins, not yet against the libraries on a
 GPU. AMD's GPUs are "cuda" to torch; Triton's kernels are compiled for them, but haven't run on one
-([kernels](kernels.md#amds-gpus)). AITER's backends of vLLM (`ROCM_AITER_FA`,
-`ROCM_AITER_UNIFIED_ATTN`) aren't there.
+([kernels](kernels.md#amds-gpus)). ROCM_AITER_UNIFIED_ATTN calls AITER, and is
+tested against a stand-in too; `ROCM_AITER_FA` is refused: its kernels read pages of another layout.
 """
 COLUMNS = (
     "Backend", "Device", "GPUs", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window",

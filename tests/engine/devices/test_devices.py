@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.contract import plugins
 from engine.contract.engine_config import EngineConfig
@@ -242,3 +243,15 @@ def test_settings_of_another_device_are_refused(values: dict[str, Any], words: s
     with pytest.raises(ConfigError, match=words) as caught:
         make_device(EngineConfig(model="m", device="cpu", additional_config=values))
     assert caught.value.param == "additional_config"
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5)])
+def test_a_gpu_that_kernels_arent_compiled_for_is_refused_with_its_number(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    number = ".".join(map(str, capability))
+    with pytest.raises(ConfigError, match=f"capability is {number}: .* 8.0 or higher") as refused:
+        make_device(EngineConfig(model="m", device="cuda"))
+    assert refused.value.param == "device"

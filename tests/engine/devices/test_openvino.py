@@ -23,6 +23,7 @@ from tests.packages import DEVICE
 pytest.importorskip("openvino", reason="packages/openvino isn't installed")
 PROMPT = [5 + (7 * index) % 300 for index in range(41)]
 MORE_FAMILIES: dict[str, dict[str, Any]] = {
+    "cohere": {"logit_scale": 0.5},
     "falcon": {"bias": False, "alibi": False, "num_kv_heads": 4, "parallel_attn": True},
     "gemma": {"head_dim": 16},
     "gpt_neox": {"rotary_pct": 0.5},

@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from kernels.attention import flash, flex, sdpa
+from kernels.attention import flash, flex, rocm_aiter, sdpa
 from kernels.attention import flashinfer as infer
 from kernels.attention_args import AttentionArgs, BlockSparse
 from tests.kernels import oracle
@@ -94,6 +94,31 @@ def stand_in_flash() -> types.ModuleType:
     return module
 
 
+def stand_in_aiter() -> types.ModuleType:
+    """`unified_attention` as AITER has it: pages [page, token, head, size]."""
+    module = types.ModuleType("aiter.ops.triton.unified_attention")
+
+    def unified_attention(
+        q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal,
+        window_size, block_table, softcap, q_descale, k_descale, v_descale, sinks=None,
+    ):  # fmt: skip
+        assert causal
+        assert q_descale is k_descale is v_descale is None
+        assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
+        assert max_seqlen_k >= int(seqused_k.max())
+        left, right = window_size
+        assert right == (0 if left >= 0 else -1)
+        pages = k.transpose(1, 2), v.transpose(1, 2)
+        args = AttentionArgs(
+            q, *pages, block_table, seqused_k, cu_seqlens_q, softmax_scale,
+            sliding_window=left + 1, soft_cap=softcap, sinks=sinks,
+        )  # fmt: skip
+        out.copy_(oracle.paged_attention(args))
+
+    module.unified_attention = unified_attention
+    return module
+
+
 def stand_in_infer() -> types.ModuleType:
     """The paged prefill wrapper as its documentation has it: pages by indptr, HND."""
     module = types.ModuleType("flashinfer")
@@ -129,10 +154,12 @@ def stand_in_infer() -> types.ModuleType:
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 9}, {"soft_cap": 4.0}], ids=str)
-@pytest.mark.parametrize("backend", [flash, infer])
+@pytest.mark.parametrize("backend", [flash, infer, rocm_aiter])
 def test_libraries_get_what_their_documentation_asks_for(backend, options, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", stand_in_flash())
     monkeypatch.setitem(sys.modules, "flashinfer", stand_in_infer())
+    aiter = stand_in_aiter()
+    monkeypatch.setitem(sys.modules, aiter.__name__, aiter)
     monkeypatch.setattr(infer, "WORKSPACE_BYTES", 1)
     infer._wrapper.cache_clear()
     batch = make_batch(MIX, size=32)
@@ -145,7 +172,7 @@ def test_libraries_get_what_their_documentation_asks_for(backend, options, monke
     infer._wrapper.cache_clear()
 
 
-@pytest.mark.parametrize("backend", [sdpa, flex, flash, infer])
+@pytest.mark.parametrize("backend", [sdpa, flex, flash, infer, rocm_aiter])
 def test_blocks_are_hidden_or_refused(backend):
     args = AttentionArgs(**make_batch(MIX, size=32).arguments(), sparse=BlockSparse(4, 1, 3, 1))
     with pytest.raises(ValueError, match="no block-sparse attention"):

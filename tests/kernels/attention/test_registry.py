@@ -79,6 +79,8 @@ def test_an_unknown_backend_is_refused_by_name():
         get_backend("FASTEST")
     with pytest.raises(NoAttentionBackend, match=r"TREE_ATTN.*one row of tokens.*CPU_ATTN"):
         get_backend("TREE_ATTN")
+    with pytest.raises(NoAttentionBackend, match=r"ROCM_AITER_FA.*pages of another layout"):
+        get_backend("ROCM_AITER_FA")
     with pytest.raises(NoAttentionBackend, match=r"FLASH_ATTN_DIFFKV.*another size than keys"):
         get_backend("FLASH_ATTN_DIFFKV")
 
@@ -98,3 +100,14 @@ def test_on_amds_gpus_libraries_of_nvidias_are_refused_and_vllms_name_works():
     assert get_backend("ROCM_ATTN").refusals(need) == get_backend("TRITON_ATTN").refusals(need)
     with pytest.raises(NoAttentionBackend, match="GPU of NVIDIA not supported"):
         select_backend(AttentionRequirements(device="cuda", capability=90), "ROCM_ATTN")
+    with pytest.raises(NoAttentionBackend, match="aiter is not installed"):
+        select_backend(need, "ROCM_AITER_UNIFIED_ATTN")
+    with pytest.raises(NoAttentionBackend, match="GPU of NVIDIA not supported"):
+        select_backend(HOPPER, "ROCM_AITER_UNIFIED_ATTN")
+
+
+def test_aiters_kernel_is_chosen_where_it_is_asked_for(monkeypatch):
+    need = AttentionRequirements(device="cuda", vendor="amd")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert select_backend(need, "ROCM_AITER_UNIFIED_ATTN").name == "ROCM_AITER_UNIFIED_ATTN"
+    assert select_backend(need).name == "TRITON_ATTN"

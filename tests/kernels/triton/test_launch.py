@@ -9,7 +9,7 @@ import torch
 
 from kernels.errors import KernelsUnavailable
 from kernels.triton.attention.tile_sizes import TABLE, tile_for
-from kernels.triton.launch import Target, check_interpreter, watch
+from kernels.triton.launch import Target, check_interpreter, launch, watch
 from tools.triton.cases import paged
 from tools.triton.sass import programs_a_processor, read
 
@@ -112,3 +112,11 @@ def test_halves_of_a_byte_become_floats_exactly_by_their_bits(bits, dtype, unit)
     values = (halves | bits).view(dtype) - (unit + 8.0)
     assert values.dtype == dtype
     assert values.tolist() == [n - 8.0 for n in range(16)]
+
+
+@pytest.mark.parametrize(("gfx", "num_warps"), [("gfx90a", 4), ("gfx942", 4), ("gfx1100", 8)])
+def test_amds_waves_of_32_threads_are_twice_as_many(gfx: str, num_warps: int) -> None:
+    launches = []
+    with watch(lambda *call: launches.append(call[3]), Target(0, 96, 65_536, gfx)):
+        launch(None, (1,), num_warps=4, maxnreg=128, PRECISION="tf32")
+    assert launches == [{"num_warps": num_warps, "PRECISION": "ieee"}]
