@@ -32,15 +32,16 @@ DEVICES = "quire.devices"
 VLLM_PLATFORMS = "vllm.platform_plugins"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 _NO_PACKAGE = "There is no package for it; docs/extending/device.md describes how to write one."
+_TO_BRING = "There is no package for it; docs/extending/accelerators.md says what it must bring."
 #: By vLLM's names of devices, what to do instead.
 _DEVICE_REMEDIES = {
     "jax-cpu": "Install packages/jax-cpu (docs/devices.md).",
     "openvino": "Install packages/openvino (docs/devices.md).",
     "tt": "Install packages/tt (docs/tenstorrent.md).",
     "rocm": "torch names AMD GPUs cuda.",
-    "xpu": _NO_PACKAGE,
-    "tpu": f"{_NO_PACKAGE} packages/jax-cpu runs the same way on CPUs.",
-    "neuron": _NO_PACKAGE,
+    "xpu": _TO_BRING,
+    "tpu": f"{_TO_BRING} packages/jax-cpu runs the same way on CPUs.",
+    "neuron": _TO_BRING,
     "hpu": _NO_PACKAGE,
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.packages import DEVICE, install, install_tenstorrent
 
 ROOT = Path(__file__).parents[3]
-DEVICES = ("cpu", "toy", "openvino", "tt")
+DEVICES = ("cpu", "toy", "openvino", "tt", "jax-cpu")
 PAGE = ROOT / "docs" / "devices.md"
 
 
@@ -50,7 +50,8 @@ def main() -> None:
     columns = read_table()
     with tempfile.TemporaryDirectory() as folder:
         installed = install(DEVICE, Path(folder))
-        install(DEVICE.with_name("openvino"), installed)
+        for name in ("openvino", "jax-cpu"):
+            install(DEVICE.with_name(name), installed)
         install_tenstorrent(installed)
         columns |= {device: run_checks(device, installed) for device in devices}
     checks = dict.fromkeys(check for column in columns.values() for check in column)
@@ -65,7 +66,8 @@ def main() -> None:
         ),
     ]
     prose = PAGE.read_text().partition("| check |")[0]
-    PAGE.write_text(prose + "\n".join(lines) + "\n")
+    table = "\n".join(lines)
+    PAGE.write_text(f"{prose}{table}\n\n<!-- conformance: end -->\n")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
+from engine.contract.checkpoint_options import QUANTIZATIONS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device, registry
 from engine.devices.conformance.checks import all_checks
 from engine.devices.device import CONTRACT_VERSION
 from engine.worker.interface import Runner
-from tests.engine.devices.__main__ import read_table
+from tests.engine.devices.__main__ import PAGE, read_table
 from tests.packages import DEVICE, install, install_tenstorrent
 
 ROOT = Path(__file__).parents[3]
@@ -136,6 +137,30 @@ def test_the_tenstorrent_package_passes_or_refuses(tmp_path: Path) -> None:
 def test_the_tenstorrent_package_runs_as_installed(tmp_path: Path) -> None:
     done = conformance("tt", install_tenstorrent(tmp_path), "--only", "llama: with a cached")
     assert [row["status"] for row in rows(done)] == ["passed"]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_jax_package_passes_or_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="packages/jax-cpu isn't installed")
+    done = conformance("jax-cpu", install(DEVICE.with_name("jax-cpu"), tmp_path))
+    outcomes = rows(done)
+    assert_on_page("jax-cpu", outcomes)
+    refused = {row["check"] for row in outcomes if row["status"] == "refused"}
+    others = ("gemma2: ", "gpt2: ", "mixtral: ", "phi: ")
+    assert {name for name in refused if not name.startswith(others)} == {"adapters"}
+    assert done.returncode == 0
+
+
+def test_the_page_names_all_quantization_methods() -> None:
+    lines = PAGE.read_text().partition("## Quantization methods")[2].partition("## Results")[0]
+    named = [
+        method
+        for line in lines.splitlines()
+        if line.startswith("| `")
+        for method in re.findall(r"`([\w-]+)`", line.split("|")[1])
+    ]
+    assert set(named) == set(QUANTIZATIONS)
 
 
 @pytest.mark.system
