@@ -68,7 +68,10 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "round_activations attention_backend batch_invariant enforce_eager optimization_level "
         "cudagraph_mode cudagraph_capture_sizes",
     ),
-    ("Operation", "enable_sleep_mode otlp_traces_endpoint disable_log_stats"),
+    (
+        "Operation",
+        "enable_sleep_mode otlp_traces_endpoint collect_detailed_traces disable_log_stats",
+    ),
 )
 #: Names that a mapping knows, offered while one types.
 KEYS = {
