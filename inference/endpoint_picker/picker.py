@@ -45,14 +45,21 @@ class EndpointPicker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._events.run())
+                await self._resolve_gateways()
+                tasks.create_task(self._follow_gateways())
                 while True:
                     await self._refresh()
                     await asyncio.sleep(HEARTBEAT_INTERVAL_S)
         finally:
             await self._redis.aclose()
 
+    async def _follow_gateways(self) -> None:
+        # Apart from heartbeats: a name server that says nothing would make replicas look dead.
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await self._resolve_gateways()
+
     async def _refresh(self) -> None:
-        await self._resolve_gateways()
         try:
             await self._fleet.refresh()
         except RedisError as error:

@@ -46,7 +46,7 @@ class RequestFacts:
         """Read a request. What can't be read is for a gateway to refuse, so nothing is raised."""
         try:
             fields = _DECODER.decode(body)
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             fields = _Body()
         parts = (fields.instructions, fields.system, fields.messages, fields.prompt, fields.input)
         text = b"".join(bytes(part)[:PREFIX_BYTES] for part in parts)

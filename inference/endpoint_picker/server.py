@@ -31,6 +31,8 @@ from inference.endpoint_picker.processor import RequestProcessor
 logger = logging.getLogger(__name__)
 
 LIVENESS = "liveness"
+#: Of a message, besides a body: names, lengths and metadata.
+_MESSAGE_OVERHEAD_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,9 @@ async def serve(options: ServerOptions) -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    server = grpc.aio.server()
+    # A buffered body comes in one message; gRPC's own limit is 4 MiB.
+    max_message_bytes = settings.QUIRE.max_body_bytes + _MESSAGE_OVERHEAD_BYTES
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_message_bytes)])
     server.add_generic_rpc_handlers(tuple(_handlers(picker, stopping)))
     _listen(server, options)
     await server.start()
