@@ -86,6 +86,8 @@ _ARCHIVE = ".tar"
 _USED = "used"
 #: Seconds that a copy stays whatever the cache's budget: who has its path reads it within them.
 _IN_USE_S = 60.0
+#: Seconds after which what is staged is a killed process's: no transfer takes so long.
+_ABANDONED_S = 3600.0
 
 
 def adapters_dir() -> Path:
@@ -177,15 +179,16 @@ def _download(digest: str) -> None:
     archives = _archives(digest)
     if not archives:
         raise FileNotFoundError(f"The adapter {digest[:12]} isn't in the object storage.")
-    staged = staging_dir()
+    staged = staging_dir()  # holds all, so that a later trimming finds it if this one is killed
+    content, file = staged / "content", staged / "archive"
+    content.mkdir(mode=0o700)
     try:
-        with tempfile.NamedTemporaryFile(dir=adapters_dir(), prefix=STAGING) as file:
-            object_storage.download_object(archives[0], Path(file.name))
-            with tarfile.open(file.name) as archive:
-                archive.extractall(staged, filter="data")
-        if _digest_of(staged) != digest:
+        object_storage.download_object(archives[0], file)
+        with tarfile.open(file) as archive:
+            archive.extractall(content, filter="data")
+        if _digest_of(content) != digest:
             raise ServiceUnavailable(f"The object of the adapter {digest[:12]} is damaged.")
-        _move_to_digest(staged, digest)
+        _move_to_digest(content, digest)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -197,10 +200,16 @@ def _archives(digest: str) -> list[str]:
 
 
 def _trim_copies() -> None:
-    """Remove the copies that were used longest ago, until the rest fits."""
-    copies = []
+    """Remove the copies that were used longest ago, until the rest fits, and what killed processes
+    left."""
+    copies, abandoned = [], time.time() - _ABANDONED_S
     for folder in adapters_dir().iterdir():
-        if len(folder.name) == _DIGEST_CHARS:
+        if folder.name.startswith(STAGING) and _is_removable(folder, abandoned):
+            if folder.is_dir():
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                folder.unlink(missing_ok=True)
+        elif len(folder.name) == _DIGEST_CHARS:
             with suppress(FileNotFoundError):  # another process trims too
                 copies.append((folder.stat().st_mtime, size_of(folder), folder))
     total = sum(size for _, size, _ in copies)

@@ -177,6 +177,41 @@ def test_pieces_of_an_upload_go_to_any_gateway(world: World, machines: Machines)
 
 
 @pytest.mark.database
+def test_an_upload_that_is_finished_twice_at_once_stores_whole_objects(
+    world: World, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = adapter_bytes()
+    upload = actions.begin_upload(
+        actor=world.member,
+        tenant=world.acme,
+        served_model=served(),
+        name="tone",
+        sizes={name: len(content) for name, content in files.items()},
+    )
+    for name, content in files.items():
+        actions.append_chunk(
+            actor=world.member, upload=upload, file=name, offset=0, chunks=[content]
+        )
+    upload_folder = store._upload
+
+    def while_another_one_joins(digest: str, staged: Path) -> None:
+        with monkeypatch.context() as patch:
+            # It ends before it has written anything.
+            patch.setattr("shutil.copyfileobj", lambda source, target: interrupt())
+            with pytest.raises(KeyboardInterrupt):
+                actions.finish_upload(actor=world.member, upload=upload)
+        upload_folder(digest, staged)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_upload", while_another_one_joins)
+    version = actions.finish_upload(actor=world.member, upload=upload)
+    shutil.rmtree(store.content_path(version.digest))
+    assert adapter_digest(store.fetch_content(version.digest)) == version.digest
+
+
+@pytest.mark.database
 def test_objects_go_when_no_version_has_them_and_not_before(
     world: World, machines: Machines
 ) -> None:
@@ -212,6 +247,8 @@ settings.configure(
 import django
 django.setup()
 from adapters import store
+if digest := sys.argv[3]:
+    store.fetch_content(digest)
 staged = store.staging_dir()
 (staged / "adapter_config.json").write_text("{}")
 (staged / "adapter_model.safetensors").write_bytes(b"x" * (64 << 20))
@@ -219,20 +256,46 @@ store.store_content(staged)
 """
 
 
+def kill_in_transfer(s3: str, machines: Machines, digest: str = "") -> None:
+    """Kill a process while it fetches an adapter, or stores one of 64 MiB."""
+    proxy = KillingProxy(s3, num_bytes=20 << 20)
+    options = machines.entry["OPTIONS"] | {"endpoint_url": proxy.address}
+    entry = machines.entry | {"OPTIONS": options}
+    folder = store.adapters_dir()
+    command = [sys.executable, "-c", WRITE, json.dumps(entry), str(folder), digest]
+    proxy.process = subprocess.Popen(command, env={"PYTHONPATH": f"{APPS_DIR}:{BASE_DIR}"})
+    try:
+        assert proxy.process.wait(180) == -signal.SIGKILL
+    finally:
+        proxy.close()
+        proxy.process.kill()
+
+
 def test_a_process_that_is_killed_in_an_upload_leaves_no_adapter(
     s3: str, machines: Machines
 ) -> None:
     folder = store.adapters_dir()
-    proxy = KillingProxy(s3, num_bytes=20 << 20)
-    options = machines.entry["OPTIONS"] | {"endpoint_url": proxy.address}
-    entry = machines.entry | {"OPTIONS": options}
-    command = [sys.executable, "-c", WRITE, json.dumps(entry), str(folder)]
-    proxy.process = subprocess.Popen(command, env={"PYTHONPATH": f"{APPS_DIR}:{BASE_DIR}"})
-    try:
-        assert proxy.process.wait(60) == -signal.SIGKILL
-    finally:
-        proxy.close()
+    kill_in_transfer(s3, machines)
     assert object_names(machines.entry) == []
     assert not any(len(path.name) == 64 for path in folder.iterdir())
     store.delete_orphans(lambda digests: set(), -10)
     assert not any(path.is_file() for path in folder.rglob("*"))
+
+
+def test_what_a_killed_fetch_left_goes_with_a_later_one(
+    world: World, s3: str, machines: Machines
+) -> None:
+    staged = store.staging_dir()
+    (staged / CONFIG_FILE).write_text("{}")
+    (staged / WEIGHTS_FILE).write_bytes(b"x" * (64 << 20))
+    large, _ = store.store_content(staged)
+    small = added(world.member, world.acme, served()).digest
+    machines.use("node")
+    kill_in_transfer(s3, machines, large)
+    folder = store.adapters_dir()
+    left = list(folder.iterdir())
+    assert left
+    for path in left:
+        os.utime(path, (1e9, 1e9))
+    store.fetch_content(small)
+    assert [path.name for path in folder.iterdir()] == [small]

@@ -110,12 +110,11 @@ def append_chunk(
     max_size = upload.files.get(file)
     if max_size is None:
         raise NotFound(f"The upload has no file {file[:100]!r}.", param="file")
-    path = _partial(upload, file)
     try:
         if has_object_storage():
             size = _add_chunk(upload, file, offset, chunks, max_size)
         else:
-            with path.open("ab") as partial:
+            with _partial(upload, file).open("ab") as partial:
                 _lock(partial.fileno())
                 current_size = os.fstat(partial.fileno()).st_size
                 size = _append(partial.fileno(), file, offset, chunks, current_size, max_size)
@@ -266,10 +265,19 @@ def _append(
 
 def _stage(upload: AdapterUpload, staged: Path) -> None:
     """Stage the files for their digest."""
-    folder = _folder(upload.public_id)
-    if has_object_storage():
+    if not has_object_storage():
+        _stage_files(upload, _folder(upload.public_id), staged)
+        return
+    joined = store.staging_dir()  # nobody else's: another request may finish the upload too
+    try:
         for file in upload.files:
-            upload_chunks.join_chunks(upload.public_id, file, _partial(upload, file))
+            upload_chunks.join_chunks(upload.public_id, file, joined / file)
+        _stage_files(upload, joined, staged)
+    finally:
+        archive.remove_staging(joined)
+
+
+def _stage_files(upload: AdapterUpload, folder: Path, staged: Path) -> None:
     (first, *rest) = upload.files
     limit = store.max_adapter_bytes()
     if archive.suffix_of(first) == archive.ZIP and not rest:
