@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from config.management.commands import gateway
 from config.management.commands.gateway import serve
+from config.up import processes
 from config.up.processes import Gateways, listen
 from tenants import api_keys
 from tenants.actions import create_tenant
@@ -90,7 +91,10 @@ signal.pause()
 """
 
 
-def test_a_gateway_may_settle_what_it_aborts_at_the_end_of_its_grace(tmp_path: Path) -> None:
+def test_a_gateway_may_settle_what_it_aborts_at_the_end_of_its_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "SETTLE_S", 60.0)  # a busy machine takes a while
     gateways = Gateways(listen("127.0.0.1", 0), 1, {})
     settled, running = tmp_path / "settled", tmp_path / "running"
     gateways._command = [sys.executable, "-c", ENDS_LATE, str(settled), str(running)]
