@@ -17,9 +17,10 @@ from benchmarks.workload import Job as PromptJob
 from benchmarks.workload import random_jobs
 from common.db import run_in_db_thread
 from common.task_queue import BROKER_ERRORS
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineFault, QuireError
 from engine.contract.sampling_params import SamplingParams
 from history.benchmarks import (
+    MAX_LEVELS,
     TENANT,
     BenchmarkRun,
     claim_benchmark,
@@ -97,7 +98,7 @@ async def _run_level(
         (run.input_tokens, run.input_tokens),
         (run.output_tokens, run.output_tokens),
         # Fresh prompts for each level of each run: none is served from a prefix cache.
-        seed=run.pk * len(run.levels) + index,
+        seed=run.pk * MAX_LEVELS + index,
     )
     measured = Results()
 
@@ -144,6 +145,11 @@ async def _measure(
                 stamps.append(time.perf_counter())
     finally:
         generation.release()
+    if generation.usage.completion_tokens < prompt.output_tokens:  # an operator aborted it
+        raise EngineFault(
+            f"A request ended after {generation.usage.completion_tokens} of {prompt.output_tokens} "
+            "tokens."
+        )
     return Sample(
         ttft=stamps[0] - started_at,
         gaps=[later - earlier for earlier, later in itertools.pairwise(stamps)],

@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 from catalog.models import DesiredState, ServedModel
 from common.errors import Conflict, PermissionDenied
 from engine.contract.errors import InvalidRequest
+from engine.contract.messages import AbortRequest, EngineRequest
 from history.benchmarks import TENANT, start_benchmark, stop_benchmark, waiting_benchmarks
 from history.models import BenchmarkRun
 from inference.api.benchmarks import run_benchmark
@@ -18,6 +19,7 @@ from metering import actions as metering_actions
 from metering.models import UsageEntry
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant, User
+from tests.fakes.fake_replica import FakeReplica
 from tests.inference.conftest import Gateway, until
 
 SIZES: dict[str, Any] = {"input_tokens": 12, "output_tokens": 5, "num_requests": 3}
@@ -100,7 +102,7 @@ async def test_a_worker_that_ends_leaves_the_rest_to_another(gateway: Gateway) -
     await BenchmarkRun.objects.filter(pk=run.pk).aupdate(
         results=[{"concurrency": 1, "completed": 3}]
     )
-    slow = gateway.fake(token_delay=0.5)
+    slow = gateway.fake(token_delay=600)
     async with gateway.serving(slow):
         work = asyncio.create_task(run_benchmark(run.public_id, "worker-1"))
         await until(lambda: bool(slow.received))
@@ -124,6 +126,41 @@ async def test_a_model_without_a_replica_fails_with_the_reason(gateway: Gateway)
     run = await refreshed(run)
     assert run.status == "failed"
     assert "fake" in run.error
+
+
+class AbortingReplica(FakeReplica):
+    """An operator aborts each of its requests before the first token."""
+
+    async def _start(self, entry_id: bytes, request: EngineRequest) -> None:
+        await super()._start(entry_id, request)
+        self.by_operator.add(request.request_id)
+        self._abort(AbortRequest(request_id=request.request_id))
+
+
+@pytest.mark.usefixtures("model")
+async def test_aborted_requests_are_failures(gateway: Gateway) -> None:
+    run = await sync_to_async(started)()
+    replica = AbortingReplica(gateway.redis_url, **gateway._options())
+    async with gateway.serving(replica):
+        await run_benchmark(run.public_id, "worker-1")
+    run = await refreshed(run)
+    assert (run.status, run.error) == ("failed", "A request ended after 0 of 5 tokens.")
+
+
+@pytest.mark.usefixtures("model")
+async def test_no_two_runs_send_the_same_prompts(gateway: Gateway) -> None:
+    """Whatever their numbers of levels: the second would be served from the prefix cache."""
+    prompts = []
+    for pk, levels in ((2, (1, 2, 3, 4)), (4, (1, 2))):
+        run = await sync_to_async(started)(levels=levels, num_requests=1)
+        await BenchmarkRun.objects.filter(pk=run.pk).aupdate(id=pk)
+        run.pk = pk
+        replica = gateway.fake()
+        async with gateway.serving(replica):
+            await run_benchmark(run.public_id, "worker-1")
+        assert (await refreshed(run)).status == "completed"
+        prompts += [tuple(request.prompt_token_ids) for request in replica.received]
+    assert len(set(prompts)) == len(prompts) == 10 + 3
 
 
 @pytest.mark.usefixtures("model")
