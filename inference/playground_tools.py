@@ -11,8 +11,8 @@ from typing import Any
 from catalog.mcp_client import ToolResult, call_tool
 from catalog.mcp_servers import find_tool, offered_tools
 from common.db import run_in_db_thread
-from engine.contract.errors import InvalidRequest, QuireError
-from inference.errors import envelope
+from engine.contract.errors import InvalidRequest
+from inference.errors import as_quire_error, envelope, report
 from storage.playground_document import MAX_SERVERS
 from tenants.authentication import Caller
 
@@ -100,8 +100,10 @@ class ToolCall:
                 raise
             self._task.uncancel()
             result = ToolResult("The user stopped this call.", is_error=True)
-        except QuireError as error:
-            await self._send({"type": "error", "id": self.name, **envelope(error)})
+        except Exception as error:
+            report(error, self.name)
+            failure = envelope(as_quire_error(error))
+            await self._send({"type": "error", "id": self.name, **failure})
             return
         frame = {"type": "tool_result", "text": result.text, "is_error": result.is_error}
         await self._send({**frame, "id": self.name, "stopped": self._stopped})

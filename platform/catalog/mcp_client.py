@@ -80,9 +80,11 @@ async def call_tool(
 
     What goes wrong at the server is a result too: the model may try again.
     """
+    from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+
     try:
         values = json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return ToolResult(f"The arguments are not JSON: {error}.", is_error=True)
     if not isinstance(values, dict):
         return ToolResult("The arguments must be a JSON object.", is_error=True)
@@ -97,7 +99,10 @@ async def call_tool(
                 f"The server has changed the tool {tool['name']}. It runs again once an operator "
                 "has tested the server."
             )
-        return await client.call_tool(tool["name"], values)
+        params = CallToolRequestParams(name=tool["name"], arguments=values)
+        # Not `client.call_tool`: it matches the result against the server's own schema, whose
+        # patterns may keep this process's only loop busy for hours.
+        return await client.session.send_request(CallToolRequest(params=params), CallToolResult)
 
     try:
         result = await _run(url, authorization, call, CALL_TIMEOUT_S)
@@ -131,7 +136,12 @@ def _definition(tool: Tool) -> dict[str, Any]:
         "description": tool.description or "",
         "parameters": tool.input_schema,
     }
-    text = json.dumps(definition)
+    try:
+        text = json.dumps(definition, allow_nan=False)
+    except ValueError as error:
+        raise McpServerError(
+            f"The definition of the tool {tool.name[:100]!r} has numbers that JSON doesn't have."
+        ) from error
     if len(text) > MAX_DEFINITION_CHARS:
         raise McpServerError(
             f"The definition of the tool {tool.name[:100]!r} has {len(text)} characters; the limit "
@@ -197,7 +207,7 @@ async def _run(
         cause = _first_error(error)
         if isinstance(cause, QuireError):
             raise cause from error
-        text = str(cause) or type(cause).__name__
+        text = str(cause).replace("\0", "") or type(cause).__name__  # PostgreSQL stores no NUL
         raise McpServerError(f"{target.host} answers nothing of use: {text[:500]}") from error
 
 

@@ -25,7 +25,8 @@ MAX_SERVERS = 100
 #: What can be set, with the help of pages, commands and the API.
 FIELDS = {
     "url": "Address of the streamable HTTP endpoint, such as https://tools.example.com/mcp",
-    "authorization": "Authorization header, such as Bearer sk-...; stored, and never shown again",
+    "authorization": "Authorization header, such as Bearer sk-...; stored, never shown again, and "
+    "forgotten with another address",
     "public": "Every tenant may use it",
     "tenants": "Tenants that may use it, if not every tenant may",
 }
@@ -60,7 +61,8 @@ def set_mcp_server(
     public: bool | None = None,
     tenants: Collection[Tenant] | None = None,
 ) -> McpServer:
-    """Add a server, or change what isn't None. With another address its tools must be tested anew.
+    """Add a server, or change what isn't None. With another address its tools must be tested anew,
+    and the header is forgotten unless it is set too: it was another server's secret.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` beyond `MAX_SERVERS`.
     """
@@ -81,6 +83,7 @@ def set_mcp_server(
     changes = changed(server, {key: value for key, value in values.items() if value is not None})
     if "url" in changes:
         server.tools, server.tested_at, server.error = [], None, ""
+        server.authorization = authorization or ""
     save_valid(server)
     if tenants is not None:
         server.tenants.set(tenants)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -74,6 +75,36 @@ async def endless(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(200):
             await send({"type": "http.response.body", "body": b" " * 65536, "more_body": True})
         await send({"type": "http.response.body", "body": b"{}"})
+
+
+def answering(tools: str, result: str = "{}") -> App:
+    """A server that lists and returns what is JSON as text, valid or not, or an error."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        asked = json.loads(body or b"{}")
+        hello = {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "hostile", "version": "1"},
+        }
+        texts = {
+            "initialize": f'"result": {json.dumps(hello)}',
+            "tools/list": tools,
+            "tools/call": result,
+        }
+        unknown = '"error": {"code": -32601, "message": "Method not found"}'
+        text = texts.get(asked.get("method"), unknown)
+        answer = f'{{"jsonrpc": "2.0", "id": {json.dumps(asked.get("id"))}, {text}}}'
+        status = 200 if "id" in asked else 202
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.encode()})
+
+    return app
 
 
 @contextmanager

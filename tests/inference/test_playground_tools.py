@@ -102,6 +102,21 @@ async def test_a_call_is_stopped_and_the_socket_goes_on(
         assert result["text"] == "Rain in Porto"
 
 
+async def test_a_call_that_fails_here_ends_with_an_error(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str, weather: McpServer, calls: list[str]
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "x"))), socket(session_key) as page:
+        deep = {**call("t1"), "arguments": "[" * 5000}
+        await page.send_json_to(deep)
+        (result,) = await frames_until(page, "tool_result", "error")
+        assert (result["type"], result["is_error"]) == ("tool_result", True)
+        await sync_to_async(McpServer.objects.update)(tools=[{"function": FORECAST}])
+        await page.send_json_to(call("t2"))
+        (failed,) = await frames_until(page, "tool_result", "error")
+        assert (failed["type"], failed["id"]) == ("error", "t2")
+    assert calls == []
+
+
 async def test_another_tenants_tools_do_not_exist(
     gateway: Gateway, tokenizer: Tokenizer, session_key: str, weather: McpServer, calls: list[str]
 ) -> None:

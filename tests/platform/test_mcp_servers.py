@@ -17,7 +17,14 @@ from common.outbound_http import OutboundRequestBlocked
 from engine.contract.errors import InvalidRequest
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Tenant, User
-from tests.fakes.mcp_server import changed_tools, endless, redirecting, serving, weather_tools
+from tests.fakes.mcp_server import (
+    answering,
+    changed_tools,
+    endless,
+    redirecting,
+    serving,
+    weather_tools,
+)
 
 Tools = dict[str, dict[str, Any]]
 LONG = "weather__long_text"
@@ -104,6 +111,49 @@ async def test_a_redirect_to_another_address_is_not_followed() -> None:
         await tools_of(address)
 
 
+def tool_listing(**fields: Any) -> str:
+    tool = {"name": "x", "inputSchema": {"type": "object"}, **fields}
+    return f'"result": {json.dumps({"tools": [tool]})}'
+
+
+@pytest.mark.usefixtures("loopback", "db")
+@pytest.mark.parametrize(
+    ("listing", "text"),
+    [
+        (
+            tool_listing(inputSchema={"type": "object", "default": float("nan")}),
+            "numbers that JSON",
+        ),
+        (
+            tool_listing(inputSchema={"type": "object", "default": float("inf")}),
+            "numbers that JSON",
+        ),
+        (tool_listing(description="a\0b"), "NUL"),
+        ('"error": {"code": 1, "message": "a\\u0000b"}', "use: ab"),
+    ],
+    ids=("nan", "infinity", "nul", "nul in an error"),
+)
+def test_what_no_database_stores_is_refused(listing: str, text: str) -> None:
+    with serving(answering(listing)) as address:
+        server = mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="x", url=address)
+        with pytest.raises(McpServerError, match=text):
+            mcp_servers.check_mcp_server(actor=SYSTEM_ACTOR, server=server)
+    server.refresh_from_db()
+    assert text in server.error
+
+
+@pytest.mark.usefixtures("loopback")
+async def test_results_are_not_matched_with_patterns_of_the_server() -> None:
+    """With a longer text this one would keep the loop busy for years."""
+    pattern = {"properties": {"text": {"type": "string", "pattern": "^(a|a)*$"}}}
+    listing = tool_listing(outputSchema={"type": "object", **pattern})
+    returned = {"content": [{"type": "text", "text": "Hi"}], "structuredContent": {"text": "aab"}}
+    with serving(answering(listing, f'"result": {json.dumps(returned)}')) as address:
+        (tool,) = await list_tools(address, "", "x")
+        result = await call_tool(address, "", tool, "{}")
+    assert (result.text, result.is_error) == ("Hi", False)
+
+
 async def test_a_private_address_is_not_asked(url: str) -> None:
     with pytest.raises(OutboundRequestBlocked):
         await tools_of(url)
@@ -185,12 +235,19 @@ def test_a_server_is_added_checked_shared_and_deleted(url: str, acme: Tenant) ->
             refused()
     mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="weather", public=True)
     assert mcp_servers.offered_tools(other.pk, ["weather"]) == offered
-    mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="weather", url=f"{url}/")
+    server = mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="weather", url=url)
+    assert server.authorization == "Bearer s3cret"
+    server = mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="weather", url=f"{url}/")
+    assert server.authorization == ""  # it isn't this server's
     assert mcp_servers.offered_tools(acme.pk, ["weather"]) == []  # another address, other tools
+    server = mcp_servers.set_mcp_server(
+        actor=SYSTEM_ACTOR, name="weather", url=url, authorization="Bearer s3cret"
+    )
+    assert server.authorization == "Bearer s3cret"
     mcp_servers.delete_mcp_server(actor=SYSTEM_ACTOR, server=server)
     audit = AuditEntry.objects.filter(action__startswith="mcp_server.")
     assert "s3cret" not in json.dumps([entry.details for entry in audit])
-    assert audit.count() == 5
+    assert audit.count() == 7
 
 
 @pytest.mark.usefixtures("loopback")
