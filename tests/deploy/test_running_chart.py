@@ -171,6 +171,7 @@ def test_no_stream_breaks_while_all_pods_are_replaced(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_stream_breaks_in_upgrades_of_all_parts_with_an_adapter_in_object_storage(
     cluster: Cluster,
 ) -> None:
@@ -188,6 +189,7 @@ def test_no_stream_breaks_in_upgrades_of_all_parts_with_an_adapter_in_object_sto
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_no_stream_breaks_between_two_releases_in_both_directions(
     tmp_path: Path, short_tmp: Path
 ) -> None:
@@ -243,7 +245,9 @@ def ask_during(cluster: Cluster, change: Callable[[], None], model: str = "demo"
     return len(texts)
 
 
-@pytest.mark.parametrize("turns", [1, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "turns", [1, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(4 * 3600)])]
+)
 def test_a_model_without_a_replica_gets_one_when_a_request_waits(
     cluster: Cluster, turns: int
 ) -> None:
