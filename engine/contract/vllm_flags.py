@@ -536,7 +536,7 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
     ignored_flag("disable_log_requests", bool, "prompts are never logged."),
     restricted_flag("enable_log_requests", bool, (False,), "prompts are never logged."),
-    ignored_flag("max_log_len", int, "prompts are never logged."),
+    restricted_flag("max_log_len", int, (0,), "prompts are never logged. Leave it out."),
     restricted_flag(
         "prefix_caching_hash_algo",
         str,

@@ -2,3 +2,7 @@
 
 Without torch: gateways and media processes use it too. What computes is in `engine.models.vision`.
 """
+
+from engine.contract.unavailable import MULTIMODAL_REGISTRY
+
+__all__ = ["MULTIMODAL_REGISTRY"]

@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from engine import ModelRegistry
+from engine.contract import unavailable
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.entrypoints.launch import exec_quire
@@ -71,6 +72,35 @@ def test_a_class_that_replicas_would_not_see_is_refused() -> None:
             exec_quire(["serve"])
     finally:
         ModelRegistry.unregister_model("OnlyHereForCausalLM")
+
+
+@pytest.mark.parametrize("name", ["INPUT_REGISTRY", "MULTIMODAL_REGISTRY"])
+def test_a_registry_of_vllm_names_the_replacement(name: str) -> None:
+    registry = getattr(unavailable, name)
+    with pytest.raises(ConfigError, match=rf"{name} can't be used: .*ModelRegistry") as refusal:
+        registry.register_input_processor(lambda context, inputs: inputs)
+    assert refusal.value.param == name
+    assert not hasattr(registry, "__deepcopy__")
+
+
+@pytest.mark.parametrize(
+    ("name", "replacement"),
+    [
+        ("InputContext", "SupportsMultiModal"),
+        ("InputRegistry", "SupportsMultiModal"),
+        ("LoggingStatLogger", r"quire\.stat_loggers"),
+        ("PrometheusStatLogger", r"quire\.stat_loggers"),
+        ("RayPrometheusStatLogger", r"quire\.stat_loggers"),
+    ],
+)
+def test_a_class_of_vllm_without_a_counterpart_names_the_replacement(
+    name: str, replacement: str
+) -> None:
+    kind = getattr(unavailable, name)
+    with pytest.raises(ConfigError, match=f"{name} can't be used: .*{replacement}"):
+        kind("vllm_config", engine_index=0)
+    with pytest.raises(ConfigError, match=f"{name} can't be used: .*{replacement}"):
+        type("Mine", (kind,), {})
 
 
 @pytest.mark.system

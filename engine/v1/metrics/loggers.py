@@ -1,7 +1,8 @@
 """Names of `vllm.v1.metrics.loggers`."""
 
 from engine.contract.stat_loggers import StatLogger
+from engine.contract.unavailable import LoggingStatLogger, PrometheusStatLogger
 
-__all__ = ["StatLogger", "StatLoggerBase"]
+__all__ = ["LoggingStatLogger", "PrometheusStatLogger", "StatLogger", "StatLoggerBase"]
 
 StatLoggerBase = StatLogger
