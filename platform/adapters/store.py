@@ -4,8 +4,8 @@ What stands under a digest was complete before it got its name, and never change
 workers and replicas must all see the same folder.
 
 With an object storage an adapter is an archive `adapters/<digest>/<random>.tar`, and the folder is
-this machine's cache. Who stores an adapter always writes an object of its own, so that a sweep,
-which deletes old ones, can't take it.
+this machine's cache. Who stores an adapter writes an object of its own unless there's a new one, so
+that a sweep, which deletes old ones, can't take it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ _ARCHIVE = ".tar"
 _USED = "used"
 #: Seconds that a copy stays whatever the cache's budget: who has its path reads it within them.
 _IN_USE_S = 60.0
-#: Seconds after which what is staged is a killed process's: no transfer takes so long.
+#: Seconds after which what is staged is a killed process's, and an object may be a sweep's: no
+#: transfer takes so long.
 _ABANDONED_S = 3600.0
 
 
@@ -165,7 +166,13 @@ def _move_to_digest(staged: Path, digest: str) -> None:
 
 
 def _upload(digest: str, staged: Path) -> None:
-    """Store a folder as one object, which is there whole or not at all."""
+    """Store a folder as one object, whole or not at all, in the place of old ones."""
+    ages = {}
+    for name in _archives(digest):
+        with suppress(FileNotFoundError):  # a sweep takes it
+            ages[name] = time.time() - object_storage.modified_at(name).timestamp()
+    if any(age < _ABANDONED_S / 2 for age in ages.values()):
+        return
     with tempfile.NamedTemporaryFile(dir=adapters_dir(), prefix=STAGING) as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             for path in sorted(staged.iterdir()):
@@ -173,6 +180,9 @@ def _upload(digest: str, staged: Path) -> None:
         file.flush()
         name = f"{OBJECTS}/{digest}/{uuid4().hex}{_ARCHIVE}"
         object_storage.upload_object(name, Path(file.name))
+    for name, age in ages.items():
+        if age > _ABANDONED_S:
+            object_storage.delete_object(name)
 
 
 def _download(digest: str) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from adapters import actions, cards, store
 from adapters import version_jobs as work
 from adapters.models import VersionState
 from catalog.engine_settings import replica_command
-from common.errors import OffsetMismatch, ServiceUnavailable
+from common.errors import Conflict, OffsetMismatch, ServiceUnavailable
 from common.settings import APPS_DIR, BASE_DIR
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tests.adapter_files import adapter_bytes
@@ -209,6 +210,27 @@ def test_an_upload_that_is_finished_twice_at_once_stores_whole_objects(
     version = actions.finish_upload(actor=world.member, upload=upload)
     shutil.rmtree(store.content_path(version.digest))
     assert adapter_digest(store.fetch_content(version.digest)) == version.digest
+
+
+def test_content_that_is_stored_again_and_again_takes_one_object(
+    world: World, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = served()
+    added(world.member, world.acme, model)
+    first = object_names(machines.entry)
+    with pytest.raises(Conflict, match="exactly this content"):
+        added(world.member, world.acme, model)
+    assert object_names(machines.entry) == first
+    # An old one may be a sweep's in this moment, so it's replaced.
+    modified_at = store.object_storage.modified_at
+
+    def long_ago(name: str) -> datetime:
+        return modified_at(name) - timedelta(days=name in first)
+
+    monkeypatch.setattr(store.object_storage, "modified_at", long_ago)
+    added(world.outsider, world.rival, model)
+    (second,) = object_names(machines.entry)
+    assert [second] != first
 
 
 @pytest.mark.database
