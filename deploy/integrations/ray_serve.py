@@ -38,7 +38,11 @@ class Quire:
         self._process = subprocess.Popen([*command, "--port", str(port)], env=environment)
         # An answer takes as long as it takes.
         timeout = httpx.Timeout(None, connect=5)
-        self._client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=timeout)
+        self._client = httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=timeout,
+            limits=httpx.Limits(max_connections=None),  # Ray has one
+        )
         self._ready = False
 
     async def check_health(self) -> None:

@@ -232,7 +232,7 @@ def test_kubectls_dry_run_takes_what_is_made() -> None:
         assert 'no matches for kind "Pool"' in unknown.stderr
 
 
-@pytest.mark.parametrize("preset", ["", *(path.name for path in CHART.glob("values-*.yaml"))])
+@pytest.mark.parametrize("preset", ["", *sorted(path.name for path in CHART.glob("values-*.yaml"))])
 def test_helm_finds_nothing_wrong(preset: str) -> None:
     files = ["--values", str(CHART / preset)] if preset else []
     done = helm("lint", "--strict", str(CHART), *files, values=yaml.safe_dump(FULL))

@@ -190,6 +190,40 @@ async def test_rays_deployment_passes_requests_on_and_notices_a_server_that_ends
         replica.__del__()
 
 
+async def test_rays_deployment_passes_on_as_many_requests_as_ray_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, num_requests = ray_file(monkeypatch), 0
+    limit = file.app.options["max_ongoing_requests"]
+    all_here = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_requests
+        await reader.readuntil(b"\r\n\r\n")
+        num_requests += 1
+        if num_requests == limit:
+            all_here.set()
+        await all_here.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=limit)
+    replica = file.app.inner([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        host, port = server.sockets[0].getsockname()
+        replica._client.base_url, replica._ready = f"http://{host}:{port}", True
+        async with asyncio.timeout(120):
+            answers = await asyncio.gather(
+                *(pass_on(replica, "/v1/completions", {}) for _ in range(limit))
+            )
+        assert answers == [(200, b"{}")] * limit
+    finally:
+        server.close()
+        await replica._client.aclose()
+        replica.__del__()
+
+
 class Sender:
     """Stands for a request's response sender of Triton."""
 
