@@ -24,6 +24,8 @@ from engine.worker.interface import Runner
 from tests.engine.devices.__main__ import PAGE, read_table
 from tests.packages import DEVICE, install, install_tenstorrent
 
+#: The kit loads a model for each of some seventy checks.
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).with_name("contract.txt")
 #: What the example of docs/extending/device.md doesn't do.
