@@ -229,7 +229,7 @@ def forget_old_alerts() -> int:
 
 
 def _mail_operators() -> None:
-    """Mail each open alert once, in one message; one that can't be sent is tried again."""
+    """Mail each open alert once, in one message; one that no operator got is tried again."""
     pending = _pending_alerts("mailed_at")
     operators = User.objects.filter(is_superuser=True, is_active=True).exclude(email="")
     addresses = list(operators.values_list("email", flat=True))
@@ -243,11 +243,13 @@ def _mail_operators() -> None:
     if len(pending) > 1:
         subject = f"{len(pending)} alerts, the first: {subject}"
     text = "\n".join(f"{alert.started_at:%H:%M} UTC  {alert.text}" for alert in pending)
-    try:
-        for address in addresses:  # nobody learns the others' addresses
-            send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
-    except (SMTPException, OSError) as error:
-        logger.warning("alerts were not mailed: %s", error)
+    num_sent = 0
+    for address in addresses:  # nobody learns the others' addresses
+        try:
+            num_sent += send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
+        except (SMTPException, OSError) as error:
+            logger.warning("alerts were not mailed to an operator: %s", error)
+    if not num_sent:
         Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=None)
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from smtplib import SMTPRecipientsRefused
 from typing import Any
 
 import pytest
@@ -298,6 +299,26 @@ def test_mail_that_could_not_be_sent_is_sent_at_the_next_check(
     assert mail.outbox == []
     alerts.check_rules()
     assert len(mail.outbox) == 1
+
+
+def test_an_address_that_is_refused_keeps_mail_from_nobody(
+    operator: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("anna", "zoe"):
+        User.objects.create(username=name, email=f"{name}@mail.example", is_superuser=True)
+    fail(ServedModel.objects.create(name="quill", source="/m", desired_state="loaded"))
+    send = alerts.send_mail
+
+    def send_mail(subject: str, text: str, sender: None, addresses: list[str]) -> int:
+        if addresses == ["anna@mail.example"]:
+            raise SMTPRecipientsRefused({})
+        return send(subject, text, sender, addresses)
+
+    monkeypatch.setattr(alerts, "send_mail", send_mail)
+    for _ in range(2):
+        alerts.check_rules()
+    sent = sorted(message.to[0] for message in mail.outbox)
+    assert sent == sorted([operator.email, "zoe@mail.example"])
 
 
 def test_a_replica_that_ends_again_and_again_is_a_crash_loop_whatever_it_does_now() -> None:
