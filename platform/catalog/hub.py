@@ -160,7 +160,12 @@ def search_hub(query: str) -> list[HubModel]:
             timeout=WAIT_S,
         )
         hf_raise_for_status(response)
+    try:
         return [_hub_model(ModelInfo(**row)) for row in response.json()]
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise HubUnavailable(
+            "The hub's answer is no list of models. Is HF_ENDPOINT a hub?"
+        ) from error
 
 
 def _hub_model(info: ModelInfo) -> HubModel:

@@ -18,6 +18,7 @@ from engine.contract.errors import InvalidRequest
 from tests.console.conftest import Login
 from tests.console.test_models_page import DEMO, form
 from tests.fakes.hub import Hub
+from tests.fakes.mcp_server import serving
 
 REPOSITORY = "someone/tiny"
 pytestmark = pytest.mark.usefixtures("rows")
@@ -186,6 +187,30 @@ def test_without_a_hub_a_search_says_so_in_one_sentence(
     page = login("root").get("/console/models/add/", {"q": "tiny"})
     assert page.status_code == 200
     assert "No hub can be reached from here" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"<html>Log in</html>",
+        b"[{}]",
+        b"[1]",
+        b'{"error": "x"}',
+        b'[{"id": "a/b", "safetensors": 1}]',
+    ],
+)
+def test_an_answer_that_is_no_hubs_is_an_error_of_the_search(
+    login: Login, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": answer})
+
+    with serving(app) as address:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        page = login("root").get("/console/models/add/", {"q": "tiny"})
+    assert page.status_code == 200
+    assert page.context["search_error"].code == "hub_unavailable"
 
 
 def test_a_hub_that_does_not_answer_is_named(
