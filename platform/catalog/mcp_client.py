@@ -136,6 +136,8 @@ def _definition(tool: Tool) -> dict[str, Any]:
         "description": tool.description or "",
         "parameters": tool.input_schema,
     }
+    if not tool.name.isprintable():
+        raise McpServerError(f"The name of the tool {tool.name[:100]!r} isn't printable.")
     try:
         text = json.dumps(definition, allow_nan=False)
     except ValueError as error:
@@ -207,7 +209,8 @@ async def _run(
         cause = _first_error(error)
         if isinstance(cause, QuireError):
             raise cause from error
-        text = str(cause).replace("\0", "") or type(cause).__name__  # PostgreSQL stores no NUL
+        # PostgreSQL stores no NUL, and escapes would steer a terminal.
+        text = re.sub("[\x00-\x1f\x7f-\x9f]+", " ", str(cause)) or type(cause).__name__
         raise McpServerError(f"{target.host} answers nothing of use: {text[:500]}") from error
 
 

@@ -22,6 +22,7 @@ from common.settings import PROGRAM
 from engine.contract.command_line import expand_args
 from engine.contract.errors import ConfigError, QuireError
 
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]+")
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 
@@ -144,7 +145,8 @@ class QuireCommand(BaseCommand):
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print columns; states below `STATE` have colours on a terminal."""
-        cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+        # Texts of others must neither steer the terminal nor break the line.
+        cells = [list(head), *([_CONTROLS.sub(" ", str(cell)) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
             padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from io import StringIO
 from typing import Any
@@ -11,7 +12,7 @@ from django.core.management import call_command
 
 from catalog.models import McpServer
 from tests.console.conftest import Login
-from tests.fakes.mcp_server import serving, weather_tools
+from tests.fakes.mcp_server import answering, serving, weather_tools
 
 PAGE = "/console/mcp-servers/"
 API = "/api/mcp-servers/"
@@ -103,6 +104,14 @@ def run(*args: str) -> str:
     out = StringIO()
     call_command(*args, stdout=out)
     return out.getvalue()
+
+
+@pytest.mark.usefixtures("rows")
+def test_a_servers_words_do_not_steer_the_terminal() -> None:
+    tool = {"name": "x", "description": "One\n\x1b]0;two\x07", "inputSchema": {"type": "object"}}
+    with serving(answering(f'"result": {json.dumps({"tools": [tool]})}')) as address:
+        run("set_mcp_server", "hostile", "--url", address)
+        assert run("check_mcp_server", "hostile").splitlines()[1] == "x     One ]0;two"
 
 
 @pytest.mark.usefixtures("rows")

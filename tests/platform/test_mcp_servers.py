@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,17 +130,18 @@ def tool_listing(**fields: Any) -> str:
             "numbers that JSON",
         ),
         (tool_listing(description="a\0b"), "NUL"),
-        ('"error": {"code": 1, "message": "a\\u0000b"}', "use: ab"),
+        (tool_listing(name="a\x1b[2J"), "printable"),
+        ('"error": {"code": 1, "message": "a\\u0000b\\u001b"}', "use: a b $"),
     ],
-    ids=("nan", "infinity", "nul", "nul in an error"),
+    ids=("nan", "infinity", "nul", "escapes", "nul in an error"),
 )
-def test_what_no_database_stores_is_refused(listing: str, text: str) -> None:
+def test_what_cannot_be_stored_or_shown_is_refused(listing: str, text: str) -> None:
     with serving(answering(listing)) as address:
         server = mcp_servers.set_mcp_server(actor=SYSTEM_ACTOR, name="x", url=address)
         with pytest.raises(McpServerError, match=text):
             mcp_servers.check_mcp_server(actor=SYSTEM_ACTOR, server=server)
     server.refresh_from_db()
-    assert text in server.error
+    assert re.search(text, server.error)
 
 
 @pytest.mark.usefixtures("loopback")
