@@ -304,13 +304,15 @@ async def defer_settlement(
 def _remaining_request(
     full_request: AdmissionRequest, taken_over: TakenOverStream
 ) -> AdmissionRequest:
-    """The rest of a request whose prompts and first tokens are settled."""
+    """The rest of a request whose prompts, with their media, and first tokens are settled."""
     billed = taken_over.billed or Usage()
     return replace(
         full_request,
         request_id=taken_over.ledger_id,
         prompt_tokens=0,
         prompts=[0] * len(full_request.prompts),
+        images=(),
+        audio_ms=(),
         stream_id=taken_over.position.stream,
         billed=(billed.prompt_tokens, billed.completion_tokens),
     )

@@ -115,8 +115,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             if was_delivered and max(ran) >= 0:
                 prompt += tokens
                 completion += sum(max(0, count) for count in ran)
-                if not self.billed[0]:
-                    images, audio_ms = images + of[0], audio_ms + of[1]
+                images, audio_ms = images + of[0], audio_ms + of[1]
         completion, rates = max(0, completion - self.billed[1]), Rates(*self.rates)
         return UsageRecord(
             request_id=self.request_id,
