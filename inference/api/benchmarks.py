@@ -76,6 +76,8 @@ async def _run_levels(run: BenchmarkRun) -> str:
     try:
         caller = await run_in_db_thread(caller_of_tenant, TENANT)
         model = await resolve_model(_context(caller, run), run.served_model.name)
+        if model.fallback_for:
+            return f"No replica of {model.fallback_for} is ready."
         for index in range(len(results), len(run.levels)):
             row = await _run_level(run, index, caller, model)
             if not row["completed"]:

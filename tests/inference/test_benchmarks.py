@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 
+from catalog import access as catalog_access
 from catalog.models import DesiredState, ServedModel
 from common.errors import Conflict, PermissionDenied
 from engine.contract.errors import InvalidRequest
@@ -161,6 +162,24 @@ async def test_no_two_runs_send_the_same_prompts(gateway: Gateway) -> None:
         assert (await refreshed(run)).status == "completed"
         prompts += [tuple(request.prompt_token_ids) for request in replica.received]
     assert len(set(prompts)) == len(prompts) == 10 + 3
+
+
+async def test_no_fallback_is_measured_in_place_of_a_model(
+    gateway: Gateway, model: ServedModel
+) -> None:
+    await ServedModel.objects.acreate(
+        name="spare", source="/models/spare", public=True, desired_state=DesiredState.LOADED
+    )
+    model.fallbacks = ["spare"]
+    await model.asave()
+    catalog_access.clear_cache()
+    run = await sync_to_async(started)()
+    replica = gateway.fake(replica_id="other", model_name="spare")
+    async with gateway.serving(replica):
+        await run_benchmark(run.public_id, "worker-1")
+    run = await refreshed(run)
+    assert (run.status, run.error) == ("failed", "No replica of fake is ready.")
+    assert replica.received == []
 
 
 @pytest.mark.usefixtures("model")
