@@ -25,7 +25,8 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def loopback(settings: Any) -> None:
+def loopback(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("catalog.mcp_client.LIST_TIMEOUT_S", 120.0)  # a busy machine
     settings.QUIRE = settings.QUIRE.replace(egress_networks=("127.0.0.1/32",))
 
 

@@ -59,15 +59,15 @@ def headers(
 @asynccontextmanager
 async def socket(session: str | None, **where: Any) -> AsyncIterator[WebsocketCommunicator]:
     communicator = WebsocketCommunicator(APP, "/ws/playground/", headers=headers(session, **where))
-    accepted, _ = await communicator.connect(timeout=30)
+    accepted, _ = await communicator.connect(timeout=120)
     assert accepted
     yield communicator
-    await communicator.disconnect(timeout=30)
+    await communicator.disconnect(timeout=120)
 
 
 async def closed_with(communicator: WebsocketCommunicator) -> int:
     while True:
-        message = await communicator.receive_output(timeout=30)
+        message = await communicator.receive_output(timeout=120)
         if message["type"] == "websocket.close":
             return int(message["code"])
 
@@ -75,7 +75,7 @@ async def closed_with(communicator: WebsocketCommunicator) -> int:
 async def frames_until(communicator: WebsocketCommunicator, *kinds: str) -> list[dict[str, Any]]:
     frames = []
     while not frames or frames[-1]["type"] not in kinds:
-        frames.append(await communicator.receive_json_from(timeout=30))
+        frames.append(await communicator.receive_json_from(timeout=120))
     return frames
 
 
@@ -171,7 +171,7 @@ async def test_several_answers_run_at_a_time_by_id(gateway: Gateway, session_key
         ends: dict[str, str] = {}
         errors = []
         while len(ends) < 4 or len(errors) < 2:
-            frame = await page.receive_json_from(timeout=30)
+            frame = await page.receive_json_from(timeout=120)
             if frame["type"] == "done":
                 ends[frame["id"]] = frame["finish_reason"]
             if frame["type"] == "error":
@@ -393,10 +393,10 @@ async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
         answers = []
         for tenant in ("foreign", "nowhere"):
             await page.send_json_to(generate(tenant=tenant))
-            answers.append(await page.receive_json_from(timeout=30))
+            answers.append(await page.receive_json_from(timeout=120))
         for tenant in (5, "", "x" * 64):
             await page.send_json_to(generate(tenant=tenant))
-            answer = await page.receive_json_from(timeout=30)
+            answer = await page.receive_json_from(timeout=120)
             assert answer["error"]["param"] == "tenant"
         await page.send_json_to({"type": "ping"})
         assert await page.receive_json_from() == {"type": "pong"}
@@ -437,7 +437,7 @@ async def test_an_answer_goes_on_where_its_connection_broke(
             for after, param in ((ends[-1], "Last-Event-ID"), ("x", "Last-Event-ID"), (3, "after")):
                 other = [{"role": "user", "content": "other"}]
                 await page.send_json_to(generate(after=after, messages=other))
-                frame = await page.receive_json_from(timeout=30)
+                frame = await page.receive_json_from(timeout=120)
                 assert (frame["type"], frame["error"]["param"]) == ("error", param)
 
 

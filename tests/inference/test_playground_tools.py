@@ -35,8 +35,11 @@ def calls() -> list[str]:
 
 
 @pytest.fixture
-async def weather(gateway: Gateway, calls: list[str], settings: Any) -> AsyncIterator[McpServer]:
+async def weather(
+    gateway: Gateway, calls: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[McpServer]:
     """A server whose tools the tenant may call."""
+    monkeypatch.setattr("catalog.mcp_client.LIST_TIMEOUT_S", 120.0)  # a busy machine
     settings.QUIRE = settings.QUIRE.replace(egress_networks=("127.0.0.1/32",))
     with serving(weather_tools(calls)) as url:
 

@@ -43,8 +43,9 @@ def url(calls: list[str]) -> Iterator[str]:
 
 
 @pytest.fixture
-def loopback(settings: Any) -> None:
-    """The tests' servers are on this machine, which is no public address."""
+def loopback(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' servers are on this machine, which is no public address and may be busy."""
+    monkeypatch.setattr(mcp_client, "LIST_TIMEOUT_S", 120.0)
     settings.QUIRE = settings.QUIRE.replace(egress_networks=("127.0.0.1/32",))
 
 
