@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from common.log_context import bind_request
+from common.rates import decode_tokens_per_s
 from engine.contract.errors import InvalidRequest, QuireError
 from inference.chat.turn import ChatSession, TurnDelta
 from inference.errors import as_quire_error, envelope, report
@@ -208,14 +209,12 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
 def _tokens_per_s(generation: Generation) -> float:
     """Tokens per second after the first; 0 where it's unknown, or the time says nothing."""
     count = generation.usage.completion_tokens
-    if generation.first_token_at is None or count < 2 or generation.resumed_from is not None:
+    if generation.first_token_at is None or generation.resumed_from is not None:
         return 0.0
     seconds = time.perf_counter() - generation.first_token_at
-    return round((count - 1) / seconds, 2) if seconds >= MIN_MEASURED_S else 0.0
+    return round(decode_tokens_per_s(count, seconds) or 0.0, 2)
 
 
-#: Tokens of short answers can arrive in one message: the time between them then says nothing.
-MIN_MEASURED_S = 0.1
 MAX_RUNNING_ANSWERS = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 
 from common.files import write_private
+from common.rates import decode_tokens_per_s
 
 try:
     import readline
@@ -341,8 +342,8 @@ def format_statistics(usage: dict[str, Any], first_token_s: float, total_s: floa
     cached = f" ({num_cached:,} cached)" if num_cached else ""
     num_tokens = usage["completion_tokens"]
     # The first token's time is the prompt's.
-    decode_s = total_s - first_token_s
-    rate = f", {(num_tokens - 1) / decode_s:,.1f} tok/s" if num_tokens > 1 and decode_s > 0 else ""
+    tokens_per_s = decode_tokens_per_s(num_tokens, total_s - first_token_s)
+    rate = "" if tokens_per_s is None else f", {tokens_per_s:,.1f} tok/s"
     return (
         f"[{usage['prompt_tokens']:,} prompt tokens{cached}, {num_tokens:,} output tokens"
         f" in {total_s:.2f} s, first after {first_token_s:.2f} s{rate}]"

@@ -225,6 +225,11 @@ def test_statistics_name_the_rate_after_the_first_token() -> None:
     )
 
 
+def test_statistics_of_a_few_tokens_that_came_at_once_name_no_rate() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 9}
+    assert "tok/s" not in format_statistics(usage, 0.5, 0.502)
+
+
 def test_what_was_typed_is_offered_again_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
