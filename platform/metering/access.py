@@ -31,7 +31,13 @@ from metering.request_log import (
 )
 from metering.request_log_writer import log_content, log_rejection, log_request
 from metering.settlement import EngineUsage, settle
-from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
+from metering.usage import (
+    UsageSum,
+    access_all_usage,
+    access_usage,
+    access_usage_entries,
+    last_used_days,
+)
 from metering.usage_record import UsageRecord
 
 __all__ = [
@@ -63,6 +69,7 @@ __all__ = [
     "admit",
     "admit_call",
     "first_page",
+    "last_used_days",
     "log_content",
     "log_rejection",
     "log_request",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from django.db.models import QuerySet, Sum
+from django.db.models import Max, QuerySet, Sum
 
 from metering.models import UsageDay, UsageEntry
-from tenants.access import AccessSubject, access_role
+from tenants.access import AccessSubject, access_role, access_tenants
 from tenants.actors import require_operator, to_actor
 from tenants.models import Tenant, User
 
@@ -51,6 +51,17 @@ def access_all_usage(
     """Sums by day, model and tenant. Raises `PermissionDenied` for all but operators."""
     require_operator(to_actor(user))
     return _sums(UsageDay.objects.all(), first, last)
+
+
+def last_used_days(user: User) -> dict[str, datetime]:
+    """By model, the beginning of the last day (UTC) that the user's tenants used it on.
+
+    For operators that all tenants did.
+    """
+    days = UsageDay.objects.all()
+    if not to_actor(user).is_operator:
+        days = days.filter(tenant__in=access_tenants(user))
+    return dict(days.values_list("model").annotate(Max("start")))
 
 
 def access_usage_entries(user: AccessSubject, tenant: Tenant) -> QuerySet[UsageEntry]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import html
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from django.test import Client
+from django.utils import timezone
 
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
 from engine.contract.replica_state import LoadPhase
+from metering.models import SUM_FIELDS, RequestEntry, UsageDay
 from tenants.models import AuditEntry, Membership, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
@@ -239,3 +243,81 @@ def test_known_models_are_suggested_with_whether_they_fit(
     filled = login("root").get(f"/console/models/add/{html.unescape(link)}").content.decode()
     assert 'value="Qwen/Qwen3-0.6B"' in filled
     assert 'value="qwen3-0.6b"' in filled
+
+
+def test_the_list_says_what_runs_how_fast_and_what_to_do(
+    login: Login, quill: ServedModel, beat: Beat
+) -> None:
+    beat(heartbeat("quill-0"))
+    used = {"tenant": Tenant.objects.get(slug="acme"), "model": "quill", "endpoint": "chat"}
+    for number, status in enumerate((200, 200, 500)):
+        RequestEntry.objects.create(
+            request_id=f"r{number}",
+            **used,
+            status=status,
+            started_at=timezone.now(),
+            duration_ms=1120.0,
+            ttft_ms=120.0,
+            completion_tokens=31,
+        )
+    sums = dict.fromkeys(SUM_FIELDS, 3)
+    UsageDay.objects.create(**used, **sums, start=datetime(2026, 3, 4, tzinfo=UTC))
+    row = list_row(login("root"), quill)
+    for text in ("ready", "1 of 1 replica<", ">3</a>", "1 failed", "120 <small>ms", "30.0 <small>"):
+        assert text in row
+    assert "2026-03-04" in row
+    assert "?model=quill" in row
+    assert "data-load hidden" in row
+    assert "data-load" not in list_row(login("ada"), quill)
+    # Rival's people see the model and neither Acme's requests nor when it used the model.
+    rivals = list_row(login("olga"), quill)
+    assert "2026-03-04" not in rivals
+    assert "failed" not in rivals
+
+
+def test_an_unloaded_model_has_its_facts_and_a_load_button(
+    login: Login, quill: ServedModel
+) -> None:
+    quill.desired_state = DesiredState.UNLOADED
+    quill.save()
+    root = login("root")
+    row = list_row(root, quill)
+    assert "unloaded" in row
+    assert "LlamaForCausalLM" in row
+    assert re.search(r'data-label="Size">[\d.]+\xa0[KM]B', row)
+    assert re.search(r'data-label="Context">[\d,]+ <small>tokens', row)
+    assert 'data-label="Last used">never<' in row
+    assert "data-chat hidden" in row
+    action = f"/console/models/{quill.pk}/load/"
+    assert f'action="{action}" data-load>' in row
+    assert root.post(action).status_code == 302
+    quill.refresh_from_db()
+    assert quill.desired_state == DesiredState.LOADED
+
+
+def test_a_speed_of_a_few_tokens_that_came_at_once_is_not_stated(
+    login: Login, quill: ServedModel
+) -> None:
+    used = {"tenant": Tenant.objects.get(slug="acme"), "model": "quill", "endpoint": "chat"}
+    times = {"started_at": timezone.now(), "duration_ms": 52.0, "ttft_ms": 50.0}
+    RequestEntry.objects.create(
+        request_id="short", **used, **times, status=200, completion_tokens=9
+    )
+    assert 'data-label="Output speed">–<' in list_row(login("ada"), quill)
+    page = login("ada").get(f"/console/models/{quill.pk}/").content.decode()
+    assert "<dt>Output speed, median</dt><dd>–</dd>" in page
+
+
+def test_how_many_sequences_memory_has_room_for_stands_beside_how_many_run(
+    login: Login, quill: ServedModel
+) -> None:
+    quill.settings = {"max_num_seqs": 7}
+    quill.save()
+    page = login("root").get(f"/console/models/{quill.pk}/?context=64").content.decode()
+    assert re.search(r"room for [\d,]+ such sequences\. At most 7 run at a time", page)
+
+
+def list_row(client: Client, model: ServedModel) -> str:
+    page = client.get("/console/models/").content.decode()
+    start = page.index(f'data-model="{model.name}"')
+    return page[start : page.index("</tr>", start)]

@@ -21,7 +21,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from accounts.reauthentication import reauthentication_required
 from catalog import actions, model_details
-from catalog.checkpoint import read_checkpoint
+from catalog.checkpoint import Checkpoint, read_checkpoint
 from catalog.hub import get_download_info, search_hub
 from catalog.live_status import tiers_of
 from catalog.models import DesiredState, Replica, ServedModel
@@ -32,7 +32,7 @@ from console.mounting import mounted
 from console.views.base import json_view, post_int, post_text
 from console.views.benchmark_chart import benchmark_context, parse_levels
 from console.views.model_forms import ServedModelForm
-from console.views.request_summary import summarize_speed
+from console.views.request_summary import summarize_speed, summarize_speed_by_model
 from engine.contract.errors import InvalidRequest, QuireError
 from history.benchmarks import (
     access_benchmark,
@@ -41,6 +41,7 @@ from history.benchmarks import (
     stop_benchmark,
 )
 from inference.api.benchmarks import enqueue_benchmark
+from metering.access import last_used_days
 from metering.request_log import access_requests
 from tenants.access import access_tenants
 from tenants.actors import require_operator, to_actor
@@ -106,8 +107,17 @@ def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResp
     user = request.user
     operator, beats = to_actor(user).is_operator, model_details.get_heartbeats()
     rows = list(model_details.visible_models(user).prefetch_related("replicas")[:MAX_ROWS])
+    last_day = access_requests(user).filter(started_at__gte=timezone.now() - FIGURES_SPAN)
+    figures, used_days = summarize_speed_by_model(last_day), last_used_days(user)
+    listed = [
+        _row(row, beats, operator)
+        | {"figures": figures.get(row.name), "last_used": used_days.get(row.name)}
+        for row in sorted(rows, key=lambda row: row.desired_state != DesiredState.LOADED)
+    ]
     context = {
-        "rows": [_row(row, beats, operator) for row in rows],
+        "rows": listed,
+        "num_sampled": sum(speed.requests for speed in figures.values()),
+        "is_partial": any(speed.is_partial for speed in figures.values()),
         "operator": operator,
         "followed": _followed(user),
         "error": error,
@@ -213,11 +223,16 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
         "size": size,
         "quantization": quantization,
         "dtype": live.model.dtype if live else "",
-        "context": row.max_model_len or state["context"],
+        "context": row.max_model_len or state["context"] or _context_of(checkpoint),
         "loaded": row.desired_state == DesiredState.LOADED,
         "failed": _failure(row) if operator else "",
         "tasks": state["tasks"] or [],
     }
+
+
+def _context_of(checkpoint: Checkpoint | None) -> int:
+    """Tokens that a checkpoint is made for; 0 where that isn't known."""
+    return checkpoint.shape.context if checkpoint and checkpoint.shape else 0
 
 
 def _failure(row: ServedModel) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import QuerySet
 from django.http import QueryDict
 
+from common.rates import decode_tokens_per_s
 from metering.models import RequestEntry
 
 #: Newest matching requests that the summary counts: a bounded time whatever the log holds.
 MAX_SAMPLED = 1000
+#: The same of all models together.
+MAX_SAMPLED_OF_ALL = 5000
 #: Lower edges of the histogram's bars, in milliseconds.
 EDGES_MS = (0, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
 MAX_FACETS = 6
@@ -64,13 +69,30 @@ class Speed:
 
 def summarize_speed(rows: QuerySet[RequestEntry]) -> Speed:
     """Sum up the newest `MAX_SAMPLED` requests."""
-    columns = ("status", "ttft_ms", "duration_ms", "completion_tokens", "cost_nanos")
-    sample = list(rows.order_by("-started_at").values_list(*columns)[:MAX_SAMPLED])
+    sample = rows.order_by("-started_at").values_list(*_SPEED_COLUMNS)[:MAX_SAMPLED]
+    return _speed_of(list(sample), is_partial=len(sample) == MAX_SAMPLED)
+
+
+def summarize_speed_by_model(rows: QuerySet[RequestEntry]) -> dict[str, Speed]:
+    """Sum up the newest `MAX_SAMPLED_OF_ALL` requests, by model."""
+    newest = rows.order_by("-started_at").values_list("model", *_SPEED_COLUMNS)
+    samples = defaultdict(list)
+    for model, *figures in (sample := newest[:MAX_SAMPLED_OF_ALL]):
+        samples[model].append(figures)
+    is_partial = len(sample) == MAX_SAMPLED_OF_ALL
+    return {model: _speed_of(rows, is_partial=is_partial) for model, rows in samples.items()}
+
+
+_SPEED_COLUMNS = ("status", "ttft_ms", "duration_ms", "completion_tokens", "cost_nanos")
+
+
+def _speed_of(sample: Sequence[Sequence[Any]], *, is_partial: bool) -> Speed:
     ttfts = [ttft for _, ttft, *_ in sample if ttft is not None]
     rates = [
-        1000 * (tokens - 1) / (duration - ttft)
+        rate
         for _, ttft, duration, tokens, _ in sample
-        if ttft is not None and tokens > 1 and duration > ttft
+        if ttft is not None
+        and (rate := decode_tokens_per_s(tokens, (duration - ttft) / 1000)) is not None
     ]
     return Speed(
         requests=len(sample),
@@ -79,7 +101,7 @@ def summarize_speed(rows: QuerySet[RequestEntry]) -> Speed:
         p95_ttft_ms=quantiles(ttfts, n=20, method="inclusive")[-1] if len(ttfts) > 1 else None,
         tokens_per_s=median(rates) if rates else None,
         cost_nanos=sum(cost for *_, cost in sample),
-        is_partial=len(sample) == MAX_SAMPLED,
+        is_partial=is_partial,
     )
 
 

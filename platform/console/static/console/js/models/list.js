@@ -15,6 +15,10 @@ function show(models) {
     state.dataset.state = model.state;
     const loading = model.state === "loading" && model.load_progress > 0;
     state.textContent = loading ? `loading, ${percent(model.load_progress)}` : model.state;
+    const [chat, load] = ["[data-chat]", "[data-load]"].map((part) => row.querySelector(part));
+    if (chat) chat.hidden = model.state !== "ready";
+    if (load && model.state === "unloaded") load.hidden = false;
+    else if (load && model.state !== "failed") load.hidden = true;
   }
 }
 
