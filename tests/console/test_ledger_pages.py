@@ -246,6 +246,35 @@ def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tena
     assert not Price.objects.exists()
 
 
+def test_a_budget_is_set_for_one_of_the_tenants_models(login: Login, acme: Tenant) -> None:
+    page = text_of(login("root"), "/console/budgets/", tenant="acme")
+    choices = page[page.index('<select id="budget-model"') :].partition("</select>")[0]
+    assert '<option value="">all models</option>' in choices
+    assert "<option>acme-private</option>" in choices
+    assert "rival-private" not in choices
+
+
+def test_amounts_stand_beside_their_currency_key_and_model(login: Login, acme: Tenant) -> None:
+    key = actions.create_key(actor=User.objects.get(username="mia"), tenant=acme, name="ci").key
+    use(acme, 1, key_id=key.pk, model="quill")
+    money.set_budget(
+        actor=SYSTEM_ACTOR, tenant=acme, key=key, model="quill", period="day", amount="1.5"
+    )
+    ada, today = login("ada"), datetime.now(UTC).date().isoformat()
+    usage = text_of(
+        ada, "/console/usage/", first=today, last=today, by=["model", "api_key_id"], tenant="acme"
+    )
+    (row,) = [row for row in usage.split("<tr>") if ">0.0015<" in row and "quill" in row]
+    assert "ci" in row
+    assert "Cost, USD" in usage
+    assert "<dt>Cost</dt><dd>0.0015 USD</dd>" in usage
+    budgets = text_of(ada, "/console/budgets/", tenant="acme")
+    row = next(row for row in budgets.split("<tr>") if "of 1.50" in row)
+    assert "key ci" in row
+    assert "quill" in row
+    assert '<th scope="col" class="end">USD</th>' in budgets
+
+
 def test_a_price_is_set_for_one_of_the_models_that_are_there(login: Login, acme: Tenant) -> None:
     root = login("root")
     assert "<option>quill</option>" in root.get("/console/prices/").content.decode()

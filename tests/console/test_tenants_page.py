@@ -79,6 +79,14 @@ def test_an_operator_who_is_no_member_is_not_called_one(people: Login) -> None:
     )
 
 
+def test_a_tenant_without_members_has_no_owner(people: Login) -> None:
+    root = people("root")
+    actions.create_tenant(actor=SYSTEM_ACTOR, name="Vacant")
+    page = root.get("/console/tenants/vacant/").content.decode()
+    assert "No members yet" in page
+    assert ">Owner<" not in page
+
+
 def test_only_operators_set_limits_and_make_tenants(people: Login) -> None:
     for name, status in (("ada", 403), ("max", 403), ("olga", 404), ("nobody", 404)):
         assert people(name).post("/console/tenants/acme/limits/", FORM).status_code == status

@@ -59,6 +59,7 @@ def show_budgets(
         rows, names = list(access_budgets(user, tenant)[:MAX_BUDGETS]), names_for(tenant)
         context |= {
             "budgets": [_row(state, names) for state in states_of(rows)],
+            "names": sorted(names),
             "manages": manages,
             "operator": to_actor(user).is_operator,
             "keys": access_keys(user, tenant).filter(revoked_at=None)[:MAX_BUDGETS]
