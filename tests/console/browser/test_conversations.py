@@ -69,6 +69,24 @@ def test_a_conversation_that_was_left_at_once_is_kept_on_the_way_back(
     kept(playground.ready())
 
 
+def test_a_tab_that_is_closed_for_good_at_the_end_of_its_first_answer_loses_nothing(
+    open_page: Open,
+) -> None:
+    left = open_page(alone=True)
+    page = left.context.new_page()
+    page.goto(left.url)
+    playground = PlaygroundPage(page).ready()
+    page.clock.install()
+    page.clock.pause_at(page.evaluate("Date.now() + 1000"))  # no timer saves anything any more
+    playground.answer_to("Where do herons sleep in winter?")
+    page.close()
+    left.wait_for_function("""async () => {
+      const url = document.querySelector("#playground").dataset.conversationsUrl;
+      const answer = await fetch(`${url}?q=herons+sleep+in+winter`);
+      return (await answer.json()).conversations.length === 1;
+    }""")
+
+
 def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
     page = open_page(viewport={"width": 1680, "height": 900})
     playground = PlaygroundPage(page).ready()

@@ -1,8 +1,13 @@
-/** Keeps the conversation on the server, where the reader's tenant does so: some time after a change. */
+/**
+ * Keeps the conversation on the server, where the reader's tenant does so: at the end of an answer, and some time after
+ * another change.
+ */
 
 import { send } from "./server.js";
 
 const SAVE_AFTER = 1200;
+/** Browsers let a closed tab finish sending this many bytes over all its requests, and refuse more. */
+const MAX_KEEPALIVE_BYTES = 60_000;
 
 export class Keeper {
   #url;
@@ -11,6 +16,7 @@ export class Keeper {
   #tell;
   #timer = null;
   #saving = false;
+  #running = false;
   #offIn = null; // a tenant that keeps none
 
   /** `tell(state, message)`: "saving", "kept", "off", "failed". */
@@ -19,7 +25,7 @@ export class Keeper {
     this.#conversation = conversation;
     this.#tenants = tenants;
     this.#tell = tell;
-    conversation.addEventListener("changed", () => this.#later());
+    conversation.addEventListener("changed", () => this.#noteChange());
   }
 
   /** Whether the chosen tenant is known to keep none. */
@@ -39,12 +45,21 @@ export class Keeper {
     if (!this.#conversation.saved) this.#later();
   }
 
+  #noteChange() {
+    const running = this.#conversation.turns.some(isRunning);
+    const hasEnded = this.#running && !running;
+    this.#running = running;
+    if (hasEnded) this.#save(); // now: the tab may be closed for good
+    else this.#later();
+  }
+
   #later() {
     clearTimeout(this.#timer);
     this.#timer = setTimeout(() => this.#save(), SAVE_AFTER);
   }
 
   async #save() {
+    clearTimeout(this.#timer);
     const conversation = this.#conversation;
     if (this.off || conversation.empty) return;
     if (this.#saving || conversation.turns.some(isRunning)) {
@@ -57,11 +72,12 @@ export class Keeper {
     // A colleague's is copied by whoever says something, not by who looks at it.
     if (last?.text === text || (last?.turns === document.turns.length && !conversation.saved.own)) return;
     this.#saving = true;
+    const options = { keepalive: new Blob([text]).size < MAX_KEEPALIVE_BYTES };
     try {
       const { saved } = conversation;
       const answer = saved?.own
-        ? await send("PUT", `${this.#url}/${saved.id}`, { document, version: saved.version })
-        : await send("POST", this.#tenants.address(this.#url), { document });
+        ? await send("PUT", `${this.#url}/${saved.id}`, { document, version: saved.version }, options)
+        : await send("POST", this.#tenants.address(this.#url), { document }, options);
       if (conversation.saved === saved) conversation.saved = answer;
       this.#last = { text, id: answer.id, turns: document.turns.length };
       this.#tell("kept", answer);

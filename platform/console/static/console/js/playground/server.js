@@ -1,13 +1,16 @@
 /** JSON to and from this server, with the session. */
 
-/** The answer's JSON. Throws an Error with the server's message and `code`, an AbortError by `signal`. */
-export async function send(method, url, body, signal) {
-  return parse(await sendJson(method, url, body, signal));
+/**
+ * The answer's JSON. `options`: `fetch`'s `signal` and `keepalive`. Throws an Error with the server's message and
+ * `code`, an AbortError by the signal.
+ */
+export async function send(method, url, body, options) {
+  return parse(await sendJson(method, url, body, options));
 }
 
 /** Objects of a server-sent stream, until its `[DONE]`. Throws as `send`, in mid-stream too. */
 export async function* stream(url, body, signal) {
-  const response = await sendJson("POST", url, body, signal);
+  const response = await sendJson("POST", url, body, { signal });
   if (!response.ok) await parse(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
@@ -33,18 +36,18 @@ export async function sendFile(url, file) {
   return parse(await request("POST", url, form));
 }
 
-function sendJson(method, url, body, signal) {
+function sendJson(method, url, body, options) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
-  return request(method, url, JSON.stringify(body), headers, signal);
+  return request(method, url, JSON.stringify(body), headers, options);
 }
 
-function request(method, url, body, headers = {}, signal = null) {
+function request(method, url, body, headers = {}, options = {}) {
   const token = document.querySelector("[name=csrfmiddlewaretoken]")?.value ?? "";
   return fetch(url, {
     method,
     headers: { Accept: "application/json", "X-CSRFToken": token, ...headers },
     body,
-    signal,
+    ...options,
   });
 }
 

@@ -139,7 +139,7 @@ form.addEventListener("submit", async (event) => {
 });
 
 async function runOnce(body, signal) {
-  const answer = await send("POST", runUrl, body, signal);
+  const answer = await send("POST", runUrl, body, { signal });
   showAnswer(body, answer, KINDS[kind].show(answer, body));
   return answer;
 }
