@@ -108,15 +108,21 @@ class Cluster(ApiServer):
             if re.fullmatch(names, sample.name) and sample.labels.get("model_name") == model
         )
 
+    def _completions_url(self) -> str:
+        port = random.choice(self.endpoints(GATEWAY)).ports["http"]
+        return f"http://127.0.0.1:{port}/v1/completions"
+
     def ask(self, model: str = "demo") -> str:
         """A whole stream's text by one of the Service's gateways. Raises for all that breaks it."""
-        port = random.choice(self.endpoints(GATEWAY)).ports["http"]
         headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
         headers["Authorization"] = f"Bearer {self.secret['KEY']}"
         text, ended = "", False
-        url = f"http://127.0.0.1:{port}/v1/completions"
         body = QUESTION | {"model": model}
-        with httpx.stream("POST", url, json=body, headers=headers, timeout=90) as answer:
+        with (
+            # Before an endpoint is chosen: making a client takes long on a busy machine.
+            httpx.Client(headers=headers, timeout=90) as client,
+            client.stream("POST", self._completions_url(), json=body) as answer,
+        ):
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.read().decode()}")
             for line in answer.iter_lines():
