@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.interface import PendingStep, Runner, TimesForward
+from engine.worker.interface import CompletedStep, PendingStep, Runner, TimesForward
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -71,6 +71,8 @@ class TimedRunner(Runner):
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         started = time.perf_counter()
         pending = self._runner.launch(plan, inputs)
+        if isinstance(pending, CompletedStep):  # when its result is asked for the next one may run
+            return CompletedStep(self._finish(pending.result, started))
         return _TimedStep(pending, lambda result: self._finish(result, started))
 
     def reset(self) -> None:

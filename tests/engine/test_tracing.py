@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +17,9 @@ from engine.contract.observability import check_endpoint, context_of, headers_of
 from engine.contract.replica_state import EngineStats
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM
+from engine.scheduler.plan import StepResult
+from engine.worker.interface import CompletedStep
+from engine.worker.timed_runner import TimedRunner
 from tests.e2e.collector import collecting
 from tests.engine.test_core import Folder
 
@@ -119,6 +123,29 @@ def test_a_span_says_how_long_a_request_was_in_the_modules(
         histogram = stats.histograms[f"model_{name}_time_milliseconds"]
         assert sum(histogram.counts) == (1 if attribute in measured else 0)
         assert histogram.total == pytest.approx(1000 * attributes.get(attribute, 0.0))
+
+
+def test_steps_that_have_run_last_no_longer_for_being_asked_for_late() -> None:
+    class Model:
+        forward = staticmethod(lambda seconds: clock.append(clock[-1] + seconds))
+
+        def wrap_forward(self, wrap: Any) -> None:
+            self.forward = wrap(self.forward)
+
+        def launch(self, plan: Any, inputs: int) -> CompletedStep:
+            clock.append(clock[-1] + 1)
+            self.forward(inputs)
+            return CompletedStep(StepResult.empty(1))
+
+    clock = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "engine.worker.timed_runner.time", SimpleNamespace(perf_counter=lambda: clock[-1])
+        )
+        runner = TimedRunner(cast(Any, Model()), model=True, worker=True)
+        results = [step.finish() for step in [runner.launch(cast(Any, None), n) for n in (2, 5)]]
+    assert [result.forward_seconds for result in results] == [2, 5]
+    assert [result.execute_seconds for result in results] == [3, 6]
 
 
 @pytest.mark.parametrize(
