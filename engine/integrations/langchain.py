@@ -107,5 +107,11 @@ class VLLM(BaseLLM):
         )
 
     @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What an answer depends on: LangChain's caches take it for the key, except for `stop`."""
+        names = VLLM.__annotations__.keys() - {"client"}
+        return {"settings": {name: getattr(self, name) for name in sorted(names)}}
+
+    @property
     def _llm_type(self) -> str:
         return "vllm"

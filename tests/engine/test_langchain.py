@@ -20,6 +20,8 @@ pytestmark = pytest.mark.system
 PROGRAM = """
 import json, sys
 sys.path.append(sys.argv[1])
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
 from engine.integrations.langchain import VLLM
 from engine import SamplingParams
 
@@ -39,6 +41,11 @@ try:
     llm.invoke("x", temperature=-1)
 except ValueError as error:
     refused = str(error)
+set_llm_cache(InMemoryCache())
+asked = llm.invoke(prompts[0])
+cut = llm.model_copy(update={"max_new_tokens": 2}).invoke(prompts[0])
+stopped = llm.model_copy(update={"stop": [asked[1:]]}).invoke(prompts[0])
+set_llm_cache(None)
 several = llm.generate(prompts, n=2, temperature=1.0, seed=1)
 print(json.dumps({
     "called": llm(prompts[0]),
@@ -48,6 +55,7 @@ print(json.dumps({
     "counts": [len(generations) for generations in several.generations],
     "type": llm._llm_type,
     "refused": refused,
+    "cached": [asked, cut, stopped],
 }))
 """
 
@@ -73,3 +81,5 @@ def test_the_manuals_snippet_runs_on_langchains_class(tmp_path: Path) -> None:
     assert answer["expected"][0].startswith(answer["cut"])
     assert answer["counts"] == [2, 2]
     assert "temperature" in answer["refused"]
+    # LangChain's cache tells models of other settings apart.
+    assert answer["cached"] == [answer["called"], answer["cut"], answer["called"][:1]]
