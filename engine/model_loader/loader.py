@@ -219,6 +219,12 @@ def _measure_kv_scales(
             f"{name}.",
             param="calculate_kv_scales",
         )
+    if built.model.stateful:
+        raise ConfigError(
+            f"calculate_kv_scales must be false: {built.spec.architecture} carries states, and its "
+            "scales aren't measured.",
+            param="calculate_kv_scales",
+        )
     dtype = torch.float8_e5m2 if name == "fp8_e5m2" else torch.float8_e4m3fn
     calibrate(built.model, tokenizer, built.max_model_len, dtype)
 

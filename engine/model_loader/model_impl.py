@@ -367,10 +367,10 @@ def _native(
         scales = read_kv_scale_file(path, model_type, spec.num_layers)
     if isinstance(model, NativeDecoder) and not scales:
         read = weights.numbers if isinstance(weights, WeightReader) else None
-        scales = read_kv_scales(read, model.spec)  # before layers take memory
+        scales = read_kv_scales(read, model.full_spec)  # before layers take memory
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
-        model.kv_scales = [*scales]
+        model.set_kv_scales(scales)
     # What a stage, or a rank with some of the experts, doesn't read is another one's.
     is_partial = order.stage is not None or (order.ranks and config.enable_expert_parallel)
     unread = [] if is_partial else weights.unused_names()

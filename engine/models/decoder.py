@@ -8,7 +8,7 @@ Activations are float32 on a CPU whatever the weights' dtype is, and in the weig
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,7 +128,7 @@ class NativeDecoder(SupportsLoRA):
         self.group_of: list[int] = []
         #: By layer, of the encoder's states that it attends to; [] without an encoder.
         self.cross_caches: list[LayerCache] = []
-        #: By layer, for fp8 caches; empty or None: 1.
+        #: By layer of this stage, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
         #: What became of each layer's weights.
         self.load_report: list[LayerReport] = []
@@ -247,6 +247,12 @@ class NativeDecoder(SupportsLoRA):
         """Whether all layers run in one call."""
         return self._compiled is not None
 
+    def set_kv_scales(self, scales: Sequence[KVScales | None]) -> None:
+        """Use the scales of the whole model's layers and KV heads, as far as they are here."""
+        local_scales = scales[self.first_layer : self.first_layer + self.spec.num_layers]
+        heads = slice(None) if self.shard is None else self.shard.kv_head_range
+        self.kv_scales = [scale and scale.select_heads(heads) for scale in local_scales]
+
     def allocate_kv(
         self,
         num_blocks: int,
@@ -275,7 +281,7 @@ class NativeDecoder(SupportsLoRA):
         by_layer = [caches[slot] for slot in slots]
         self.kv_caches, self.cross_caches = by_layer[: len(attending)], by_layer[len(attending) :]
         if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
-            of_attending = [self.kv_scales[self.first_layer + layer] for layer in attending]
+            of_attending = [self.kv_scales[layer] for layer in attending]
             self.kv_caches = [
                 cache if scales is None else scales.attach_to(cache)
                 for cache, scales in zip(self.kv_caches, of_attending, strict=True)

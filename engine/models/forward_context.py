@@ -37,6 +37,12 @@ class KVScales:
     keys: Tensor
     values: Tensor
 
+    def select_heads(self, heads: slice) -> KVScales:
+        """Those of some KV heads."""
+        return KVScales(
+            *(part if len(part) == 1 else part[heads] for part in (self.keys, self.values))
+        )
+
     def attach_to(self, cache: LayerCache) -> LayerCache:
         """The cache with these scales."""
         device, heads = cache.keys.device, cache.keys.shape[1]

@@ -14,10 +14,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
 from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import KVScales
 from tests.engine.models import make_model
 from tests.engine.test_token_equality import make, mixed_prompts, run
+from tests.survey.recipes import RECIPES
+from tests.survey.tiny import make_checkpoint
 
 PROMPTS = mixed_prompts(12)
 DTYPES = {
@@ -150,3 +153,10 @@ def test_the_torch_kernels_read_the_same_caches(tmp_path: Path) -> None:
             ]
         )
     assert logprobs[0] == pytest.approx(logprobs[1], abs=0.2)
+
+
+def test_scales_of_a_model_that_carries_states_are_not_measured(tmp_path: Path) -> None:
+    make_checkpoint(RECIPES["lfm2"], tmp_path)
+    with pytest.raises(ConfigError, match="carries states") as refused:
+        make(tmp_path, kv_cache_dtype="fp8", calculate_kv_scales=True, skip_tokenizer_init=True)
+    assert refused.value.param == "calculate_kv_scales"
