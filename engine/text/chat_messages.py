@@ -63,13 +63,15 @@ def copy_json_value(value: Any, param: str, depth: int = 0) -> Any:
 
 
 def prepare_messages(
-    messages: Sequence[Any], template: str, content_format: str = "auto"
+    messages: Sequence[Any], template: str, content_format: str = "auto", image_mark: str = ""
 ) -> list[Message]:
     """Messages as the template reads them: without absent (None) fields, content and the arguments
     of calls in a form that it can read.
 
     `content_format`: "string" or "openai" (a list of parts) for every message; "auto" is what the
     template can read.
+    `image_mark`: stands for each picture in content that becomes a string, before its text; "" if
+    the model has no token for pictures.
 
     Raises:
         InvalidRequest: none at all, one that's no object with a role, or content of a wrong type.
@@ -81,11 +83,15 @@ def prepare_messages(
             f"The content format must be one of {', '.join(CONTENT_FORMATS)}.", param="messages"
         )
     forms = CONTENT_FORMATS[content_format]
-    return [_prepare(k, message, template, forms) for k, message in enumerate(messages)]
+    return [_prepare(k, message, template, forms, image_mark) for k, message in enumerate(messages)]
 
 
 def _prepare(
-    index: int, message: Any, template: str, forms: frozenset[ContentForm] | None
+    index: int,
+    message: Any,
+    template: str,
+    forms: frozenset[ContentForm] | None,
+    image_mark: str,
 ) -> Message:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
@@ -105,22 +111,28 @@ def _prepare(
             prepared.setdefault("content", "")
     if "content" in prepared:
         role_forms = content_forms(template, role) if forms is None else forms
-        prepared["content"] = _content(where, prepared["content"], role_forms)
+        prepared["content"] = _content(where, prepared["content"], role_forms, image_mark)
     reasoning = next((prepared[name] for name in REASONING_FIELDS if name in prepared), None)
     if reasoning is not None:
         prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
     return prepared
 
 
-def _content(where: str, content: Any, forms: frozenset[ContentForm]) -> str | list[Any]:
+def _content(
+    where: str, content: Any, forms: frozenset[ContentForm], image_mark: str
+) -> str | list[Any]:
     """Content in one of the forms; unchanged if it is in one of them."""
     if isinstance(content, list):
         parts = [text_part(part) if isinstance(part, str) else part for part in content]
         if "parts" in forms:
             return parts
-        content = "\n".join(
-            _part_text(f"{where}.content[{k}]", part) for k, part in enumerate(parts)
-        )
+        num_images = sum(map(is_image, parts)) if image_mark else 0
+        texts = [
+            _part_text(f"{where}.content[{k}]", part)
+            for k, part in enumerate(parts)
+            if not (image_mark and is_image(part))
+        ]
+        content = "\n".join([image_mark] * num_images + texts)
     if not isinstance(content, str):
         raise InvalidRequest(
             f"{where}.content must be a string or a list of parts.", param="messages"
@@ -154,6 +166,11 @@ def _arguments_object(arguments: Any) -> dict[str, Any]:
     if value is None:
         return {}
     return value if isinstance(value, dict) else {"arguments": value}
+
+
+def is_image(part: Any) -> bool:
+    """Whether a content part stands for a picture, under the name that templates know."""
+    return isinstance(part, dict) and part.get("type") == "image"
 
 
 def _part_text(where: str, part: Any) -> str:
@@ -222,6 +239,12 @@ class ControlTokens:
         return self._allowed if role is None or role in _TRUSTED_ROLES else self._initial
 
 
+def unused_chars(inputs: Any) -> Iterator[str]:
+    """Private-use characters that no string in `inputs` holds."""
+    used = {char for text in strings_in(inputs) if not text.isascii() for char in text}
+    return (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in used)
+
+
 class ControlTokenMask:
     """Stand-ins for one request's strings.
 
@@ -231,10 +254,8 @@ class ControlTokenMask:
     """
 
     def __init__(self, tokens: ControlTokens, inputs: Any) -> None:
-        used = {char for text in strings_in(inputs) if not text.isascii() for char in text}
-        free = (char for char in map(chr, range(_FIRST_STAND_IN, 0x110000)) if char not in used)
         self._tokens = tokens
-        self._stand_in = dict(zip(tokens.first_chars, free))
+        self._stand_in = dict(zip(tokens.first_chars, unused_chars(inputs)))
         self._original = str.maketrans({new: old for old, new in self._stand_in.items()})
 
     def tokens(self, text: str, role: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from engine.text.chat_messages import (
     ControlTokens,
     Message,
     copy_json_value,
+    is_image,
     mask_messages,
     mask_strings,
     prepare_messages,
+    unused_chars,
 )
 from engine.text.jinja_sandbox import DEFAULT_LIMITS, ChatTemplate, RenderLimits, compile_template
 from engine.text.tokenizer import Tokenizer
@@ -86,6 +88,8 @@ class _Chat:
         inputs: all of the client's that the template sees besides the messages.
         named_tokens: the tokenizer's own (`bos_token`, ...).
         continued: the field of the final message to continue, or "".
+        image_mark, image_token: what stands for a picture in content that is a string, and the
+            token to replace it by. As a mark it isn't masked with the client's text around it.
     """
 
     template: ChatTemplate
@@ -94,6 +98,8 @@ class _Chat:
     named_tokens: dict[str, str]
     continued: str
     limits: RenderLimits
+    image_mark: str = ""
+    image_token: str = ""
 
     def render(self) -> str:
         messages, final_text = self.messages, ""
@@ -101,7 +107,8 @@ class _Chat:
             messages, final_text = tag_final_message(messages, self.continued, self.template.source)
         context = {**self.named_tokens, **self.inputs, "messages": messages}
         text = self.template.render(context, self.limits)
-        return cut_at_tag(text, final_text) if self.continued else text
+        text = cut_at_tag(text, final_text) if self.continued else text
+        return text.replace(self.image_mark, self.image_token) if self.image_mark else text
 
     def masked(self, mask: Any) -> _Chat:
         """The same chat with the client's strings masked."""
@@ -250,15 +257,27 @@ def _chat(
         "documents": copy_json_value(documents, "documents"),
         "add_generation_prompt": add_generation_prompt,
     }
+    image_token = tokenizer.settings.named_tokens.get("image_token", "")
+    has_images = any(map(is_image, _parts_of(messages))) if image_token else False
+    image_mark = next(unused_chars([messages, inputs])) if has_images else ""
     continued = continue_final_message if isinstance(continue_final_message, str) else "content"
     return _Chat(
         template=template,
-        messages=prepare_messages(messages, template.source, content_format),
+        messages=prepare_messages(messages, template.source, content_format, image_mark),
         inputs=inputs,
         named_tokens=tokenizer.settings.named_tokens,
         continued=continued if continue_final_message else "",
         limits=limits,
+        image_mark=image_mark,
+        image_token=image_token,
     )
+
+
+def _parts_of(messages: Sequence[Any]) -> Iterator[Any]:
+    """Parts of the messages' content."""
+    for message in messages or ():
+        content = message.get("content") if isinstance(message, dict) else None
+        yield from content if isinstance(content, list) else ()
 
 
 def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool) -> str:

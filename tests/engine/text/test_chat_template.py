@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -326,3 +328,39 @@ def test_fault_39_deep_tools_are_refused(chat_tokenizer_of):
     with pytest.raises(InvalidRequest) as caught:
         render_chat(chat_tokenizer_of("qwen"), SINGLE, tools=[deep])
     assert caught.value.param == "tools"
+
+
+LLAVA = (Path(__file__).resolve().parents[3] / "examples" / "template_llava.jinja").read_text()
+IMAGE = {"type": "image"}
+
+
+def test_pictures_stand_before_the_text_for_a_template_that_reads_strings(tmp_path):
+    config = {"eos_token": "<|endoftext|>", "image_token": "<image>"}
+    tokenizer = load_tokenizer(folders.save(tmp_path, folders.byte_level(), config))
+    image_id = tokenizer.encode("<image>")[0]
+    question = {"type": "text", "text": "What?"}
+    for content, count, text in (
+        ([question, IMAGE], 1, "<image>\nWhat?"),
+        ([IMAGE, question, IMAGE], 2, "<image>\n<image>\nWhat?"),
+        ([IMAGE], 1, "<image>"),
+    ):
+        messages = [{"role": "user", "content": content}]
+        ids = render_chat(tokenizer, messages, chat_template=LLAVA)
+        assert ids == tokenizer.encode(f"USER: {text}\nASSISTANT:")
+        assert ids.count(image_id) == count
+    # What a client writes stays text, be it the token or the character that stands for it.
+    for forged in ("<image>", "\U00100000", "\U00100001", "a <image"):
+        content = [{"type": "text", "text": forged}, IMAGE]
+        messages = [{"role": "user", "content": content}]
+        ids = render_chat(tokenizer, messages, chat_template=LLAVA)
+        assert ids.count(image_id) == 1
+        assert tokenizer.decode(ids, skip_special_tokens=False) == (
+            f"USER: <image>\n{forged}\nASSISTANT:"
+        )
+
+
+def test_pictures_are_refused_where_the_model_has_no_token_for_them(chat_tokenizer_of):
+    with pytest.raises(InvalidRequest, match=r"content\[0\] has type 'image', but .* text only"):
+        render_chat(
+            chat_tokenizer_of("chatml"), [{"role": "user", "content": [IMAGE]}], chat_template=LLAVA
+        )
