@@ -29,6 +29,7 @@ _SCHEMAS = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames"),
     *("not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
 )
+_NAME_ANNOTATIONS = {"type", "title", "description"}
 _ADDITIONAL = {"additionalProperties", "unevaluatedProperties"}
 _UNIONS = ("anyOf", "oneOf")
 _BOUNDS = {"maximum": 1, "exclusiveMaximum": 1, "minimum": -1, "exclusiveMinimum": -1}
@@ -45,6 +46,10 @@ def enforced_schema(schema: Any) -> Any:
         InexactNumber: a bound, factor or constant beyond 2**53 that is no float.
     """
     schema = deepcopy(schema)
+    for node in _walk(schema):
+        _rewrite_property_names(schema, node)
+        if node.get("uniqueItems") is False:
+            del node["uniqueItems"]
     nodes = list(_walk(schema))
     for node in nodes:
         _bound_numbers(node)
@@ -133,6 +138,34 @@ def _inexact(key: str, value: int) -> str:
 # -- Objects.
 
 
+def _rewrite_property_names(root: Any, node: dict[str, Any]) -> None:
+    """Write `propertyNames`, which the backend lacks, as the properties it allows, in place.
+
+    Schemas of zod's records and pydantic's mappings have it. Others are left for the backend to
+    refuse.
+    """
+    rule = node.get("propertyNames")
+    if isinstance(rule, dict) and isinstance(rule.get("$ref"), str):
+        rule = resolve_reference(root, rule["$ref"])
+    if rule is not True and not (isinstance(rule, dict) and rule.get("type", "string") == "string"):
+        return
+    restrictions = {} if rule is True else {k: rule[k] for k in rule.keys() - _NAME_ANNOTATIONS}
+    value = node.get("additionalProperties", {})
+    if not restrictions:
+        pass
+    elif value is False or {"properties", "patternProperties"} & node.keys():
+        return
+    elif restrictions.keys() == {"enum"} and isinstance(restrictions["enum"], list):
+        names = [name for name in restrictions["enum"] if isinstance(name, str)]
+        node |= {"properties": dict.fromkeys(names, value), "additionalProperties": False}
+    elif restrictions.keys() == {"pattern"}:
+        node["patternProperties"] = {restrictions["pattern"]: value}
+        node["additionalProperties"] = False
+    else:
+        return
+    del node["propertyNames"]
+
+
 def _close_objects(root: Any, nodes: list[dict[str, Any]]) -> None:
     """Allow only named properties where a schema doesn't say which others may be, in place.
 
@@ -151,7 +184,22 @@ def _close_objects(root: Any, nodes: list[dict[str, Any]]) -> None:
         refers = any(id(part) in parts for part in parts_of[id(node)])
         joins = _joins(node) or refers or {"properties", "patternProperties"} & node.keys()
         if joins and id(node) not in parts:
+            if _is_closed_by_names(node, parts_of[id(node)]):
+                del node["unevaluatedProperties"]
             _close(node, parts_of)
+
+
+def _is_closed_by_names(node: dict[str, Any], parts: list[Any]) -> bool:
+    """Whether `unevaluatedProperties: false` says what closing the schema says: no property is
+    allowed by some choice alone.
+    """
+    choosing = {"allOf", "$ref", *_UNIONS}
+    return (
+        node.get("unevaluatedProperties") is False
+        and not _min_properties(node)
+        and not node.keys() & set(_UNIONS)
+        and all(isinstance(part, dict) and not part.keys() & choosing for part in parts)
+    )
 
 
 def _joins(node: dict[str, Any]) -> bool:

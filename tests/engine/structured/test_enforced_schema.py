@@ -112,6 +112,50 @@ def test_fault_97_a_schema_stays_as_it_was_and_may_be_recursive(accepts: Any) ->
     assert enforced_schema(loop)
 
 
+#: Keywords of schemas that popular libraries write, which the backend doesn't have.
+NUMBER = {"type": "number"}
+REWRITTEN = [
+    ({"type": "array", "items": NUMBER, "uniqueItems": False}, "[1,1]", '["x"]'),
+    ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": NUMBER},
+     '{"c":3}', '{"c":"x"}'),
+    ({"type": "object", "propertyNames": {"type": "string", "enum": ["a", "b"]},
+      "additionalProperties": NUMBER, "required": ["a"]}, '{"a":3}', '{"a":3,"c":3}'),
+    ({"propertyNames": {"$ref": "#/$defs/N"}, "additionalProperties": NUMBER, "type": "object",
+      "$defs": {"N": {"enum": ["a", "b"], "title": "N", "type": "string"}}}, AB, '{"c":3}'),
+    ({**A, "type": "object", "propertyNames": {"type": "string"}}, '{"a":1}', '{"a":1.5}'),
+    ({"type": "object", "propertyNames": {"pattern": "^x"}}, '{"xy":2}', '{"c":3}'),
+    ({**A, "type": "object", "unevaluatedProperties": False}, '{"a":1}', '{"a":1,"c":3}'),
+    ({"allOf": [A, B], "unevaluatedProperties": False}, AB, '{"a":1,"b":2,"c":3}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "valid", "invalid"), REWRITTEN)
+def test_fault_83_keywords_that_the_backend_lacks_are_written_by_others(
+    accepts: Any, schema: Any, valid: str, invalid: str
+) -> None:
+    jsonschema.validate(json.loads(valid), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(invalid), schema)
+    assert accepts(schema, valid)
+    assert not accepts(schema, invalid)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "propertyNames": {"maxLength": 3}},
+        {**A, "type": "object", "propertyNames": {"enum": ["a"]}},
+        {"type": "array", "uniqueItems": True},
+        {"type": "object", "unevaluatedProperties": False},
+        {**A, "anyOf": [B, {"required": ["a"]}], "unevaluatedProperties": False},
+    ],
+)
+def test_a_keyword_that_cant_be_written_by_others_stays(schema: Any) -> None:
+    assert {"propertyNames", "uniqueItems", "unevaluatedProperties"} & enforced_schema(
+        schema
+    ).keys()
+
+
 @pytest.mark.parametrize("gap", ["", " ", "\n", "\n  ", "\n" + " " * 24, "\n\t\t"])
 def test_fault_98_white_space_is_as_serialisers_write_it(accepts: Any, gap: str) -> None:
     assert accepts(A, f'{{{gap}"a":{gap}1{gap}}}')
