@@ -49,6 +49,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.stop()
 
 
+@pytest.mark.slow  # moto's start takes 7 s
 def test_a_bucket_holds_what_was_written_there(
     source: Path, bare: Path, expected: list[int], bucket: Any
 ) -> None:
