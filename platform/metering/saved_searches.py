@@ -27,6 +27,8 @@ def save_search(*, actor: User, name: str, query: str) -> SavedSearch:
     Raises: `InvalidRequest` (`name`, `query`); `Conflict` beyond `MAX_SEARCHES`.
     """
     name = " ".join(name.split())
+    if not name.isprintable():
+        raise InvalidRequest("name must be printable.", param="name")
     if not query:
         raise InvalidRequest("query must have a filter or an order.", param="query")
     User.objects.select_for_update().get(pk=actor.pk)  # one at a time: names are unique

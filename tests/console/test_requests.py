@@ -329,6 +329,7 @@ def test_a_view_is_replaced_by_name_and_deleted(login: Login, requests: None) ->
     [
         ({"name": " ", "query": "status=5xx"}, "name"),
         ({"name": "x" * 81, "query": "status=5xx"}, "name"),
+        ({"name": "a\0b", "query": "status=5xx"}, "name"),
         ({"name": "x", "query": ""}, "query"),
         ({"name": "x", "query": "tenant=acme"}, "query"),
         ({"name": "x", "query": "model=" + "m" * 2000}, "query"),
