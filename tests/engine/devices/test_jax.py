@@ -20,6 +20,8 @@ from tests.engine.models import make_model
 from tests.packages import DEVICE, install
 
 pytest.importorskip("jax", reason="packages/jax-cpu isn't installed")
+#: Processes that import JAX and compile take minutes on a busy machine.
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
 #: Generates with both devices: lone and joint requests, chunks, prefixes that are cached already
 #: and those of the same step, prompts whose log probabilities are asked for.
