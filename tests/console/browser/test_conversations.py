@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.console.browser.conftest import PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
@@ -387,3 +387,27 @@ def test_without_javascript_there_is_a_sentence(open_page: Open) -> None:
     expect(sentence).to_be_visible()
     expect(sentence).to_contain_text("The playground needs JavaScript")
     assert "Looking" not in page.content()
+
+
+SKELETON_PX = """() => {
+  const skeleton = getComputedStyle(document.querySelector("#thread"), "::before");
+  return skeleton.content === "none" ? 0 : parseFloat(skeleton.height);
+}"""
+
+
+def test_a_skeleton_stands_before_the_scripts_run(open_page: Open) -> None:
+    page = open_page(alone=True)
+    held: list[Route] = []
+    page.route("**/playground/main*.js", lambda route: held.append(route))
+    with page.expect_request("**/playground/main*.js"):
+        page.goto(page.url, wait_until="commit")
+    playground = PlaygroundPage(page)
+    expect(playground.prompt).to_be_visible()
+    expect(page.get_by_role("group", name="Conversation", exact=True)).to_be_visible()
+    page.wait_for_function(f"() => ({SKELETON_PX})() > 100")
+    assert page.locator("#playground").get_attribute("data-models") is None
+    for route in held:
+        route.continue_()
+    playground.ready()
+    expect(page.get_by_role("heading", name="What can I help with?")).to_be_visible()
+    assert page.evaluate(SKELETON_PX) == 0
