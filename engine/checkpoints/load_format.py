@@ -164,7 +164,8 @@ def write_tensorizer(
     """Write such a file, or object of a bucket; encrypted where a `keyfile` is named, by a new key
     that goes there or by the one that it holds.
 
-    Raises `ModelLoadError` without that package or for a key that is none, and `OSError`.
+    Raises `ModelLoadError` without that package, for a key that is none and for a bucket that
+    can't be written, and `OSError`.
     """
     library, key = _tensorizer(), None
     if keyfile is not None:
@@ -175,16 +176,20 @@ def write_tensorizer(
                 file.write(key.key)
         else:
             key = library.EncryptionParams(_key(keyfile))
-    if uri.startswith(REMOTE_SCHEMES):
-        target = _open_remote(library, uri, "wb")
-    else:
+    is_remote = uri.startswith(REMOTE_SCHEMES)
+    if not is_remote:
         Path(uri).touch()  # says what the library would only say as an error of its own
-        target = uri
-    serializer = library.TensorSerializer(target, encryption=key)
     try:
-        serializer.write_state_dict(dict(tensors))
-    finally:
-        serializer.close()
+        target = _open_remote(library, uri, "wb") if is_remote else uri
+        serializer = library.TensorSerializer(target, encryption=key)
+        try:
+            serializer.write_state_dict(dict(tensors))
+        finally:
+            serializer.close()
+    except Exception as error:  # of a bucket there are many kinds
+        if not is_remote:
+            raise
+        raise ModelLoadError(f"{uri} can't be written: {error}", param="tensorizer_uri") from error
 
 
 def _tensorizer() -> Any:

@@ -62,6 +62,9 @@ def test_a_bucket_holds_what_was_written_there(
     for name in ("cut.tensors", "none.tensors"):
         with pytest.raises(ModelLoadError, match=rf"s3://models/{name} isn't a sound"):
             load(bare, f"s3://models/{name}")
+    with pytest.raises(ModelLoadError, match=r"s3://none/x can't be written: .*exist") as refusal:
+        tensorize_vllm_model(EngineArgs(model=str(source)), TensorizerConfig("s3://none/x"))
+    assert refusal.value.param == "tensorizer_uri"
 
 
 class Files(BaseHTTPRequestHandler):
