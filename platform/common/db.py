@@ -148,6 +148,10 @@ def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
 
     Raises: `InvalidRequest` with the field in `param`; `Conflict` when a unique value is taken.
     """
+    for column in row._meta.concrete_fields:
+        value = getattr(row, column.attname)
+        if isinstance(value, str) and "\0" in value:  # PostgreSQL has no such texts
+            raise InvalidRequest(f"{column.name} must not contain NUL.", param=column.name)
     try:
         row.full_clean(exclude=set(unchecked), validate_unique=False, validate_constraints=False)
     except ValidationError as error:

@@ -67,6 +67,7 @@ def test_a_taken_slug_is_a_conflict_and_leaves_the_transaction_usable(world: Wor
         ({"name": "X", "tokens_per_minute": "many"}, "tokens_per_minute"),
         ({"name": "X", "salt": "00"}, "salt"),
         ({"name": "!!!"}, "slug"),
+        ({"name": "a\0b", "slug": "nul"}, "name"),
     ],
 )
 def test_bad_values_are_refused_by_their_name(values: dict, param: str) -> None:
