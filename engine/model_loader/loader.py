@@ -219,10 +219,10 @@ def _measure_kv_scales(
             f"{name}.",
             param="calculate_kv_scales",
         )
-    if built.model.stateful:
+    if built.model.stateful or built.model.spec.cross is not None:
         raise ConfigError(
-            f"calculate_kv_scales must be false: {built.spec.architecture} carries states, and its "
-            "scales aren't measured.",
+            f"calculate_kv_scales must be false: {built.spec.architecture} carries states or an "
+            "encoder's, and its scales aren't measured.",
             param="calculate_kv_scales",
         )
     dtype = torch.float8_e5m2 if name == "fp8_e5m2" else torch.float8_e4m3fn

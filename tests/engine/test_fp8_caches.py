@@ -18,6 +18,7 @@ from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import KVScales
 from tests.engine.models import make_model
+from tests.engine.speech.models import make_whisper
 from tests.engine.test_token_equality import make, mixed_prompts, run
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
@@ -156,7 +157,10 @@ def test_the_torch_kernels_read_the_same_caches(tmp_path: Path) -> None:
 
 
 def test_scales_of_a_model_that_carries_states_are_not_measured(tmp_path: Path) -> None:
-    make_checkpoint(RECIPES["lfm2"], tmp_path)
-    with pytest.raises(ConfigError, match="carries states") as refused:
-        make(tmp_path, kv_cache_dtype="fp8", calculate_kv_scales=True, skip_tokenizer_init=True)
-    assert refused.value.param == "calculate_kv_scales"
+    make_checkpoint(RECIPES["lfm2"], tmp_path / "lfm2")
+    make_whisper(tmp_path / "whisper")
+    settings = {"kv_cache_dtype": "fp8", "calculate_kv_scales": True, "dtype": "float32"}
+    for name in ("lfm2", "whisper"):
+        with pytest.raises(ConfigError, match="carries states") as refused:
+            LLM(str(tmp_path / name), num_gpu_blocks_override=40, **settings)
+        assert refused.value.param == "calculate_kv_scales"
