@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from urllib.parse import urljoin
 
 from playwright.sync_api import Locator, Page, Route, expect
 
@@ -86,11 +88,12 @@ def test_a_tab_that_is_closed_for_good_at_the_end_of_its_first_answer_loses_noth
     page.evaluate(NO_DELAYED_SAVE)
     playground.answer_to("Which nests do storks build?")
     page.close()
-    left.wait_for_function("""async () => {
-      const url = document.querySelector("#playground").dataset.conversationsUrl;
-      const answer = await fetch(`${url}?q=nests+do+storks+build`);
-      return (await answer.json()).conversations.length === 1;
-    }""")
+    path = left.locator("#playground").get_attribute("data-conversations-url")
+    listed = urljoin(left.url, f"{path}?q=nests+do+storks+build")
+    deadline = time.monotonic() + 60
+    while not left.request.get(listed).json()["conversations"]:
+        assert time.monotonic() < deadline, "The conversation was lost."
+        left.wait_for_timeout(100)
 
 
 def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
