@@ -159,7 +159,8 @@ class ModelRunner:
         #: The model's forward pass; on a GPU it moves the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionMetadata], torch.Tensor] = model.forward
         self._compiled_step = decodes
-        self._run_compiled = None if decodes is None else decodes.run
+        #: In the place of the compiled step's `run`, where it is timed.
+        self._run_compiled: Callable[[StepPlan], StepResult | None] | None = None
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
@@ -175,20 +176,20 @@ class ModelRunner:
     def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """See `TimesForward`; a compiled step is one call, with its sampling."""
         self.forward = wrap(self.forward)
-        if self._run_compiled is not None:
-            self._run_compiled = wrap(self._run_compiled)
+        if self._compiled_step is not None:
+            self._run_compiled = wrap(self._compiled_step.run)
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
         return AuxHiddenStates(layers) if layers else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
-        compiled_step, run_compiled = self._compiled_step, self._run_compiled
-        if compiled_step is None or run_compiled is None or plan.encode or plan.dropped_encodings:
+        compiled_step = self._compiled_step
+        if compiled_step is None or plan.encode or plan.dropped_encodings:
             return self.run(plan, self.prepare(plan))
         self._begin(plan)
         compiled_step.keeps = self._saves_hidden
-        result = run_compiled(plan)
+        result = (self._run_compiled or compiled_step.run)(plan)
         return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:
