@@ -64,6 +64,8 @@ SCORES = TokenLogprobs([5, 6], [-0.5, float("-inf")], [1, 2])
             candidates={3: SCORES},
             errors={4: "NaN"},
             tracking_seconds=0.5,
+            forward_seconds=0.25,
+            execute_seconds=0.5,
         ),
     ],
     ids=lambda message: type(message).__name__,

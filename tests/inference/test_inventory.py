@@ -29,7 +29,6 @@ from tools.docs.vllm_inventory import (
     CHAT,
     COMPLETIONS,
     METRICS,
-    OTHER_METRICS,
     ROUTES,
     WITHOUT_EFFECT,
 )
@@ -111,14 +110,9 @@ def test_the_platform_answers_for_paths_outside_of_the_gateway(client: Client) -
         assert reply.json()["error"]["message"] == path_not_found(route.path).message
 
 
-def test_a_metric_is_here_under_its_kind_or_another_is_named() -> None:
+def test_a_metric_is_here_under_its_kind() -> None:
     live = live_metrics()
     named = {name: kind for kind, names in METRICS.items() for name in names.split()}
-    assert {name for name in named if name not in live} == OTHER_METRICS.keys()
-    assert {name: live[name] for name in named if name in live} == {
-        name: kind for name, kind in named.items() if name not in OTHER_METRICS
-    }
+    assert {name: live[name] for name in named if name in live} == named
     counted = {f"{n}_total" if each.kind == "counter" else n for n, each in FAMILIES.items()}
     assert counted <= live.keys()
-    for instead in OTHER_METRICS.values():
-        assert any(name in instead for name in live), instead

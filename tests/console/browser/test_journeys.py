@@ -98,7 +98,7 @@ def test_the_tenant_is_switched_for_all_pages(open_page: Open) -> None:
 
 def test_a_member_is_invited_in_two_clicks_and_a_budget_set_in_two(open_page: Open) -> None:
     journey = Journey(open_page("/console/?tenant=acme", "root"))
-    invite(journey, "ines@example.org")
+    invite(journey, "otto@example.org")
     assert journey.clicks == 2
     set_budget(journey)
     assert journey.clicks == 4

@@ -183,7 +183,7 @@ def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
     kind: str, suffix: str, change: Change, pairs: Callable[[str], Pair], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(WeightLoader, "_pack", _forbidden)
+    monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     folder = pairs(kind).packed
     tensors = load_file(folder / FILE)
     changed = change(tensors.pop(f"{AT}.{suffix}"))
@@ -204,7 +204,7 @@ def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
 def test_fault_61_a_group_size_that_the_scales_do_not_have(
     kind: str, size: int, pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WeightLoader, "_pack", _forbidden)
+    monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     config = json.loads(json.dumps(KINDS[kind][0]))
     groups = config["config_groups"]["group_0"]["weights"] if kind == "ct" else config
     groups["group_size"] = size
@@ -229,7 +229,7 @@ def test_fault_61_a_header_that_lies_about_a_packed_tensor(
     field: str, value: Any, pairs: Callable[[str], Pair], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(WeightLoader, "_pack", _forbidden)
+    monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     for path in pairs("gptq").packed.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     content = (tmp_path / FILE).read_bytes()
@@ -258,7 +258,7 @@ def test_fault_61_unsound_experts_of_gpt_oss(
     suffix: str, change: Change, field: str, gpt_oss: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(WeightLoader, "_pack", _forbidden)
+    monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     for path in gpt_oss.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / FILE)
@@ -279,7 +279,7 @@ def _forbidden(*args: object, **kwargs: object) -> None:
 def test_a_packed_weight_of_another_shape_than_the_config_asks_for(
     pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WeightLoader, "_pack", _forbidden)
+    monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     with pytest.raises(
         ModelLoadError, match=r"proj' is packed with shape .*, but config.json asks"
     ):
