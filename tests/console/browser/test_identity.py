@@ -108,6 +108,7 @@ def test_a_security_key_is_added_and_asked_for(tab: Page, url: str) -> None:
     tab.get_by_label("Password").fill(PASSWORD)
     tab.get_by_role("button", name="Confirm").click()
     tab.get_by_label("Name").fill("blue key")
+    tab.wait_for_load_state()  # the button is a script's
     tab.get_by_role("button", name="Add").click()
     expect(tab.get_by_label("Unused codes")).to_be_visible()
     tab.context.clear_cookies()

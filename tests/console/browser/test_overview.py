@@ -46,7 +46,8 @@ def test_load_is_live(open_page: Open, beat: Beat) -> None:
     beat(loaded("quill-live", 1240, start + 2, num_requests_running=9, kv_cache_usage_perc=0.75))
     expect(card).to_contain_text("120")  # 240 tokens in 2 s
     expect(meter).to_have_attribute("aria-valuenow", "75")
-    row = page.get_by_role("row").filter(has_text="quill").first
+    models = page.get_by_role("region", name="Models")
+    row = models.get_by_role("row").filter(has_text="quill").first
     expect(row).to_contain_text("9")
 
 
