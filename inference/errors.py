@@ -193,6 +193,18 @@ class Overloaded(QuireError):
     retry_after: float | None = None
 
 
+class GatewayShuttingDown(EngineUnavailable):
+    """This gateway process ends before the answer does. Another one goes on with the stream."""
+
+    code = "gateway_shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This gateway is shutting down. Send the request again; with the last event's id as "
+            "Last-Event-ID a stream continues."
+        )
+
+
 class StorageUnavailable(QuireError):
     """Data can't be stored: the database is unreachable, or a disk is full. Try again later."""
 

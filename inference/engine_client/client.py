@@ -50,7 +50,7 @@ from inference.engine_client.redis_streams import (
     reading_link,
     short_link,
 )
-from inference.errors import Overloaded, RemoteError
+from inference.errors import GatewayShuttingDown, Overloaded, RemoteError
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.metrics.flusher import Flusher, flush
 
@@ -106,7 +106,7 @@ class EngineClient:
         self._news = ReplicaEventReader(self._redis, prefix, self.watchman.on_replica_event)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
-        self._closed = False
+        self._failing = self._closed = False
 
     async def start(self) -> None:
         """Start reading. Idempotent; waits for the first look at the replicas."""
@@ -144,8 +144,8 @@ class EngineClient:
         if self._closed:
             return
         self._closed = True
+        self.fail_all()
         for flight in list(self._flights.values()):
-            flight.mailbox.fail(EngineUnavailable("The gateway is shutting down."))
             self.abort_all(flight)
         self.expire_aborted(-1.0)
         await self._inbox.close()
@@ -162,6 +162,16 @@ class EngineClient:
         await self._reading.close()
         await self._link.close()
         await self._redis.aclose()
+
+    def fail_all(self) -> None:
+        """Fail what is open, and whatever is submitted from now on: the process ends.
+
+        Readers still tell their clients so and abort their requests, which the end of their tasks
+        would prevent.
+        """
+        self._failing = True
+        for flight in self._flights.values():
+            flight.mailbox.fail(GatewayShuttingDown())
 
     def submit(
         self,
@@ -180,9 +190,11 @@ class EngineClient:
             resume_state: what another gateway had of them; only what comes behind it is handed out.
 
         Never fails by itself: without a replica the submission waits, and then raises
-        `EngineUnavailable` at its reader.
+        `EngineUnavailable` at its reader; at the process's end `GatewayShuttingDown`.
         """
         submission = Submission(self, TokenQueue(tenant))
+        if self._failing:
+            submission.mailbox.fail(GatewayShuttingDown())
         self._assign_next(
             submission, self._flights_of(submission, requests, model, stream, resume_state)
         )

@@ -36,10 +36,12 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
 
     from config import asgi
     from config.connection_limits import LimitedHttpProtocol
+    from config.uvicorn_server import GatewayServer, GatewayWebSocketProtocol
 
     config = uvicorn.Config(
         _wrapped(asgi.application, options),
         http=LimitedHttpProtocol,
+        ws=GatewayWebSocketProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
         access_log=False,
@@ -48,14 +50,13 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         ws_max_size=WS_MAX_BYTES,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=options["grace"],
         ssl_certfile=options.get("ssl_certfile"),
         ssl_keyfile=options.get("ssl_keyfile"),
         ssl_ca_certs=options.get("ssl_ca_certs"),
         ssl_cert_reqs=options.get("ssl_cert_reqs", ssl.CERT_NONE),
         ssl_ciphers=options.get("ssl_ciphers", "TLSv1"),
     )
-    uvicorn.Server(config).run(sockets=listeners(listener))
+    GatewayServer(config, options["grace"]).run(sockets=listeners(listener))
 
 
 def listeners(listener: socket.socket) -> list[socket.socket]:

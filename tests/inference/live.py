@@ -49,7 +49,8 @@ SERVE = """
 import json, socket, sys
 from config import serve
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=2048)
-serve.main([json.dumps({"server": "uvicorn", "grace": 10}), str(listener.detach())])
+options = {"server": "uvicorn", "grace": int(sys.argv[2])}
+serve.main([json.dumps(options), str(listener.detach())])
 """
 
 
@@ -76,11 +77,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def server_command(server: str, port: int) -> list[str]:
-    """The command line of one gateway process."""
+def server_command(server: str, port: int, grace: int = 10) -> list[str]:
+    """The command line of one gateway process; `grace`: seconds that uvicorn's requests get."""
     app, python = "config.asgi:application", [sys.executable, "-m"]
     if server == "uvicorn":  # as the product starts it
-        return [sys.executable, "-c", SERVE, str(port)]
+        return [sys.executable, "-c", SERVE, str(port), str(grace)]
     if server == "granian":
         quiet = ["--interface", "asgi", "--log-level", "warning"]
         return [*python, "granian", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
@@ -148,14 +149,14 @@ def replica(of: Instance, module: str, *flags: str) -> Iterator[subprocess.Popen
 
 @contextlib.contextmanager
 def gateway(
-    of: Instance, server: str, workers: int = 1
+    of: Instance, server: str, workers: int = 1, grace: int = 10
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     """A gateway process; yields its port when `/health` is green.
 
     `workers`: that many of them, below the process that is yielded.
     """
     port = free_port()
-    command = server_command(server, port)
+    command = server_command(server, port, grace)
     if workers > 1:
         command = [sys.executable, "manage.py", "gateway", "--port", str(port)]
         command += ["--workers", str(workers)]

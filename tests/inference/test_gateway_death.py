@@ -1,4 +1,4 @@
-"""FAULT 49: a gateway is killed under its streams; another one goes on with them, billed once."""
+"""A gateway ends under its streams; another one goes on with them, billed once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from websockets.asyncio.client import connect
 
+from config.uvicorn_server import CLOSE_REASON
 from engine.contract.redis_keys import KEY_PREFIX
 from tests.inference import live
 
@@ -37,6 +39,7 @@ class Client:
     stream: str = ""
     usage: dict[str, int] = field(default_factory=dict)
     ended: bool = False
+    error: str = ""
 
     def read(self, line: str) -> None:
         if line.startswith("id: "):
@@ -46,6 +49,9 @@ class Client:
             self.ended = True
         elif line.startswith("data: "):
             event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                self.error = event["error"]["code"]
+                return
             for choice in event["choices"]:
                 self.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
             self.usage = event.get("usage") or self.usage
@@ -153,3 +159,57 @@ def test_fault_49_a_killed_gateways_streams_go_on_at_another_and_are_billed_righ
         assert len(other.text) <= output <= OUTPUT
     assert len(rows) == 2 * STREAMS
     assert all(re.fullmatch(r"[a-z]+-[0-9a-f]{32}", name) for name in rows)
+
+
+async def interrupted(
+    of: live.Instance, ports: tuple[int, int], ending: subprocess.Popen[bytes]
+) -> tuple[list[Client], list[Client]]:
+    """(as it is at the second gateway, with the first one's end); unstreamed answers and sockets of
+    the first one end with the same error.
+    """
+    headers = {"authorization": f"Bearer {of.key}"}
+    async with (
+        httpx.AsyncClient(timeout=120, headers=headers) as http,
+        connect(f"ws://127.0.0.1:{ports[0]}/v1/realtime", additional_headers=headers) as socket,
+    ):
+        calm, clients = ([client_of(number) for number in range(4)] for _ in range(2))
+        undisturbed = asyncio.gather(*(read(http, of, ports[1], client) for client in calm))
+        reading = asyncio.gather(*(read(http, of, ports[0], client) for client in clients))
+        unstreamed = {"model": "m", "prompt": "all at once", "max_tokens": OUTPUT}
+        url = f"http://127.0.0.1:{ports[0]}/v1/completions"
+        waiting = asyncio.create_task(http.post(url, json=unstreamed | {"ignore_eos": True}))
+        await until(lambda: all(len(client.text) > 5 for client in clients))
+        ending.terminate()
+        await reading
+        assert [client.error for client in clients] == ["gateway_shutting_down"] * len(clients)
+        refused = await waiting
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "gateway_shutting_down"
+        await socket.wait_closed()
+        assert (socket.close_code, socket.close_reason) == (1012, CLOSE_REASON)
+        await asyncio.gather(*(read(http, of, ports[1], client) for client in clients))
+        await undisturbed
+    return calm, clients
+
+
+def test_streams_that_outlast_a_gateways_grace_end_with_an_error_and_go_on_at_another(
+    short_tmp: Path,
+) -> None:
+    flags = ("--token-delay", "0.05", "--vocab-size", "512", "--low", "10", "--high", "90")
+    with (
+        live.instance(short_tmp / "grace") as of,
+        live.replica(of, "tests.fakes.fake_replica", *flags),
+        live.gateway(of, "uvicorn", grace=0) as (port_a, first),
+        live.gateway(of, "uvicorn") as (port_b, _),
+    ):
+        calm, clients = asyncio.run(interrupted(of, (port_a, port_b), first))
+        first.wait(60)
+        rows = ledger(of)
+    for one, other in zip(calm, clients, strict=True):
+        assert (other.text, other.usage, other.ended) == (one.text, one.usage, True)
+        # The first gateway settles what it has sent, or the second one does all of it.
+        parts = [count for name, count in rows.items() if name.startswith(other.stream)]
+        assert [sum(counts) for counts in zip(*parts, strict=True)] == [
+            one.usage["prompt_tokens"],
+            OUTPUT,
+        ]
