@@ -9,6 +9,7 @@ import base64
 import binascii
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
 from inference.schemas.chat import FILE_PART, IMAGE_PARTS, VIDEO_PART, ChatRequest, part_type
+from metering.media import admit_media, charge_media
 from storage.access import access_file
 from storage.blobs import open_blob
 from tenants.authentication import Caller
@@ -78,6 +80,7 @@ class MediaSource:
         tenant_id: that file's owner.
         filename: of a document, or "".
         data: the file itself, of a document's page.
+        file_bytes: of a stored file.
     """
 
     url: str
@@ -87,6 +90,12 @@ class MediaSource:
     kind: str = "image"
     filename: str = ""
     data: bytes = b""
+    file_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of the file, if they are known before it's fetched."""
+        return len(self.url) * 3 // 4 if self.url.startswith("data:") else self.file_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +153,7 @@ async def read_documents(
     Raises:
         InvalidRequest: one can't be fetched or read; the part is named.
         Overloaded: too many of the tenant's documents wait.
+        RateLimited: over a limit on media; before any is fetched.
     """
     sources = [
         _document_source(part["file"], param)
@@ -154,13 +164,14 @@ async def read_documents(
         return {}
     if any(source.file_id for source in sources):
         sources = await run_in_db_thread(_locate_files, caller, sources)
+    await _admit(caller, sources)
     pool, max_images = get_media_pool(), info.max_images if info.sees else 0
     parts = {}
     num_images = num_chars = 0
     # One after the other: together, a request's documents would take gigabytes before they are
     # counted.
     for source in sources:
-        document = await pool.read_document(source, max_images, caller.tenant)
+        document = await pool.read_document(source, max_images, caller)
         num_images += sum(bool(page.image) for page in document.pages)
         num_chars += sum(len(page.text) for page in document.pages)
         if num_images > max_images or num_chars > MAX_TEXT_CHARS:
@@ -268,14 +279,16 @@ async def insert_media_tokens(
     Raises:
         InvalidRequest: one can't be fetched or read; the part is named.
         Overloaded: too many of the tenant's pictures wait.
+        RateLimited: over a limit on media; before any is fetched.
     """
     if not sources:
         return ChatPrompt(token_ids, [], {})
     pool = get_media_pool()
     if any(source.file_id for source in sources):
         sources = await run_in_db_thread(_locate_files, caller, sources)
+    await _admit(caller, sources)
     pictures = await asyncio.gather(
-        *(pool.prepare(source, options, info.path, caller.tenant) for source in sources)
+        *(pool.prepare(source, options, info.path, caller) for source in sources)
     )
     expanded, order = expand_placeholders(token_ids, pictures, tokenizer)
     items = locate_media(expanded, [pictures[index] for index in order])
@@ -292,9 +305,17 @@ def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaS
             except NotFound as error:
                 raise InvalidRequest(error.message, param=source.param) from None
             name = source.filename or row.filename
-            source = replace(source, tenant_id=row.tenant_id, filename=name)
+            source = replace(source, tenant_id=row.tenant_id, filename=name, file_bytes=row.size)
         located.append(source)
     return located
+
+
+async def _admit(caller: Caller, sources: Sequence[MediaSource]) -> None:
+    """Count them in the limits on media, but pages: their document counted. See `admit_media`."""
+    if requested := [source for source in sources if not source.data]:
+        num_bytes = sum(source.num_bytes or 0 for source in requested)
+        param = requested[0].param
+        await admit_media(caller, count=len(requested), num_bytes=num_bytes, param=param)
 
 
 class MediaPool:
@@ -311,27 +332,29 @@ class MediaPool:
         self._cached_bytes = 0
 
     async def prepare(
-        self, source: MediaSource, options: MediaOptions, folder: str, tenant: str
+        self, source: MediaSource, options: MediaOptions, folder: str, caller: Caller
     ) -> PreparedPicture:
         """One picture or video for the model of a folder; the same one of a tenant only once.
 
         Raises as `insert_media_tokens`.
         """
+        tenant = caller.tenant
         data, digest, version = await asyncio.wrap_future(
             self._fetchers.submit(tenant, lambda: (*_read(source), folder_version(folder)))
         )
+        await _charge_fetched(caller, source, data)
         sampling = options.sampling if source.kind == "video" else {}
         settled = msgspec.json.encode([source.kind, options.processor, sampling], order="sorted")
         scope = f"{tenant}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
         request = PrepareRequest(folder, data, version, options.processor, source.kind, sampling)
-        answer = await self._prepare_once(key, request, source, tenant)
+        answer = await self._prepare_once(key, request, source, caller)
         if not isinstance(answer, PreparedPicture):
             raise InvalidRequest(f"The file isn't {source.kind}.", param=source.param)
         return answer
 
     async def read_document(
-        self, source: MediaSource, max_images: int, tenant: str
+        self, source: MediaSource, max_images: int, caller: Caller
     ) -> PreparedDocument:
         """One document; the same one of a tenant only once. `max_images`: as of `read_pdf`.
 
@@ -342,13 +365,14 @@ class MediaPool:
             data, digest = _read(source)
             return data, digest, _text_of(data)
 
-        data, digest, text = await asyncio.wrap_future(self._fetchers.submit(tenant, read))
+        data, digest, text = await asyncio.wrap_future(self._fetchers.submit(caller.tenant, read))
+        await _charge_fetched(caller, source, data)
         if text is not None:
             return PreparedDocument([DocumentPage(text)])
-        scope = f"{tenant}\0\0document {max_images}\0".encode()
+        scope = f"{caller.tenant}\0\0document {max_images}\0".encode()
         key = hashlib.sha256(scope + digest).digest()
         request = PrepareDocumentRequest(data, max_images)
-        answer = await self._prepare_once(key, request, source, tenant)
+        answer = await self._prepare_once(key, request, source, caller)
         if not isinstance(answer, PreparedDocument):
             raise InvalidRequest("The file isn't a document.", param=source.param)
         return answer
@@ -358,17 +382,17 @@ class MediaPool:
         key: bytes,
         request: PrepareRequest | PrepareDocumentRequest,
         source: MediaSource,
-        tenant: str,
+        caller: Caller,
     ) -> Answer:
         if (cached := self._prepared.get(key)) is not None:
             self._prepared.move_to_end(key)
             return cached
         if (running := self._preparing.get(key)) is None:
             frame, kind = msgspec.msgpack.encode(request), source.kind
-            job = self._preparers.submit(
-                tenant, lambda: self._ask(frame, PREPARE_TIMEOUTS_S[kind], kind)
+            running = asyncio.ensure_future(
+                self._ask(frame, PREPARE_TIMEOUTS_S[kind], kind, caller)
             )
-            running = self._preparing[key] = asyncio.wrap_future(job)
+            self._preparing[key] = running
             running.add_done_callback(lambda done: self._finish(key, done))
         # A client that goes away doesn't take the picture from another that waits for it.
         answer = await asyncio.shield(running)
@@ -379,16 +403,17 @@ class MediaPool:
         return answer
 
     async def prepare_sound(
-        self, data: bytes, num_mels: int, num_frames: int, tenant: str
+        self, data: bytes, num_mels: int, num_frames: int, caller: Caller
     ) -> PreparedSound:
         """The windows of a file of sound, for a model's encoder.
 
         Raises:
             InvalidRequest: it can't be read as sound. Overloaded: too many of the tenant's wait.
+            RateLimited: over a limit on media; before it is decoded.
         """
+        await admit_media(caller, count=1, num_bytes=len(data), param="file")
         request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames))
-        job = self._preparers.submit(tenant, lambda: self._ask(request, SOUND_TIMEOUT_S, "sound"))
-        answer = await asyncio.wrap_future(job)
+        answer = await self._ask(request, SOUND_TIMEOUT_S, "sound", caller)
         if isinstance(answer, PreparedSound):
             return answer
         message = answer.message if isinstance(answer, Refusal) else "The file isn't sound."
@@ -405,15 +430,32 @@ class MediaPool:
                 _, oldest = self._prepared.popitem(last=False)
                 self._cached_bytes -= _num_bytes(oldest)
 
-    def _ask(self, request: bytes, timeout_s: float, kind: str) -> Answer:
-        """In one of the threads, each of which has a worker."""
+    async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
+        """Ask a worker and charge the caller the time that it took."""
+        job = self._preparers.submit(
+            caller.tenant, lambda: self._ask_worker(request, timeout_s, kind)
+        )
+        answer, seconds = await asyncio.wrap_future(job)
+        await charge_media(caller, seconds=seconds)
+        return answer
+
+    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> tuple[Answer, float]:
+        """In one of the threads, each of which has a worker. Returns its seconds, too."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
+        started = time.perf_counter()
         answer = worker.request(request, timeout_s)
+        seconds = time.perf_counter() - started
         if answer is None:
-            return Refusal(f"The {kind} takes too much time or memory to be read.")
-        return ANSWERS.decode(answer)
+            return Refusal(f"The {kind} takes too much time or memory to be read."), seconds
+        return ANSWERS.decode(answer), seconds
+
+
+async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:
+    """Charge the bytes of a file whose size wasn't known before."""
+    if not source.data and source.num_bytes is None:
+        await charge_media(caller, num_bytes=len(data))
 
 
 def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:

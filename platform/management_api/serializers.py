@@ -280,6 +280,7 @@ class ApiKeySerializer(serializers.ModelSerializer):
         fields: tuple[str, ...] = (
             *("id", "prefix", "name", "state", "scopes", "service_account", "created_by"),
             *("requests_per_minute", "tokens_per_minute", "max_running_requests"),
+            *("media_per_minute", "media_bytes_per_minute", "media_seconds_per_minute"),
             *("max_context_tokens", "allowed_models", "endpoints", "addresses"),
             *("created_at", "expires_at", "last_used_at"),
         )
@@ -307,6 +308,9 @@ class ApiKeyCreateSerializer(serializers.Serializer):
     service_account = serializers.IntegerField(required=False, allow_null=True, default=None)
     requests_per_minute = serializers.IntegerField(required=False, min_value=0)
     tokens_per_minute = serializers.IntegerField(required=False, min_value=0)
+    media_per_minute = serializers.IntegerField(required=False, min_value=0)
+    media_bytes_per_minute = serializers.IntegerField(required=False, min_value=0)
+    media_seconds_per_minute = serializers.IntegerField(required=False, min_value=0)
     max_running_requests = serializers.IntegerField(required=False, min_value=1)
     max_context_tokens = serializers.IntegerField(required=False, min_value=1)
     allowed_models = serializers.ListField(child=serializers.CharField(), required=False)

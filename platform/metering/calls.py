@@ -31,9 +31,11 @@ async def admit_call(caller: Caller, cost: int) -> None:
         if owner_id is not None
     ]
     names = [bucket.redis_key for bucket in buckets]
-    arguments = [cost, *(bucket.capacity for bucket in buckets)]
+    arguments = [
+        value for bucket in buckets for value in (min(cost, bucket.capacity), bucket.capacity)
+    ]
     try:
-        exceeded, wait = await run_script(redis_link(), "take", names, arguments)
+        exceeded, wait = await run_script(redis_link(), "take", names, ["all", *arguments])
     except (RedisError, OSError) as error:
         logger.debug("a call was not counted: %s", error)
         return

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.errors import AuthenticationFailed, PermissionDenied
 from common.outbound_http import Network, is_within
+
+
+class MediaLimits(NamedTuple):
+    """Limits per minute: number of media, their bytes, seconds of decoding. None or 0: no limit."""
+
+    media: int | None = None
+    media_bytes: int | None = None
+    media_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class Caller:
         scopes: see `tenants.api_keys`.
         requests_per_minute, tokens_per_minute: the tenant's own limits; None: the default.
         key_requests_per_minute, key_tokens_per_minute: the key's, within the tenant's; None: none.
+        media_limits, key_media_limits: the tenant's own, and the key's within them.
         key_family: the first of the keys that followed each other by rotation.
         max_running_requests, key_max_running_requests: at a time; None: no limit.
         max_context_tokens: of prompt and output; None: the model's.
@@ -44,6 +54,8 @@ class Caller:
     tokens_per_minute: int | None
     key_requests_per_minute: int | None = None
     key_tokens_per_minute: int | None = None
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
+    key_media_limits: MediaLimits = field(default_factory=MediaLimits)
     kv_reserved_fraction: float = 0.0
     kv_max_fraction: float = 1.0
     key_family: int | None = None

@@ -130,6 +130,17 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         help="tokens per minute, prompts and outputs together; 0: no limit"
         + also("QUIRE_TOKENS_PER_MINUTE"),
     )
+    for name, meaning in (
+        ("media", "images, videos, documents and audio files per minute"),
+        ("media-bytes", "bytes of such files per minute"),
+        ("media-seconds", "seconds of decoding such files per minute"),
+    ):
+        parser.add_argument(
+            f"--{name}-per-minute",
+            type=int,
+            metavar="N",
+            help=f"{meaning}; 0: no limit{also('0')}",
+        )
     parser.add_argument(
         "--max-running-requests",
         type=int,

@@ -19,6 +19,7 @@ from django_prometheus.models import ExportModelOperationsMixin
 
 from tenants import api_keys
 from tenants.api_keys import default_scopes
+from tenants.caller import MediaLimits
 from tenants.validators import (
     validate_addresses,
     validate_endpoints,
@@ -42,7 +43,40 @@ def check_finite(value: float) -> None:
         raise ValidationError("Must be a finite number.")
 
 
-class Tenant(ExportModelOperationsMixin("tenant"), models.Model):  # type: ignore[misc]
+class HasMediaLimits(models.Model):
+    """Limits per minute on the images, videos, documents and audio files of requests."""
+
+    media_per_minute = models.PositiveBigIntegerField(
+        "media per minute",
+        null=True,
+        blank=True,
+        help_text="Images, videos, documents and audio files. Empty: no limit.",
+    )
+    media_bytes_per_minute = models.PositiveBigIntegerField(
+        "media bytes per minute",
+        null=True,
+        blank=True,
+        help_text="Bytes of those files. Empty: no limit.",
+    )
+    media_seconds_per_minute = models.PositiveBigIntegerField(
+        "media seconds per minute",
+        null=True,
+        blank=True,
+        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+    )
+
+    class Meta:
+        abstract = True
+
+    @property
+    def media_limits(self) -> MediaLimits:
+        """The three limits."""
+        return MediaLimits(
+            self.media_per_minute, self.media_bytes_per_minute, self.media_seconds_per_minute
+        )
+
+
+class Tenant(ExportModelOperationsMixin("tenant"), HasMediaLimits):  # type: ignore[misc]
     """The owner of requests, cache and costs. Deactivated, never deleted: the ledger names it."""
 
     slug = models.CharField(
@@ -245,7 +279,7 @@ class ServiceAccount(models.Model):
         return self.name
 
 
-class ApiKey(ExportModelOperationsMixin("apikey"), models.Model):  # type: ignore[misc]
+class ApiKey(ExportModelOperationsMixin("apikey"), HasMediaLimits):  # type: ignore[misc]
     """A key of a tenant: `tenants.api_keys` says how it's made and why a fast hash is enough.
 
     It's held by a service account, or else by the person who made it and ends with them, or else

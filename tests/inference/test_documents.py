@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +15,14 @@ from engine.multimodal.documents import MAX_TEXT_CHARS
 from engine.text import Tokenizer
 from inference.rendering import media
 from inference.rendering.media import MediaPool, MediaSource, read_documents
+from tenants.models import ApiKey
 from tests.engine.multimodal.pdfs import encrypted_pdf, pdf
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
 from tests.inference.forms import upload
 from tests.inference.scripted import says
 from tests.inference.strangers import stranger
+from tests.platform.callers import CALLER
 
 REPORT = pdf(["Foxes jump", "", "Dogs sleep"])
 #: What the model reads of it.
@@ -122,6 +124,26 @@ async def test_documents_that_cannot_be_read_are_refused_by_part(
     assert error["param"].replace(".", "[").replace("]", "").startswith("messages[0[content[1")
 
 
+async def test_media_over_a_keys_limit_are_refused_by_part_before_they_are_read(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(
+        lambda: ApiKey.objects.filter(pk=gateway.rows.key.pk).update(media_per_minute=2)
+    )
+    part = file_part(b"a,b")
+    question = {"type": "text", "text": "Read"}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "dogs"))):
+        assert (await ask(gateway, question, part, part)).status == 200
+        monkeypatch.setattr(media, "_read", lambda source: pytest.fail("it was read"))
+        for parts in ([question, part], [question, part, part, part]):
+            refused = await ask(gateway, *parts)
+            error = refused.json()["error"]
+            assert (refused.status, error["code"]) == (429, "rate_limit_exceeded")
+            assert error["param"] == "messages[0].content[1]"
+            assert "2 media a minute" in error["message"] or "has 3 media" in error["message"]
+            assert refused.headers["retry-after"]
+
+
 async def test_another_tenants_document_is_not_read(gateway: Gateway, tokenizer: Tokenizer) -> None:
     file_id = (await upload(gateway.client, b"secret", purpose="user_data")).json()["id"]
     other = await asyncio.to_thread(stranger)
@@ -136,12 +158,13 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
     pool = MediaPool()
     url = f"data:;base64,{encoded(REPORT)}"
     source = MediaSource(url, "messages[0].content[0]", kind="document")
-    first, again, other = [
-        await pool.read_document(source, 0, tenant) for tenant in ("acme", "acme", "other")
+    other = replace(CALLER, tenant_id=9, tenant="other")
+    first, again, others = [
+        await pool.read_document(source, 0, asking) for asking in (CALLER, CALLER, other)
     ]
     assert first is again
-    assert first is not other
-    drawn = await pool.read_document(source, 3, "acme")
+    assert first is not others
+    drawn = await pool.read_document(source, 3, CALLER)
     assert all(page.image for page in drawn.pages)
 
 
@@ -150,7 +173,7 @@ async def test_pages_without_text_are_evicted_too(monkeypatch: pytest.MonkeyPatc
     pool = MediaPool()
     for number in range(30):
         url = f"data:;base64,{encoded(pdf(['']) + b'%% %d' % number)}"
-        await pool.read_document(MediaSource(url, "messages", kind="document"), 0, "acme")
+        await pool.read_document(MediaSource(url, "messages", kind="document"), 0, CALLER)
     assert 0 < len(pool._prepared) < 20
 
 
@@ -166,10 +189,9 @@ async def test_documents_of_a_request_are_limited_together(files: list[bytes], h
     info = ModelInfo(
         name="m", path="", max_model_len=9, vocab_size=9, dtype="", sees=True, max_images=4
     )
-    caller: Any = SimpleNamespace(tenant="acme")
     content = [file_part(data) for data in files]
     at_limit = [{"role": "user", "content": content[:2]}]
-    assert len(await read_documents(at_limit, info, caller)) == 2
+    assert len(await read_documents(at_limit, info, CALLER)) == 2
     with pytest.raises(InvalidRequest, match=held) as refused:
-        await read_documents([{"role": "user", "content": content}], info, caller)
+        await read_documents([{"role": "user", "content": content}], info, CALLER)
     assert refused.value.param == "messages[0].content[2]"

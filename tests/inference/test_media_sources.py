@@ -18,6 +18,7 @@ from inference.rendering.media import MediaOptions, MediaPool, MediaSource, _rea
 from inference.schemas.chat import ChatRequest
 from tests.engine.multimodal.models import qwen2_vl
 from tests.engine.multimodal.test_videos import encoded
+from tests.platform.callers import CALLER
 
 
 @pytest.fixture
@@ -152,18 +153,18 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
     source = MediaSource(f"data:video/mp4;base64,{data}", "messages[0].content[0]", kind="video")
     pool = MediaPool()
     four, again, eight = [
-        await pool.prepare(source, MediaOptions({}, {"num_frames": count}), str(tmp_path), "acme")
+        await pool.prepare(source, MediaOptions({}, {"num_frames": count}), str(tmp_path), CALLER)
         for count in (4, 4, 8)
     ]
     assert four is again
     assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
     smaller = MediaOptions({"size": {"shortest_edge": 196, "longest_edge": 196}}, {"num_frames": 4})
-    assert (await pool.prepare(source, smaller, str(tmp_path), "acme")).num_vectors == 2
+    assert (await pool.prepare(source, smaller, str(tmp_path), CALLER)).num_vectors == 2
     for options, param in (
         (MediaOptions({}, {"num_frames": 0}), "media_io_kwargs"),
         (MediaOptions({"device": "meta"}, {}), "mm_processor_kwargs"),
         (MediaOptions({"size": "large"}, {}), "messages[0].content[0]"),
     ):
         with pytest.raises(InvalidRequest) as refused:
-            await pool.prepare(source, options, str(tmp_path), "acme")
+            await pool.prepare(source, options, str(tmp_path), CALLER)
         assert refused.value.param == param

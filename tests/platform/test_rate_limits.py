@@ -18,6 +18,7 @@ from metering.admission import UNLIMITED, Admission
 from metering.open_requests import GATEWAY, open_key, reservation_key
 from metering.redis_scripts import close_redis_link, redis_key, redis_link, sync_client
 from tenants.authentication import Caller
+from tests.platform.callers import CALLER
 
 pytestmark = pytest.mark.usefixtures("each_redis")
 
@@ -32,18 +33,7 @@ def _no_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def caller(**limits: int | None) -> Caller:
     """A caller with limits."""
-    values: dict[str, int | None] = {"requests_per_minute": None, "tokens_per_minute": None}
-    return Caller(
-        tenant_id=1,
-        tenant="acme",
-        key_id=2,
-        user_id=None,
-        cache_namespace="",
-        weight=1.0,
-        max_priority=0,
-        scopes=frozenset(),
-        **{**values, **limits},  # type: ignore[arg-type]
-    )
+    return replace(CALLER, **limits)  # type: ignore[arg-type]
 
 
 async def enter(

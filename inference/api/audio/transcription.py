@@ -567,7 +567,7 @@ async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcript
     """A file's transcription, not started. Raises as `load_model`, and for a file that is none."""
     served, tokens = await load_model(ctx, form)
     sound = await get_media_pool().prepare_sound(
-        form.data, served.info.num_mels, 2 * served.info.encoder_length, ctx.caller.tenant
+        form.data, served.info.num_mels, 2 * served.info.encoder_length, ctx.caller
     )
     return Transcription(ctx, served, form, sound, tokens)
 

@@ -37,6 +37,9 @@ from tenants.sessions import UserRequest
 AMOUNTS = {
     "requests_per_minute": "Requests per minute",
     "tokens_per_minute": "Tokens per minute",
+    "media_per_minute": "Images, videos, documents and audio files per minute",
+    "media_bytes_per_minute": "Bytes of such files per minute",
+    "media_seconds_per_minute": "Seconds of decoding them per minute",
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request, prompt and answer",
 }

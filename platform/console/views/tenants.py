@@ -50,6 +50,7 @@ from tenants.access import (
 )
 from tenants.actions.tenants import MAX_RESERVED_FRACTION
 from tenants.actors import to_actor
+from tenants.caller import MediaLimits
 from tenants.models import ApiKey, Role, Tenant, User
 from tenants.sessions import UserRequest
 from tenants.tenant_data import data_kinds, export_chunks
@@ -156,20 +157,23 @@ class Limit:
 
 
 def current_limits(tenant: Tenant) -> list[Limit]:
-    """Requests and tokens per minute, and running requests."""
+    """Requests, tokens and media per minute, and running requests."""
     quire = settings.QUIRE
-    default = {
-        "requests": quire.requests_per_minute,
-        "tokens": quire.tokens_per_minute,
-    }
-    configured = {"requests": tenant.requests_per_minute, "tokens": tenant.tokens_per_minute}
+    buckets = [
+        ("requests", "requests_per_minute", quire.requests_per_minute),
+        ("tokens", "tokens_per_minute", quire.tokens_per_minute),
+        *((kind, f"{kind}_per_minute", 0) for kind in MediaLimits._fields),
+    ]
     limits = []
     client = sync_client()
     try:
-        for kind, title in (("requests", "Requests per minute"), ("tokens", "Tokens per minute")):
-            value = configured[kind]
-            maximum = (default[kind] if value is None else value) or None
-            limits.append(Limit(title, maximum, _bucket_used(client, kind, tenant.pk, maximum)))
+        for kind, name, default in buckets:
+            value = getattr(tenant, name)
+            maximum = (default if value is None else value) or None
+            if maximum is None and kind in MediaLimits._fields:
+                continue
+            used = _bucket_used(client, kind, tenant.pk, maximum)
+            limits.append(Limit(NUMBERS[name], maximum, used))
         maximum = tenant.max_running_requests or None
         limits.append(Limit("Requests at a time", maximum, _running(client, tenant.pk, maximum)))
     finally:
@@ -242,6 +246,9 @@ MAX_ROWS = 500
 NUMBERS = {
     "requests_per_minute": "Requests per minute",
     "tokens_per_minute": "Tokens per minute",
+    "media_per_minute": "Images, videos, documents and audio files per minute",
+    "media_bytes_per_minute": "Bytes of such files per minute",
+    "media_seconds_per_minute": "Seconds of decoding them per minute",
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request",
 }

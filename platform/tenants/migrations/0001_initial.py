@@ -190,6 +190,33 @@ class Migration(migrations.Migration):
                 ),
                 ("tokens_per_minute", models.PositiveBigIntegerField(blank=True, null=True)),
                 (
+                    "media_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Images, videos, documents and audio files. Empty: no limit.",
+                        null=True,
+                        verbose_name="media per minute",
+                    ),
+                ),
+                (
+                    "media_bytes_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Bytes of those files. Empty: no limit.",
+                        null=True,
+                        verbose_name="media bytes per minute",
+                    ),
+                ),
+                (
+                    "media_seconds_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+                        null=True,
+                        verbose_name="media seconds per minute",
+                    ),
+                ),
+                (
                     "max_running_requests",
                     models.PositiveIntegerField(
                         blank=True,
@@ -374,6 +401,33 @@ class Migration(migrations.Migration):
                         blank=True,
                         help_text="Prompt and output together. Empty: the default.",
                         null=True,
+                    ),
+                ),
+                (
+                    "media_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Images, videos, documents and audio files. Empty: no limit.",
+                        null=True,
+                        verbose_name="media per minute",
+                    ),
+                ),
+                (
+                    "media_bytes_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Bytes of those files. Empty: no limit.",
+                        null=True,
+                        verbose_name="media bytes per minute",
+                    ),
+                ),
+                (
+                    "media_seconds_per_minute",
+                    models.PositiveBigIntegerField(
+                        blank=True,
+                        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+                        null=True,
+                        verbose_name="media seconds per minute",
                     ),
                 ),
                 (

@@ -41,6 +41,17 @@ class Command(QuireCommand):
             metavar="N",
             help="tokens per minute, prompt plus output (default: the tenant's limit)",
         )
+        for name, meaning in (
+            ("media", "images, videos, documents and audio files per minute"),
+            ("media-bytes", "bytes of such files per minute"),
+            ("media-seconds", "seconds of decoding such files per minute"),
+        ):
+            parser.add_argument(
+                f"--{name}-per-minute",
+                type=int,
+                metavar="N",
+                help=f"{meaning} (default: the tenant's limit)",
+            )
         parser.add_argument(
             "--max-running-requests",
             type=int,
