@@ -298,7 +298,8 @@ class EngineConfig(Settings):
         low=0.0,
     )
     device: str = cli_field(
-        "auto", "where the model runs: auto, cpu, cuda, or one that an installed package brings"
+        "auto",
+        "where the model runs: auto, cpu, cuda, rocm, or one that a package brings",
     )
     additional_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,

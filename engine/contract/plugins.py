@@ -30,7 +30,7 @@ Kind = TypeVar("Kind")
 DEVICES = "quire.devices"
 #: Entry points of vLLM, which are answered by name.
 VLLM_PLATFORMS = "vllm.platform_plugins"
-_BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
+_BUILT_IN_DEVICES = ("auto", "cpu", "cuda", "rocm")
 _NO_PACKAGE = "There is no package for it; docs/extending/device.md describes how to write one."
 _TO_BRING = "There is no package for it; docs/extending/accelerators.md says what it must bring."
 #: By vLLM's names of devices, what to do instead.
@@ -38,7 +38,6 @@ _DEVICE_REMEDIES = {
     "jax-cpu": "Install packages/jax-cpu (docs/devices.md).",
     "openvino": "Install packages/openvino (docs/devices.md).",
     "tt": "Install packages/tt (docs/tenstorrent.md).",
-    "rocm": "torch names AMD GPUs cuda.",
     "xpu": _TO_BRING,
     "tpu": f"{_TO_BRING} packages/jax-cpu runs the same way on CPUs.",
     "neuron": _TO_BRING,

@@ -15,6 +15,7 @@ import kernels
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative_config import HEADS
+from engine.devices.accelerator import AcceleratorMeter, CudaRecorder
 from engine.devices.cpu import kernels_on
 from engine.devices.device import DRAFT_CACHE_DIVISOR, CacheRequirements, Device, RunnerInputs
 from engine.devices.host_memory import GIB, num_cpu_blocks
@@ -26,7 +27,7 @@ from engine.models.supports_lora import SupportsLoRA
 from engine.sampling.sampler import Sampler
 from engine.worker.gpu.graphs import DeviceForward
 from engine.worker.gpu.input_buffers import StagedInputs, stage_eager
-from engine.worker.gpu.memory import CudaMeter, MemoryProfile, num_gpu_blocks
+from engine.worker.gpu.memory import MemoryProfile, num_gpu_blocks
 from engine.worker.gpu.model_runner import GpuModelRunner, draft_settings
 from engine.worker.gpu.setup import (
     DeviceModel,
@@ -109,6 +110,8 @@ class CudaDevice(Device):
     @classmethod
     def unavailable_reason(cls) -> str:
         """See `Device`."""
+        if torch.version.hip is not None:
+            return "this torch was built for ROCm: name the device rocm."
         return "" if torch.cuda.is_available() else "torch sees no CUDA device."
 
     @property
@@ -127,13 +130,27 @@ class CudaDevice(Device):
                 param="device",
             )
         if not use_reference:
-            _check_capability()
-        return kernels_on(self.name, self.config)
+            self.check_hardware()
+        return kernels_on("cuda", self.config)
+
+    @classmethod
+    def check_hardware(cls) -> None:
+        """Raise `ConfigError` for a GPU that the kernels aren't compiled for."""
+        if not torch.cuda.is_available():
+            return
+        capability = torch.cuda.get_device_capability()
+        if capability < _MIN_CAPABILITY:
+            present, required = (".".join(map(str, pair)) for pair in (capability, _MIN_CAPABILITY))
+            raise ConfigError(
+                f"device is cuda, but the GPU's compute capability is {present}: the kernels need "
+                f"{required} or higher. (--no-cpu-kernels runs the model on plain torch, slowly.)",
+                param="device",
+            )
 
     def prepare_adapters(self, loaded: LoadedModel) -> str:
         """See `Device`."""
         return self._adapters.prepare(
-            loaded.model, self.kernels.name, lambda: CudaMeter(self.torch_device).device()[1]
+            loaded.model, self.kernels.name, lambda: AcceleratorMeter(self.torch_device).device()[1]
         )
 
     def adapter_bytes(self) -> int:
@@ -183,9 +200,9 @@ class CudaDevice(Device):
         def make_forward() -> DeviceForward | None:
             if need.loaded.pooler is not None:
                 return None
-            return device_forward(model, config, budget, lengths, taps=need.taps)
+            return device_forward(model, config, budget, lengths, CudaRecorder, need.taps)
 
-        meter, taps = CudaMeter(self.torch_device), need.taps
+        meter, taps = AcceleratorMeter(self.torch_device), need.taps
         return profile(
             model, config, budget, lengths, need.dtype, layout, meter, make_forward, taps
         )
@@ -204,13 +221,13 @@ class CudaDevice(Device):
 
     def synchronize(self) -> None:
         """See `Device`."""
-        torch.cuda.synchronize(self.torch_device)
+        torch.accelerator.synchronize(self.torch_device)
 
     def release_memory(self) -> None:
         """See `Device`."""
         super().release_memory()
         self.synchronize()
-        torch.cuda.empty_cache()
+        torch.accelerator.empty_cache()
 
     def on_step_failed(self) -> None:
         """Memory that lies idle in pieces may be what the step ran out of."""
@@ -238,24 +255,10 @@ class CudaDevice(Device):
         if parts.hidden is not None:
             taps = parts.hidden.aux_layers
             warm_up_draft_heads(parts.hidden, parts.token_budget)
-        forward = device_forward(model, config, parts.token_budget, lengths, taps=taps)
-        capture(forward, CudaMeter(device), self._graph_bytes.get(parts.is_draft))
+        forward = device_forward(model, config, parts.token_budget, lengths, CudaRecorder, taps)
+        capture(forward, AcceleratorMeter(device), self._graph_bytes.get(parts.is_draft))
         batch.decodes_first = True
         return GpuModelRunner(model, batch, sampler, forward, device, parts.masks, parts.hidden)
-
-
-def _check_capability() -> None:
-    """Raise `ConfigError` for a GPU of NVIDIA's that the kernels aren't compiled for."""
-    if torch.version.hip is not None or not torch.cuda.is_available():
-        return
-    capability = torch.cuda.get_device_capability()
-    if capability < _MIN_CAPABILITY:
-        present, required = (".".join(map(str, pair)) for pair in (capability, _MIN_CAPABILITY))
-        raise ConfigError(
-            f"device is cuda, but the GPU's compute capability is {present}: the kernels need "
-            f"{required} or higher. (--no-cpu-kernels runs the model on plain torch, slowly.)",
-            param="device",
-        )
 
 
 def has_triton() -> bool:

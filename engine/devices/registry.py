@@ -19,7 +19,11 @@ from engine.devices.package_calls import with_named_calls
 log = logging.getLogger(__name__)
 
 #: Imported when they are asked for: a replica on CPUs has no use for what a GPU needs.
-_BUILT_IN = {"cpu": "engine.devices.cpu:CpuDevice", "cuda": "engine.devices.cuda:CudaDevice"}
+_BUILT_IN = {
+    "cpu": "engine.devices.cpu:CpuDevice",
+    "cuda": "engine.devices.cuda:CudaDevice",
+    "rocm": "engine.devices.rocm:RocmDevice",
+}
 
 
 def make_device(config: EngineConfig) -> Device:
@@ -110,7 +114,7 @@ def _auto() -> str:
     if not has_triton():
         _warn_unused_gpu()
         return "cpu"
-    return "cuda"
+    return "cuda" if torch.version.hip is None else "rocm"
 
 
 @functools.cache

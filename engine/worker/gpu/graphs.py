@@ -42,33 +42,6 @@ class GraphRecorder(Protocol):
         """End it; what runs it again."""
 
 
-class CudaRecorder:
-    """`GraphRecorder` by CUDA graphs that share one memory pool."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
-            yield
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def begin(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-
-    def end(self) -> Replay:
-        if self._graph is None:
-            raise RuntimeError("No graph is being captured.")
-        graph, self._graph = self._graph, None
-        graph.capture_end()
-        return graph.replay
-
-
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
     """Within it, Python collects no garbage; what there is goes first.

@@ -82,7 +82,7 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     for array in arrays:
         starts.append(total)
         total += -(-array.nbytes // _ALIGN) * _ALIGN
-    host = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host = torch.empty(total, dtype=torch.uint8, pin_memory=_is_accelerator(device))
     flat = host.numpy()
     for array, start in zip(arrays, starts, strict=True):
         part = flat[start : start + array.nbytes]
@@ -94,6 +94,12 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     ]
 
 
+def _is_accelerator(device: torch.device) -> bool:
+    """Whether tensors there are in memory that the host copies to and from."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and device.type == accelerator.type
+
+
 def _dtype(array: np.ndarray) -> torch.dtype:
     return torch.from_numpy(np.empty(0, array.dtype)).dtype
 
@@ -101,21 +107,20 @@ def _dtype(array: np.ndarray) -> torch.dtype:
 class Download:
     """Tensors on their way to the host, on a stream of their own."""
 
-    def __init__(self, tensors: Sequence[Tensor], stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, tensors: Sequence[Tensor], stream: torch.Stream | None) -> None:
         self._host: list[Tensor] = list(tensors)
-        self._done: torch.cuda.Event | None = None
+        self._done: torch.Event | None = None
         if stream is None:
             return
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-        with torch.cuda.stream(stream):
+        stream.wait_stream(torch.accelerator.current_stream(stream.device))
+        with stream:
             self._host = []
             for tensor in tensors:
                 # Lest its memory be given to the next step while it's being copied.
                 tensor.record_stream(stream)
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 self._host.append(host.copy_(tensor, non_blocking=True))
-            self._done = torch.cuda.Event()
-            self._done.record(stream)
+            self._done = stream.record_event()
 
     def wait(self) -> list[Tensor]:
         """They, on the host."""
@@ -124,9 +129,9 @@ class Download:
         return self._host
 
 
-def copies(device: torch.device) -> torch.cuda.Stream | None:
+def copies(device: torch.device) -> torch.Stream | None:
     """A stream for `Download`; None where the host sees the device's memory anyway."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None
+    return torch.Stream(device) if _is_accelerator(device) else None
 
 
 @dataclass(frozen=True, slots=True)

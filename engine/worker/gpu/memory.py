@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from engine.contract.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -50,29 +48,6 @@ class MemoryMeter(Protocol):
 
     def device(self) -> tuple[int, int]:
         """(free, total) of the device, whoever uses it."""
-
-
-class CudaMeter:
-    """`MemoryMeter` of a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def begin(self) -> None:
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def reserved(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak(self) -> int:
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def device(self) -> tuple[int, int]:
-        return torch.cuda.mem_get_info(self._device)
 
 
 def graph_bytes(costs: Sequence[int], count: int) -> int:

@@ -24,7 +24,7 @@ from engine.worker.gpu.graph_dispatcher import (
     requested_mode,
     resolve_mode,
 )
-from engine.worker.gpu.graphs import CudaRecorder, DeviceForward, GraphRecorder, PiecewiseAttention
+from engine.worker.gpu.graphs import DeviceForward, GraphRecorder, PiecewiseAttention
 from engine.worker.gpu.input_buffers import StaticInputBuffers, send, slots_of
 from engine.worker.gpu.memory import MemoryMeter, MemoryProfile, graph_bytes
 from engine.worker.gpu.model_runner import query_len, tapped
@@ -71,7 +71,7 @@ def device_forward(
     config: EngineConfig,
     token_budget: int,
     table_lengths: Sequence[int],
-    make_recorder: Callable[[], GraphRecorder] = CudaRecorder,
+    make_recorder: Callable[[], GraphRecorder],
     taps: tuple[int, ...] = (),
 ) -> DeviceForward:
     """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured.

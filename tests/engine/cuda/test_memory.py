@@ -15,8 +15,9 @@ from engine import LLM
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import cuda as slotted_adapters
+from engine.devices.accelerator import AcceleratorMeter
 from engine.devices.cuda import CudaDevice, LoraSlotAllocator
-from engine.worker.gpu.memory import CudaMeter, MemoryProfile, graph_bytes, num_gpu_blocks
+from engine.worker.gpu.memory import MemoryProfile, graph_bytes, num_gpu_blocks
 from engine.worker.gpu.setup import SAMPLING_COPIES, capture, profile
 from tests.engine.models import make_model
 
@@ -165,7 +166,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
         return SimpleNamespace(most=most)
 
     monkeypatch.setattr(slotted_adapters, "SupportsLoRA", Slotless)
-    monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
+    monkeypatch.setattr(AcceleratorMeter, "device", lambda self: (0, 64 * GIB))
 
     def loaded(make_lora_slots: Any = make) -> Any:
         model = Slotless(make_lora_slots=make_lora_slots, arguments=[])

@@ -17,7 +17,7 @@ import torch
 from engine.contract import plugins
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices import Device
+from engine.devices import Device, registry
 from engine.devices.registry import device_class, make_device
 from tests.packages import DEVICE, install
 
@@ -105,7 +105,7 @@ def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs(answers: dict[str, Any
 
 
 REFUSED = [
-    ("tpu", {}, "device", "must be one of auto, cpu, cuda, broken, nodevice, toy"),
+    ("tpu", {}, "device", "must be one of auto, cpu, cuda, rocm, broken, nodevice, toy"),
     ("broken", {}, "device", "quire_nowhere"),
     ("nodevice", {}, "device", "no subclass of engine.devices.Device"),
     (
@@ -158,7 +158,7 @@ def test_plug_ins_that_the_operator_left_out_are_no_devices(
 ) -> None:
     assert refusals["other"][-1] == [
         "device",
-        "device must be one of auto, cpu, cuda; got 'toy'.",
+        "device must be one of auto, cpu, cuda, rocm; got 'toy'.",
     ]
 
 
@@ -190,7 +190,9 @@ def test_a_platform_of_vllm_is_refused_by_its_name(monkeypatch: pytest.MonkeyPat
 
 
 #: Files that know their device: it is theirs alone. `auto` is decided in the registry.
-KNOW_THEIR_DEVICE = ("engine/devices/cuda.py", "engine/devices/registry.py", "engine/worker/gpu/")
+KNOW_THEIR_DEVICE = tuple(
+    f"engine/devices/{name}.py" for name in ("accelerator", "cuda", "rocm", "registry")
+)
 #: Ranks share models on CPUs; the conformance checks compare a name with the requested one.
 ASK_FOR_IT = (
     "engine/devices/registry.py",
@@ -219,12 +221,12 @@ def test_no_file_of_the_engine_asks_which_device_it_has(
 
 
 def test_a_device_that_nobody_brings_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match="must be one of auto, cpu, cuda") as caught:
+    with pytest.raises(ConfigError, match="must be one of auto, cpu, cuda, rocm") as caught:
         EngineConfig(model="m", device="tpu")
     assert caught.value.param == "device"
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
 def test_built_in_devices_are_named_as_they_are_asked_for(name: str) -> None:
     kind = device_class(name)
     assert issubclass(kind, Device)
@@ -255,3 +257,31 @@ def test_a_gpu_that_kernels_arent_compiled_for_is_refused_with_its_number(
     with pytest.raises(ConfigError, match=f"capability is {number}: .* 8.0 or higher") as refused:
         make_device(EngineConfig(model="m", device="cuda"))
     assert refused.value.param == "device"
+
+
+@pytest.mark.parametrize(
+    ("name", "hip", "words"),
+    [
+        ("rocm", None, "this torch was built without ROCm"),
+        ("rocm", "7.0", "torch sees no AMD GPU"),
+        ("cuda", "7.0", "this torch was built for ROCm: name the device rocm"),
+    ],
+)
+def test_a_gpu_of_the_other_vendor_is_refused_by_what_torch_was_built_for(
+    name: str, hip: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=words) as refused:
+        make_device(EngineConfig(model="m", device=name))
+    assert refused.value.param == "device"
+
+
+@pytest.mark.parametrize(("hip", "name"), [(None, "cuda"), ("7.0", "rocm")])
+def test_auto_is_the_gpu_that_torch_was_built_for(
+    hip: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert registry._auto() == name
