@@ -55,6 +55,7 @@ MODEL_IMPLS = ("auto", "quire", "transformers")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+EXECUTOR_BACKENDS = ("mp", "uni", "external_launcher")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = (
     "auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
@@ -364,6 +365,12 @@ class EngineConfig(Settings):
     pipeline_layer_partition: str | None = cli_field(
         None, "number of layers of each stage, such as 6,5; default: as many each"
     )
+    distributed_executor_backend: str | None = cli_field(
+        None,
+        "who starts the ranks that share the model: mp, the engine itself; external_launcher, such "
+        "as torchrun, for programs that use `LLM`; uni: there is one; default: mp or uni",
+        choices=EXECUTOR_BACKENDS,
+    )
     num_threads: int | None = cli_field(
         None, "CPU threads of the engine, over all ranks; default: all cores", low=1, high=4096
     )
@@ -450,6 +457,11 @@ class EngineConfig(Settings):
                 f"tensor_parallel_size * pipeline_parallel_size must be in [1, {MAX_RANKS}]; got "
                 f"{self.world_size}.",
                 param="pipeline_parallel_size",
+            )
+        if self.world_size > 1 and self.distributed_executor_backend == "uni":
+            raise ConfigError(
+                f"distributed_executor_backend=uni is for one rank; got {self.world_size}.",
+                param="distributed_executor_backend",
             )
         self._check_media_limits()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:

@@ -462,7 +462,6 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag(
         "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
     ),
-    restricted_flag("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
     restricted_flag("worker_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
     restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),

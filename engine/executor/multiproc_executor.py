@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -18,14 +17,16 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault, InvalidRequest
 from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
-from engine.devices.threads import default_num_threads, parse_cpus
 from engine.distributed.channel import ChannelClosed
-from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState, parse_partition
+from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
 from engine.distributed.pipeline import StageTimeout
 from engine.executor.abstract import Capacity, Executor, StepFuture
+from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.rank_process import PackedTensor, RemoteCall, StagedAdapter
 from engine.executor.rank_processes import RankProcesses
+from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
+from engine.executor.ranked_step import RankedStep
 from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
 from engine.lora.store import AdapterFacts
 from engine.models.interface import ModelFacts
@@ -34,37 +35,6 @@ from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from kernels import KernelSet
 from kernels.errors import RankError
 from kernels.interface import RankGroup
-
-
-class RankedStep:
-    """A step that all ranks run."""
-
-    def __init__(self, executor: MultiprocExecutor, step: int, launched: StepFuture) -> None:
-        self._executor, self._step, self._launched = executor, step, launched
-        self._tokens: StepFuture | None = None
-        self._outcome: StepResult | BaseException | None = None
-
-    def result(self) -> StepResult:
-        if self._outcome is None:  # the tokens of a step are chosen once
-            try:
-                if self._tokens is None:
-                    self._tokens = self._executor.finish(self._step, self._launched)
-                self._tokens.exception()  # an interrupt of this wait fails no step
-                with self._executor.explain_failure(self._step):
-                    self._outcome = self._tokens.result()
-            except Exception as error:
-                self._outcome = error
-                raise
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
-
-    def exception(self) -> BaseException | None:
-        try:
-            self.result()
-        except Exception as error:  # returned, as a future does
-            return error
-        return None
 
 
 class _FailureScope:
@@ -136,15 +106,10 @@ class MultiprocExecutor(UniProcExecutor):
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        size = config.tensor_parallel_size
-        _check(config)
+        check_ranks(config)
         ops = kernels_on("cpu", config)
-        num_bytes = ops.rank_memory_bytes(size) if size > 1 else 0
-        if size > 1 and not num_bytes:
-            raise ConfigError(
-                f"{PARAM}={size} needs the compiled CPU kernels; {ops.name} runs here: {ops.why}.",
-                param=PARAM,
-            )
+        num_bytes = rank_memory_bytes(config, ops)
+        size = config.tensor_parallel_size
         self._completed = -1
         self._finishers = ThreadPoolExecutor(1, "stage-finish")
         state = ParallelState(0, size, config.pipeline_parallel_size)
@@ -156,7 +121,9 @@ class MultiprocExecutor(UniProcExecutor):
                 f"{param}={state.world_size}: no process can be started: {error}", param=param
             ) from error
         try:
-            settings = [rank_config(config, rank, ops) for rank in range(state.world_size)]
+            settings = [
+                rank_config(config, rank, state.world_size, ops) for rank in range(state.world_size)
+            ]
             self._ranks.start([other.to_mapping() for other in settings[1:]])
             super().__init__(settings[0], self._ranks.memory, self._ranks.stage_sockets)
             self._ranks.watch.groups = self._groups = self._join_groups(ops)
@@ -342,55 +309,13 @@ class MultiprocExecutor(UniProcExecutor):
         self._finishers.shutdown()
 
 
-def _check(config: EngineConfig) -> None:
-    """Raise `ConfigError` for settings that several ranks can't follow."""
-    param = PARAM if config.tensor_parallel_size > 1 else PIPELINE_PARAM
-    if config.device not in ("auto", "cpu"):
-        raise ConfigError(
-            f"{param}={getattr(config, param)} can't be used on the device {config.device}: ranks "
-            "share models on CPUs alone.",
-            param=param,
-        )
-    if config.pipeline_parallel_size > 1 and config.pipeline_layer_partition:
-        parse_partition(config.pipeline_layer_partition, config.pipeline_parallel_size)
-    if any(not isinstance(name, str) for name in config.logits_processors or ()):
-        raise ConfigError(
-            "logits_processors must be named as module:Class where several ranks share the model.",
-            param="logits_processors",
-        )
-
-
-def rank_config(config: EngineConfig, rank: int, ops: KernelSet) -> EngineConfig:
-    """The settings of one rank: its share of the threads, or of the CPUs that they are bound to.
-
-    Raises `ConfigError` for fewer CPUs than ranks.
-    """
-    size, bind = config.world_size, config.cpu_threads_bind
-    if bind in ("auto", "nobind"):
-        count = max(1, (config.num_threads or default_num_threads(ops)) // size)
-        return replace(config, device="cpu", num_threads=count, cpu_threads_bind="nobind")
-    cpus = parse_cpus(bind)
-    count = len(cpus) // size
-    if not count:
-        raise ConfigError(
-            f"cpu_threads_bind must name a CPU for each of {size} ranks; got {bind!r}.",
-            param="cpu_threads_bind",
-        )
-    share = cpus[rank * count : (rank + 1) * count]
-    threads = None if config.num_threads is None else max(1, config.num_threads // size)
-    return replace(
-        config,
-        device="cpu",
-        num_threads=threads,
-        cpu_threads_bind=",".join(str(cpu) for cpu in share),
-    )
-
-
 def make_executor(config: EngineConfig) -> Executor:
     """What runs a model by these settings.
 
     Raises `ConfigError` for a device that isn't available.
     """
+    if config.distributed_executor_backend == "external_launcher":
+        return ExternalExecutor(config)
     if config.world_size > 1:
         return MultiprocExecutor(config)
     return UniProcExecutor(config)

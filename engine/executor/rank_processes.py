@@ -22,6 +22,7 @@ from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import ParallelState
 from engine.distributed.pipeline import StageSockets
+from engine.distributed.rendezvous import stage_links, stage_sockets
 from engine.executor.rank_process import BEAT_INTERVAL_S, RankArguments, StagedAdapter
 from kernels.interface import RankGroup
 
@@ -220,21 +221,13 @@ class RankProcesses:
 
 
 def connect_stages(state: ParallelState) -> list[StageSockets]:
-    """Each rank's connections to those of other stages; none where there is one stage."""
-    last = state.pipeline_parallel_size - 1
-    logits_rank = last * state.tensor_parallel_size
-    sockets = [StageSockets() for _ in range(state.world_size)]
-    for rank in range(logits_rank):
-        following = rank + state.tensor_parallel_size
+    """Each rank's connections to those of other stages, in this process; see `stage_links`."""
+    descriptors: list[dict[tuple[int, str], int]] = [{} for _ in range(state.world_size)]
+    for source, target, kind in stage_links(state):
         ours, theirs = (end.detach() for end in socket.socketpair())
-        sockets[rank] = replace(sockets[rank], next=ours)
-        sockets[following] = replace(sockets[following], previous=theirs)
-        ours, theirs = (end.detach() for end in socket.socketpair())
-        sockets[rank] = replace(sockets[rank], logits=(ours,))
-        sockets[logits_rank] = replace(
-            sockets[logits_rank], logits=(*sockets[logits_rank].logits, theirs)
-        )
-    return sockets
+        descriptors[source][target, kind] = ours
+        descriptors[target][source, kind] = theirs
+    return [stage_sockets(replace(state, rank=rank), ends) for rank, ends in enumerate(descriptors)]
 
 
 def _end(

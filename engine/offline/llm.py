@@ -315,8 +315,8 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.apply_model(func)
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return the number of ranks: one."""
-        return 1
+        """Return the number of ranks that share the model."""
+        return self.core.config.world_size
 
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -13,7 +13,8 @@ from engine import LLM, SamplingParams, StructuredOutputsParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.core.engine_core import EngineCore
-from engine.executor.multiproc_executor import MultiprocExecutor, rank_config
+from engine.executor.multiproc_executor import MultiprocExecutor
+from engine.executor.rank_settings import rank_config
 from engine.models.sharding import split_evenly
 from kernels.cpu import CpuKernels
 from tests.engine.families.conftest import checkpoint
@@ -174,13 +175,15 @@ def test_what_ranks_cannot_share_is_refused_by_name(
 def test_ranks_share_the_threads_out() -> None:
     ops = CpuKernels()
     many = EngineConfig(model="m", tensor_parallel_size=2, num_threads=6)
-    assert [rank_config(many, rank, ops).num_threads for rank in (0, 1)] == [3, 3]
+    assert [rank_config(many, rank, 2, ops).num_threads for rank in (0, 1)] == [3, 3]
     few = EngineConfig(model="m", tensor_parallel_size=2, num_threads=1)
-    assert rank_config(few, 1, ops).num_threads == 1
+    assert rank_config(few, 1, 2, ops).num_threads == 1
     bound = EngineConfig(model="m", tensor_parallel_size=2, cpu_threads_bind="0-3")
-    assert [rank_config(bound, rank, ops).cpu_threads_bind for rank in (0, 1)] == ["0,1", "2,3"]
+    assert [rank_config(bound, rank, 2, ops).cpu_threads_bind for rank in (0, 1)] == ["0,1", "2,3"]
     with pytest.raises(ConfigError, match="a CPU for each of 2 ranks"):
-        rank_config(EngineConfig(model="m", tensor_parallel_size=2, cpu_threads_bind="0"), 0, ops)
+        rank_config(
+            EngineConfig(model="m", tensor_parallel_size=2, cpu_threads_bind="0"), 0, 2, ops
+        )
 
 
 def test_rows_are_split_at_whole_groups_where_there_are_enough() -> None:

@@ -1,0 +1,131 @@
+"""`ExternalExecutor`: one rank of a model, in a process that a launcher such as torchrun started.
+
+Every rank has an engine of its own, which is asked for the same outputs by the same program: their
+plans are equal, because nothing that a plan depends on is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+import torch.distributed as dist
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError, EngineFault
+from engine.devices.cpu import kernels_on
+from engine.distributed.parallel_state import ParallelState
+from engine.distributed.rendezvous import Rendezvous, stage_links, stage_sockets
+from engine.executor.abstract import Capacity, StepFuture
+from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
+from engine.executor.ranked_step import RankedStep
+from engine.executor.uniproc_executor import UniProcExecutor
+from engine.scheduler.plan import StepPlan, StepResult
+
+_PARAM = "distributed_executor_backend"
+#: Engines of a process, which all ranks start in the same order.
+_groups = itertools.count()
+
+
+class ExternalExecutor(UniProcExecutor):
+    """Runs this process's worker; the others are run by the engines of their own processes.
+
+    Raises `ConfigError` for settings that ranks of a launcher can't follow, or without a launcher.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        check_ranks(config)
+        if config.speculative_config:
+            raise ConfigError(
+                "speculative_config can't be used with distributed_executor_backend="
+                "external_launcher: whether drafts pay is measured, so ranks would differ.",
+                param="speculative_config",
+            )
+        state = launched_state(config, os.environ)
+        ops = kernels_on("cpu", config)
+        store, _, _ = next(dist.rendezvous("env://"))
+        group = f"quire/{next(_groups)}/{int(os.environ['RANK']) // state.world_size}"
+        self._rendezvous = meeting = Rendezvous(
+            dist.PrefixStore(group, store), state, os.environ["MASTER_ADDR"]
+        )
+        memory = meeting.share_memory(rank_memory_bytes(config, ops))
+        sockets = stage_sockets(state, meeting.connect(stage_links(state)))
+        index, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
+        super().__init__(rank_config(config, index, size, ops), memory, sockets)
+
+    @property
+    def measures_prefill_pace(self) -> bool:
+        return False
+
+    def determine_available_blocks(self) -> Capacity:
+        """The first rank's, for all."""
+        if self._rendezvous.state.rank == 0:
+            capacity = super().determine_available_blocks()
+            self._rendezvous.write("capacity", msgspec.json.encode(capacity).decode())
+            return capacity
+        capacity = msgspec.json.decode(self._rendezvous.read("capacity", 0), type=Capacity)
+        self.worker.set_capacity(capacity)
+        return capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        with self.explain_failure(plan.step):
+            return super().execute(plan)
+
+    def execute_async(self, plan: StepPlan) -> StepFuture:
+        return RankedStep(self, plan.step, super().execute_async(plan))
+
+    def finish(self, step: int, launched: StepFuture) -> StepFuture:
+        """A launched step, whose tokens are chosen when its result is asked for."""
+        return launched
+
+    @contextmanager
+    def explain_failure(self, step: int) -> Iterator[None]:
+        """A block that runs a step, or waits for it: after an error engines would differ.
+
+        Raises `EngineFault`.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.worker.fail_ranks()
+            group = self.worker.ranks
+            missing = None if group is None else group.missing_rank
+            who = f"Rank {self.worker.rank}" if missing is None else f"Rank {missing}"
+            raise EngineFault(f"{who} failed in step {step}: {error}") from error
+
+    def resume(self) -> None:
+        self.check_health()
+        raise EngineFault("A step failed, and ranks of a launcher can't begin anew.")
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.worker.stage is not None:
+            self.worker.stage.close()
+
+
+def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> ParallelState:
+    """This process among the ranks of its model, by the launcher's variables.
+
+    Of WORLD_SIZE processes each `world_size` share a model: there may be several models, for data
+    parallelism. Raises `ConfigError`.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not environ.get(name)]:
+        raise ConfigError(
+            f"{_PARAM}=external_launcher needs the variables that torchrun sets; "
+            f"{', '.join(missing)} isn't set.",
+            param=_PARAM,
+        )
+    size, num_processes = config.world_size, int(environ["WORLD_SIZE"])
+    if num_processes % size:
+        raise ConfigError(
+            f"The launcher's number of processes must be a multiple of tensor_parallel_size * "
+            f"pipeline_parallel_size, {size}; got {num_processes}.",
+            param="tensor_parallel_size",
+        )
+    return ParallelState(
+        int(environ["RANK"]) % size, config.tensor_parallel_size, config.pipeline_parallel_size
+    )
