@@ -218,6 +218,7 @@ class Replica(models.Model):
     exits_last_hour = models.PositiveIntegerField(default=0, help_text="Unexpected exits.")
     last_exit = models.TextField(blank=True, help_text="Reason of the last unexpected exit.")
     last_seen = models.DateTimeField(null=True, blank=True)
+    last_ready_at = models.DateTimeField(null=True, blank=True)
     changed_at = models.DateTimeField(auto_now=True)
 
     class Meta:

@@ -91,4 +91,6 @@ def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:
         for name, value in values.items():
             setattr(row, name, value)
         row.last_seen = datetime.now(UTC)
+        if sighting.state == ReplicaState.READY:
+            row.last_ready_at = row.last_seen
         row.save()

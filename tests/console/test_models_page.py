@@ -275,6 +275,43 @@ def test_the_list_says_what_runs_how_fast_and_what_to_do(
     assert "failed" not in rivals
 
 
+def verdict(client: Client) -> str:
+    """Text of the notice above the list."""
+    page = client.get("/console/models/").content.decode()
+    (notice,) = re.findall(r"data-verdict>(.*?)</ul>", page, re.S)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", "", notice)).split())
+
+
+def test_one_line_says_whether_all_models_serve_or_which_do_not_and_since_when(
+    login: Login, quill: ServedModel, beat: Beat
+) -> None:
+    beat(heartbeat("quill-0", stats={"num_requests_running": 3, "num_requests_waiting": 2}))
+    beat(heartbeat("acme-0", "acme-private", "loading"))
+    seen = datetime(2036, 3, 4, 5, 6, 7, tzinfo=UTC)
+    rival = private("rival-private")
+    Replica.objects.create(
+        served_model=rival, replica_id="rival-0", state=ReplicaState.FAILED, last_ready_at=seen
+    )
+    root = login("root")
+    text = verdict(root)
+    assert text.startswith("2 of 3 loaded models are not serving.")
+    assert "rival-private: failed since 2036-03-04 05:06:07 UTC" in text
+    assert f"{private().changed_at:%Y-%m-%d %H:%M:%S} UTC" in text  # never ready since its loading
+    assert "3 running" in list_row(root, quill)
+    assert "2 waiting" in list_row(root, quill)
+    data = root.get("/console/api/model-states").json()
+    assert (data["verdict"]["tone"], len(data["verdict"]["problems"])) == ("error", 2)
+    # Others read of their own models alone.
+    assert "1 of 2 loaded models is not serving." in verdict(login("ada"))
+    assert verdict(login("olga")).startswith("1 of 2 loaded models is")
+    beat(heartbeat("rival-0", "rival-private"))
+    assert root.get("/console/api/model-states").json()["verdict"]["tone"] == "warning"
+    beat(heartbeat("acme-0", "acme-private"))
+    assert verdict(root) == "All 3 loaded models are serving."
+    beat(heartbeat("acme-0", "acme-private", "sleeping"))
+    assert verdict(root) == "All 2 loaded models are serving, 1 asleep."
+
+
 def test_an_unloaded_model_has_its_facts_and_a_load_button(
     login: Login, quill: ServedModel
 ) -> None:

@@ -13,6 +13,7 @@ from django.utils import timezone
 from catalog import access, actions
 from catalog.engine_settings import engine_flags, replica_command
 from catalog.models import Replica, ReplicaState, ServedModel
+from catalog.replica_rows import ReplicaSnapshot, sync_replica_rows
 from common.db import save_valid
 from common.errors import Conflict, ModelNotFound, PermissionDenied, ServiceUnavailable
 from common.files import INSTANCE_FILE
@@ -261,6 +262,18 @@ def test_a_replica_that_nobody_saw_for_long_does_not_block_a_load(folder: str) -
     long_ago = timezone.now() - timedelta(minutes=5)
     Replica.objects.create(served_model=model, replica_id="r", state="ready", last_seen=long_ago)
     actions.load_model(actor=SYSTEM_ACTOR, name="m")
+
+
+@database
+@pytest.mark.django_db
+def test_a_row_says_when_its_replica_was_last_ready(folder: str) -> None:
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    times = []
+    for state in (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.FAILED):
+        sync_replica_rows([ReplicaSnapshot("m-0", model.pk, state)], {})
+        times.append(Replica.objects.get(replica_id="m-0").last_ready_at)
+    assert times[0] is None
+    assert times[1] == times[2] is not None
 
 
 @database

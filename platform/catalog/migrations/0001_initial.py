@@ -189,6 +189,7 @@ class Migration(migrations.Migration):
                     models.TextField(blank=True, help_text="Reason of the last unexpected exit."),
                 ),
                 ("last_seen", models.DateTimeField(blank=True, null=True)),
+                ("last_ready_at", models.DateTimeField(blank=True, null=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 (
                     "served_model",

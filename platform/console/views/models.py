@@ -51,6 +51,7 @@ from tenants.sessions import UserRequest
 MAX_ROWS = 500
 #: Age of the requests that a model's figures are of.
 FIGURES_SPAN = timedelta(hours=24)
+STATE_WORDS = {"offline": "no replica", "stalled": "not responding"}
 
 
 @require_safe
@@ -77,7 +78,8 @@ def states(request: UserRequest) -> dict[str, Any]:
     """States of the visible models, for an open page."""
     beats = model_details.get_heartbeats()
     rows = model_details.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
-    return {"models": [_state(row, beats) for row in rows]}
+    states = [_state(row, beats) for row in rows]
+    return {"models": states, "verdict": _verdict(states)}
 
 
 @json_view
@@ -116,6 +118,7 @@ def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResp
     ]
     context = {
         "rows": listed,
+        "verdict": _verdict(listed),
         "num_sampled": sum(speed.requests for speed in figures.values()),
         "is_partial": any(speed.is_partial for speed in figures.values()),
         "operator": operator,
@@ -191,29 +194,77 @@ def _pk(request: UserRequest) -> int:
 
 
 def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
-    state = model_details.state_of(row, beats, row.replicas.all())
-    return {
+    """A model's state, load and, unless it is ready, since when it isn't."""
+    replicas = row.replicas.all()
+    live = [beat for beat in beats if beat.model.name == row.name]
+    state = model_details.state_of(row, live, replicas)
+    times = [replica.last_ready_at for replica in replicas if replica.last_ready_at]
+    return state | {
         "id": row.pk,
         "name": row.name,
-        "state": state["state"],
-        "load_progress": state["load_progress"],
-        "replicas": state["replicas"],
+        "loaded": row.desired_state == DesiredState.LOADED,
+        "since": None if state["state"] == "ready" else max([row.changed_at, *times]),
+        "running": sum(beat.stats.num_requests_running for beat in live),
+        "waiting": sum(beat.stats.num_requests_waiting for beat in live),
     }
+
+
+def _verdict(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether all loaded models serve, in one line, and which of them don't.
+
+    Models that rest on purpose, asleep or scaled to zero, are counted and nothing more.
+    """
+    resting = {"idle": "idle", "sleeping": "asleep"}
+    loaded = [state for state in states if state["loaded"] and state["state"] not in resting]
+    problems = [state for state in loaded if state["state"] != "ready"]
+    if not loaded:
+        text = "No model is serving"
+    elif problems:
+        text = f"{len(problems)} of {len(loaded)} loaded models {_be(problems)} not serving"
+    elif len(loaded) == 1:
+        text = f"{loaded[0]['name']} is serving"
+    else:
+        text = f"All {len(loaded)} loaded models are serving"
+    for state, word in resting.items():
+        if num_resting := sum(each["state"] == state for each in states):
+            text += f", {num_resting} {word}"
+    return {
+        "text": f"{text}.",
+        "tone": _tone(problems),
+        "problems": [
+            {
+                "name": state["name"],
+                "url": reverse("model", args=[state["id"]]),
+                "state": STATE_WORDS.get(state["state"], state["state"]),
+                "since": state["since"],
+            }
+            for state in problems
+        ],
+    }
+
+
+def _be(things: list[Any]) -> str:
+    return "is" if len(things) == 1 else "are"
+
+
+def _tone(problems: list[dict[str, Any]]) -> str:
+    """The notice's class: models that only load or drain are no error."""
+    if any(state["state"] not in ("loading", "draining") for state in problems):
+        return "error"
+    return "warning" if problems else "success"
 
 
 def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
     live = next((beat for beat in beats if beat.model.name == row.name), None)
     checkpoint = model_details.checkpoint_of(row.source, row.settings)
-    state = model_details.state_of(row, beats, row.replicas.all())
+    state = _state(row, beats)
     loaded = live is not None and live.model.weights
     size = sum(weight.nbytes for weight in live.model.weights) if live and loaded else None
     quantization = row.settings.get("quantization") or (
         checkpoint.quantization if checkpoint else ""
     )
-    return {
+    return state | {
         "model": row,
-        "state": state["state"],
-        "load_progress": state["load_progress"],
         "num_live": state["replicas"],
         "wanted": row.num_replicas + row.num_spares,
         "architecture": checkpoint.architecture if checkpoint else "",
@@ -224,7 +275,6 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
         "quantization": quantization,
         "dtype": live.model.dtype if live else "",
         "context": row.max_model_len or state["context"] or _context_of(checkpoint),
-        "loaded": row.desired_state == DesiredState.LOADED,
         "failed": _failure(row) if operator else "",
         "tasks": state["tasks"] or [],
     }

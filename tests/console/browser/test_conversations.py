@@ -6,6 +6,7 @@ import json
 import time
 from urllib.parse import urljoin
 
+import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.console.browser.conftest import PHONE, Open
@@ -404,19 +405,27 @@ SKELETON_PX = """() => {
 }"""
 
 
-def test_a_skeleton_stands_before_the_scripts_run(open_page: Open) -> None:
+@pytest.mark.parametrize("link", ["/", "/?conversation=conv-none"])
+def test_the_page_has_its_shape_before_the_scripts_run(open_page: Open, link: str) -> None:
     page = open_page(alone=True)
     held: list[Route] = []
     page.route("**/playground/main*.js", lambda route: held.append(route))
     with page.expect_request("**/playground/main*.js"):
-        page.goto(page.url, wait_until="commit")
+        page.goto(urljoin(page.url, link), wait_until="commit")
     playground = PlaygroundPage(page)
     expect(playground.prompt).to_be_visible()
     expect(page.get_by_role("group", name="Conversation", exact=True)).to_be_visible()
-    page.wait_for_function(f"() => ({SKELETON_PX})() > 100")
+    heading = page.get_by_role("heading", name="What can I help with?", include_hidden=True)
+    if link == "/":  # what a new conversation begins with, which can't be pressed yet
+        expect(heading).to_be_visible()
+        expect(page.locator("#blank[inert] .starter").first).to_be_visible()
+    else:  # lines of a conversation that is on its way
+        page.wait_for_function(f"() => ({SKELETON_PX})() > 100")
+        expect(heading).to_be_hidden()
     assert page.locator("#playground").get_attribute("data-models") is None
     for route in held:
         route.continue_()
     playground.ready()
     expect(page.get_by_role("heading", name="What can I help with?")).to_be_visible()
+    expect(page.locator("#blank[inert]")).to_have_count(0)
     assert page.evaluate(SKELETON_PX) == 0

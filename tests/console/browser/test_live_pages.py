@@ -32,9 +32,9 @@ def beats(site: LiveServer) -> Iterator[Callable[[int], None]]:
     prefix = site.env["QUIRE_KEY_PREFIX"]
     key = redis_keys.replica_key("rival-0", prefix)
 
-    def write(running: int) -> None:
+    def write(running: int, state: str = "ready") -> None:
         stats = {"num_requests_running": running}
-        beat = heartbeat("rival-0", "rival-private", at=time.time(), stats=stats)
+        beat = heartbeat("rival-0", "rival-private", state, at=time.time(), stats=stats)
         client.sadd(redis_keys.replicas_key(prefix), "rival-0")
         client.set(key, protocol.encode(beat), px=600_000)
 
@@ -74,3 +74,19 @@ def test_two_tabs_share_a_socket_and_the_second_takes_it_over(
     beats(88)
     expect(second.get_by_role("row").filter(has_text="rival-private").first).to_contain_text("88")
     assert len(of_second) == 1
+
+
+def test_the_list_of_models_counts_live_requests_and_says_at_once_what_no_longer_serves(
+    context: BrowserContext, site: LiveServer, beats: Callable[..., None]
+) -> None:
+    beats(33)
+    page, _ = watched(context, f"{site.url}/console/models/")
+    row, verdict = page.locator("[data-model=rival-private]"), page.locator("[data-verdict]")
+    expect(row).to_contain_text("33 running")
+    expect(verdict).not_to_contain_text("rival-private")
+    beats(34, "failed")
+    expect(row).to_contain_text("34 running")
+    expect(verdict).to_contain_text("rival-private: failed since")
+    beats(0)
+    expect(row).to_contain_text("0 running")
+    expect(verdict).not_to_contain_text("rival-private")

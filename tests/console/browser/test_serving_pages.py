@@ -25,7 +25,7 @@ GAPS = f"""{SHOWN}.map(each => Math.round(
 
 def test_a_model_and_its_form(open_page: Open) -> None:
     page = open_page("/console/models/", "root")
-    page.get_by_role("link", name="acme-private").click()
+    page.get_by_role("rowheader").get_by_role("link", name="acme-private").click()
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.locator(".log-of summary").first.click()
     expect(page.locator("pre.log")).to_contain_text("The log is empty.")
@@ -56,7 +56,7 @@ def test_a_log_that_was_opened_before_the_script_came_is_shown(open_page: Open) 
     page = open_page("/console/models/", "root")
     held: list[Route] = []
     page.route("**/models/detail*.js", lambda route: held.append(route))
-    page.get_by_role("link", name="acme-private").click(no_wait_after=True)
+    page.get_by_role("rowheader").get_by_role("link", name="acme-private").click(no_wait_after=True)
     page.locator(".log-of summary").first.click()
     for route in held:
         route.continue_()

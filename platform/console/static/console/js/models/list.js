@@ -1,47 +1,51 @@
-/** The list of models: states stay live, over the shared socket; without it the page asks. */
+/** The list of models: states, load and the verdict above stay live. */
 
-import { percent } from "../lib/format.js";
-import { Poll } from "../lib/poll.js";
-import { follow, onState } from "../live/live.js";
+import { el } from "../lib/dom.js";
+import { count, moment, percent } from "../lib/format.js";
+import { reload } from "../lib/reload.js";
+import { askOnNews } from "../live/ask.js";
 
 const page = document.querySelector("[data-models]");
-const known = new Map(); // of each tenant that is followed: its models
+const rows = new Map([...(page?.querySelectorAll("[data-model]") ?? [])].map((row) => [row.dataset.model, row]));
 
-function show(models) {
-  for (const model of models) {
-    const row = page.querySelector(`[data-model="${CSS.escape(model.name ?? model.id)}"]`);
-    if (!row) continue;
-    const state = row.querySelector("[data-state-of]");
-    state.dataset.state = model.state;
-    const loading = model.state === "loading" && model.load_progress > 0;
-    state.textContent = loading ? `loading, ${percent(model.load_progress)}` : model.state;
-    const [chat, load] = ["[data-chat]", "[data-load]"].map((part) => row.querySelector(part));
-    if (chat) chat.hidden = model.state !== "ready";
-    if (load && model.state === "unloaded") load.hidden = false;
-    else if (load && model.state !== "failed") load.hidden = true;
-  }
+function showModel(row, model) {
+  const part = (name) => row.querySelector(`[data-${name}]`);
+  const state = part("state-of");
+  state.dataset.state = model.state;
+  const loading = model.state === "loading" && model.load_progress > 0;
+  state.textContent = loading ? `loading, ${percent(model.load_progress)}` : model.state;
+  part("running").textContent = `${count(model.running)} running`;
+  part("waiting").textContent = `${count(model.waiting)} waiting`;
+  part("waiting").hidden = !model.waiting;
+  const [chat, load] = [part("chat"), part("load")];
+  if (chat) chat.hidden = model.state !== "ready";
+  if (load) load.hidden = model.loaded;
+}
+
+function showVerdict(box, { text, tone, problems }) {
+  box.className = `notice verdict-line ${tone}`;
+  box.querySelector("strong").textContent = text;
+  const list = box.querySelector(".problems");
+  list.hidden = !problems.length;
+  list.replaceChildren(
+    ...problems.map(({ name, url, state, since }) => {
+      const time = el("time", { datetime: since }, moment(new Date(since)));
+      return el("li", {}, el("a", { href: url }, name), `: ${state} since `, time);
+    }),
+  );
 }
 
 /** Models that came or went need rows: the page is made anew. */
-function told(tenant, { models, unknown }) {
-  if (unknown) return;
-  const names = models.map(({ id }) => id).sort().join("\n");
-  if ((known.get(tenant) ?? names) !== names) location.reload();
-  known.set(tenant, names);
-  show(models);
+function show({ models, verdict }) {
+  if (models.length !== rows.size || models.some(({ name }) => !rows.has(name))) {
+    reload();
+    return;
+  }
+  for (const model of models) showModel(rows.get(model.name), model);
+  if (rows.size) showVerdict(page.querySelector("[data-verdict]"), verdict);
 }
 
 if (page) {
-  const loggedOut = () => location.reload();
-  const asking = new Poll(page.dataset.models, 15_000, { data: (data) => show(data.models), loggedOut });
-  for (const tenant of page.dataset.followed.split(" ")) {
-    follow("now", tenant || null, (data) => {
-      asking.stop();
-      told(tenant, data);
-    });
-  }
-  onState((state) => {
-    if (state === "lost") asking.now();
-    if (state === "ended") loggedOut();
-  });
+  const topics = page.dataset.followed.split(" ").map((tenant) => ["now", tenant || null]);
+  askOnNews(page.dataset.models, topics, { data: show, loggedOut: () => location.reload() });
 }

@@ -14,6 +14,7 @@ export class Page {
   /** Whether there's no conversation yet. */
   set empty(empty) {
     this.#blank.hidden = !empty;
+    this.#blank.inert = false;
     byId("new-conversation").disabled = empty;
   }
 
