@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.ceilings import Ceilings
@@ -12,9 +13,15 @@ from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 
+#: Called with a fraction in [0, 1].
+OnProgress = Callable[[float], None]
 
-def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
+
+def run_jobs(
+    core: EngineCore, jobs: list[Job], on_progress: OnProgress | None = None
+) -> dict[str, Any]:
     """Run all jobs at once, greedily and past EOS. Returns seconds, TTFTs, ITLs and step times."""
+    num_tokens, total_tokens = 0, sum(job.output_tokens for job in jobs)
     last_token: dict[str, float] = {}
     ttft: list[float] = []
     itl: list[float] = []
@@ -42,6 +49,9 @@ def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
             else:
                 ttft.append(now - start)
             last_token[delta.request_id] = now
+            num_tokens += len(delta.token_ids)
+        if on_progress:
+            on_progress(num_tokens / total_tokens)
     return {
         "seconds": time.perf_counter() - start,
         "ttft": ttft,
@@ -58,6 +68,7 @@ def latency(
     output_len: int,
     repeats: int,
     warmups: int = 1,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Time of one batch from submission to last token, and its decode speed.
 
@@ -73,6 +84,8 @@ def latency(
         core.reset_prefix_cache()
         lengths = (input_len, input_len), (output_len, output_len)
         result = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
+        if on_progress:
+            on_progress((seed + 1) / (repeats + warmups))
         if seed < warmups:
             continue
         totals.append(result["seconds"])
@@ -104,12 +117,13 @@ def throughput(
     core: EngineCore,
     ceilings: Ceilings,
     jobs: list[Job],
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """All jobs at once: tokens/s, and the arithmetic against the measured matrix-product rate."""
     warm = random_jobs(2, core.facts.vocab_size, (16, 16), (4, 4), seed=1)
     run_jobs(core, warm)
     core.reset_prefix_cache()
-    result = run_jobs(core, jobs)
+    result = run_jobs(core, jobs, on_progress)
     prompt = sum(len(job.prompt_token_ids) for job in jobs)
     output = sum(job.output_tokens for job in jobs)
     seconds = result["seconds"]

@@ -15,8 +15,11 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from tqdm.utils import CallbackIOWrapper
+
 from adapters.store import GGUF_FILE
 from common.errors import AdapterInvalid, AdapterTooLarge
+from common.object_storage import OnBytes
 from engine.contract.lora import (
     ADAPTER_FILES,
     CONFIG_FILE,
@@ -208,8 +211,10 @@ def adapter_files(names: Collection[str]) -> list[str]:
     return list(dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *present)))
 
 
-def stage_folder(source: Path, staged: Path, limit: int) -> None:
+def stage_folder(source: Path, staged: Path, limit: int, on_bytes: OnBytes | None = None) -> None:
     """Copy an adapter from a folder or a GGUF file; links to elsewhere are refused.
+
+    `on_bytes`: called with the sizes of chunks as they are copied.
 
     Raises: `AdapterInvalid`, `AdapterTooLarge`, OSError.
     """
@@ -217,7 +222,8 @@ def stage_folder(source: Path, staged: Path, limit: int) -> None:
     remaining = limit
     for name, file in files.items():
         with _open_regular_file(file) as content, (staged / name).open("xb") as copy:
-            remaining = copy_bounded(content, copy, remaining, limit)
+            counted = CallbackIOWrapper(on_bytes, content) if on_bytes else content
+            remaining = copy_bounded(counted, copy, remaining, limit)
     if (staged / TORCH_WEIGHTS_FILE).is_file():
         _convert_weights(staged)
     check_contents(staged)

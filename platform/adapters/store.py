@@ -27,7 +27,7 @@ from adapters.models import AdapterUpload, AdapterVersion
 from common import object_storage
 from common.db import pages
 from common.errors import AdapterTooLarge, ServiceUnavailable
-from common.object_storage import has_object_storage
+from common.object_storage import OnBytes, has_object_storage
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from tenants.models import Tenant
 
@@ -113,9 +113,10 @@ def content_path(digest: str) -> Path:
     return gguf if gguf.is_file() else folder
 
 
-def store_content(staged: Path) -> tuple[str, int]:
+def store_content(staged: Path, on_bytes: OnBytes | None = None) -> tuple[str, int]:
     """Move a staged folder under its digest; the digest and the size in bytes.
 
+    `on_bytes`: called with the sizes of chunks as they are sent to the object storage.
     A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`,
     `ServiceUnavailable`.
     """
@@ -123,11 +124,25 @@ def store_content(staged: Path) -> tuple[str, int]:
     for file in staged.iterdir():
         _sync(file)
     if has_object_storage():
-        _upload(digest, staged)
+        _upload(digest, staged, on_bytes)
     _move_to_digest(staged, digest)
     if has_object_storage():
         _trim_copies()
     return digest, size
+
+
+def transfer_progress(source: Path, on_progress: Callable[[float], None]) -> OnBytes:
+    """Turn sizes of chunks into the fraction of an adapter that is copied and sent."""
+    files = [source] if source.is_file() else [file for file in source.iterdir() if file.is_file()]
+    num_bytes, total_bytes = 0, sum(file.stat().st_size for file in files)
+    total_bytes *= 2 if has_object_storage() else 1
+
+    def add(chunk_bytes: int) -> None:
+        nonlocal num_bytes
+        num_bytes += chunk_bytes
+        on_progress(min(1.0, num_bytes / max(1, total_bytes)))
+
+    return add
 
 
 def fetch_content(digest: str) -> Path:
@@ -165,7 +180,7 @@ def _move_to_digest(staged: Path, digest: str) -> None:
         shutil.rmtree(staged)
 
 
-def _upload(digest: str, staged: Path) -> None:
+def _upload(digest: str, staged: Path, on_bytes: OnBytes | None) -> None:
     """Store a folder as one object, whole or not at all, in the place of old ones."""
     ages = {}
     for name in _archives(digest):
@@ -179,7 +194,7 @@ def _upload(digest: str, staged: Path) -> None:
                 archive.add(path, path.name)
         file.flush()
         name = f"{OBJECTS}/{digest}/{uuid4().hex}{_ARCHIVE}"
-        object_storage.upload_object(name, Path(file.name))
+        object_storage.upload_object(name, Path(file.name), on_bytes)
     for name, age in ages.items():
         if age > _ABANDONED_S:
             object_storage.delete_object(name)

@@ -163,9 +163,19 @@ class QuireCommand(BaseCommand):
 
 
 class ProgressBar:
-    """A bar on standard error that is drawn over itself. Use it in `with`, which clears it."""
+    """A bar on standard error that is drawn over itself. Use it in `with`, which clears it.
+
+    Args:
+        label: what goes on; where standard error is no terminal, a line with it is printed at each
+            quarter. "": nothing is printed there.
+    """
 
     WIDTH = 30
+
+    def __init__(self, label: str = "") -> None:
+        self.label = label
+        self._text = ""
+        self._num_quarters = 0
 
     def __enter__(self) -> Self:
         """Begin; nothing is drawn yet."""
@@ -177,19 +187,30 @@ class ProgressBar:
 
     @property
     def is_visible(self) -> bool:
-        """Whether standard error is a terminal; elsewhere nothing is drawn."""
+        """Whether standard error is a terminal."""
         return sys.stderr.isatty()
 
     def show(self, fraction: float) -> None:
-        """Draw it at a fraction in [0, 1]."""
-        filled = round(self.WIDTH * min(1.0, max(0.0, fraction)))
-        self._draw(f"[{'#' * filled}{'.' * (self.WIDTH - filled)}] {fraction:4.0%}")
+        """Draw it at a fraction in [0, 1], if that looks different from before."""
+        fraction = min(1.0, max(0.0, fraction))
+        if not self.is_visible:
+            num_quarters = int(4 * fraction)
+            if self.label and num_quarters > self._num_quarters:
+                sys.stderr.write(f"{self.label}: {num_quarters / 4:.0%}\n")
+            self._num_quarters = max(num_quarters, self._num_quarters)
+            return
+        filled = round(self.WIDTH * fraction)
+        bar = f"[{'#' * filled}{'.' * (self.WIDTH - filled)}] {fraction:4.0%}"
+        text = f"{self.label} {bar}".lstrip()
+        if text != self._text:
+            self._draw(text)
 
     def clear(self) -> None:
         """Clear the line, for other text to begin there."""
         self._draw("")
 
     def _draw(self, text: str) -> None:
+        self._text = text
         if self.is_visible:
             sys.stderr.write(f"\r\x1b[K{text}")
             sys.stderr.flush()

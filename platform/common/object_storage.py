@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from django.conf import settings
 from django.core.files import File
 from django.core.files.storage import Storage, storages
+from tqdm.utils import CallbackIOWrapper
 
 from common.errors import ServiceUnavailable
 
@@ -32,14 +33,19 @@ def has_object_storage() -> bool:
     return ALIAS in settings.STORAGES
 
 
-def upload_object(name: str, path: Path) -> None:
+#: Called with the size of each chunk that was read.
+OnBytes = Callable[[int], object]
+
+
+def upload_object(name: str, path: Path, on_bytes: OnBytes | None = None) -> None:
     """Store a file under a name; an object of this name is replaced.
 
     Raises: `ServiceUnavailable`.
     """
     with _storage() as storage, path.open("rb") as file:
         storage.delete(name)  # some back ends would choose another name
-        saved = storage.save(name, File(file))
+        content = CallbackIOWrapper(on_bytes, file) if on_bytes else file
+        saved = storage.save(name, File(content))
         if saved != name:
             storage.delete(saved)
             raise ServiceUnavailable(f"The object storage stored {name} as {saved}.")

@@ -42,6 +42,19 @@ def test_an_adapters_life_by_commands(world: World, tmp_path: Path, capsys: Any)
     assert not Adapter.objects.exists()
 
 
+def test_a_copy_is_shown_as_it_goes_on(
+    world: World, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served()
+    folder = adapter_folder(tmp_path / "anywhere" / "tone")
+    call_command("load_adapter", str(folder), model="base", no_wait=True)
+    assert "Upload: 100%\n" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    adapter_folder(folder, seed=2)
+    call_command("load_adapter", str(folder), model="base", no_wait=True)
+    assert f"Upload [{'#' * 30}] 100%\r\x1b[K" in capsys.readouterr().err
+
+
 def test_commands_name_what_is_missing(world: World, tmp_path: Path) -> None:
     served()
     with pytest.raises(CommandError, match="There is no adapter 'x' shared by all"):

@@ -25,7 +25,8 @@ from catalog.engine_settings import replica_command
 from common.errors import Conflict, OffsetMismatch, ServiceUnavailable
 from common.settings import APPS_DIR, BASE_DIR
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
-from tests.adapter_files import adapter_bytes
+from tenants.actors import CLI_ACTOR
+from tests.adapter_files import adapter_bytes, adapter_folder
 from tests.object_storage import KillingProxy, bucket, new_bucket, object_names, s3_server
 from tests.platform.adapters import added, checked, served
 from tests.platform.conftest import World
@@ -90,6 +91,24 @@ def test_another_machine_checks_and_serves_an_adapter_from_its_own_copy(
     shutil.rmtree(copy)
     with pytest.raises(FileNotFoundError):
         store.fetch_content(digest)
+
+
+def test_an_upload_counts_what_is_sent_to_the_object_storage(
+    world: World, machines: Machines, tmp_path: Path
+) -> None:
+    served_model, fractions = served(), list[float]()
+    folder = adapter_folder(tmp_path / "tone")
+    actions.add_from_folder(
+        actor=CLI_ACTOR,
+        tenant=None,
+        served_model=served_model,
+        name="tone",
+        path=str(folder),
+        on_progress=fractions.append,
+    )
+    assert fractions == sorted(fractions)
+    assert any(0.4 < fraction <= 0.5 for fraction in fractions)  # copied, and not yet sent
+    assert fractions[-1] == 1.0
 
 
 def test_replicas_fetch_adapters_by_a_command(
@@ -195,13 +214,13 @@ def test_an_upload_that_is_finished_twice_at_once_stores_whole_objects(
         )
     upload_folder = store._upload
 
-    def while_another_one_joins(digest: str, staged: Path) -> None:
+    def while_another_one_joins(digest: str, staged: Path, on_bytes: Any) -> None:
         with monkeypatch.context() as patch:
             # It ends before it has written anything.
             patch.setattr("shutil.copyfileobj", lambda source, target: interrupt())
             with pytest.raises(KeyboardInterrupt):
                 actions.finish_upload(actor=world.member, upload=upload)
-        upload_folder(digest, staged)
+        upload_folder(digest, staged, on_bytes)
 
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -111,8 +111,9 @@ def test_a_terminal_shows_how_many_requests_are_finished(
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     bench("serve", "--url", server, "--api-key", KEY, "--num-prompts", "4", "--concurrency", "2")
     drawn = capsys.readouterr().err
-    assert (f"[{'#' * 15}{'.' * 15}]  50%" in drawn) == is_terminal
+    assert (f"Requests [{'#' * 15}{'.' * 15}]  50%" in drawn) == is_terminal
     assert drawn.endswith("\r\x1b[K") == is_terminal
+    assert ("Requests: 50%\n" in drawn) != is_terminal
 
 
 def test_an_open_loop_of_any_rate(server: str) -> None:
@@ -223,10 +224,25 @@ ENGINE = ("--num-gpu-blocks-override", "64", "--num-threads", "1", "--max-model-
     ],
 )
 def test_figures_come_with_their_limit_and_percentiles(
-    args: tuple[str, ...], rate: str, percent: str, quick: None, tmp_path: Path
+    args: tuple[str, ...],
+    rate: str,
+    percent: str,
+    quick: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: args[0] == "latency")
     out = tmp_path / "figures.json"
     said = bench(*args, *ENGINE, "--json", str(out))
+    drawn = capsys.readouterr().err
+    if args[0] == "latency":  # a bar: one batch to warm up, one that counts
+        assert f"Batches [{'#' * 15}{'.' * 15}]  50%" in drawn
+        assert f"[{'#' * 30}] 100%" in drawn
+    else:
+        assert [line for line in drawn.splitlines() if line.startswith("Tokens: ")][-1:] == [
+            "Tokens: 100%"
+        ]
     row = json.loads(out.read_text())
     assert row["benchmark"] == args[0]
     assert row[rate] > 0

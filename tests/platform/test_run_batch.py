@@ -40,6 +40,7 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
     settings = ("--config", str(folder / "engine.yaml"), "--max_model_len", "256")
     done = run(folder, lines, "--model", str(model), "--served-model-name", "m", *settings)
     assert "5 completed, 4 failed" in done.stderr
+    assert "Requests sent: 100%\n" in done.stderr
     results = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
     by_id = {result["custom_id"]: result for result in results}
     assert len(results) == 9

@@ -25,6 +25,7 @@ from catalog.access import access_served_models
 from catalog.models import ServedModel
 from common.db import save_valid
 from common.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
+from common.object_storage import OnBytes
 from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import ActorKind, Role, Tenant, User
@@ -41,11 +42,13 @@ def add_from_folder(
     path: str,
     description: str = "",
     promote: bool = False,
+    on_progress: Callable[[float], None] | None = None,
 ) -> AdapterVersion:
     """A version from a folder or GGUF file on the server, which is copied.
 
     For operators: a folder of the server's may hold anybody's files. `promote`: take it live once
-    its check has passed.
+    its check has passed. `on_progress`: called with the fraction that is copied and, where there is
+    object storage, sent there.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` for
     content that the adapter has already.
@@ -53,13 +56,17 @@ def add_from_folder(
     actor = to_actor(actor)
     require_operator(actor)
     source = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
+    on_bytes = store.transfer_progress(source, on_progress) if on_progress else None
     return add_staged(
         actor=actor,
         tenant=tenant,
         served_model=served_model,
         name=name,
         source=str(source),
-        stage=lambda staged: archive.stage_folder(source, staged, store.max_adapter_bytes()),
+        stage=lambda staged: archive.stage_folder(
+            source, staged, store.max_adapter_bytes(), on_bytes
+        ),
+        on_bytes=on_bytes,
         description=description,
         promote=promote,
     )
@@ -106,6 +113,7 @@ def add_staged(
     description: str = "",
     promote: bool = False,
     upload: AdapterUpload | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> AdapterVersion:
     """A version from what `stage` puts into an empty folder. A worker checks it next.
 
@@ -115,7 +123,7 @@ def add_staged(
     actor = to_actor(actor)
     require(actor, tenant, Role.MEMBER)
     check_model(tenant, served_model)
-    digest, size = staged_content(stage)
+    digest, size = staged_content(stage, on_bytes)
     with transaction.atomic():
         adapter = _adapter(actor, tenant, served_model, name, description)
         if upload is not None and not AdapterUpload.objects.filter(pk=upload.pk).delete()[0]:
@@ -136,12 +144,15 @@ def add_staged(
     return version
 
 
-def staged_content(stage: Stage) -> tuple[str, int]:
-    """Store the content that `stage` writes into a folder; return its digest and bytes."""
+def staged_content(stage: Stage, on_bytes: OnBytes | None = None) -> tuple[str, int]:
+    """Store the content that `stage` writes into a folder; return its digest and bytes.
+
+    `on_bytes`: called with the sizes of chunks as they are sent to the object storage.
+    """
     staged = store.staging_dir()
     try:
         stage(staged)
-        return store.store_content(staged)
+        return store.store_content(staged, on_bytes)
     except OSError as error:
         raise ServiceUnavailable(f"The adapter can't be stored: {error.strerror}.") from error
     finally:

@@ -62,6 +62,7 @@ def test_a_prompt_is_completed_while_one_looks(open_page: Open) -> None:
     page.evaluate("finish()")
     expect(page.locator(".completion")).to_have_text("Once there was <b>a heron</b>.")
     expect(page.locator("#result-figures")).to_contain_text("prompt 4 tokens · 9 tokens")
+    expect(page.locator("#result-figures")).not_to_contain_text("tok/s")  # of so few
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     expect(page.get_by_role("link", name="Show the request")).to_have_attribute(
         "href", "/console/requests/cmpl-1/"
@@ -70,6 +71,29 @@ def test_a_prompt_is_completed_while_one_looks(open_page: Open) -> None:
     for _ in in_both(page):
         assert problems(page) == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+#: A clock that says `at`: it stands at 5 s when the first text comes.
+CLOCK = """() => {
+  window.at = 0;
+  performance.now = () => window.at;
+  const streamed = window.fetch;
+  window.fetch = (url, options) => {
+    if (String(url).includes("/run/")) window.at = 5000;
+    return streamed(url, options);
+  };
+}"""
+
+
+def test_the_speed_of_a_completion_counts_from_its_first_token(open_page: Open) -> None:
+    page = open_page("/console/playground/completions/", answers=answers("completions", {}))
+    page.evaluate(STREAM)
+    page.evaluate(CLOCK)
+    page.get_by_role("button", name="Run").click()
+    expect(page.locator(".completion")).to_contain_text("there was")
+    usage = '{"id": "cmpl-1", "choices": [], "usage": {"completion_tokens": 41}}'
+    page.evaluate(f"at = 7000; finish('data: {usage}' + '\\n\\ndata: [DONE]\\n\\n')")
+    expect(page.locator("#result-figures")).to_have_text("7 s · 41 tokens · 20 tok/s")
 
 
 def test_a_completion_is_stopped_and_what_came_stays(open_page: Open) -> None:

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from adapters import actions, version_jobs
 from adapters.models import WORKING, AdapterVersion, VersionState
 from catalog.cli import find_model
-from common.commands import QuireCommand
+from common.commands import ProgressBar, QuireCommand
 from common.settings import PROGRAM
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
@@ -57,7 +57,10 @@ class Command(QuireCommand):
             "promote": not options["no_promote"],
         }
         if _is_path(source, path):
-            version = actions.add_from_folder(path=str(path.absolute()), **common)
+            with ProgressBar("Upload") as bar:
+                version = actions.add_from_folder(
+                    path=str(path.absolute()), on_progress=bar.show, **common
+                )
         else:
             version = actions.add_from_hub(repository=source, **common)
         if options["no_wait"]:

@@ -73,15 +73,18 @@ class Command(BaseCommand):
                 f"A batch of {options['batch_size']} doesn't run together: "
                 f"--max-num-seqs is {max_num_seqs}."
             )
-        row = self._engine_of(core) | offline.latency(
-            core,
-            ceilings.measure(),
-            options["batch_size"],
-            options["input_len"],
-            options["output_len"],
-            options["repeats"],
-            options["warmups"],
-        )
+        best = ceilings.measure()
+        with ProgressBar("Batches") as bar:
+            row = self._engine_of(core) | offline.latency(
+                core,
+                best,
+                options["batch_size"],
+                options["input_len"],
+                options["output_len"],
+                options["repeats"],
+                options["warmups"],
+                bar.show,
+            )
         self._report(row, options)
 
     def _throughput(self, options: dict[str, Any]) -> None:
@@ -113,7 +116,9 @@ class Command(BaseCommand):
                 core.facts.max_model_len,
                 seed,
             )
-        row = self._engine_of(core) | offline.throughput(core, ceilings.measure(), jobs)
+        best = ceilings.measure()
+        with ProgressBar("Tokens") as bar:
+            row = self._engine_of(core) | offline.throughput(core, best, jobs, bar.show)
         self._report(row, options)
 
     def _serve(self, options: dict[str, Any]) -> None:
@@ -138,7 +143,7 @@ class Command(BaseCommand):
                 # Fresh prompts a level: none is served from an earlier level's prefix cache.
                 options["workload_seed"] + 100 * index,
             )
-            with ProgressBar() as bar:
+            with ProgressBar("Requests") as bar:
 
                 def show(num_finished: int, bar: ProgressBar = bar, total: int = len(jobs)) -> None:
                     bar.show(num_finished / total)

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.cli import NAMED, parse_engine_settings
-from common.commands import QuireCommand
+from common.commands import ProgressBar, QuireCommand
 from config.batch_client import BatchClient, NoServer, Totals, private_server
 from config.management.commands.chat import find_server
 from engine.contract.engine_config import add_cli_args
@@ -80,7 +80,8 @@ class Command(QuireCommand):
                 url, api_key, options["concurrency"], verify=not options["insecure"]
             )
             try:
-                return asyncio.run(client.run(lines, output))
+                with ProgressBar("Requests sent") as bar:
+                    return asyncio.run(client.run(_counted(lines, bar), output))
             except* httpx.TransportError as errors:
                 first = errors.exceptions[0]
                 raise CommandError(f"{url} can't be reached: {first}") from errors
@@ -95,6 +96,15 @@ class Command(QuireCommand):
         self.print_hint(f"Loading {options['model']} ...")
         with private_server(_flags(options)) as server:
             yield server
+
+
+def _counted(lines: IO[bytes], bar: ProgressBar) -> Iterator[bytes]:
+    """The lines, with the share of the file's bytes that was read in the bar."""
+    total_bytes, num_bytes = os.fstat(lines.fileno()).st_size, 0
+    for line in lines:
+        yield line
+        num_bytes += len(line)
+        bar.show(num_bytes / total_bytes)
 
 
 def _flags(options: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ import { ROOT } from "../lib/root.js";
 import { send, stream } from "./server.js";
 
 const VECTOR_VALUES = 6; // shown of each vector
+const MIN_RATED_TOKENS = 10; // fewer come in a message or two: a speed of them says nothing
 const MAX_COMPARED = 16; // texts with a column: the table grows with their number
 
 const form = byId("run");
@@ -58,17 +59,20 @@ const KINDS = {
   },
 };
 
-/** Shows the text while it comes; stopping keeps what has come. Returns the last chunk, with the usage. */
+/** Shows the text while it comes; stopping keeps what has come. Returns the usage, and when the first text came. */
 async function streamCompletion(body, signal) {
   const text = el("p", { class: "completion", dir: "auto" }, el("span", { class: "prompt" }, body.prompt));
   const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
   let last = null;
+  let firstAt = null;
   for await (const chunk of stream(runUrl, streamed, signal)) {
     if (!last) showAnswer(body, chunk, [text]);
     last = chunk;
-    text.append(chunk.choices[0]?.text ?? "");
+    const piece = chunk.choices[0]?.text;
+    if (piece) firstAt ??= performance.now();
+    text.append(piece ?? "");
   }
-  return last;
+  return { usage: last?.usage, firstAt };
 }
 
 function cosine(first, second) {
@@ -127,7 +131,7 @@ form.addEventListener("submit", async (event) => {
   const startedAt = performance.now();
   try {
     const answer = await (KINDS[kind].run ?? runOnce)(body, running.signal);
-    byId("result-figures").textContent = figures(answer?.usage, performance.now() - startedAt);
+    byId("result-figures").textContent = figures(answer, startedAt, performance.now());
     state.textContent = "";
   } catch (error) {
     state.textContent = error.name === "AbortError" ? "Stopped." : error.message;
@@ -154,12 +158,13 @@ function showAnswer(body, { id }, elements) {
   byId("result").hidden = false;
 }
 
-function figures(usage, elapsedMs) {
-  const parts = [duration(elapsedMs)];
+/** What an answer took. Its speed is of the tokens after the first. */
+function figures({ usage, firstAt }, startedAt, endedAt) {
+  const parts = [duration(endedAt - startedAt)];
   if (usage?.prompt_tokens) parts.push(`prompt ${plural(usage.prompt_tokens, "token")}`);
-  if (usage?.completion_tokens) {
-    parts.push(plural(usage.completion_tokens, "token"), `${rate((usage.completion_tokens * 1000) / elapsedMs)} tok/s`);
-  }
+  const tokens = usage?.completion_tokens ?? 0;
+  if (tokens) parts.push(plural(tokens, "token"));
+  if (tokens >= MIN_RATED_TOKENS && endedAt > firstAt) parts.push(`${rate(((tokens - 1) * 1000) / (endedAt - firstAt))} tok/s`);
   return parts.join(" · ");
 }
 
