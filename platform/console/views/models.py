@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
@@ -212,10 +213,10 @@ def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
 def _verdict(states: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether all loaded models serve, in one line, and which of them don't.
 
-    Models that rest on purpose, asleep or scaled to zero, are counted and nothing more.
+    Models that don't serve on purpose, asleep or scaled to zero, are only counted.
     """
-    resting = {"idle": "idle", "sleeping": "asleep"}
-    loaded = [state for state in states if state["loaded"] and state["state"] not in resting]
+    paused = {"idle": "idle", "sleeping": "asleep"}
+    loaded = [state for state in states if state["loaded"] and state["state"] not in paused]
     problems = [state for state in loaded if state["state"] != "ready"]
     if not loaded:
         text = "No model is serving"
@@ -225,9 +226,10 @@ def _verdict(states: list[dict[str, Any]]) -> dict[str, Any]:
         text = f"{loaded[0]['name']} is serving"
     else:
         text = f"All {len(loaded)} loaded models are serving"
-    for state, word in resting.items():
-        if num_resting := sum(each["state"] == state for each in states):
-            text += f", {num_resting} {word}"
+    counts = Counter(state["state"] for state in states)
+    for name, word in paused.items():
+        if counts[name]:
+            text += f", {counts[name]} {word}"
     return {
         "text": f"{text}.",
         "tone": _tone(problems),
