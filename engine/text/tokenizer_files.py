@@ -108,6 +108,7 @@ def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
 
 
 CONFIG_FILE = "tokenizer_config.json"
+PROCESSOR_FILE = "processor_config.json"
 STANDARD_TOKENS = (
     "bos_token",
     "eos_token",
@@ -150,6 +151,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
             # An old folder: the map beside the config says which tokens are special.
             config = config | read_object(folder / "special_tokens_map.json")
         _read_special_tokens(settings, config)
+        image_token = read_object(folder / PROCESSOR_FILE).get("image_token")
+        if isinstance(image_token, str):
+            settings.named_tokens.setdefault("image_token", image_token)
         settings.chat_templates = _read_templates(folder, config)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelLoadError(

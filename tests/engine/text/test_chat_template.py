@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -334,9 +335,13 @@ LLAVA = (Path(__file__).resolve().parents[3] / "examples" / "template_llava.jinj
 IMAGE = {"type": "image"}
 
 
-def test_pictures_stand_before_the_text_for_a_template_that_reads_strings(tmp_path):
-    config = {"eos_token": "<|endoftext|>", "image_token": "<image>"}
-    tokenizer = load_tokenizer(folders.save(tmp_path, folders.byte_level(), config))
+@pytest.mark.parametrize("path", ["tokenizer_config.json", "processor_config.json"])
+def test_pictures_stand_before_the_text_for_a_template_that_reads_strings(tmp_path, path):
+    config = {"eos_token": "<|endoftext|>", "additional_special_tokens": ["<image>"]}
+    folder = folders.save(tmp_path, folders.byte_level(), config)
+    settings = config if path == "tokenizer_config.json" else {}
+    (folder / path).write_text(json.dumps({**settings, "image_token": "<image>"}))
+    tokenizer = load_tokenizer(folder)
     image_id = tokenizer.encode("<image>")[0]
     question = {"type": "text", "text": "What?"}
     for content, count, text in (
