@@ -17,6 +17,7 @@ from catalog.sizing import fits_memory
 from common.errors import HubUnavailable
 from engine.contract.engine_config import EngineConfig, file_patterns
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.modelscope import VARIABLE, uses_modelscope
 from engine.text.tokenizer_files import parse_object, read_text
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
 
+    _refuse_modelscope()
     config, api = EngineConfig.from_mapping(dict(settings)), HfApi()
     with hub_errors(repository):
         info = api.model_info(
@@ -149,6 +151,7 @@ def search_hub(query: str) -> list[HubModel]:
     from huggingface_hub import ModelInfo, constants
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+    _refuse_modelscope()
     if not 0 < len(query) <= MAX_QUERY_CHARS or not query.isprintable():
         raise InvalidRequest(f"q must have 1 to {MAX_QUERY_CHARS} characters.", param="q")
     with hub_errors(query, param="q"):
@@ -213,6 +216,8 @@ def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    if uses_modelscope():
+        return None  # the model of that name in this cache would be the other hub's
     config = EngineConfig.from_mapping(dict(settings))
     try:
         path = try_to_load_from_cache(
@@ -221,6 +226,15 @@ def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
     except HFValidationError:
         return None
     return Path(path).parent if isinstance(path, str) else None
+
+
+def _refuse_modelscope() -> None:
+    """Raise `HubUnavailable` where ids are ModelScope's, of which this hub knows nothing."""
+    if uses_modelscope():
+        raise HubUnavailable(
+            f"{VARIABLE} is set: models come from ModelScope, which isn't searched or asked for "
+            "sizes here. Load the model by its id."
+        )
 
 
 @contextmanager

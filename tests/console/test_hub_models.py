@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from django.template.defaultfilters import filesizeformat
+from huggingface_hub import snapshot_download
 
 from catalog.checkpoint import read_checkpoint
-from catalog.hub import get_download_info
+from catalog.hub import downloaded, get_download_info, search_hub
 from catalog.models import ServedModel
+from common.errors import HubUnavailable
 from engine.contract.errors import InvalidRequest
 from tests.console.conftest import Login
 from tests.console.test_models_page import DEMO, form
@@ -93,6 +95,20 @@ def test_shards_are_told_by_their_index(hub: Hub, cache: dict[str, str]) -> None
     assert get_download_info(REPOSITORY, cache).checkpoint is None
 
 
+def test_the_hub_is_not_asked_for_models_of_modelscope(
+    hub: Hub, cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot_download(REPOSITORY, cache_dir=cache["download_dir"])
+    assert downloaded(REPOSITORY, cache) is not None
+    hub.asked.clear()
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "True")
+    assert downloaded(REPOSITORY, cache) is None
+    for ask in (lambda: get_download_info(REPOSITORY, cache), lambda: search_hub("tiny")):
+        with pytest.raises(HubUnavailable, match="VLLM_USE_MODELSCOPE is set"):
+            ask()
+    assert hub.asked == []
+
+
 @pytest.mark.parametrize(
     "content", [b"{", (1 << 63).to_bytes(8, "little"), b"\2" + bytes(7) + b"{}"]
 )
@@ -126,8 +142,6 @@ def test_a_models_page_and_the_api_ask_when_they_are_asked(
 def test_what_was_downloaded_is_known_without_the_hub(
     login: Login, hub: Hub, cache: dict[str, str]
 ) -> None:
-    from huggingface_hub import snapshot_download
-
     snapshot_download(REPOSITORY, cache_dir=cache["download_dir"], allow_patterns=["*.json"])
     part = sum(each.stat().st_size for each in hub.files() if each.suffix == ".json")
     assert get_download_info(REPOSITORY, cache).cached_bytes == part
