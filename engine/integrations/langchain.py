@@ -110,7 +110,9 @@ class VLLM(BaseLLM):
     def _identifying_params(self) -> dict[str, Any]:
         """What an answer depends on: LangChain's caches take it for the key, except for `stop`."""
         names = VLLM.__annotations__.keys() - {"client"}
-        return {"settings": {name: getattr(self, name) for name in sorted(names)}}
+        settings = {name: getattr(self, name) for name in sorted(names)}
+        # A client that was passed in has a model that no field names.
+        return {"settings": settings, "engine": repr(self.client.model_config)}
 
     @property
     def _llm_type(self) -> str:

@@ -23,7 +23,7 @@ sys.path.append(sys.argv[1])
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from engine.integrations.langchain import VLLM
-from engine import SamplingParams
+from engine import LLM, SamplingParams
 
 llm = VLLM(
     model=sys.argv[2],
@@ -45,6 +45,10 @@ set_llm_cache(InMemoryCache())
 asked = llm.invoke(prompts[0])
 cut = llm.model_copy(update={"max_new_tokens": 2}).invoke(prompts[0])
 stopped = llm.model_copy(update={"stop": [asked[1:]]}).invoke(prompts[0])
+smaller = LLM(sys.argv[2], max_model_len=8, num_gpu_blocks_override=50)
+set_llm_cache(cache := InMemoryCache())
+for client in (llm.client, smaller, smaller):
+    VLLM(client=client, max_new_tokens=2).invoke("x")
 set_llm_cache(None)
 several = llm.generate(prompts, n=2, temperature=1.0, seed=1)
 print(json.dumps({
@@ -56,6 +60,7 @@ print(json.dumps({
     "type": llm._llm_type,
     "refused": refused,
     "cached": [asked, cut, stopped],
+    "keys": len(cache._cache),
 }))
 """
 
@@ -83,3 +88,4 @@ def test_the_manuals_snippet_runs_on_langchains_class(tmp_path: Path) -> None:
     assert "temperature" in answer["refused"]
     # LangChain's cache tells models of other settings apart.
     assert answer["cached"] == [answer["called"], answer["cut"], answer["called"][:1]]
+    assert answer["keys"] == 2
