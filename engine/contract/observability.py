@@ -108,6 +108,8 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # It logs addresses whole, also those that a hub has signed for one download.
+    logging.getLogger("httpx").setLevel("WARNING")
 
 
 #: What gateways and replicas read the endpoint from where no flag names it.

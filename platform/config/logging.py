@@ -133,7 +133,9 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             "django.security.DisallowedHost": {"filters": ["without_traceback", "our_variables"]},
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
+            # They log addresses whole, with what a tool server's or a hub's hold of secrets.
             "httpx": {"level": "WARNING"},
+            "httpx2": {"level": "WARNING"},
             # One record a request: for collectors; at a terminal they would hide all else.
             "quire.access": {"level": level if style == "json" else "WARNING"},
             "uvicorn": {"level": "WARNING"},

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import httpx
+import httpx2
 import pytest
 
 from config.logging import build_formatter, logging_settings
@@ -93,6 +95,12 @@ async def test_probes_leave_no_line(client: AsgiClient, caplog: pytest.LogCaptur
 def test_access_lines_are_written_as_json_alone() -> None:
     for style, level in (("json", "INFO"), ("line", "WARNING"), ("debug", "WARNING")):
         assert logging_settings("INFO", style)["loggers"]["quire.access"]["level"] == level
+
+
+def test_clients_do_not_log_the_addresses_that_they_ask() -> None:
+    loggers = logging_settings("INFO", "json")["loggers"]
+    for client in (httpx._client, httpx2._client):
+        assert loggers[client.logger.name]["level"] == "WARNING"
 
 
 async def test_each_line_about_a_request_names_it_its_tenant_and_its_model(
