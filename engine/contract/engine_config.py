@@ -329,7 +329,8 @@ class EngineConfig(Settings):
     optimization_level: int = cli_field(
         2,
         "how much start-up time to spend for speed on a GPU; it sets the default of "
-        "cudagraph_mode: 0 NONE, 1 PIECEWISE, 2 and 3 FULL_AND_PIECEWISE",
+        "cudagraph_mode: 0 NONE, 1 PIECEWISE, 2 and 3 FULL_AND_PIECEWISE. No level compiles the "
+        "model by torch, and on a CPU it changes nothing",
         short="-O",
         low=0,
         high=3,
