@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     PreTrainedConfig,
 )
 
@@ -57,6 +58,7 @@ _FAILURES = (
     AttributeError,
     ArithmeticError,
     ImportError,
+    AssertionError,  # torch's, of a padding index
     RuntimeError,
     SafetensorError,
     StrictDataclassError,
@@ -124,17 +126,25 @@ class Source:
 
     def _check(self) -> None:
         """Refuse what has no causal language model."""
-        has_auto_class = type(self.config) in AutoModelForCausalLM._model_mapping
         remote = "AutoModelForCausalLM" in (getattr(self.config, "auto_map", None) or {})
-        if has_auto_class or (remote and self.trust):
+        if remote and self.trust:
             return
-        if type(self.config) in AutoModelForImageTextToText._model_mapping:
+        text_class = _class_name(AutoModelForCausalLM, self.config)
+        image_class = _class_name(AutoModelForImageTextToText, self.config)
+        media_class = image_class or _class_name(AutoModelForMultimodalLM, self.config)
+        has_text_class = text_class not in ("", media_class)
+        if media_class and not (has_text_class and text_class in (self.config.architectures or [])):
             families = ", ".join(name.partition("For")[0] for name in VISION_FAMILIES)
+            text_part = f"""--hf-overrides '{{"architectures": ["{text_class}"]}}'"""
             raise ModelLoadError(
                 f"The architecture {self._name} isn't supported by the Transformers bridge: it "
-                f"takes images. Models that do must be of a native family: {families}.",
+                f"takes {'images' if image_class else 'images or sound'}. Models that do must be of a native "
+                f"family: {families}."
+                + (f" {text_part} loads its text part." if has_text_class else ""),
                 param="model",
             )
+        if text_class:
+            return
         raise ModelLoadError(
             f"The architecture {self._name} isn't supported: transformers "
             f"{transformers.__version__} has no causal language model of that type.",
@@ -234,6 +244,12 @@ class Source:
                 )
         if unread := sorted(info.get("unexpected_keys") or ()):
             log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+
+
+def _class_name(auto_class: Any, config: PreTrainedConfig) -> str:
+    """Name of the class that an auto class makes of a config; "" for none."""
+    mapping = auto_class._model_mapping
+    return mapping[type(config)].__name__ if type(config) in mapping else ""
 
 
 def _names(raw: dict[str, Any]) -> str:

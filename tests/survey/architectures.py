@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _NO_CLASS = "no class in transformers; its code comes with the checkpoint"
-_VISION = "takes images; vision towers aren't there yet"
 
 #: Architecture -> (models, why it's left out, or "" where recipes prove it).
 EXPECTED: dict[str, tuple[str, str]] = {
@@ -27,8 +26,6 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "JAISLMHeadModel": ("Jais 13B, 30B", ""),
     "JambaForCausalLM": ("Jamba", ""),
     "LlamaForCausalLM": ("Llama 1 to 3, Vicuna, Yi", ""),
-    "LlavaForConditionalGeneration": ("LLaVA-1.5", _VISION),
-    "LlavaNextForConditionalGeneration": ("LLaVA-NeXT", _VISION),
     "MiniCPMForCausalLM": ("MiniCPM", ""),
     "MistralForCausalLM": ("Mistral", ""),
     "MixtralForCausalLM": ("Mixtral 8x7B, 8x22B", ""),

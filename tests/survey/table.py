@@ -28,7 +28,7 @@ of a model.
 
 ## Expected architectures
 
-{passed} of {total} pass.
+{passed} of {total} pass. Models that see are compared by `tests/engine/multimodal/` instead.
 
 | architecture | models | runs on | result | one result |
 |---|---|---|---|---|

@@ -11,6 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.transformers_backend.load import Source
 from tests.engine.bridge.conftest import make
 
 
@@ -49,6 +50,33 @@ def test_an_architecture_that_nobody_knows(
     )
     with pytest.raises(ModelLoadError, match="NoSuchModel isn't supported"):
         make(folder, model_impl="auto")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "text_part"),
+    [
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+        ("llama4", "Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
+        ("gemma3n", "Gemma3nForConditionalGeneration", ""),
+        ("fuyu", "FuyuForCausalLM", ""),
+        ("phi4_multimodal", "Phi4MultimodalForCausalLM", ""),
+    ],
+)
+def test_models_that_take_media_are_not_read_as_text_alone(
+    model_type: str, name: str, text_part: str, tmp_path: Path
+) -> None:
+    config = {"model_type": model_type, "architectures": [name]}
+    with pytest.raises(ModelLoadError, match=f"{name} isn't supported .* takes ") as caught:
+        Source(tmp_path, write_config(tmp_path, config))
+    assert (f'"{text_part}"' in caught.value.message) is bool(text_part)
+    if text_part:
+        config["architectures"] = [text_part]
+        assert Source(tmp_path, write_config(tmp_path, config)).config.model_type == model_type
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
 
 
 def test_an_encoder_and_decoder_is_refused(
