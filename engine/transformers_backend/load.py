@@ -138,8 +138,8 @@ class Source:
             text_part = f"""--hf-overrides '{{"architectures": ["{text_class}"]}}'"""
             raise ModelLoadError(
                 f"The architecture {self._name} isn't supported by the Transformers bridge: it "
-                f"takes {'images' if image_class else 'images or sound'}. Models that do must be of a native "
-                f"family: {families}."
+                f"takes {'images' if image_class else 'images or sound'}. Models that do must be "
+                f"of a native family: {families}."
                 + (f" {text_part} loads its text part." if has_text_class else ""),
                 param="model",
             )
