@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from inference.parsers.state_machine import is_prefix
 from inference.parsers.tool_grammar import ToolCallFormat
 from inference.parsers.tool_parser import FENCE, ToolCallParser
 
@@ -63,8 +64,11 @@ class ObjectListParser(ToolCallParser):
         self._buffer = self._buffer[size:]
 
     def _item(self) -> bool:
-        """Before an object of the list, or at the list's end."""
-        rest = self._buffer.lstrip(", \t\r\n")
+        """Before an object of the list, or at the list's end.
+
+        Models also write a brace too many, semicolons, and a comma behind the last object.
+        """
+        rest = self._buffer.lstrip(", ;\t\r\n" + "}" * self._began)
         if not rest and not self._is_finished:
             return False
         if rest.startswith("{"):
@@ -72,9 +76,10 @@ class ObjectListParser(ToolCallParser):
             return self._goto(self._call_object)
         if not self._began:
             return self._fail(self._opening)
-        rest = self._buffer.lstrip()
         if rest.startswith("]"):
             self._buffer = rest[1:]
+        elif not rest or rest.startswith(self.closers) or is_prefix(rest, self.closers):
+            self._buffer = rest
         return self._goto(self._after_list)
 
     def _call_object(self) -> bool:

@@ -62,6 +62,21 @@ def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None
     assert message(name, f"Hm.\n{before}{body}{after}") == ("Hm.", TWO)
 
 
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(
+    "body", [f"[{W}, {C},]", f"[{W}, {C}, ]", f"{W};\n{C}", f"{W},\n{C},", f"{W}}}\n{C}}}}}"]
+)
+def test_fault_95_marks_too_many_between_calls_are_no_content(name: str, body: str) -> None:
+    before, after = OBJECTS[name]
+    assert message(name, f"Hm.\n{before}{body}{after}") == ("Hm.", TWO)
+
+
+def test_fault_95_what_follows_a_call_as_text_stays_as_it_is() -> None:
+    text = "[TOOL_CALLS] " + W
+    for more in (", and so on", "; } x", "}, or else"):
+        assert message("mistral", text + more) == (more, TWO[:1])
+
+
 #: Samples that are calls alone, or these behind "Hm.", without a fence or a tag around text.
 CALLS_ALONE = [
     sample
