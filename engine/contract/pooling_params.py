@@ -121,6 +121,8 @@ TASKS = SEQUENCE_TASKS + TOKEN_TASKS
 #: For models that attend to sound: when each token of the prompt is said.
 ALIGN = "align"
 GENERATE = "generate"
+#: Of models that hear a file and write what is said in it.
+TRANSCRIPTION = "transcription"
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True, kw_only=True):

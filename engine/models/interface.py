@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.messages import PoolingInfo
-from engine.contract.pooling_params import GENERATE
+from engine.contract.pooling_params import GENERATE, TRANSCRIPTION
 from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.models.forward_context import AttentionMetadata
 from engine.models.layers.moe import Weights
@@ -93,7 +93,9 @@ class ModelFacts:
     @property
     def tasks(self) -> list[str]:
         """What the model does."""
-        return [GENERATE] if self.pooling is None else list(self.pooling.tasks)
+        if self.pooling is not None:
+            return list(self.pooling.tasks)
+        return [GENERATE, TRANSCRIPTION] if self.encoder_length else [GENERATE]
 
     @property
     def runs_whole_prompts(self) -> bool:

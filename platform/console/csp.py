@@ -20,7 +20,8 @@ from django.utils.decorators import sync_and_async_middleware
 HEADER = "Content-Security-Policy"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    "media-src 'self' blob:; font-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
 )
 TRUSTED_TYPES = "require-trusted-types-for 'script'; trusted-types 'none'"
 PERMISSIONS = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
@@ -46,7 +47,7 @@ def protect(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     debug_report = settings.DEBUG and response.status_code >= 400
     if html and not debug_report and HEADER not in response:
         response[HEADER] = policy(request)
-        response["Permissions-Policy"] = PERMISSIONS
+        response.setdefault("Permissions-Policy", PERMISSIONS)
     return response
 
 

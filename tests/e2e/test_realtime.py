@@ -6,8 +6,11 @@ import base64
 import json
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from socket import SHUT_RDWR
 from typing import Any
 
@@ -16,12 +19,14 @@ import numpy as np
 import openai
 import pytest
 import websockets.sync.client as websocket_client
+from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 
+from tests.console.browser.conftest import CHROMIUM, FLAGS
 from tests.e2e.product import Product, running, wait_for
 from tests.e2e.test_images import _engine_pids
-from tests.e2e.test_speech import words
+from tests.e2e.test_speech import wav, words
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
 
 pytestmark = pytest.mark.xdist_group("realtime")
@@ -237,6 +242,93 @@ def test_sockets_that_are_cut_anywhere_leave_nothing(
         send(socket, "input_audio_buffer.commit")
         done = receive_until(socket, f"{TRANSCRIPTION}.completed")
     assert words(done["transcript"]) == words(JFK_TEXT)
+
+
+def test_the_playground_writes_what_the_microphone_hears(product: Product, tmp_path: Path) -> None:
+    """Live text, a player whose lines are sought by a click, subtitles; then a dropped file."""
+    spoken = tmp_path / "spoken.wav"
+    spoken.write_bytes(wav(np.concatenate([read_wav(JFK)[0][: 5 * 16_000], np.zeros(32_000)])))
+    flags = [
+        *FLAGS,
+        "--use-fake-ui-for-media-stream",
+        "--use-fake-device-for-media-stream",
+        f"--use-file-for-fake-audio-capture={spoken}%noloop",
+        "--autoplay-policy=no-user-gesture-required",
+    ]
+    with sync_playwright() as playwright, _chromium(playwright, flags) as browser:
+        page = browser.new_page()
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"{product.url}/login/")
+        page.get_by_label("Username or email address").fill(product.admin_user)
+        page.get_by_label("Password").fill(product.admin_password)
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_url(f"{product.url}/")
+        page.goto(f"{product.url}/console/playground/speech/")
+        lines, texts = page.locator("#speech-lines .line"), page.locator(".line-text")
+        page.get_by_role("button", name="Record").click()
+        level = page.get_by_role("meter", name="Level of the microphone")
+        wait_for(lambda: level.evaluate("(meter) => meter.value") > 0.3)
+        expect(texts.first).to_contain_text("fellow")  # while it records
+        expect(texts.nth(1)).to_contain_text(re.compile("not", re.IGNORECASE))
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#speech-player")).to_be_visible()
+        assert words(" ".join(texts.all_text_contents()))[:4] == words(JFK_TEXT)[:4]
+        assert page.evaluate("document.getElementById('speech-player').duration") > 4
+        lines.last.click()
+        expect(lines.last).to_have_attribute("aria-current", "true")
+        assert page.evaluate("document.getElementById('speech-player').currentTime") > 2
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Save subtitles").click()
+        subtitles = download.value.path().read_text()
+        assert subtitles.startswith("WEBVTT\n\n00:00:0")
+        page.evaluate(DROP, base64.b64encode(JFK.read_bytes()).decode())
+        expect(page.locator("#result-figures")).to_contain_text("11 s of sound")
+        assert words(" ".join(texts.all_text_contents())) == words(JFK_TEXT)
+        page.evaluate(DROP, base64.b64encode(b"no sound").decode())
+        expect(page.locator("#run-state")).to_contain_text("sound")
+        expect(page.locator("#result")).to_be_hidden()
+        assert problems == []
+
+
+def test_a_page_of_another_site_opens_no_session(product: Product) -> None:
+    with httpx.Client(base_url=product.url, timeout=60) as client:
+        client.get("/login/")
+        [csrf_token] = client.cookies.values()
+        form = {
+            "login": product.admin_user,
+            "password": product.admin_password,
+            "csrfmiddlewaretoken": csrf_token,
+        }
+        assert client.post("/login/", data=form, headers={"Referer": product.url}).is_redirect
+        cookies = "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+    url = product.base_url.replace("http", "ws", 1) + "/realtime?model=whisper"
+    for origin, kind in ((product.url, "session.created"), ("https://example.org", "error")):
+        headers = {"Cookie": cookies, "Origin": origin}
+        with websocket_client.connect(url, additional_headers=headers, **PATIENCE) as socket:
+            assert json.loads(socket.recv(timeout=60))["type"] == kind
+    with websocket_client.connect(
+        url + "&tenant=nobodys", additional_headers={"Cookie": cookies, "Origin": product.url}
+    ) as socket:
+        assert json.loads(socket.recv(timeout=60))["error"]["type"] == "permission_error"
+
+
+#: Drops a file on a page.
+DROP = """(data) => {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "speech.wav", {type: "audio/wav"}));
+  dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true}));
+}"""
+
+
+@contextmanager
+def _chromium(playwright: Playwright, flags: list[str]) -> Iterator[Browser]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"{CHROMIUM} is missing.")
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+    yield browser
+    browser.close()
 
 
 def _running(product: Product) -> dict[str, float]:

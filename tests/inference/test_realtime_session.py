@@ -20,7 +20,7 @@ from inference.api.audio.realtime import RealtimeConsumer
 def test_a_session_that_expires_is_told_so_and_leaves_no_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def authenticate(self: Any, protocols: list[str]) -> Any:
+    async def authenticate(self: Any, protocols: list[str], tenant: str | None) -> Any:
         return SimpleNamespace(tenant="ada")
 
     monkeypatch.setattr(RealtimeConsumer, "_authenticate", authenticate)

@@ -42,7 +42,9 @@ from inference.web.authentication import FailedKeyLimiter
 from inference.web.json_body import parse_object
 from tenants import api_keys as scopes
 from tenants.audit import client_ip
-from tenants.authentication import Caller, authenticate, check_still_valid
+from tenants.authentication import Caller, authenticate, caller_for_user, check_still_valid
+from tenants.sessions import snapshot_session
+from tenants.websockets import origin_allowed, session_monitor, user_of_session
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -56,7 +58,7 @@ MAX_WAITING_SECONDS = 600
 MAX_SESSION_S = 3600.0
 #: OpenAI's least sound of a turn that a client commits.
 MIN_TURN_MS = 100
-#: Close codes: the key isn't let in; what came is no event.
+#: Close codes: the caller isn't authenticated; the frame is no event.
 REFUSED, BAD_FRAME = 4401, 1003
 #: By which browsers, which set no headers, send a key.
 _KEY_PROTOCOL = "openai-insecure-api-key."
@@ -98,7 +100,8 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         await self.accept("realtime" if "realtime" in protocols else None)
         query = parse_qs(self.scope.get("query_string", b"").decode("latin1"))
         try:
-            self._caller = await self._authenticate(protocols)
+            tenant = query.get("tenant", [""])[0] or None
+            self._caller = await self._authenticate(protocols, tenant)
             intent = query.get("intent", ["transcription"])[0]
             if intent != "transcription":
                 raise InvalidRequest("intent must be 'transcription'.", param="intent")
@@ -116,7 +119,11 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         ]
         await self._send_event("session.created", session=self._describe_session())
 
-    async def _authenticate(self, protocols: list[str]) -> Caller:
+    async def _authenticate(self, protocols: list[str], tenant: str | None) -> Caller:
+        """The caller by key, or by session: that of a page of this server which sends no key.
+
+        Raises: what `authenticate` and `caller_for_user` do.
+        """
         headers = {
             name.decode("latin1").lower(): value.decode("latin1")
             for name, value in self.scope["headers"]
@@ -127,13 +134,28 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         authorization = headers.get("authorization")
         if authorization is None and keys:
             authorization = f"Bearer {keys[0].removeprefix(_KEY_PROTOCOL)}"
-        caller = await authenticate(
-            authorization, headers.get("x-api-key"), guard=FailedKeyLimiter(address)
-        )
-        caller.check_address(address)
+        session = self.scope.get("session")
+        session_key = session.session_key if session is not None else None
+        sends_key = authorization is not None or "x-api-key" in headers
+        if session_key and not sends_key and origin_allowed(dict(self.scope["headers"])):
+            user = await user_of_session(session_key)
+            caller = await caller_for_user(user, tenant)
+            session_monitor.add(snapshot_session(session_key, user), self._end_session)
+        else:
+            caller = await authenticate(
+                authorization, headers.get("x-api-key"), guard=FailedKeyLimiter(address)
+            )
+            caller.check_address(address)
         caller.require(scopes.INFERENCE)
         caller.check_endpoint(PATH)
         return caller
+
+    async def _end_session(self) -> None:
+        """Close the socket: its user was logged out, or lost a right. What runs is aborted."""
+        self._caller = None
+        for task in self._tasks:
+            task.cancel()
+        await self.close(REFUSED)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Serve the socket, and abort what runs when it's gone.
@@ -143,6 +165,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         try:
             await super().__call__(*args, **kwargs)
         finally:
+            session_monitor.remove(self._end_session)
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -162,7 +185,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """Handle one event; an error is an event too, and the session goes on."""
         if self._caller is None:
-            return  # already closing
+            return  # closing
         if text_data is None or len(text_data) > MAX_FRAME_CHARS:
             await self._send_error(
                 InvalidRequest(f"An event must be JSON text of at most {MAX_FRAME_CHARS} bytes.")

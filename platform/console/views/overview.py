@@ -23,7 +23,7 @@ from console.mounting import mounted
 from console.views.base import json_view, scope_query, tenant_context
 from console.views.home import home_context
 from engine.contract.errors import QuireError
-from engine.contract.pooling_params import GENERATE
+from engine.contract.pooling_params import GENERATE, TRANSCRIPTION
 from history.buckets import RANGES
 from history.queries import (
     GROUP_BY,
@@ -47,7 +47,11 @@ from tenants.models import Tenant
 from tenants.sessions import UserRequest
 
 #: Tasks of which a model must have one, for tabs of the playground that don't generate.
-TASKS_OF_TAB = {"embeddings": {"embed"}, "rerank": {"embed", "score"}}
+TASKS_OF_TAB = {
+    "embeddings": {"embed"},
+    "rerank": {"embed", "score"},
+    "speech": {TRANSCRIPTION},
+}
 #: Maximum number of tenants in a picker.
 MAX_TENANTS = 500
 
@@ -57,7 +61,7 @@ def models(request: UserRequest) -> dict[str, Any]:
     """Models, adapters and MCP servers that the user may use in the playground, with their states.
 
     `?tenant=` selects one of the user's tenants (default: the first they joined); the response
-    names it and all others. `?tab=` selects the models of another tab: "embeddings" or "rerank".
+    names it and all others. `?tab=` selects the models of another tab, see `TASKS_OF_TAB`.
     """
     tasks = TASKS_OF_TAB.get(request.GET.get("tab", ""), {GENERATE})
     active = access_tenants(request.user).filter(active=True).order_by("name", "pk")
@@ -88,6 +92,8 @@ def models(request: UserRequest) -> dict[str, Any]:
         for card in cards
         for state in [states[card.parent or card.id]]
         if tasks.intersection(state["tasks"] or [GENERATE])
+        # Models that transcribe generate tokens, but don't chat.
+        and (TRANSCRIPTION in tasks or TRANSCRIPTION not in (state["tasks"] or ()))
     ]
     servers = mcp_servers_of(caller.tenant_id)
     return {

@@ -1,4 +1,4 @@
-"""The playground's pages of completions, embeddings and reranking, and their calls of the API."""
+"""The playground's pages beside chat, each of one endpoint, and their calls of the API."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from console.csp import PERMISSIONS
+from console.mounting import mounted
 from console.views.base import current_tenant, tenant_context
 from engine.contract.errors import QuireError
+from inference.api.audio import realtime
+from inference.api.audio.views import TranscriptionsView
 from inference.api.completions import CompletionsView
 from inference.api.pooling.views import EmbeddingsView, RerankView
 from inference.web.authentication import ApiKeyAuthentication
@@ -27,6 +31,7 @@ TABS: dict[str, tuple[str, type[GatewayView], str]] = {
     "completions": ("Completion", CompletionsView, "/v1/completions"),
     "embeddings": ("Embeddings", EmbeddingsView, "/v1/embeddings"),
     "rerank": ("Rerank", RerankView, "/v1/rerank"),
+    "speech": ("Speech", TranscriptionsView, "/v1/audio/transcriptions"),
 }
 
 
@@ -56,16 +61,21 @@ def playground_tab(request: UserRequest, kind: str) -> HttpResponse:
     if kind not in TABS:
         raise Http404
     title, _, path = TABS[kind]
+    template = f"console/playground_{'speech' if kind == 'speech' else 'tab'}.html"
     try:
         tenant = current_tenant(request)
     except QuireError as error:
         context = {**tenant_context(request.user, None), "error": error, "title": title}
-        return render(request, "console/playground_tab.html", context, status=error.status)
+        return render(request, template, context, status=error.status)
     context = {
         **tenant_context(request.user, tenant),
         "kind": kind,
         "title": title,
         "run_url": reverse(f"run-{kind}"),
         "api_path": path,
+        "socket_path": mounted(realtime.PATH),
     }
-    return render(request, "console/playground_tab.html", context)
+    response = render(request, template, context)
+    if kind == "speech":
+        response["Permissions-Policy"] = PERMISSIONS.replace("microphone=()", "microphone=(self)")
+    return response

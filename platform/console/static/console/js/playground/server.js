@@ -30,9 +30,14 @@ export async function* stream(url, body, signal) {
 }
 
 /** The answer's JSON to a file, sent as the field `file` of a form. Throws as `send`. */
-export async function sendFile(url, file) {
+export function sendFile(url, file) {
+  return sendForm(url, { file });
+}
+
+/** The answer's JSON to a form of these fields; empty ones aren't sent. Throws as `send`. */
+export async function sendForm(url, fields) {
   const form = new FormData();
-  form.append("file", file);
+  for (const [name, value] of Object.entries(fields)) if (value) form.append(name, value);
   return parse(await request("POST", url, form));
 }
 

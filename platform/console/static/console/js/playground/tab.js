@@ -5,13 +5,14 @@ import { count, duration, plural, rate } from "../lib/format.js";
 import { HTTP_SNIPPETS } from "../lib/http_snippets.js";
 import { ROOT } from "../lib/root.js";
 import { send, stream } from "./server.js";
+import { listModels } from "./tab_models.js";
 
 const VECTOR_VALUES = 6; // shown of each vector
 const MIN_RATED_TOKENS = 10; // fewer come in a message or two: a speed of them says nothing
 const MAX_COMPARED = 16; // texts with a column: the table grows with their number
 
 const form = byId("run");
-const { kind, runUrl, modelsUrl, apiPath } = form.dataset;
+const { kind, runUrl, apiPath } = form.dataset;
 const { model } = form.elements;
 const button = form.querySelector("[type=submit]");
 const stop = byId("run-stop");
@@ -99,22 +100,6 @@ function table(name, head, rows) {
   );
 }
 
-async function listModels() {
-  try {
-    const { models, view_only: viewOnly } = await send("GET", modelsUrl);
-    const option = ({ id, state: modelState }) => el("option", { value: id, disabled: modelState !== "ready" }, modelState === "ready" ? id : `${id} (${modelState})`);
-    model.replaceChildren(...models.map(option));
-    const ready = models.find((each) => each.state === "ready");
-    if (ready) model.value = ready.id;
-    else model.replaceChildren(el("option", { value: "" }, models.length ? "No model is ready" : "No model for this"), ...models.map(option));
-    model.disabled = models.length === 0;
-    button.disabled = !ready || viewOnly;
-    if (viewOnly) state.textContent = "Viewers can't run models. An admin of your tenant can give you the role member.";
-  } catch (error) {
-    state.textContent = `The models can't be listed: ${error.message}`;
-  }
-}
-
 let running = null;
 
 stop.addEventListener("click", () => running.abort());
@@ -168,4 +153,4 @@ function figures({ usage, firstAt }, startedAt, endedAt) {
   return parts.join(" · ");
 }
 
-listModels();
+listModels(form, (text) => (state.textContent = text), (mayRun) => (button.disabled = !mayRun));
