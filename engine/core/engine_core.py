@@ -37,7 +37,7 @@ from engine.core.input_processor import (
 )
 from engine.core.kv_admission import KVAdmission
 from engine.core.output_processor import OutputProcessor
-from engine.core.request_admission import RequestAdmission
+from engine.core.request_admission import WAIT_S, RequestAdmission
 from engine.core.stats import EngineStatsCollector, make_request_spans
 from engine.executor.abstract import StepFuture
 from engine.executor.multiproc_executor import make_executor
@@ -304,7 +304,17 @@ class EngineCore:
         """Whether `step` would do anything. Requests of a model that sleeps wait."""
         if self.executor.is_sleeping:
             return False
-        return bool(self.scheduler.has_work or self._entrance.has_pending or self._steps_in_flight)
+        return bool(
+            self.scheduler.has_work
+            or self._entrance.has_pending
+            or self._steps_in_flight
+            or self.is_aligning
+        )
+
+    @property
+    def is_aligning(self) -> bool:
+        """Whether results of requests that have ended are still computed."""
+        return self._outputs.aligner.has_pending
 
     def step(self) -> list[TokenDelta]:
         """Schedule, execute, process: new tokens of all sequences that got one.
@@ -314,6 +324,8 @@ class EngineCore:
         """
         started = time.perf_counter()
         deltas = self._admit_ready() if self._entrance.has_pending else []
+        if self.is_aligning:
+            deltas += self._outputs.aligner.pop_ready(WAIT_S if self._is_idle() else 0.0)
         # A step with an isolated sequence overlaps no other; an interrupt may have left one more.
         overlaps = self.max_in_flight and not self.scheduler.has_isolated_step
         deltas += self._process_steps(self.max_in_flight if overlaps else 0)
@@ -467,6 +479,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """End what runs steps; the engine is of no use afterwards."""
         self.adapters.close()
+        self._outputs.aligner.close()
         if self._event_publisher is not None:
             self._event_publisher.close()
         self.executor.shutdown()
@@ -525,7 +538,7 @@ class EngineCore:
         Raises as `check_sleep` does.
         """
         self.check_sleep(level)
-        deltas = self.preempt_all()
+        deltas = self.preempt_all() + self._outputs.aligner.pop_ready(None)
         if not self.executor.is_sleeping:  # a deeper sleep may follow a lighter one
             # Blocks are saved as long as there are any.
             self.executor.apply_plan(self.scheduler.plan_removals())

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 
 from engine.contract.errors import QuireError
 from engine.contract.messages import ErrorInfo, TokenDelta, TokenLogprobs
+from engine.contract.pooling_params import ALIGN
 from engine.core.beam_group import BeamGroup, BeamRequest
 from engine.core.stats import EngineStatsCollector
+from engine.core.token_alignment import TokenAligner
 from engine.scheduler import GrammarOutput, Request, Scheduler, StepPlan, StepResult
 from engine.scheduler.request import Sequence
 from engine.structured_output.manager import StructuredOutputManager
@@ -76,6 +78,7 @@ class OutputProcessor:
         self._on_end = on_end
         self._charge = scheduler.waiting.charge_output
         self._complete_beams: list[BeamGroup] = []
+        self.aligner = TokenAligner()
 
     def process_outputs(
         self,
@@ -131,6 +134,11 @@ class OutputProcessor:
             sequence.first_token_at = time.time()
             self.finish(sequence, "stop")
             delta = token_delta(sequence, [], None, first=True)
+            params = sequence.request.message.pooling
+            if params is not None and params.task == ALIGN:
+                num_tokens = sequence.num_prompt_tokens - params.align_from
+                self.aligner.submit(delta, pooled, num_tokens, params.num_states)
+                return []
             delta.pooled = pooled
             return [delta]
         request, candidates = sequence.request, result.candidates.get(seq_id)

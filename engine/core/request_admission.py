@@ -37,7 +37,7 @@ class PauseMode:
 
 
 #: How long a step waits for what must come first when there is nothing else to do.
-_WAIT_S = 0.01
+WAIT_S = 0.01
 
 
 class AdmissionGate(Protocol):
@@ -93,7 +93,7 @@ class RequestAdmission:
         for index, prerequisite in enumerate(self._prerequisites):
             if not prerequisite.has_pending:
                 continue
-            for request, error in prerequisite.poll_ready(_WAIT_S if idle() else 0.0):
+            for request, error in prerequisite.poll_ready(WAIT_S if idle() else 0.0):
                 try:
                     if error is not None or _pass_gates(request, self._prerequisites[index + 1 :]):
                         yield request, error

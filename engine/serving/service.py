@@ -324,7 +324,7 @@ class EngineService:
                 self._stat_loggers.maybe(core.snapshot)
             if self.draining:
                 deadline = min(deadline, time.time() + drain_timeout)
-                if not core.requests or time.time() > deadline:
+                if not (core.requests or core.is_aligning) or time.time() > deadline:
                     break
         if core.requests:
             # Gateways see this incarnation end and go on elsewhere with what they have.

@@ -1,16 +1,14 @@
-"""`TokenAligner`: when the tokens of prompts are said, chunk by chunk of a prompt."""
+"""`AlignmentRecorder`: attention to sound of prompts that are aligned, chunk by chunk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.contract.pooling_params import ALIGN, PoolingParams
 from engine.models.forward_context import AlignmentRange
-from engine.models.speech.alignment import token_times
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.step_inputs import StepInputs
 
@@ -24,7 +22,7 @@ class _PromptAlignment:
     chunks: list[Tensor] = field(default_factory=list)
 
 
-class TokenAligner:
+class AlignmentRecorder:
     """Records the attention of prompts that are to be aligned."""
 
     def __init__(self) -> None:
@@ -59,9 +57,9 @@ class TokenAligner:
         return ranges
 
     def finish(self, plan: StepPlan, ranges: dict[int, AlignmentRange], result: StepResult) -> None:
-        """Keep what was recorded; `result.pooled` gets the times of prompts that are complete.
+        """Keep what was recorded; `result.pooled` gets that of prompts that are complete.
 
-        These are float32 seconds, little-endian, of each token from `align_from` on.
+        That is float32 [heads, tokens from `align_from` on, num_states], little-endian.
         """
         for index, tokens in ranges.items():
             prompt = self._prompts[plan.seq_ids[index]]
@@ -69,7 +67,7 @@ class TokenAligner:
                 prompt.chunks.append(torch.cat(tokens.weights))
             if not plan.num_samples[index]:
                 continue
-            times = token_times(torch.cat(prompt.chunks, dim=1))
-            result.pooled[plan.seq_ids[index]] = times.astype(np.dtype("<f4")).tobytes()
+            weights = torch.cat(prompt.chunks, dim=1).cpu()
+            result.pooled[plan.seq_ids[index]] = weights.numpy().astype("<f4", copy=False).tobytes()
             # Nothing follows the prompt.
             result.token_ids[index] = []

@@ -22,7 +22,7 @@ from engine.sampling.request_state import RequestSamplingState
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_bitmask import TokenBitmask
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.alignment import TokenAligner
+from engine.worker.alignment import AlignmentRecorder
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.encoder_runner import EncoderRunner
 from engine.worker.hidden_states import HiddenStateStore
@@ -167,7 +167,9 @@ class ModelRunner:
         self._encoder = None
         if isinstance(model, SupportsMultiModal | EncoderDecoderModel):
             self._encoder = EncoderRunner(model)
-        self._aligner = TokenAligner() if isinstance(model, EncoderDecoderModel) else None
+        self._alignment_recorder = (
+            AlignmentRecorder() if isinstance(model, EncoderDecoderModel) else None
+        )
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
         stage = getattr(model, "stage", None)
         #: Whether another stage computes the logits, after this one has launched other steps.
@@ -204,8 +206,8 @@ class ModelRunner:
     def _begin(self, plan: StepPlan) -> None:
         """Apply the plan's changes, and decide whether its hidden states are saved."""
         self.batch.apply_plan(plan)
-        if self._aligner is not None:
-            self._aligner.apply_plan(plan)
+        if self._alignment_recorder is not None:
+            self._alignment_recorder.apply_plan(plan)
         if self._hidden is not None:
             self._saves_hidden = self._hidden.begin(plan)
 
@@ -223,10 +225,12 @@ class ModelRunner:
         """Run a prepared step after the previous one. May be called in another thread."""
         if inputs is None:
             return StepResult.empty(0)
-        alignments = {} if self._aligner is None else self._aligner.begin(plan, inputs)
+        alignments = (
+            {} if self._alignment_recorder is None else self._alignment_recorder.begin(plan, inputs)
+        )
         result = self._choose_tokens(plan, inputs, *self._compute_states(plan, inputs))
-        if self._aligner is not None:
-            self._aligner.finish(plan, alignments, result)
+        if self._alignment_recorder is not None:
+            self._alignment_recorder.finish(plan, alignments, result)
         return result
 
     def _compute_states(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:

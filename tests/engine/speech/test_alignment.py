@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as tf
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils import ModelOutput
 
 from engine import LLM, PoolingParams, SamplingParams
 from engine.checkpoints.ctranslate2 import CTranslate2Weights, ctranslate2_folder
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.models.speech.alignment import token_times
+from engine.core import token_alignment
+from engine.core.token_alignment import token_times
 from engine.multimodal.audio import SAMPLE_RATE
 from tests.engine.speech.models import (
     JFK,
@@ -185,28 +188,75 @@ def test_alignment_heads_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_token_and_sound_of_one_state_have_a_time() -> None:
-    assert token_times(torch.rand(2, 1, 30)).tolist() == [0.0]
-    assert token_times(torch.rand(2, 5, 1)).tolist() == [0.0] * 5
-
-
-class _LargestTensor(TorchDispatchMode):
-    """Records the bytes of the largest tensor that an operation returns."""
-
-    num_bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.num_bytes = max(self.num_bytes, tensor.untyped_storage().nbytes())
-        return result
+    assert token_times(np.random.rand(2, 1, 30).astype(np.float32)).tolist() == [0.0]
+    assert token_times(np.random.rand(2, 5, 1).astype(np.float32)).tolist() == [0.0] * 5
 
 
 def test_many_heads_take_no_multiple_of_the_memory_of_their_weights() -> None:
-    weights = torch.rand(40, 20, 100)
-    with _LargestTensor() as largest:
+    weights = np.random.default_rng(0).random((40, 20, 100), dtype=np.float32)
+    tracemalloc.start()
+    try:
         token_times(weights)
-    assert weights.nbytes <= largest.num_bytes < 2 * weights.nbytes
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < weights.nbytes
+
+
+def test_steps_go_on_while_tokens_are_aligned(
+    whisper: tuple[Path, list[list[float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another stream ends, and the engine wants another step, before the times are there."""
+    folder, expected = whisper
+    may_align = threading.Event()
+
+    def wait_and_align(weights: np.ndarray) -> np.ndarray:
+        assert may_align.wait(60)
+        return token_times(weights)
+
+    monkeypatch.setattr(token_alignment, "token_times", wait_and_align)
+    engine = _llm(folder).llm_engine
+    samples, prompt, first, num_states = CASES[0]
+    with_sound = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": samples}}
+    align = PoolingParams(task="align", align_from=first, num_states=num_states)
+    engine.add_request("times", with_sound, align)
+    generate = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    engine.add_request("text", with_sound, generate)
+    ended: list[Any] = []
+    while not ended:
+        ended += [result for result in engine.step() if result.finished]
+    assert [result.request_id for result in ended] == ["text"]
+    assert engine.core.has_work
+    assert engine.core.is_aligning
+    engine.core.check_integrity()  # the blocks are free already
+    may_align.set()
+    while len(ended) == 1:
+        ended += engine.step()
+    assert ended[1].outputs.data.tolist() == pytest.approx(expected[0], abs=1e-4)
+    assert not engine.core.has_work
+
+
+def test_sleep_and_a_failure_leave_no_request_without_an_answer(
+    whisper: tuple[Path, list[list[float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _llm(whisper[0], enable_sleep_mode=True).llm_engine
+    samples, prompt, first, num_states = CASES[0]
+    with_sound = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": samples}}
+    align = PoolingParams(task="align", align_from=first, num_states=num_states)
+    engine.add_request("0", with_sound, align)
+    deltas: list[Any] = []
+    while not engine.core.is_aligning:
+        deltas += engine.core.step()
+    assert [delta.pooled is not None for delta in deltas + engine.core.sleep()] == [True]
+    engine.core.wake_up()
+    monkeypatch.setattr(token_alignment, "token_times", lambda weights: 1 / 0)
+    engine.add_request("1", with_sound, align)
+    deltas = []
+    while not deltas:
+        deltas += engine.core.step()
+    assert [(delta.finish_reason, delta.error.code) for delta in deltas] == [
+        ("error", "engine_fault")
+    ]
 
 
 @pytest.mark.parametrize(

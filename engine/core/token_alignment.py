@@ -1,0 +1,143 @@
+"""When tokens are said, by the attention of some heads to the sound. Computed beside the steps.
+
+This is OpenAI's method: the heads' weights are normalised over the tokens, smoothed over time by a
+median, averaged, and the cheapest monotonic path through them gives each token's beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import numpy as np
+
+from engine.contract.messages import ErrorInfo, TokenDelta
+
+log = logging.getLogger(__name__)
+
+#: Seconds of sound that one state of the encoder hears.
+SECONDS_PER_STATE = 0.02
+#: Number of states of the median, as in OpenAI's Whisper.
+_MEDIAN_WIDTH = 7
+#: Pairs to sort in place, after which the middle one of seven values is the median.
+_MEDIAN_NETWORK = (
+    *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
+    *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
+)
+#: Steps of a path: to the next token and state, to the next token, to the next state.
+_BOTH, _TOKEN, _STATE = 0, 1, 2
+
+
+class TokenAligner:
+    """A thread that turns recorded attention into times, so that no step waits for it."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "alignment")
+        self._pending: deque[tuple[Future[bytes], TokenDelta]] = deque()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether `pop_ready` may bring something."""
+        return bool(self._pending)
+
+    def submit(self, delta: TokenDelta, weights: bytes, num_tokens: int, num_states: int) -> None:
+        """Compute the times of a prompt that is complete, for `delta.pooled`.
+
+        `weights`: float32 [heads, num_tokens, num_states], little-endian.
+        """
+        future = self._executor.submit(_encoded_times, weights, num_tokens, num_states)
+        self._pending.append((future, delta))
+
+    def pop_ready(self, timeout_s: float | None = 0.0) -> list[TokenDelta]:
+        """Deltas that are complete, after a wait of up to `timeout_s` for the first; None: all."""
+        wait([future for future, _ in self._pending][: 1 if timeout_s is not None else None],
+             timeout_s)  # fmt: skip
+        deltas = []
+        while self._pending and self._pending[0][0].done():
+            future, delta = self._pending.popleft()
+            try:
+                delta.pooled = future.result()
+            except Exception as error:
+                log.exception("The tokens of %s can't be aligned.", delta.request_id)
+                message = f"The engine failed on this request: {error}"
+                delta.finish_reason = "error"
+                delta.error = ErrorInfo(message=message, code="engine_fault")
+            deltas.append(delta)
+        return deltas
+
+    def close(self) -> None:
+        """End the thread; what it hasn't begun is dropped."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _encoded_times(weights: bytes, num_tokens: int, num_states: int) -> bytes:
+    values = np.frombuffer(weights, dtype="<f4").reshape(-1, num_tokens, num_states)
+    return token_times(values).astype("<f4").tobytes()
+
+
+def token_times(weights: np.ndarray) -> np.ndarray:
+    """Second at which each token begins, float32 [num_tokens].
+
+    Args:
+        weights: of attention, float32 [heads, num_tokens, num_states].
+    """
+    total = np.zeros(weights.shape[1:], dtype=np.float32)
+    for head in weights:  # one at a time, which takes little memory
+        mean, deviation = head.mean(axis=0), head.std(axis=0)
+        # States that all tokens attend to alike tell nothing.
+        scaled = np.divide(head - mean, deviation, out=np.zeros_like(head), where=deviation > 0)
+        total += _smooth(scaled)
+    first_states = _cheapest_path(-total.astype(np.float64) / len(weights))
+    return (first_states * SECONDS_PER_STATE).astype(np.float32)
+
+
+def _smooth(values: np.ndarray) -> np.ndarray:
+    """The median of each value and its neighbours in a row."""
+    pad, count = _MEDIAN_WIDTH // 2, values.shape[-1]
+    if count <= pad:
+        return values
+    padded = np.pad(values, ((0, 0), (pad, pad)), mode="reflect")
+    shifted = [padded[:, offset : offset + count] for offset in range(_MEDIAN_WIDTH)]
+    for low, high in _MEDIAN_NETWORK:
+        shifted[low], shifted[high] = (
+            np.minimum(shifted[low], shifted[high]),
+            np.maximum(shifted[low], shifted[high]),
+        )
+    return shifted[pad]
+
+
+def _cheapest_path(costs: np.ndarray) -> np.ndarray:
+    """Dynamic time warping: the first column of each row, int64 [rows], on the cheapest path from
+    the first corner of `costs` [rows, columns] to the last.
+
+    Cells of one diagonal don't depend on each other, so they are computed at once.
+    """
+    num_rows, num_columns = costs.shape
+    steps = np.full((num_rows + 1, num_columns + 1), _STATE, dtype=np.uint8)
+    steps[1:, 0] = _TOKEN
+    # Of the two diagonals before, by row; row 0 is before the first one.
+    second_last = np.full(num_rows + 1, np.inf, dtype=np.float32)
+    second_last[0] = 0
+    last = np.full(num_rows + 1, np.inf, dtype=np.float32)
+    for diagonal in range(2, num_rows + num_columns + 1):
+        first, end = max(1, diagonal - num_columns), min(num_rows, diagonal - 1) + 1
+        rows = np.arange(first, end)
+        both, token = second_last[first - 1 : end - 1], last[first - 1 : end - 1]
+        state = last[first:end]
+        takes_both = (both < token) & (both < state)
+        takes_token = (token < both) & (token < state)
+        cheapest = np.where(takes_both, both, np.where(takes_token, token, state))
+        columns = diagonal - rows
+        steps[rows, columns] = np.where(takes_both, _BOTH, np.where(takes_token, _TOKEN, _STATE))
+        current = np.full(num_rows + 1, np.inf, dtype=np.float32)
+        current[first:end] = costs[rows - 1, columns - 1] + cheapest
+        second_last, last = last, current
+    first_columns = np.zeros(num_rows, dtype=np.int64)
+    row, column = num_rows, num_columns
+    while row > 0:
+        first_columns[row - 1] = max(column - 1, 0)
+        step = steps[row, column]
+        row -= step != _STATE
+        column -= step != _TOKEN
+    return first_columns
