@@ -91,7 +91,7 @@ class MoeSpec:
     router: str = "mlp.gate"
     router_bias: bool = False
     bias: bool = False
-    layout: Literal["split", "interleaved", "flat", "granite"] = "split"
+    layout: Literal["split", "interleaved", "flat", "granite", "transposed"] = "split"
     experts: str = "mlp.experts."
     expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     shared_size: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.models.decoder_spec import MoeSpec, WeightNames
@@ -50,6 +51,12 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
         "sliding_windows": _qwen3_windows(config),
         "moe": _qwen_experts(config),
     }
+
+
+def qwen3_vl_moe(config: Config) -> dict[str, Any]:
+    """The text part of Qwen3-VL with experts: fused tensors, weights that add up to 1."""
+    moe = replace(_qwen_experts(config), layout="transposed", renormalize=True)
+    return {**qwen3_moe(config), "moe": moe}
 
 
 def olmoe(config: Config) -> dict[str, Any]:
@@ -214,6 +221,7 @@ FAMILIES = {
     "MixtralForCausalLM": Family(mixtral, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
     "Qwen2MoeForCausalLM": Family(qwen2_moe),
     "Qwen3MoeForCausalLM": Family(qwen3_moe),
+    "Qwen3VLMoeTextModel": Family(qwen3_vl_moe),
     "OlmoeForCausalLM": Family(olmoe, {"rms_norm_eps": 1e-5, "eos_token_id": 50279}),
     "GraniteMoeForCausalLM": Family(granite_moe),
     "DbrxForCausalLM": Family(dbrx, {"rms_norm_eps": 1e-5}),

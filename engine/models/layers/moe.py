@@ -7,6 +7,8 @@ Every layout is brought to the same form: gate over up [2 I, H] and down [H, I] 
 - "interleaved" (gpt-oss): `gate_up_proj` [E, H, 2 I] with gate and up in turns, `down_proj`
   [E, I, H], each with a bias;
 - "flat" (DBRX): `w1`, `v1` and `w2`, each [E I, H];
+- "transposed" (Qwen3-VL): `gate_up_proj` [E, H, 2 I] and `down_proj` [E, I, H], or as "split" has
+  them fused;
 - "granite": `input_linear` [E, 2 I, H] and `output_linear` [E, H, I]; of a GGUF file as "split".
 """
 
@@ -18,6 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import DecoderSpec, MoeSpec
 from engine.models.layers.linear import MlpWeights
 from engine.quantization.packing import WeightSource
@@ -114,7 +117,29 @@ def _flat(weights: Weights, prefix: str, moe: MoeSpec, hidden: int) -> Iterator[
         yield torch.cat((gate[expert], up[expert])), None, down[expert].T, None
 
 
-_LAYOUTS = {"split": _split, "interleaved": _interleaved, "flat": _flat, "granite": _granite}
+def _transposed(
+    weights: Weights, prefix: str, moe: MoeSpec, hidden: int
+) -> Iterator[ExpertWeights]:
+    count, inner = moe.num_experts, moe.intermediate_size
+
+    def read(name: str, rows: int, columns: int) -> Tensor:
+        try:  # `transformers` transposes what hasn't this shape
+            return weights.get(prefix + name, (count, rows, columns))
+        except ModelLoadError:
+            return weights.get(prefix + name, (count, columns, rows)).transpose(1, 2)
+
+    gate_ups, downs = read("gate_up_proj", 2 * inner, hidden), read("down_proj", hidden, inner)
+    for expert in range(count):
+        yield gate_ups[expert], None, downs[expert], None
+
+
+_LAYOUTS = {
+    "split": _split,
+    "interleaved": _interleaved,
+    "flat": _flat,
+    "granite": _granite,
+    "transposed": _transposed,
+}
 
 
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")

@@ -24,6 +24,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3VLForConditionalGeneration": Qwen3VL,
+    "Qwen3VLMoeForConditionalGeneration": Qwen3VL,
 }
 
 

@@ -156,11 +156,27 @@ def qwen25_vl(folder: Path) -> Any:
 
 def qwen3_vl(folder: Path) -> Any:
     """Qwen3-VL: what the tower's layers return is added within the decoder."""
+    return _qwen3_vl(folder, tf.Qwen3VLForConditionalGeneration)
+
+
+def qwen3_vl_moe(folder: Path) -> Any:
+    """Qwen3-VL with experts in most layers."""
+    return _qwen3_vl(
+        folder,
+        tf.Qwen3VLMoeForConditionalGeneration,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[1],
+    )
+
+
+def _qwen3_vl(folder: Path, kind: type, **text: Any) -> Any:
     tokenizer, sizes = _qwen_tokenizer()
-    options = _qwen(tokenizer, sizes | {"head_dim": 16})
+    options = _qwen(tokenizer, sizes | {"head_dim": 16} | text)
     rope = {"mrope_section": [4, 2, 2], "mrope_interleaved": True, "rope_theta": 10000.0}
     options["text_config"]["rope_parameters"] = {"rope_type": "default", **rope}
-    config = tf.Qwen3VLConfig(
+    config = kind.config_class(
         vision_config={
             "depth": 4, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
             "num_heads": 4, "patch_size": 7, "spatial_merge_size": 2, "initializer_range": 0.3,
@@ -168,7 +184,7 @@ def qwen3_vl(folder: Path) -> Any:
         },
         **options,
     )  # fmt: skip
-    return _saved(folder, tf.Qwen3VLForConditionalGeneration, config, _qwen_processor(tokenizer))
+    return _saved(folder, kind, config, _qwen_processor(tokenizer))
 
 
 def _qwen_tokenizer() -> tuple[tf.PreTrainedTokenizerFast, dict[str, Any]]:
@@ -405,6 +421,7 @@ FAMILIES = {
     "qwen2_vl": qwen2_vl,
     "qwen25_vl": qwen25_vl,
     "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl_moe,
     "smolvlm": smolvlm,
     "internvl": internvl,
     "internvl_rms": internvl_rms,

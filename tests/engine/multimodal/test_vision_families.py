@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import transformers as tf
+from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -83,6 +85,22 @@ def test_tokens_equal_those_of_transformers(
     for prompt, tokens in zip(prompts, wanted, strict=True):
         llm.reset_prefix_cache()
         assert _run(llm, [prompt]) == [tokens]  # alone
+
+
+def test_experts_are_read_in_both_ways_that_files_of_qwen3_vl_have_them(
+    family: Callable[[str], tuple[Path, Any, Any]], tmp_path: Path
+) -> None:
+    folder, _, _ = family("qwen3_vl_moe")
+    shutil.copytree(folder, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if ".mlp.experts." in name:
+            weights[name] = weight.transpose(1, 2).contiguous()
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    prompts = _prompts("qwen3_vl_moe")[1:2]
+    options: Any = {"dtype": "float32", "num_gpu_blocks_override": 256}
+    tokens = [_run(LLM(str(path), **options), prompts) for path in (folder, tmp_path / "model")]
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
