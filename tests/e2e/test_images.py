@@ -6,10 +6,13 @@ import base64
 import io
 import json
 import os
+import re
 import signal
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +25,9 @@ from PIL import Image
 
 from engine.multimodal.documents import read_pdf
 from engine.multimodal.processor import open_image
+from engine.multimodal.worker import MEMORY_BYTES
 from tests.e2e.product import Product, running
+from tests.engine.multimodal.hostile_pictures import hostile_pictures
 from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
 from tests.engine.multimodal.pdfs import pdf
 
@@ -339,6 +344,37 @@ def test_fault_17_addresses_that_may_not_be_read_are_refused_by_part(
     assert refused.value.param == "messages[0].content[1]"
 
 
+@pytest.mark.parametrize("count", [40, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory(
+    seeing: Seeing, client: openai.OpenAI, count: int
+) -> None:
+    (gateway,) = _pids(seeing.product, "manage.py\0up")
+    before = _peak_bytes(gateway)
+
+    def status(file: tuple[str, bytes]) -> tuple[str, int]:
+        kind, data = file
+        url = "data:image/png;base64," + base64.b64encode(data).decode()
+        parts: Any = [{"type": "text", "text": "x"}, {"image_url": url}]
+        try:
+            client.chat.completions.create(
+                model="llava", messages=[{"role": "user", "content": parts}], max_tokens=1
+            )
+        except openai.APIStatusError as refused:
+            if (refused.status_code, refused.param) != (400, "messages[0].content[1]"):
+                raise
+            return kind, 400
+        return kind, 200
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = Counter(threads.map(status, hostile_pictures(count)))
+    assert statuses["bomb", 400]
+    assert statuses["palette_with_alpha", 200]
+    workers = _pids(seeing.product, "engine.multimodal.worker")
+    assert workers
+    assert max(map(_peak_bytes, workers)) < MEMORY_BYTES
+    assert _peak_bytes(gateway) - before < 300 << 20
+
+
 def test_more_pictures_than_a_request_may_have_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="at most 64 images"):
         ask(client, [picture(1, 8, 8)] * 65)
@@ -353,18 +389,24 @@ def test_a_killed_engine_goes_on_with_the_picture(seeing: Seeing, client: openai
         "extra_body": {"ignore_eos": True},
     }
     whole = client.chat.completions.create(**arguments).choices[0].message.content
-    (pid,) = _engine_pids(seeing.product)
+    (pid,) = _pids(seeing.product, "engine.serving")
     text = ""
     for number, chunk in enumerate(client.chat.completions.create(**arguments, stream=True)):
         text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
         if number == 1:
             os.kill(pid, signal.SIGKILL)
     assert text == whole
-    assert _engine_pids(seeing.product) != [pid]
+    assert _pids(seeing.product, "engine.serving") != [pid]
 
 
-def _engine_pids(product: Product) -> list[int]:
-    """Processes that run `engine.serving` for this product."""
+def _peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(peak) << 10
+
+
+def _pids(product: Product, program: str) -> list[int]:
+    """Processes of this product in whose command line `program` stands."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -372,6 +414,6 @@ def _engine_pids(product: Product) -> list[int]:
             environment = (path.parent / "environ").read_bytes().decode(errors="replace")
         except OSError:  # it has ended
             continue
-        if "engine.serving" in command and str(product.data_dir) in command + environment:
+        if program in command and str(product.data_dir) in command + environment:
             found.append(int(path.parent.name))
     return found
