@@ -169,7 +169,7 @@ def checks(args: argparse.Namespace) -> dict[str, float]:
     if not isinstance(connector, OffloadingConnector) or connector.storage is None:
         raise TypeError("The engine has no disk tier.")
     tier, buffers, host = connector.storage.tier, connector._buffers, connector.host
-    payload, key = buffers.read(0), bytes(32)
+    [payload], key = buffers.read(0, 0), bytes(32)
     cipher = tier._cipher  # type: ignore[attr-defined]
     nonce, sealed = cipher.seal(key, payload, "")
     host.put([(key, payload)], "")
@@ -185,7 +185,7 @@ def checks(args: argparse.Namespace) -> dict[str, float]:
     read_and_open = min(tier.measure_read() for _ in range(50)) * 1000
     opening = best_ms(lambda: cipher.open(key, nonce, sealed, ""))
     checksum = best_ms(lambda: host.get(key))
-    copying = best_ms(lambda: buffers.write(0, payload))
+    copying = best_ms(lambda: buffers.write(0, 0, [payload]))
     return {
         "block_bytes": buffers.block_bytes,
         "read_ms": read_and_open - opening,

@@ -30,6 +30,7 @@ from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
+from engine.models.decoder import NativeDecoder
 
 if TYPE_CHECKING:
     from engine.executor.worker import Worker
@@ -121,7 +122,8 @@ def _make_offloading_connector(
             param="kv_offloading_size",
         )
     size, host_bytes = _gib(config.kv_offloading_size), _gib(config.swap_space) if swaps else 0
-    block_bytes = BlockBuffers(_kv_caches(worker.loaded.model)).block_bytes
+    layout = worker.capacity.layout
+    block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
     backend = config.kv_offloading_backend
     has_storage = offloads and backend != NATIVE
     if has_storage:
@@ -136,10 +138,12 @@ def _make_offloading_connector(
         host,
         config.block_size,
         msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
+        layout,
         storage=storage,
         saves=offloads and settings.saves,
         loads=offloads and settings.loads,
-        swaps=swaps,
+        # The state of a sequence whose drafts are being verified isn't that after its tokens.
+        swaps=swaps and not (layout.state_group and config.speculative_config),
         max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
     )
 
@@ -153,7 +157,9 @@ def _make_storage_tier(backend: str, capacity: int, block_bytes: int) -> Storage
 
 def _kv_caches(model: Any) -> dict[str, tuple[Tensor, ...]]:
     tensors = model.kv_cache_tensors()
-    return {f"layers.{index}": layer for index, layer in enumerate(tensors)}
+    layers = {f"layers.{index}": layer for index, layer in enumerate(tensors)}
+    states = model.state_tensors() if isinstance(model, NativeDecoder) else ()
+    return layers | ({"states": states} if states else {})
 
 
 def _gib(size: float) -> int:
@@ -174,10 +180,10 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
         return f"results of {name} depend on hidden states of all tokens"
     if (config.speculative_config or {}).get("method") in HEADS:
         return "draft heads need hidden states of all blocks, which aren't saved"
-    if loaded.model.stateful or getattr(loaded.spec, "states", None) is not None:
-        return f"sequences of {name} have states, which aren't saved"
-    if [group.kind for group in layout.groups] != ["full"]:
-        return f"layers of {name} have sliding windows or cross attention"
+    if loaded.facts.stateful and not loaded.facts.states_in_blocks:
+        return f"sequences of {name} have states, which the Transformers bridge can't save"
+    if any(group.kind == "cross" for group in layout.groups):
+        return f"layers of {name} attend to an encoder, whose states aren't saved"
     return ""
 
 
@@ -196,4 +202,11 @@ def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBa
             f"{KVConnectorBase.__qualname__}.",
             param="kv_transfer_config",
         )
-    return kind(worker.vllm_config, settings.kv_role, worker.capacity.layout)  # type: ignore[call-arg]
+    layout = worker.capacity.layout
+    if [group.kind for group in layout.groups] != ["full"]:
+        raise ConfigError(
+            f"kv_connector={name!r} can't be used: {worker.loaded.spec.architecture} has sliding "
+            f"windows or states, which {OFFLOADING_CONNECTOR} alone saves.",
+            param="kv_transfer_config",
+        )
+    return kind(worker.vllm_config, settings.kv_role, layout)  # type: ignore[call-arg]

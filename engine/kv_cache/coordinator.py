@@ -217,7 +217,8 @@ class KVCacheCoordinator(ABC):
         Args:
             sequence: the sequence.
             quota: of its tenant, which is charged.
-            num_computed: its tokens whose KV is computed; with `prefix`, those of the prefix.
+            num_computed: its tokens whose KV is computed; with `prefix`, those of the prefix and
+                those that the step loads after it.
             num_new: tokens after those, computed by the next step; some may not be known yet.
             prefix: the result of `get_computed_blocks`, for a sequence without blocks; else None.
             lookahead: the last tokens are drafts, which may be rejected: no block is cached, none
@@ -239,7 +240,9 @@ class KVCacheCoordinator(ABC):
         if prefix is not None and any(prefix.blocks):
             # First, so that new blocks don't evict them.
             for manager, cached_blocks in zip(managers, prefix.blocks, strict=True):
-                manager.adopt_prefix(seq_id, cached_blocks, quota)
+                # A later state is loaded into the block: a copy would come after it.
+                if manager is not self.states or num_computed == prefix.num_tokens:
+                    manager.adopt_prefix(seq_id, cached_blocks, quota)
         blocks: BlockTables = []
         if num_needed:
             blocks = [

@@ -50,6 +50,14 @@ class KVCacheGroupSpec:
             return 0
         return max(0, num_computed - self.window + 1) // block_size
 
+    def num_required_blocks(self, block_size: int) -> int | None:
+        """Number of blocks before a block's first token that a prefix ending there requires; None:
+        all.
+        """
+        if self.kind == "state":
+            return 1
+        return -(-(self.window - 1) // block_size) if self.window else None
+
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
         """Maximum number of blocks of the common pool for a sequence that grows to `num_tokens`, by
         `chunk` a step.

@@ -39,8 +39,7 @@ class SingleTypeManager(ABC):
     @property
     def attention_type(self) -> HitRequirement:
         """The blocks that a prefix hit of this group requires."""
-        reach = -(-(self.window - 1) // self.block_size) if self.window else None
-        return HitRequirement(reach, (self.suffix,))
+        return HitRequirement(self.group.num_required_blocks(self.block_size), (self.suffix,))
 
     def table_length(self, num_tokens: int) -> int:
         """Length of the block table of a sequence of `num_tokens`."""

@@ -14,7 +14,7 @@ from itertools import chain
 from engine.kv_cache.block import Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.kv_cache_config import KVCacheGroupSpec
-from engine.kv_cache.prefix_cache import BlockHashes, CacheableSequence, HitRequirement
+from engine.kv_cache.prefix_cache import BlockHashes, CacheableSequence
 from engine.kv_cache.single_type_managers import BlockTable, SingleTypeManager
 
 #: Least tokens between two checkpoints of a sequence. Writing one costs about as much as a token's
@@ -152,10 +152,6 @@ class StateManager(SingleTypeManager):
         self._copies: list[tuple[int, int]] = []
         #: Sequence id -> its states before each draft that isn't verified yet.
         self._drafted: dict[int, list[Checkpoint]] = {}
-
-    @property
-    def attention_type(self) -> HitRequirement:
-        return HitRequirement(1, (self.suffix,))
 
     def cached_blocks_of(self, hashes: Sequence[bytes]) -> BlockTable:
         block = self.pool.get_cached_block(hashes[-1] + self.suffix) if hashes else None

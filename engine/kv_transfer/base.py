@@ -13,7 +13,8 @@ from torch import Tensor
 from engine.contract.replica_state import EngineStats
 from engine.kv_cache import BlockHashes
 
-#: By layer name the tensors whose first dimension is the block: keys, values, scales.
+#: By layer name the tensors whose first dimension is the block: keys, values, scales. The last
+#: entry of a model whose layers carry states are those of all layers.
 KVCaches = Mapping[str, Sequence[Tensor]]
 
 
@@ -53,6 +54,9 @@ class NewSequenceView(Protocol):
     def seq_id(self) -> int: ...
 
     @property
+    def num_computed_tokens(self) -> int: ...
+
+    @property
     def block_ids(self) -> list[list[int]]: ...
 
 
@@ -70,6 +74,9 @@ class PlanView(Protocol):
 
     @property
     def removed(self) -> list[int]: ...
+
+    @property
+    def checkpoints(self) -> list[tuple[int, int, int]]: ...
 
 
 class KVLoadError(Exception):

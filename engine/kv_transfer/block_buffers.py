@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
-from torch import Tensor
 
+from engine.kv_cache.kv_cache_config import KVCacheConfig
 from engine.kv_transfer.base import KVCaches
 
-#: A block's keys, values and scales in all layers, one after the other: uint8 [block_bytes].
+#: A block's keys, values and scales in all layers of its group, one after the other, or a part of a
+#: state: uint8 [block_bytes].
 Payload = np.ndarray
 
 
 class BlockBuffers:
-    """Reads and writes blocks of all layers at once.
+    """Reads and writes blocks of all layers of a KV cache group at once.
+
+    All payloads have the same length, so that storages need know only one: those of groups with
+    fewer layers end with zeros, and a block that is larger, as a state is, has several.
 
     Attributes:
-        block_bytes: bytes of a block.
+        block_bytes: bytes of a payload.
+        num_payloads: payloads of a block, by group.
     """
 
-    def __init__(self, kv_caches: KVCaches) -> None:
+    def __init__(self, kv_caches: KVCaches, layout: KVCacheConfig) -> None:
+        layers = list(kv_caches.values())
         # Layers may share a tensor (latents are keys and values), which is copied once.
-        tensors = {
-            tensor.data_ptr(): tensor for layer in kv_caches.values() for tensor in layer
-        }.values()
-        self._views = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
-        self._sizes = [view.shape[1] for view in self._views]
-        self.block_bytes = sum(self._sizes)
+        tensors = [
+            {
+                tensor.data_ptr(): tensor
+                for index in ([-1] if group.kind == "state" else group.layers)
+                for tensor in layers[index]
+            }.values()
+            for group in layout.groups
+        ]
+        self._views = [
+            [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in of_group]
+            for of_group in tensors
+        ]
+        self._sizes = [[view.shape[1] for view in views] for views in self._views]
+        sizes = [sum(of_group) for of_group in self._sizes]
+        attending = [
+            size
+            for size, group in zip(sizes, layout.groups, strict=True)
+            if group.kind != "state" and size
+        ]
+        self.block_bytes = max(attending or sizes)
+        self.num_payloads = [-(-size // self.block_bytes) for size in sizes]
 
     @staticmethod
     def describe(kv_caches: KVCaches) -> list[list[str]]:
@@ -36,14 +59,24 @@ class BlockBuffers:
             for layer in kv_caches.values()
         ]
 
-    def read(self, block_id: int) -> Payload:
+    def read(self, group: int, block_id: int) -> list[Payload]:
         """A copy of a block."""
-        block: Tensor = torch.cat([view[block_id] for view in self._views])
-        payload: Payload = block.cpu().numpy()
-        return payload
+        views = self._views[group]
+        length, num_payloads = self.block_bytes, self.num_payloads[group]
+        padding = num_payloads * length - sum(self._sizes[group])
+        parts = [view[block_id] for view in views]
+        if padding:
+            parts.append(views[0].new_zeros(padding))
+        block: np.ndarray = torch.cat(parts).cpu().numpy()
+        if num_payloads == 1:
+            return [block]
+        # Copies, because each is evicted by itself.
+        return [payload.copy() for payload in block.reshape(num_payloads, length)]
 
-    def write(self, block_id: int, payload: Payload) -> None:
-        """Overwrite a block. The payload must have `block_bytes`."""
-        source = torch.from_numpy(payload).to(self._views[0].device)
-        for view, part in zip(self._views, source.split(self._sizes), strict=True):
+    def write(self, group: int, block_id: int, payloads: Sequence[Payload]) -> None:
+        """Overwrite a block by its payloads."""
+        block = payloads[0] if len(payloads) == 1 else np.concatenate(payloads)
+        views, sizes = self._views[group], self._sizes[group]
+        source = torch.from_numpy(block[: sum(sizes)]).to(views[0].device)
+        for view, part in zip(views, source.split(sizes), strict=True):
             view[block_id].copy_(part)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import logging
 import secrets
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.replica_state import EngineStats
-from engine.kv_cache import BlockHashes
+from engine.kv_cache import BlockHashes, KVCacheConfig
 from engine.kv_transfer.base import (
     KVCaches,
     KVConnectorBase,
@@ -25,6 +24,7 @@ from engine.kv_transfer.base import (
     RequestView,
 )
 from engine.kv_transfer.block_buffers import BlockBuffers, Payload
+from engine.kv_transfer.block_keys import BlockKeys, KeyedBlock
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue
 
@@ -36,10 +36,12 @@ _MIN_READ_S = 0.5
 #: Of which the fastest counts: others may have waited for the machine.
 _NUM_MEASUREMENTS = 3
 
-#: A block of a plan: its key in the tiers and its id in the KV cache.
-KeyedBlock = tuple[bytes, int]
+#: A block of a plan: its KV cache group, its id there, and its keys in the tiers.
+PlannedBlock = tuple[int, int, list[bytes]]
 #: A sequence's tenant, its cache namespace, and blocks of it.
-SavedBlocks = tuple[str, str, list[KeyedBlock]]
+SavedBlocks = tuple[str, str, list[PlannedBlock]]
+#: A block to write into the KV cache: its group, its id there, and its payloads.
+LoadedBlock = tuple[int, int, list[Payload]]
 
 
 class OffloadingMetadata(KVConnectorMetadata):
@@ -56,9 +58,12 @@ class OffloadingMetadata(KVConnectorMetadata):
 
 @dataclass(slots=True)
 class _Tracked:
-    """A running sequence: its block ids, and how many of the first are saved."""
+    """A running sequence: its block ids by group, its computed tokens before the next step, and how
+    many of the first blocks are saved.
+    """
 
-    block_ids: list[int]
+    block_ids: list[list[int]]
+    num_computed: int
     num_saved: int = 0
 
 
@@ -73,7 +78,7 @@ class _Match:
     block_hashes: BlockHashes
     num_computed: int
     num_tokens: int
-    payloads: list[Payload] = field(default_factory=list)
+    blocks: list[tuple[KeyedBlock, list[Payload]]] = field(default_factory=list)
 
 
 class OffloadingConnector(KVConnectorBase):
@@ -96,6 +101,7 @@ class OffloadingConnector(KVConnectorBase):
         host: HostTier,
         block_size: int,
         numerics: bytes,
+        layout: KVCacheConfig,
         *,
         storage: StorageQueue | None = None,
         saves: bool,
@@ -109,6 +115,7 @@ class OffloadingConnector(KVConnectorBase):
             block_size: tokens of a block.
             numerics: digest of the model and of all else that decides a block's bytes but for its
                 tokens, namespace and adapter.
+            layout: the KV cache groups.
             storage: where saved blocks are written behind, and read ahead from.
             saves: whether full blocks are saved as they are filled.
             loads: whether blocks are looked up for new sequences.
@@ -116,10 +123,10 @@ class OffloadingConnector(KVConnectorBase):
             max_in_flight: steps that may run while the next is planned.
         """
         self.host, self.storage = host, storage
-        self._block_size = block_size
+        self._block_size, self._layout = block_size, layout
         self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
-        self._numerics, self._layout = hashlib.sha256(numerics).digest(), b""
+        self._numerics = hashlib.sha256(numerics).digest()
         self._step = 0
         self._tracked: dict[int, _Tracked] = {}
         #: Of preempted sequences: number of tokens that were saved, and the step that saves them.
@@ -127,9 +134,9 @@ class OffloadingConnector(KVConnectorBase):
         self._swap_outs: list[SavedBlocks] = []
         #: The last match, since the head of the queue may be asked for in many steps.
         self._match: _Match | None = None
-        self._starting: dict[int, list[tuple[int, Payload]]] = {}
+        self._starting: dict[int, list[LoadedBlock]] = {}
         #: By step the blocks to write into the KV cache.
-        self._loading: deque[tuple[int, list[tuple[int, Payload]]]] = deque()
+        self._loading: deque[tuple[int, list[LoadedBlock]]] = deque()
         self.num_looked_up_tokens = self.num_matched_tokens = self.num_saved_blocks = 0
         #: Whether loading blocks is faster than computing their tokens: from host memory, and from
         #: the storage.
@@ -169,20 +176,18 @@ class OffloadingConnector(KVConnectorBase):
             return None
         if not request.prefilled:
             storage.refresh_soon()
-        first, end = (
-            num_computed_tokens // self._block_size,
-            (len(token_ids) - 1) // self._block_size,
-        )
+        size = self._block_size
+        first, end = num_computed_tokens // size, (len(token_ids) - 1) // size
         end = min(end, first + self.host.capacity // self._buffers.block_bytes)
-        hashes = request.block_hashes.hash_full_blocks(token_ids, self._block_size)[first:end]
-        keys = [self._key(block_hash) for block_hash in hashes]
         if not request.prefilled:
-            keys = list(
-                itertools.takewhile(
-                    lambda key: key in self.host or storage.tier.may_contain(key), keys
-                )
+            hashes = request.block_hashes.hash_full_blocks(token_ids, size)[first:end]
+            end = first + self._keys.longest_hit(
+                hashes, lambda key: key in self.host or storage.tier.may_contain(key)
             )
-        keys = [key for key in keys if key not in self.host]
+        if end <= first:
+            return None
+        blocks = self._keys.blocks_of(request, first * size, end * size)
+        keys = [key for block in blocks for key in block.keys if key not in self.host]
         if not keys:
             return None
         # What takes longer than computing is of no use.
@@ -194,26 +199,32 @@ class OffloadingConnector(KVConnectorBase):
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""
         size, token_ids = self._block_size, request.token_ids
-        first, end = num_computed // size, (len(token_ids) - 1) // size
         hashes = request.block_hashes.hash_full_blocks(token_ids, size)
-        match = _Match(request.block_hashes, num_computed, 0)
-        keys = [self._key(block_hash) for block_hash in hashes[first:end]]
-        for key in keys:
-            if (payload := self.host.get(key)) is None:
-                break
-            match.payloads.append(payload)
-        self.host.touch(keys[: len(match.payloads)])
-        match.num_tokens = len(match.payloads) * size
-        if (
-            num_swapped % size
-            and num_computed + match.num_tokens == num_swapped // size * size
-            and num_swapped < len(token_ids)
-        ):
-            partial = request.block_hashes.hash_partial_block(token_ids, size, num_swapped)
-            if (payload := self.host.get(self._key(partial))) is not None:
-                match.payloads.append(payload)
-                match.num_tokens = num_swapped - num_computed
-        return match
+        if num_computed < num_swapped < len(token_ids):
+            match = self._load(request, num_computed, num_swapped)
+            if match.num_tokens:
+                return match
+        first, end = num_computed // size, (len(token_ids) - 1) // size
+        while num_blocks := self._keys.longest_hit(hashes[first:end], self.host.__contains__):
+            match = self._load(request, num_computed, num_computed + num_blocks * size)
+            if match.num_tokens:
+                return match
+        return _Match(request.block_hashes, num_computed, 0)
+
+    def _load(self, request: RequestView, num_computed: int, num_tokens: int) -> _Match:
+        """The blocks of a sequence's tokens after the computed ones; none if one isn't in host
+        memory as it was saved.
+        """
+        blocks = []
+        for block in self._keys.blocks_of(request, num_computed, num_tokens):
+            payloads = [
+                payload for key in block.keys if (payload := self.host.get(key)) is not None
+            ]
+            if len(payloads) < len(block.keys):
+                return _Match(request.block_hashes, num_computed, 0)
+            blocks.append((block, payloads))
+        self.host.touch([key for block, _ in blocks for key in block.keys])
+        return _Match(request.block_hashes, num_computed, num_tokens - num_computed, blocks)
 
     def update_state_after_alloc(
         self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
@@ -224,10 +235,10 @@ class OffloadingConnector(KVConnectorBase):
             self.num_looked_up_tokens += len(request.token_ids) - num_cached
         match, self._match = self._match, None
         if num_external_tokens and match is not None:
-            first = match.num_computed // self._block_size
-            self._starting[request.seq_id] = list(
-                zip(block_ids[0][first:], match.payloads, strict=False)
-            )
+            self._starting[request.seq_id] = [
+                (block.group, block_ids[block.group][block.position], payloads)
+                for block, payloads in match.blocks
+            ]
             if not is_swapped:
                 self.num_matched_tokens += num_external_tokens
 
@@ -237,39 +248,61 @@ class OffloadingConnector(KVConnectorBase):
         self._step = plan.step
         for seq_id in plan.removed:
             self._tracked.pop(seq_id, None)
-        loading: list[tuple[int, Payload]] = []
+        loading: list[LoadedBlock] = []
         for new in plan.new:
             loading += self._starting.get(new.seq_id, ())
-            self._tracked[new.seq_id] = _Tracked(list(new.block_ids[0]))
+            self._tracked[new.seq_id] = _Tracked(
+                [list(table) for table in new.block_ids], new.num_computed_tokens
+            )
         self._starting.clear()
         for seq_id, block_ids in plan.new_blocks:
-            self._tracked[seq_id].block_ids += block_ids[0]
+            for table, new_ids in zip(self._tracked[seq_id].block_ids, block_ids, strict=True):
+                table += new_ids
         while self._loading and self._loading[0][0] < plan.step - self._max_in_flight:
             self._loading.popleft()  # of a step that wasn't run
         if loading:
             self._loading.append((plan.step, loading))
         swapped, self._swap_outs = self._swap_outs, []
-        saves = self._filled_blocks(scheduled) if self._saves else []
+        saves = self._filled_blocks(plan, scheduled) if self._saves else []
         if not (loading or swapped or saves):
             return None
         return OffloadingMetadata(plan.step, swapped, saves)
 
-    def _filled_blocks(self, scheduled: Sequence[RequestView]) -> list[SavedBlocks]:
-        """The blocks that are full after a step and that no tier has."""
+    def _filled_blocks(self, plan: PlanView, scheduled: Sequence[RequestView]) -> list[SavedBlocks]:
+        """The blocks that a step fills, and the states that it keeps, which no tier has."""
         saves: list[SavedBlocks] = []
-        size = self._block_size
+        size, keys_of = self._block_size, self._keys.of_block
+        checkpoints: dict[int, list[tuple[int, int]]] = {}
+        for seq_id, num_tokens, block_id in plan.checkpoints:
+            checkpoints.setdefault(seq_id, []).append((num_tokens, block_id))
         for sequence in scheduled:
             tracked, token_ids = self._tracked[sequence.seq_id], sequence.token_ids
             end = min(sequence.num_computed_tokens, len(token_ids)) // size
-            if end <= tracked.num_saved:
+            states = checkpoints.get(sequence.seq_id, ())
+            if end <= tracked.num_saved and not states:
+                tracked.num_computed = sequence.num_computed_tokens
                 continue
             hashes = sequence.block_hashes.hash_full_blocks(token_ids, size)
-            blocks = [
-                (key, tracked.block_ids[index])
-                for index in range(tracked.num_saved, end)
-                if (key := self._key(hashes[index])) not in self._tier
+            blocks: list[PlannedBlock] = [
+                (index, table[position], keys_of(index, hashes[position]))
+                for position in range(tracked.num_saved, end)
+                for index, (group, table) in enumerate(
+                    zip(self._layout.groups, tracked.block_ids, strict=True)
+                )
+                # What has left a window before the step may be another sequence's by now.
+                if group.kind in ("full", "window")
+                and position >= group.first_needed_block(tracked.num_computed, size)
             ]
-            tracked.num_saved = end
+            state_group = len(self._layout.groups) - 1
+            blocks += [
+                (state_group, block_id, keys_of(state_group, hashes[num_tokens // size - 1]))
+                for num_tokens, block_id in states
+                # Of drafts, and of tokens that are still being sampled, nothing is known.
+                if num_tokens % size == 0 and num_tokens <= len(token_ids)
+            ]
+            tracked.num_saved = max(tracked.num_saved, end)
+            tracked.num_computed = sequence.num_computed_tokens
+            blocks = [block for block in blocks if not all(key in self._tier for key in block[2])]
             if blocks:
                 saves.append((sequence.tenant, sequence.cache_namespace, blocks))
         return saves
@@ -285,13 +318,12 @@ class OffloadingConnector(KVConnectorBase):
         num_tokens = min(request.num_computed_tokens, len(token_ids))
         if not self._swaps or num_tokens <= 0:
             return
-        size = self._block_size
-        num_full = num_tokens // size
-        hashes = request.block_hashes.hash_full_blocks(token_ids, size)[:num_full]
-        if num_tokens % size:
-            hashes = [*hashes, request.block_hashes.hash_partial_block(token_ids, size, num_tokens)]
-        keys = [self._key(block_hash) for block_hash in hashes]
-        blocks = list(zip(keys, block_ids[0], strict=False))
+        if self._layout.state_group is not None and num_tokens < request.num_computed_tokens:
+            return  # the state has taken in a token that isn't known
+        blocks = [
+            (block.group, block_ids[block.group][block.position], block.keys)
+            for block in self._keys.blocks_of(request, 0, num_tokens)
+        ]
         self._swap_outs.append((request.tenant, request.cache_namespace, blocks))
         self._swapped[request.seq_id] = (num_tokens, self._step + 1)
 
@@ -301,14 +333,23 @@ class OffloadingConnector(KVConnectorBase):
         self._swapped.pop(request.seq_id, None)
         return False, None
 
-    def _key(self, block_hash: bytes) -> bytes:
-        """A block's key in the tiers: by all that its bytes depend on."""
-        return hashlib.sha256(self._numerics + self._layout + block_hash).digest()
-
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
-        self._buffers = BlockBuffers(kv_caches)
-        layout = msgspec.json.encode([self._block_size, BlockBuffers.describe(kv_caches)])
-        self._layout = hashlib.sha256(layout).digest()
+        self._buffers = BlockBuffers(kv_caches, self._layout)
+        groups = [
+            [group.kind, group.layers, group.window, group.encoder_length]
+            for group in self._layout.groups
+        ]
+        layout = [self._block_size, BlockBuffers.describe(kv_caches), groups]
+        self._layout_digest = hashlib.sha256(msgspec.json.encode(layout)).digest()
+        self._make_keys()
+
+    def _make_keys(self) -> None:
+        self._keys = BlockKeys(
+            self._numerics + self._layout_digest,
+            self._layout,
+            self._block_size,
+            self._buffers.num_payloads,
+        )
 
     def start_load_kv(self, forward_context: Any = None, **kwargs: Any) -> None:
         metadata = self._metadata
@@ -320,18 +361,19 @@ class OffloadingConnector(KVConnectorBase):
         while self._loading and self._loading[0][0] <= metadata.step:
             step, loads = self._loading.popleft()
             if step == metadata.step:
-                for block_id, payload in loads:
-                    self._buffers.write(block_id, payload)
+                for group, block_id, payloads in loads:
+                    self._buffers.write(group, block_id, payloads)
 
     def _save(
-        self, blocks: list[KeyedBlock], tenant: str, tier: HostTier | StorageQueue
+        self, blocks: list[PlannedBlock], tenant: str, tier: HostTier | StorageQueue
     ) -> list[tuple[bytes, Payload]]:
         """Save those blocks of a sequence that a tier doesn't have."""
         max_blocks = self.host.capacity // self._buffers.block_bytes
         payloads = [
-            (key, self._buffers.read(block_id))
-            for key, block_id in blocks[:max_blocks]
-            if key not in tier
+            (key, payload)
+            for group, block_id, keys in blocks[:max_blocks]
+            if not all(key in tier for key in keys)
+            for key, payload in zip(keys, self._buffers.read(group, block_id), strict=True)
         ]
         self.host.put(payloads, tenant)
         self.num_saved_blocks += len(payloads)
@@ -346,7 +388,7 @@ class OffloadingConnector(KVConnectorBase):
                     self.storage.queue_writes(payloads, namespace)
 
     def find_tier(self, block_hash: bytes) -> str:
-        return self._tier_name if self._key(block_hash) in self._tier else ""
+        return self._tier_name if self._keys.first_key(block_hash) in self._tier else ""
 
     @property
     def _tier_name(self) -> str:
@@ -357,7 +399,7 @@ class OffloadingConnector(KVConnectorBase):
     def key_space(self) -> str:
         if self.storage is None or not (digest := self.storage.tier.digest):
             return ""
-        return hashlib.sha256(digest + self._numerics + self._layout).hexdigest()
+        return hashlib.sha256(digest + self._numerics + self._layout_digest).hexdigest()
 
     def wait_until_saved(self, timeout_s: float) -> None:
         if self.storage is not None:
@@ -393,7 +435,7 @@ class OffloadingConnector(KVConnectorBase):
         read_s = 0.0
         if self.storage is not None:
             tier = self.storage.tier
-            read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS))
+            read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS)) * self._num_groups
         self._saved_s_per_token = max(0.0, compute_s - load_s - read_s) / self._block_size
         if self._saves:
             self._loads_host = self._loads_host and load_s < compute_s
@@ -404,15 +446,24 @@ class OffloadingConnector(KVConnectorBase):
             1000 * compute_s, 1000 * load_s, 1000 * read_s,
         )  # fmt: skip
 
+    @property
+    def _num_groups(self) -> int:
+        """Number of blocks that `block_size` tokens have; a state is loaded once."""
+        return max(1, sum(group.kind != "state" for group in self._layout.groups))
+
     def _measure_load(self) -> float:
-        """Seconds that it takes to load a block; no block may be in use yet."""
+        """Seconds that it takes to load the blocks of `block_size` tokens; none may be in use
+        yet.
+        """
         started = time.perf_counter()
-        self._buffers.write(0, self._buffers.read(0))
+        for group in range(self._num_groups):
+            self._buffers.write(group, 0, self._buffers.read(group, 0))
         return time.perf_counter() - started
 
     def reset_cache(self) -> None:
         # Blocks of other weights, say, which other replicas may have stored as well.
         self._numerics = secrets.token_bytes(32)
+        self._make_keys()
         self._match = None
         self.host.clear()
 

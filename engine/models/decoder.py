@@ -327,6 +327,12 @@ class NativeDecoder(SupportsLoRA):
         # A layer that is an MLP alone keeps nothing.
         self._layer_caches = [caches.get(layer, (0, None)) for layer in range(self.spec.num_layers)]
 
+    def state_tensors(self) -> tuple[Tensor, ...]:
+        """Tensors of all layers' states, whose first dimension is the block; (): no layer has
+        any.
+        """
+        return () if self._states is None else self._states.tensors()
+
     def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
         """By layer the tensors whose first dimension is the block; layers may share them."""
         return [

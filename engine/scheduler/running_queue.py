@@ -300,15 +300,16 @@ class RunningQueue:
         return [[block.block_id for block in table] for table in tables]
 
     def reject_oversized(
-        self, sequence: Sequence, num_tokens: int, prefix: CachedPrefix | None = None
+        self,
+        sequence: Sequence,
+        num_computed: int,
+        num_tokens: int,
+        prefix: CachedPrefix | None = None,
     ) -> bool:
-        """End a sequence whose next tokens wouldn't fit even if it were the only one, because its
-        tenant's limit has shrunk; whether it did.
+        """End a sequence whose `num_tokens` tokens after the computed ones wouldn't fit even if it
+        were the only one, because its tenant's limit has shrunk; whether it did.
         """
         limit = self._kv.quotas.limit(self.quota_of(sequence))
-        num_computed = sequence.num_computed_tokens
-        if prefix is not None:
-            num_computed = prefix.num_tokens
         if self._kv.num_blocks_after(sequence.seq_id, num_computed, num_tokens, prefix) <= limit:
             return False
         error = KVPoolTooSmall(

@@ -394,7 +394,9 @@ class Scheduler:
         quota, num_computed = self._runs.quota_of(sequence), sequence.num_computed_tokens
         while (blocks := self.kv.allocate_slots(sequence, quota, num_computed, num_tokens)) is None:
             victim = self._runs.victim_for_growth(step, sequence, num_tokens)
-            if victim is sequence and self._runs.reject_oversized(sequence, num_tokens):
+            if victim is sequence and self._runs.reject_oversized(
+                sequence, num_computed, num_tokens
+            ):
                 return
             self._runs.preempt_in_step(step, victim)
             if victim is sequence:
@@ -508,12 +510,11 @@ class Scheduler:
         encodes = kv.needs_encoding(prefix)
         if encodes and not self.encoder_cache.fits_step(kv.encoder_length):
             return False
-        num_new = num_external + chunk
-        blocks = kv.allocate_slots(sequence, quota, prefix.num_tokens, num_new, prefix)
+        blocks = kv.allocate_slots(sequence, quota, num_computed, chunk, prefix)
         if blocks is None:
-            if not self._runs.reject_oversized(sequence, num_new, prefix):
+            if not self._runs.reject_oversized(sequence, num_computed, chunk, prefix):
                 step.num_missing_blocks = kv.num_blocks_to_allocate(
-                    sequence.seq_id, prefix.num_tokens, num_new, prefix
+                    sequence.seq_id, num_computed, chunk, prefix
                 )
             return False
         self.waiting.pop(sequence)

@@ -55,6 +55,11 @@ class StateTable:
         #: The step's blocks, and what their states will have taken in.
         self._under_way = no_rows.rows, no_rows.rows
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a block consists of: tensors whose first dimension is the block."""
+        parts = [part for layer in self.layers.values() for part in (layer.conv, layer.scan)]
+        return (*parts, self._num_tokens)
+
     def begin_step(self, context: AttentionMetadata) -> None:
         """Make the blocks ready for a step's sequences: those at position 0 start anew.
 
