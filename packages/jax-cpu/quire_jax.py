@@ -121,6 +121,11 @@ class JaxModel:
         """Release the KV cache until `allocate_kv`."""
         self._caches = None
 
+    @property
+    def has_lost_cache(self) -> bool:
+        """Whether a program that failed has taken the KV cache with it: it is donated to each."""
+        return self._caches is not None and any(cache.is_deleted() for cache in self._caches)
+
     def _warm_up(self, num_groups: int) -> None:
         """Compile every program."""
         started = time.perf_counter()
@@ -226,6 +231,7 @@ class JaxDevice(Device):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
+        self._model: JaxModel | None = None
         jax.config.update("jax_platforms", "cpu")
         if path := os.environ.get(_CACHE_PATH):
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(path))
@@ -252,8 +258,14 @@ class JaxDevice(Device):
         built, decoder = build_native_decoder(request, self.name)
         config = self.config
         budget = config.max_num_batched_tokens or self.token_budget
-        model = JaxModel(decoder, config.max_num_seqs, budget)
-        return dataclasses.replace(built, model=model)
+        self._model = JaxModel(decoder, config.max_num_seqs, budget)
+        return dataclasses.replace(built, model=self._model)
+
+    def on_step_failed(self) -> None:
+        if self._model is not None and self._model.has_lost_cache:
+            raise RuntimeError(
+                "The program that failed had been given the KV cache, which is lost."
+            )
 
     def num_blocks(self, need: CacheRequirements) -> int:
         return num_cpu_blocks(

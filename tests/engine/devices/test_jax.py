@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,6 +83,30 @@ def refusal(folder, settings):
 print(json.dumps([refusal(*case) for case in json.loads(sys.argv[1])]))
 """
 
+LOSE = """
+import json, sys
+import quire_jax
+from engine import LLM, SamplingParams
+from engine.contract.errors import EngineFault
+
+llm = LLM(sys.argv[1], device="jax-cpu", max_model_len=64, max_num_seqs=1,
+          num_gpu_blocks_override=8, dtype="float32")
+
+def failing(shape, weights, layout, caches, *args):
+    if sys.argv[2] == "lost":
+        for cache in caches:
+            cache.delete()
+    quire_jax.run_layers = run_layers
+    raise MemoryError("no room for the step")
+
+run_layers, quire_jax.run_layers = quire_jax.run_layers, failing
+try:
+    output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2), use_tqdm=False)[0]
+    print(json.dumps(str(output.error)))
+except EngineFault as error:
+    print(json.dumps(f"ended: {error}"))
+"""
+
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -128,6 +153,17 @@ def test_nothing_is_compiled_after_the_start_and_logits_are_the_cpu_devices(
     monkeypatch.setenv("VLLM_XLA_CACHE_PATH", str(tmp_path))
     assert_equal_without_compiling(run(model_folder("qwen2-window"), package))
     assert list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("cache", "words"), [("kept", "no room for the step"), ("lost", "ended: .* KV cache")]
+)
+def test_a_step_that_loses_the_kv_cache_ends_the_engine(
+    cache: str, words: str, model_folder: Callable[[str], Path], package: Path
+) -> None:
+    assert re.search(words, run_script(LOSE, package, str(model_folder("llama")), cache))
 
 
 @pytest.mark.slow
