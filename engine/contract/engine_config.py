@@ -55,7 +55,7 @@ MODEL_IMPLS = ("auto", "quire", "transformers")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
-EXECUTOR_BACKENDS = ("mp", "uni", "external_launcher")
+EXECUTOR_BACKENDS = ("mp", "uni", "ray", "external_launcher")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = (
     "auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
@@ -368,9 +368,22 @@ class EngineConfig(Settings):
     )
     distributed_executor_backend: str | None = cli_field(
         None,
-        "who starts the ranks that share the model: mp, the engine itself; external_launcher, such "
-        "as torchrun, for programs that use `LLM`; uni: there is one; default: mp or uni",
+        "who starts the ranks that share the model: mp, the engine itself; ray, on machines of its "
+        "cluster; external_launcher, such as torchrun, for programs that use `LLM`; uni: there is "
+        "one; default: mp or uni",
         choices=EXECUTOR_BACKENDS,
+    )
+    nnodes: int = cli_field(
+        1, "number of machines whose ranks share the model, as many on each", low=1, high=64
+    )
+    node_rank: int = cli_field(
+        0, "this machine among them; from 1 on with --headless", low=0, high=63
+    )
+    master_addr: str = cli_field(
+        "127.0.0.1", "address of the machine with node_rank 0, which the others can reach"
+    )
+    master_port: int = cli_field(
+        29501, "TCP port on which ranks of other machines find it", low=1, high=65535
     )
     num_threads: int | None = cli_field(
         None, "CPU threads of the engine, over all ranks; default: all cores", low=1, high=4096
@@ -464,6 +477,7 @@ class EngineConfig(Settings):
                 f"distributed_executor_backend=uni is for one rank; got {self.world_size}.",
                 param="distributed_executor_backend",
             )
+        self._check_nodes()
         self._check_media_limits()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
@@ -473,6 +487,33 @@ class EngineConfig(Settings):
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
                 )
+
+    def _check_nodes(self) -> None:
+        if self.nnodes == 1:
+            return
+        if self.distributed_executor_backend not in (None, "mp"):
+            raise ConfigError(
+                f"nnodes is for distributed_executor_backend=mp; got "
+                f"{self.distributed_executor_backend}.",
+                param="nnodes",
+            )
+        if self.pipeline_parallel_size % self.nnodes:
+            raise ConfigError(
+                f"pipeline_parallel_size must be a multiple of nnodes ({self.nnodes}), because "
+                "ranks of tensor_parallel_size share memory; got "
+                f"{self.pipeline_parallel_size}.",
+                param="pipeline_parallel_size",
+            )
+        if self.node_rank >= self.nnodes:
+            raise ConfigError(
+                f"node_rank must be below nnodes ({self.nnodes}); got {self.node_rank}.",
+                param="node_rank",
+            )
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks of each machine."""
+        return self.world_size // self.nnodes
 
     @property
     def world_size(self) -> int:

@@ -209,8 +209,8 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
     *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
     # Several devices.
-    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size nnodes data_parallel_size_local"),
-    *_but(int, (0,), _ONE_HOST, "node_rank data_parallel_rank data_parallel_start_rank"),
+    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size data_parallel_size_local"),
+    *_but(int, (0,), _ONE_HOST, "data_parallel_rank data_parallel_start_rank"),
     *_but(
         bool,
         (False,),
@@ -225,14 +225,14 @@ NEWER: tuple[VllmFlag, ...] = (
     *_of(
         str,
         _OTHER_HOSTS,
-        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend master_addr",
+        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend",
     ),
     *_of(
         int,
         _OTHER_HOSTS,
         "cp_kv_cache_interleave_size data_parallel_rpc_port dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
-        "cpu_distributed_timeout_seconds elastic_ep_max_dp_size master_port ubatch_size",
+        "cpu_distributed_timeout_seconds elastic_ep_max_dp_size ubatch_size",
     ),
     *_of(bool, _OTHER_HOSTS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
     *_of(dict, _EXPERTS, "eplb_config"),
@@ -425,7 +425,6 @@ _SINGLE_DEVICE = (
     "--pipeline-parallel-size. For more throughput run more replicas (`quire load_model --replicas "
     "N`)."
 )
-_NO_RAY = "ranks are of one machine. Replicas on other hosts are started there with `quire engine`."
 
 #: In the order of vLLM's manual.
 _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
@@ -462,9 +461,18 @@ _OF_THE_MANUAL: tuple[VllmFlag, ...] = (
     ignored_flag(
         "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
     ),
-    restricted_flag("worker_use_ray", bool, (False,), _NO_RAY),
-    restricted_flag("engine_use_ray", bool, (False,), _NO_RAY),
-    restricted_flag("ray_workers_use_nsight", bool, (False,), _NO_RAY),
+    VllmFlag(
+        "worker_use_ray",
+        bool,
+        "`distributed_executor_backend`, `ray`",
+        becomes=lambda value: {"distributed_executor_backend": "ray"} if value else {},
+    ),
+    restricted_flag(
+        "engine_use_ray", bool, (False,), "an engine is a process. Run `LLM` in an actor of yours."
+    ),
+    restricted_flag(
+        "ray_workers_use_nsight", bool, (False,), "ranks run on CPUs, which Nsight doesn't measure."
+    ),
     restricted_flag(
         "data_parallel_size",
         int,

@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import threading
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -105,6 +106,11 @@ class Channel:
             if not data:
                 raise ChannelClosed("the other side has ended")
             self._received += data
+
+    def shutdown(self) -> None:
+        """End what waits here, in whichever thread, for a side that may never answer."""
+        with suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the socket, which the other side is told of."""

@@ -25,6 +25,8 @@ from kernels.errors import RankError
 
 #: A stage may wait for a long prompt's layers in the stage before it.
 RECEIVE_TIMEOUT_S = 300.0
+#: Of what is on its way, between two parts.
+_STALL_TIMEOUT_S = 10.0
 #: Between looks at the failure flag.
 _POLL_MS = 50
 #: Attempt, rows, columns.
@@ -100,8 +102,12 @@ class TensorConnection:
             return matrix
 
     def _fill(self, buffer: memoryview) -> None:
-        """Read what is on its way, whether or not a rank has failed."""
+        """Read what is on its way, whether or not a rank has failed. Raises `ChannelClosed` where
+        nothing more comes.
+        """
         while buffer:
+            if not self._poll.poll(_STALL_TIMEOUT_S * 1000):
+                raise ChannelClosed(f"rank {self._rank} stopped in the middle of a matrix")
             count = self._socket.recv_into(buffer)
             if not count:
                 raise ChannelClosed(f"rank {self._rank} has ended")

@@ -10,7 +10,8 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,9 @@ from engine.distributed.pipeline import StageSockets
 JOIN_TIMEOUT_S = 300.0
 #: Of a connection's first message, without which it's somebody else's.
 _HELLO_TIMEOUT_S = 5.0
+_POLL_S = 0.05
+#: Of the keys of an engine's ranks, and the key of their memory's size.
+STORE_PREFIX, MEMORY_KEY = "quire", "memory_bytes"
 _HELLO = struct.Struct("<16sI16s")
 
 
@@ -48,6 +52,18 @@ def stage_links(state: ParallelState) -> list[Link]:
             Link(rank, rank + state.tensor_parallel_size, "stage"),
             Link(rank, logits_rank, "logits"),
         )
+    ]
+
+
+def rank_links(state: ParallelState) -> list[Link]:
+    """Those between stages, and three from each rank to the first one."""
+    return [
+        *stage_links(state),
+        *(
+            Link(rank, 0, kind)
+            for rank in range(1, state.world_size)
+            for kind in ("commands", "adapters", "beats")
+        ),
     ]
 
 
@@ -79,6 +95,14 @@ def local_address(remote: str) -> str:
         return host
 
 
+def open_store(host: str, port: int) -> dist.Store:
+    """The store that the first rank has, or is about to have. Raises `EngineFault`."""
+    try:
+        return dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=JOIN_TIMEOUT_S))
+    except RuntimeError as error:
+        raise EngineFault(f"No first rank is at {host}:{port}: {error}") from error
+
+
 class Rendezvous:
     """One rank among those that meet in `store`.
 
@@ -89,10 +113,17 @@ class Rendezvous:
     Raises `EngineFault` for a rank that doesn't come within `JOIN_TIMEOUT_S`.
     """
 
-    def __init__(self, store: dist.Store, state: ParallelState, master: str) -> None:
-        """`master`: a host that all ranks can reach."""
-        self._store, self.state = store, state
-        store.set_timeout(timedelta(seconds=JOIN_TIMEOUT_S))
+    def __init__(
+        self,
+        store: dist.Store,
+        state: ParallelState,
+        master: str,
+        find_failure: Callable[[], str] = str,
+    ) -> None:
+        """`master`: a host that all ranks can reach. `find_failure`: why it's of no use to wait for
+        the others any longer; "": it may be.
+        """
+        self._store, self.state, self._find_failure = store, state, find_failure
         if state.rank == 0:
             store.set("token", secrets.token_hex(8))
         store.set(f"machine/{state.rank}", machine_id())
@@ -108,12 +139,21 @@ class Rendezvous:
 
     def read(self, key: str, rank: int) -> str:
         """What `rank` writes. Raises `EngineFault` where it doesn't come."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
         try:
+            while not self._store.check([key]):
+                self._check(deadline, rank)
+                time.sleep(_POLL_S)
             return self._store.get(key).decode()
         except (RuntimeError, OSError) as error:
-            raise EngineFault(
-                f"Rank {rank} did not join within {JOIN_TIMEOUT_S:g} s: {error}"
-            ) from error
+            raise EngineFault(f"The ranks' store has ended: {error}") from error
+
+    def _check(self, deadline: float, rank: int) -> None:
+        """Raise `EngineFault` where it's of no use to wait for `rank` any longer."""
+        if reason := self._find_failure():
+            raise EngineFault(reason)
+        if time.monotonic() > deadline:
+            raise EngineFault(f"Rank {rank} did not join within {JOIN_TIMEOUT_S:g} s.")
 
     def share_memory(self, num_bytes: int) -> RankMemory:
         """Memory that the ranks of this machine share; see `RankMemory.create`."""
@@ -135,7 +175,8 @@ class Rendezvous:
         descriptors: dict[tuple[int, str], int] = {}
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with socket.create_server((self._host, 0), family=family, backlog=256) as server:
-            server.settimeout(JOIN_TIMEOUT_S)
+            server.settimeout(_POLL_S)
+            deadline = time.monotonic() + JOIN_TIMEOUT_S
             if expected:
                 self.write(f"address/{rank}", f"{self._host} {server.getsockname()[1]}")
             try:
@@ -146,7 +187,11 @@ class Rendezvous:
                         connection.sendall(_HELLO.pack(token, rank, link.kind.encode()))
                         descriptors[link.target, link.kind] = _detach(connection)
                 while expected:
-                    connection = server.accept()[0]
+                    try:
+                        connection = server.accept()[0]
+                    except TimeoutError:
+                        self._check(deadline, min(expected)[0])
+                        continue
                     peer = _read_hello(connection, token)
                     if peer in expected:
                         expected.remove(peer)
@@ -154,10 +199,7 @@ class Rendezvous:
                     else:
                         connection.close()
             except OSError as error:
-                missing = sorted({source for source, _ in expected})
-                raise EngineFault(
-                    f"Rank {rank} can't be connected to others (it waits for {missing}): {error}"
-                ) from error
+                raise EngineFault(f"Rank {rank} can't connect to others: {error}") from error
         return descriptors
 
 

@@ -23,10 +23,13 @@ from engine.distributed.pipeline import StageTimeout
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
+from engine.executor.node import start_node_ranks
 from engine.executor.rank_process import PackedTensor, RemoteCall, StagedAdapter
 from engine.executor.rank_processes import RankProcesses
 from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
 from engine.executor.ranked_step import RankedStep
+from engine.executor.ray_ranks import RayRanks
+from engine.executor.remote_ranks import RemoteRanks
 from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
 from engine.lora.store import AdapterFacts
 from engine.models.interface import ModelFacts
@@ -115,14 +118,15 @@ class MultiprocExecutor(UniProcExecutor):
         state = ParallelState(0, size, config.pipeline_parallel_size)
         param = PARAM if size > 1 else PIPELINE_PARAM
         try:
-            self._ranks = RankProcesses(state, num_bytes)
+            self._ranks = start_ranks(config, state, num_bytes, ops)
         except OSError as error:
             raise ConfigError(
                 f"{param}={state.world_size}: no process can be started: {error}", param=param
             ) from error
         try:
             settings = [
-                rank_config(config, rank, state.world_size, ops) for rank in range(state.world_size)
+                rank_config(config, rank % config.ranks_per_node, config.ranks_per_node, ops)
+                for rank in range(state.world_size)
             ]
             self._ranks.start([other.to_mapping() for other in settings[1:]])
             super().__init__(settings[0], self._ranks.memory, self._ranks.stage_sockets)
@@ -138,8 +142,9 @@ class MultiprocExecutor(UniProcExecutor):
         if self.worker.ranks is None:
             return []
         memory = self._ranks.memory
-        stages = range(1, memory.state.pipeline_parallel_size)
-        return [self.worker.ranks, *(memory.join(ops, stage) for stage in stages)]
+        size = memory.state.tensor_parallel_size
+        stages = {rank // size for rank in self._ranks.local_ranks} - {0}
+        return [self.worker.ranks, *(memory.join(ops, stage) for stage in sorted(stages))]
 
     @property
     def process_ids(self) -> list[int]:
@@ -261,6 +266,7 @@ class MultiprocExecutor(UniProcExecutor):
         for group in self._groups[1:]:
             group.reset(is_last=True)
         self.worker.reset_ranks(is_last=True)
+        self._ranks.finish_reset()
 
     def sleep(self, level: int) -> None:
         self._ranks.broadcast("sleep", level)
@@ -309,6 +315,28 @@ class MultiprocExecutor(UniProcExecutor):
         self._finishers.shutdown()
 
 
+def start_ranks(
+    config: EngineConfig, state: ParallelState, num_bytes: int, ops: KernelSet
+) -> RankProcesses:
+    """Have the other ranks be started, by whom the settings say.
+
+    Raises `ConfigError`, and OSError where the system refuses it.
+    """
+    if config.distributed_executor_backend == "ray":
+        num_cpus = rank_config(config, 0, config.ranks_per_node, ops).num_threads or 1
+        ray = RayRanks(num_cpus)
+        return RemoteRanks(state, num_bytes, ray.host, 0, ray.start)
+    if config.nnodes > 1:
+        return RemoteRanks(
+            state,
+            num_bytes,
+            config.master_addr,
+            config.master_port,
+            lambda arguments: start_node_ranks(config, arguments),
+        )
+    return RankProcesses(state, num_bytes)
+
+
 def make_executor(config: EngineConfig) -> Executor:
     """What runs a model by these settings.
 
@@ -316,6 +344,6 @@ def make_executor(config: EngineConfig) -> Executor:
     """
     if config.distributed_executor_backend == "external_launcher":
         return ExternalExecutor(config)
-    if config.world_size > 1:
+    if config.world_size > 1 or config.distributed_executor_backend == "ray":
         return MultiprocExecutor(config)
     return UniProcExecutor(config)

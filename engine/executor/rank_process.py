@@ -1,7 +1,7 @@
 """`python -m engine.executor.rank_process`: a rank that runs what the first one sends.
 
-Its argument is `RankArguments` as JSON. It ends when the socket of commands is closed, so that no
-rank outlives the first.
+Its argument is `RankArguments` or `JoinArguments`, as JSON. It ends when the socket of commands is
+closed, so that no rank outlives the first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import queue
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.lora import AdapterRef
+from engine.distributed.beats import BeatLink
 from engine.distributed.channel import (
     Channel,
     ChannelClosed,
@@ -29,6 +32,14 @@ from engine.distributed.channel import (
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import ParallelState
 from engine.distributed.pipeline import StageSockets
+from engine.distributed.rendezvous import (
+    MEMORY_KEY,
+    STORE_PREFIX,
+    Rendezvous,
+    open_store,
+    rank_links,
+    stage_sockets,
+)
 from engine.executor.abstract import Capacity
 from engine.executor.uniproc_executor import find_worker_method
 from engine.executor.worker import Worker
@@ -39,16 +50,41 @@ from engine.worker.interface import PendingStep
 log = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 0.1
+#: Of the first rank: without it no rank has anything to do.
+MAX_MISSED_BEATS = 100
 _POLL_S = 60.0
 
 
-class RankArguments(msgspec.Struct):
-    """A rank's place, and what it inherits.
+class JoinArguments(msgspec.Struct, tag=True):
+    """The store where a rank meets the others, which may be on other machines."""
+
+    host: str
+    port: int
+    state: ParallelState
+
+    def join(self) -> RankArguments:
+        """Meet them. Raises `EngineFault`."""
+        store = open_store(self.host, self.port)
+        meeting = Rendezvous(dist.PrefixStore(STORE_PREFIX, store), self.state, self.host)
+        memory = meeting.share_memory(int(meeting.read(MEMORY_KEY, 0)))
+        ends = meeting.connect(rank_links(self.state))
+        return RankArguments(
+            self.state,
+            stage_sockets(self.state, ends),
+            memory.descriptor,
+            ends[0, "commands"],
+            ends[0, "adapters"],
+            ends[0, "beats"],
+        )
+
+
+class RankArguments(msgspec.Struct, tag=True):
+    """A rank's arguments, and the descriptors that it has.
 
     Attributes:
         stage_sockets: its connections to other stages.
-        memory, commands, adapters: descriptors of the shared memory and of sockets, for steps and
-            for adapters.
+        memory, commands, adapters: of the shared memory and of sockets, for steps and for adapters.
+        beats: of a socket for signs of life; None: those in the memory reach the first rank.
     """
 
     state: ParallelState
@@ -56,6 +92,7 @@ class RankArguments(msgspec.Struct):
     memory: int
     commands: int
     adapters: int
+    beats: int | None = None
 
 
 class RemoteCall(msgspec.Struct):
@@ -89,6 +126,7 @@ CALLS: dict[str, Any] = {
     "set_capacity": Capacity,
     "allocate_cache": None,
     "reset": None,
+    "finish_reset": None,
     "sleep": int,
     "wake_up": list[str],
     "collective_rpc": RemoteCall,
@@ -120,6 +158,9 @@ class RankProcess:
             for descriptor in (arguments.commands, arguments.adapters)
         )
         self._memory = RankMemory.open(arguments.memory, arguments.state)
+        self._beats = None
+        if arguments.beats is not None:
+            self._beats = BeatLink(socket.socket(fileno=arguments.beats))
         self._stage_sockets = arguments.stage_sockets
         #: By step, of several stages.
         self._launched: dict[int, PendingStep] = {}
@@ -132,6 +173,10 @@ class RankProcess:
         """Run commands until the first rank ends."""
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
         threading.Thread(target=self._stage_adapters, name="adapters", daemon=True).start()
+        if self._beats is not None:
+            threading.Thread(
+                target=self._exchange_beats, args=(self._beats,), name="beats", daemon=True
+            ).start()
         while True:
             message = self._commands.get()
             if message.command in CASTS:
@@ -158,6 +203,21 @@ class RankProcess:
                     self._adapters.send(self._call(message))
             except ChannelClosed:
                 return  # the other channel is closed as well, which ends the process
+
+    def _exchange_beats(self, link: BeatLink) -> None:
+        """Let the first rank know that this one lives, and each other of failures."""
+        latest, missed = 0, 0
+        while missed < MAX_MISSED_BEATS:
+            try:
+                if link.exchange(self._memory.has_failed) and self.worker is not None:
+                    self.worker.fail_ranks()
+            except ChannelClosed:
+                os._exit(0)
+            missed = missed + 1 if link.num_beats == latest else 0
+            latest = link.num_beats
+            time.sleep(BEAT_INTERVAL_S)
+        log.critical("The first rank has given no sign of life.")
+        os._exit(1)
 
     def _receive(self) -> None:
         """Read commands, and say that this process lives; masks overtake the step they are for."""
@@ -260,6 +320,14 @@ class RankProcess:
         worker.reset_ranks()
         return RankReply(failed_steps=failed)
 
+    def finish_reset(self) -> None:
+        """Forget the failure on this machine too: all ranks have been reset."""
+        if self._memory.state.tensor_rank == 0 and self._loaded.ranks is not None:
+            self._loaded.ranks.reset(is_last=True)
+        self._memory.set_failed(False)
+        if self._beats is not None:
+            self._beats.reset()
+
     def sleep(self, level: int) -> None:
         self._loaded.sleep(level)
 
@@ -279,11 +347,17 @@ def _decode(message: RankMessage) -> tuple[Any, ...]:
 
 def main(argv: list[str]) -> None:
     """See the module."""
-    arguments = msgspec.json.decode(argv[0], type=RankArguments)
+    run_rank(msgspec.json.decode(argv[0], type=RankArguments | JoinArguments))
+
+
+def run_rank(arguments: RankArguments | JoinArguments) -> None:
+    """Be a rank until the first one ends. Raises `EngineFault` where the ranks don't meet."""
     rank = arguments.state.rank
     logging.basicConfig(
         level=logging.WARNING, format=f"rank {rank} %(levelname)s %(name)s: %(message)s"
     )
+    if isinstance(arguments, JoinArguments):
+        arguments = arguments.join()
     try:
         RankProcess(arguments).run()
     except ChannelClosed:

@@ -13,17 +13,23 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from engine.contract.errors import EngineFault
+from engine.distributed.beats import BeatLink
 from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode_message
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import ParallelState
 from engine.distributed.pipeline import StageSockets
 from engine.distributed.rendezvous import stage_links, stage_sockets
-from engine.executor.rank_process import BEAT_INTERVAL_S, RankArguments, StagedAdapter
+from engine.executor.rank_process import (
+    BEAT_INTERVAL_S,
+    JoinArguments,
+    RankArguments,
+    StagedAdapter,
+)
 from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
@@ -36,20 +42,93 @@ _END_TIMEOUT_S = 5.0
 _POLL_S = 0.05
 
 
+class RankHandle(Protocol):
+    """A rank that was started.
+
+    Attributes:
+        pid: of its process; 0: it isn't known here.
+    """
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> str:
+        """How it has ended; "": it hasn't, or nobody can tell."""
+
+    def kill(self) -> None:
+        """End it by force."""
+
+    def on_closing(self) -> None:
+        """Prepare for connections that are about to be closed, which ends it."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it has ended, which is what it's to do; afterwards end it by force."""
+
+
+class LocalRank:
+    """A process of this machine."""
+
+    def __init__(
+        self, arguments: RankArguments | JoinArguments, descriptors: Sequence[int] = ()
+    ) -> None:
+        """`descriptors`: that it inherits. Raises OSError."""
+        root = str(Path(__file__).parents[2])
+        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "engine.executor.rank_process"),
+                msgspec.json.encode(arguments).decode(),
+            ],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            # An interrupt of a terminal is for the first rank, which ends the others.
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+
+    def poll(self) -> str:
+        status = self._process.poll()
+        if status is None:
+            return ""
+        return f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def on_closing(self) -> None:
+        pass
+
+    def wait(self, timeout_s: float) -> None:
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 class RankWatch:
-    """Watches processes in a thread; once one has ended or is frozen, all gathers fail.
+    """Watches ranks in a thread; once one has ended or is frozen, all gathers fail.
 
     Attributes:
         failure: what happened, as a sentence; "": nothing.
         groups: whose gathers fail.
     """
 
-    def __init__(self, memory: RankMemory, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def __init__(
+        self,
+        memory: RankMemory,
+        handles: Sequence[RankHandle],
+        channels: Sequence[Channel],
+        links: Sequence[BeatLink],
+    ) -> None:
+        """`links`: to each rank; none where their signs of life are in the memory."""
         self.failure = ""
         self.groups: Sequence[RankGroup] = ()
-        self._memory, self._processes = memory, processes
+        self._memory, self._handles = memory, handles
+        self._channels, self._links = channels, links
         self._finished = threading.Event()
-        self._beats = [(0, 0)] * len(processes)
+        self._beats = [(0, 0)] * len(handles)
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._thread.start()
 
@@ -60,30 +139,39 @@ class RankWatch:
     def fail(self, reason: str) -> None:
         """Let all gathers fail, for a reason that ends the group; the first one counts."""
         self.failure = self.failure or reason
+        self._fail_gathers()
+
+    def _fail_gathers(self) -> None:
         self._memory.set_failed(True)
         for group in self.groups:
             group.fail()
 
     def _run(self) -> None:
         while not self._finished.wait(BEAT_INTERVAL_S):
-            for index in range(len(self._processes)):
+            for index in range(len(self._handles)):
                 reason = self._examine(index)
                 if not reason or self._finished.is_set():
                     continue
                 log.critical("%s", reason)
                 self.fail(reason)
                 # Whoever sends to a frozen rank would wait once its socket is full.
-                for process in self._processes:
-                    process.kill()
+                for handle in self._handles:
+                    handle.kill()
+                for channel in self._channels:
+                    channel.shutdown()
                 return
 
     def _examine(self, index: int) -> str:
-        rank, process = index + 1, self._processes[index]
-        status = process.poll()
-        if status is not None:
-            how = f"was ended by signal {-status}" if status < 0 else f"ended with {status}"
-            return f"Rank {rank} {how}."
-        beats, (latest, missed) = self._memory.num_beats(rank), self._beats[index]
+        rank = index + 1
+        try:
+            if self._links and self._links[index].exchange(self._memory.has_failed):
+                self._fail_gathers()
+        except ChannelClosed:
+            return f"Rank {rank} {self._handles[index].poll() or 'has ended'}."
+        if reason := self._handles[index].poll():
+            return f"Rank {rank} {reason}."
+        beats = self._links[index].num_beats if self._links else self._memory.num_beats(rank)
+        latest, missed = self._beats[index]
         # Looks are counted, not seconds: this process may have been stopped as well.
         self._beats[index] = (beats, 0 if beats != latest or not beats else missed + 1)
         if self._beats[index][1] >= _MISSED_BEATS:
@@ -94,57 +182,56 @@ class RankWatch:
 class RankProcesses:
     """Starts the ranks 1 to size - 1, sends them commands and ends them.
 
+    Attributes:
+        memory: that this rank shares with others of its machine.
+        local_ranks: those of this machine.
+        stage_sockets: of the first rank.
+
     Raises OSError where the system refuses a process or the memory.
     """
 
     def __init__(self, state: ParallelState, num_bytes: int) -> None:
         """`num_bytes`: of shared memory for the kernels of a stage."""
         self.memory = RankMemory.create(state, num_bytes)
-        #: Those of the first rank.
-        self.stage_sockets = StageSockets()
-        self._channels: list[Channel] = []
-        self._adapter_channels: list[Channel] = []
-        self._adapter_lock = threading.Lock()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.local_ranks = list(range(state.world_size))
         sockets = connect_stages(state)
         self.stage_sockets = sockets[0]
+        handles: list[RankHandle] = []
+        channels: list[Channel] = []
+        adapter_channels: list[Channel] = []
         for rank in range(1, state.world_size):
-            self._start(replace(state, rank=rank), sockets[rank])
+            ours, theirs = socket.socketpair()
+            our_adapters, their_adapters = socket.socketpair()
+            descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
+            arguments = RankArguments(replace(state, rank=rank), sockets[rank], *descriptors)
+            with theirs, their_adapters:
+                handles.append(LocalRank(arguments, (*descriptors, *sockets[rank].descriptors)))
+            channels.append(Channel(ours))
+            adapter_channels.append(Channel(our_adapters))
             for descriptor in sockets[rank].descriptors:
                 os.close(descriptor)
-        self.watch = RankWatch(self.memory, self._processes)
+        self._begin(handles, channels, adapter_channels)
+
+    def _begin(
+        self,
+        handles: list[RankHandle],
+        channels: list[Channel],
+        adapter_channels: list[Channel],
+        links: list[BeatLink] | None = None,
+    ) -> None:
+        """Watch the ranks. `links`: see `RankWatch`."""
+        self._handles, self._links = handles, links or []
+        self._channels, self._adapter_channels = channels, adapter_channels
+        self._adapter_lock = threading.Lock()
+        self.watch = RankWatch(self.memory, handles, (*channels, *adapter_channels), self._links)
         self._finalizer = weakref.finalize(
             self,
             _end,
             self.watch,
-            self._channels,
-            self._adapter_channels,
-            self._processes,
+            (*channels, *adapter_channels, *self._links),
+            handles,
             self.memory.descriptor,
         )
-
-    def _start(self, state: ParallelState, sockets: StageSockets) -> None:
-        ours, theirs = socket.socketpair()
-        our_adapters, their_adapters = socket.socketpair()
-        descriptors = self.memory.descriptor, theirs.fileno(), their_adapters.fileno()
-        root = str(Path(__file__).parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        with theirs, their_adapters:
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "engine.executor.rank_process"),
-                        msgspec.json.encode(RankArguments(state, sockets, *descriptors)).decode(),
-                    ],
-                    pass_fds=(*descriptors, *sockets.descriptors),
-                    stdin=subprocess.DEVNULL,
-                    env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-                    # An interrupt of a terminal is for the first rank, which ends the others.
-                    start_new_session=True,
-                )
-            )
-        self._channels.append(Channel(ours))
-        self._adapter_channels.append(Channel(our_adapters))
 
     def start(self, settings: Sequence[dict[str, Any]]) -> None:
         """Have each rank from 1 on make a worker by its settings."""
@@ -154,7 +241,7 @@ class RankProcesses:
     @property
     def process_ids(self) -> list[int]:
         """Of the ranks from 1 on."""
-        return [process.pid for process in self._processes]
+        return [handle.pid for handle in self._handles]
 
     def broadcast(self, command: str, body: Any = None) -> None:
         """Send a command to all ranks. Raises `EngineFault` where one has ended."""
@@ -215,6 +302,14 @@ class RankProcesses:
                 self.watch.fail(f"Rank {rank} did not finish {command} in time.")
                 raise EngineFault(self.watch.failure)
 
+    def finish_reset(self) -> None:
+        """Have the failure be forgotten by ranks that share no memory with this one."""
+        if self._links:
+            self.broadcast("finish_reset")
+            self.collect("finish_reset")
+        for link in self._links:
+            link.reset()
+
     def close(self) -> None:
         """End the ranks, by force where they don't end by themselves."""
         self._finalizer()
@@ -232,19 +327,16 @@ def connect_stages(state: ParallelState) -> list[StageSockets]:
 
 def _end(
     watch: RankWatch,
-    channels: Sequence[Channel],
-    adapter_channels: Sequence[Channel],
-    processes: Sequence[subprocess.Popen[bytes]],
+    connections: Sequence[Channel | BeatLink],
+    handles: Sequence[RankHandle],
     descriptor: int,
 ) -> None:
     watch.stop()
-    for channel in (*channels, *adapter_channels):
-        channel.close()
-    for process in processes:
-        try:
-            # One that is stopped doesn't read that its socket is closed.
-            process.wait(0.0 if watch.failure else _END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    for handle in handles:
+        handle.on_closing()
+    for connection in connections:
+        connection.close()
+    for handle in handles:
+        # One that is stopped doesn't read that its socket is closed.
+        handle.wait(0.0 if watch.failure else _END_TIMEOUT_S)
     os.close(descriptor)

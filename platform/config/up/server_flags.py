@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
-from common.settings import PROGRAM, ROOT_PATH, record_flags, set_internal_fields
+from common.settings import ROOT_PATH, record_flags, set_internal_fields
 from config.up.first_run import parse_lora_modules
 from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.observability import check_endpoint
@@ -49,7 +49,6 @@ UNCONFIGURABLE_FLAGS = (
         refuse=True,
         words="1",
     ),
-    ServerFlag("--headless", f"run `{PROGRAM} engine` on a host without gateways.", refuse=True),
     ServerFlag("--uds", "name an address with --host and --port.", refuse=True, words="1"),
     ServerFlag("--enable-tokenizer-info-endpoint", "/tokenizer_info answers operators."),
     ServerFlag("--exclude-tools-when-tool-choice-none", "the prompt has none of them then."),
@@ -84,6 +83,12 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="additional API keys that clients may send, of at least 16 random characters "
         "(default: QUIRE_API_KEYS, separated by commas)",
+    )
+    group.add_argument(
+        "--headless",
+        action="store_true",
+        help="run nothing but the ranks of this machine, for a model whose first rank is on "
+        "another one (--nnodes, --node-rank, --master-addr)",
     )
     group.add_argument(
         "--chat-template-content-format",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import ssl
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.core.management import call_command
@@ -51,7 +54,8 @@ from config.up.stack import (
     isolated_task_worker,
     supervised_workers,
 )
-from engine.contract.engine_config import add_cli_args
+from engine.contract.engine_config import EngineConfig, add_cli_args
+from engine.contract.errors import ConfigError
 from metering.drain import LedgerWriter
 
 logger = logging.getLogger("quire.up")
@@ -142,6 +146,8 @@ class Command(QuireCommand):
         """Start, prove, tell, run, stop."""
         for sentence in unknown_variables():
             self.print_hint(sentence)
+        if options["headless"]:
+            self._run_node(options)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
         check_given_keys(options["api_key"] or keys_from_environment())
@@ -154,6 +160,22 @@ class Command(QuireCommand):
             self.print_hint("Stopped.")
         except (InUse, StartFailed, EmbeddedRedisError) as error:
             raise CommandError(str(error)) from error
+
+    def _run_node(self, options: dict[str, Any]) -> NoReturn:
+        """Become the process that runs this machine's ranks."""
+        names = (
+            *("nnodes", "node_rank", "master_addr", "master_port"),
+            *("tensor_parallel_size", "pipeline_parallel_size"),
+        )
+        ranks = {name: options[name] for name in names if options[name] is not None}
+        try:
+            config = EngineConfig.from_mapping(ranks)
+        except ConfigError as error:
+            raise CommandError(error.message) from error
+        if not config.node_rank:
+            raise CommandError("--headless needs --nnodes and a --node-rank from 1 on.")
+        arguments = ["-m", "engine.executor.node", json.dumps(ranks)]
+        os.execve(sys.executable, [sys.executable, *arguments], os.environ)  # noqa: S606
 
     def _serve(self, stack: Stack, data_dir: Path, options: dict[str, Any]) -> None:
         engine = parse_engine_settings(options)

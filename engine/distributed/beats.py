@@ -1,0 +1,55 @@
+"""`BeatLink`: signs of life, and failures, between the first rank and one of another machine."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+from engine.distributed.channel import ChannelClosed
+
+#: A beat is one byte, 0 or that of a failed attempt.
+_NUM_ATTEMPTS = 255
+
+
+class BeatLink:
+    """One side. Both send a beat several times a second, and neither waits for the other.
+
+    Attributes:
+        num_beats: those that came.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._attempt = 0
+        self.num_beats = 0
+
+    @property
+    def _failure(self) -> int:
+        return self._attempt % _NUM_ATTEMPTS + 1
+
+    def exchange(self, has_failed: bool) -> bool:
+        """Send a beat, and read those that came: whether the other side has failed as well, since
+        the latest reset. Raises `ChannelClosed`.
+        """
+        try:
+            with suppress(BlockingIOError):  # nobody reads: there are enough of them on the way
+                self._socket.send(bytes([self._failure if has_failed else 0]))
+            beats = b""
+            with suppress(BlockingIOError):
+                beats = self._socket.recv(4096)
+                if not beats:
+                    raise ChannelClosed("the other side has ended")
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        self.num_beats += len(beats)
+        return self._failure in beats
+
+    def reset(self) -> None:
+        """Begin anew after a failure, as the other side does: what it said before doesn't count."""
+        self._attempt += 1
+
+    def close(self) -> None:
+        """Let the other side notice, which may wait for this one."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
