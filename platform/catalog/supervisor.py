@@ -94,11 +94,15 @@ def replica_id_of(model: ServedModel, index: int, node: str) -> str:
     return f"{name}-{model.pk}-{index}@{node}"
 
 
+#: Where NVIDIA's driver lists GPUs, as `nvidia0` and so on.
+DEVICE_FILES = Path("/dev")
+
+
 def visible_devices() -> list[str]:
     """GPUs that replicas may use: those of `CUDA_VISIBLE_DEVICES`, or all of the machine."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+        return [str(number) for number in range(len(list(DEVICE_FILES.glob("nvidia[0-9]*"))))]
     return [name.strip() for name in names.split(",") if name.strip()]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
+from django.core.management import call_command
 from django.db import OperationalError
 
 from catalog import actions
@@ -83,11 +84,16 @@ def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(
     tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 2048, "the context")
 
 
-def test_replicas_of_a_model_take_devices_in_turns(
-    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+def test_two_replicas_get_the_two_devices_of_the_machine(
+    supervisor: Supervisor, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor._devices = ["0", "1"]
-    actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder, num_replicas=2)
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("catalog.supervisor.DEVICE_FILES", tmp_path / "dev")
+    supervisor._devices = visible_devices()
+    call_command("load_model", folder, "--name", "m", "--replicas", "2")
     tick_until(supervisor, ready(2), "two replicas are ready")
     pids = Replica.objects.values_list("pid", flat=True)
     devices = {

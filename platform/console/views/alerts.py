@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.http import HttpResponse
-from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound
-from common.one_time import pop_one_time, store_one_time
-from console.views.base import post_int, post_text
+from console.views.base import outcome_action, post_int, post_text, render_outcome
 from console.views.settings import MAX_ROWS
 from engine.contract.errors import InvalidRequest, QuireError
 from history.alerts import RULES, access_alerts, silence_alert
@@ -41,12 +35,12 @@ def alerts(request: UserRequest) -> HttpResponse:
 
 def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    try:
-        rows = access_alerts(request.user)
-    except QuireError as refusal:
-        context = {"error": refusal, "refused": True}
-        return render(request, "console/alerts.html", context, status=refusal.status)
-    context = {
+    return render_outcome(request, "console/alerts.html", lambda: _context(request), error)
+
+
+def _context(request: UserRequest) -> dict[str, Any]:
+    rows = access_alerts(request.user)
+    return {
         "open": list(rows.filter(finished_at=None)),
         "page": Paginator(rows.exclude(finished_at=None), PAGE).get_page(request.GET.get("page")),
         "silences": SILENCES.items(),
@@ -54,28 +48,10 @@ def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
         "can_mail": bool(settings.QUIRE.smtp_url),
         "webhook": access_webhooks(request.user, None).first(),
         "deliveries": access_deliveries(request.user, None)[:MAX_ROWS],
-        "error": error,
-        "told": pop_one_time(request) if request.method == "GET" else {},
     }
-    return render(request, "console/alerts.html", context, status=error.status if error else 200)
 
 
-def alerts_action(function: Callable[..., dict[str, str]]) -> Callable[..., HttpResponseBase]:
-    """Turn a function from a request to an outcome into a POST view that shows it once."""
-
-    @reauthentication_required
-    @require_POST
-    @never_cache
-    @login_required
-    @wraps(function)
-    def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
-        try:
-            store_one_time(request, **function(request, **kwargs))
-        except QuireError as error:
-            return show(request, error)
-        return redirect("alerts")
-
-    return view
+alerts_action = outcome_action("alerts", show)
 
 
 @alerts_action

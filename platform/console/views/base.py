@@ -12,11 +12,13 @@ import redis
 from django import forms
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse, JsonResponse
-from django.shortcuts import redirect
+from django.http.response import HttpResponseBase
+from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from accounts.reauthentication import reauthentication_required
 from common.errors import NotFound, ServiceUnavailable
 from common.one_time import pop_one_time, store_one_time
 from engine.contract.errors import InvalidRequest, QuireError
@@ -163,6 +165,51 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
         return view
 
     return decorate
+
+
+def outcome_action(page: str, show: Page) -> Callable[[Action], Callable[..., HttpResponseBase]]:
+    """Turn an operator's function from a request to an outcome into a POST view.
+
+    The page that it redirects to shows the outcome once. Args: those of `post_action`.
+    """
+
+    def decorate(function: Action) -> Callable[..., HttpResponseBase]:
+        @reauthentication_required
+        @require_POST
+        @never_cache
+        @login_required
+        @wraps(function)
+        def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
+            try:
+                store_one_time(request, **function(request, **kwargs))
+            except QuireError as error:
+                return show(request, error)
+            return redirect(page)
+
+        return view
+
+    return decorate
+
+
+def render_outcome(
+    request: UserRequest,
+    template: str,
+    read: Callable[[], dict[str, Any]],
+    error: QuireError | None = None,
+) -> HttpResponse:
+    """Render an operators' page with the last outcome or error.
+
+    Args:
+        read: the page's own context; a `QuireError` of it is the refusal that the page shows.
+    """
+    try:
+        context = read()
+    except QuireError as refusal:
+        context = {"error": refusal, "refused": True}
+        return render(request, template, context, status=refusal.status)
+    told = pop_one_time(request) if request.method == "GET" else {}
+    status = error.status if error else 200
+    return render(request, template, {**context, "error": error, "told": told}, status=status)
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:

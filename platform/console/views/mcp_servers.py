@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
-from django.http.response import HttpResponseBase
-from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
-from accounts.reauthentication import reauthentication_required
 from catalog.mcp_servers import (
     FIELDS,
     access_mcp_server,
@@ -22,8 +17,7 @@ from catalog.mcp_servers import (
     delete_mcp_server,
     set_mcp_server,
 )
-from common.one_time import pop_one_time, store_one_time
-from console.views.base import MAX_TENANTS, post_text
+from console.views.base import MAX_TENANTS, outcome_action, post_text, render_outcome
 from engine.contract.errors import QuireError
 from tenants.access import access_tenant, access_tenants
 from tenants.sessions import UserRequest
@@ -39,18 +33,18 @@ def mcp_servers(request: UserRequest) -> HttpResponse:
 
 def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
     """Render the page with the last outcome or error."""
-    try:
-        servers = access_mcp_servers(request.user)
-    except QuireError as refusal:
-        context = {"error": refusal, "refused": True}
-        return render(request, "console/mcp_servers.html", context, status=refusal.status)
+    return render_outcome(request, "console/mcp_servers.html", lambda: _context(request), error)
+
+
+def _context(request: UserRequest) -> dict[str, Any]:
+    servers = access_mcp_servers(request.user)
     name = request.POST.get("name") or request.GET.get("name", "")
     edited = servers.filter(name=name).first()
     chosen = request.POST.getlist("tenants") or (
         [tenant.slug for tenant in edited.tenants.all()] if edited else []
     )
     tenants = access_tenants(request.user).filter(active=True).order_by("name")[:MAX_TENANTS]
-    context = {
+    return {
         "servers": servers,
         "edited": edited,
         "help": FIELDS,
@@ -58,33 +52,14 @@ def show(request: UserRequest, error: QuireError | None = None) -> HttpResponse:
         "url": request.POST.get("url") or (edited.url if edited else ""),
         "public": request.POST.get("public") == "on" if request.POST else edited and edited.public,
         "tenants": [(tenant, tenant.slug in chosen) for tenant in tenants],
-        "error": error,
-        "told": pop_one_time(request) if request.method == "GET" else {},
     }
-    status = error.status if error else 200
-    return render(request, "console/mcp_servers.html", context, status=status)
 
 
-def mcp_action(function: Callable[..., str]) -> Callable[..., HttpResponseBase]:
-    """Turn a function from a request to an outcome into a POST view that shows it once."""
-
-    @reauthentication_required
-    @require_POST
-    @never_cache
-    @login_required
-    @wraps(function)
-    def view(request: UserRequest, **kwargs: Any) -> HttpResponse:
-        try:
-            store_one_time(request, text=function(request, **kwargs))
-        except QuireError as error:
-            return show(request, error)
-        return redirect("mcp-servers")
-
-    return view
+mcp_action = outcome_action("mcp-servers", show)
 
 
 @mcp_action
-def set_server(request: UserRequest) -> str:
+def set_server(request: UserRequest) -> dict[str, str]:
     """Add or change a server, then list its tools."""
     server = set_mcp_server(
         actor=request.user,
@@ -98,19 +73,19 @@ def set_server(request: UserRequest) -> str:
 
 
 @mcp_action
-def check_server(request: UserRequest, name: str) -> str:
+def check_server(request: UserRequest, name: str) -> dict[str, str]:
     """List its tools and approve them as they are."""
     return _check(request, name)
 
 
-def _check(request: UserRequest, name: str) -> str:
+def _check(request: UserRequest, name: str) -> dict[str, str]:
     server = access_mcp_server(request.user, name)
     num_tools = len(check_mcp_server(actor=request.user, server=server).tools)
-    return f"{name} answers. Tools that may run: {num_tools}."
+    return {"text": f"{name} answers. Tools that may run: {num_tools}."}
 
 
 @mcp_action
-def delete_server(request: UserRequest, name: str) -> str:
+def delete_server(request: UserRequest, name: str) -> dict[str, str]:
     """Remove a server."""
     delete_mcp_server(actor=request.user, server=access_mcp_server(request.user, name))
-    return f"{name} is removed. Its tools no longer run."
+    return {"text": f"{name} is removed. Its tools no longer run."}
