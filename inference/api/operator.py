@@ -37,7 +37,7 @@ class CommandResult(ApiObject):
 
     ok: bool
     replicas: dict[str, Any]
-    status: str | None = None
+    status: str | None = Field(default=None, description="Outcome in vLLM's words.")
     success: bool | None = None
 
 

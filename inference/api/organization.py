@@ -17,6 +17,7 @@ from django.http import HttpResponse, QueryDict
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
+from pydantic import Field
 from rest_framework.renderers import JSONRenderer
 
 from engine.contract.errors import InvalidRequest
@@ -189,14 +190,14 @@ class Bucket(ApiObject):
     object: Literal["bucket"]
     start_time: int
     end_time: int
-    results: list[dict[str, Any]]
+    results: list[dict[str, Any]] = Field(description="Usage of each group within the bucket.")
 
 
 class Report(ApiObject):
     """A page of buckets, the oldest first."""
 
     object: Literal["page"]
-    data: list[Bucket]
+    data: list[Bucket] = Field(description="Buckets of this page, oldest first.")
     has_more: bool
     next_page: str | None
 

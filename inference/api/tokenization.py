@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from django.http.response import HttpResponseBase
+from pydantic import Field
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
@@ -191,8 +192,8 @@ class TokenizeRequest(StrictRequest):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-    model: ModelName | None = None
-    prompt: str | None = None
+    model: ModelName | None = Field(default=None, description="Model whose tokenizer is used.")
+    prompt: str | None = Field(default=None, description="Text to tokenize.")
     messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
@@ -215,7 +216,7 @@ class DetokenizeRequest(StrictRequest):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-    model: ModelName | None = None
+    model: ModelName | None = Field(default=None, description="Model whose tokenizer is used.")
     tokens: list[int]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from adapters.cards import SEEN_WITHIN_S
 from adapters.serving import Loaded, begin_load, state_of, unload
@@ -57,14 +57,14 @@ class LoadBody(BaseModel):
     lora_name: str
     lora_path: str
     load_inplace: bool = False
-    model: str = ""
+    model: str = Field(default="", description="Base model of the adapter.")
 
 
 class UnloadBody(BaseModel):
     """`model`: the base, where adapters of several have the name."""
 
     lora_name: str
-    model: str = ""
+    model: str = Field(default="", description="Base model of the adapter.")
 
 
 class LoadAdapterView(OperatorView):

@@ -97,14 +97,14 @@ class ContentPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
+    type: str = Field(description="Kind of part: `text`, `image_url`, `video_url` or `file`.")
     file_id: str | None = None
     uuid: str | None = None
-    text: str | None = None
+    text: str | None = Field(default=None, description="Text of a text part.")
     refusal: str | None = None
     image_url: ImageURL | str | None = None
     video_url: VideoURL | str | None = None
-    file: DocumentFile | None = None
+    file: DocumentFile | None = Field(default=None, description="Document of a file part.")
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +137,7 @@ class CalledFunction(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    name: str
+    name: str = Field(description="Name of the called function.")
     arguments: str | dict[str, Any] | None = None
 
 
@@ -146,8 +146,8 @@ class ToolCall(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    id: str | None = None
-    type: Literal["function"] = "function"
+    id: str | None = Field(default=None, description="Identifier that the tool's result refers to.")
+    type: Literal["function"] = Field(default="function", description="Always `function`.")
     function: CalledFunction
 
 
@@ -156,8 +156,8 @@ class CalledCustom(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    name: str
-    input: str
+    name: str = Field(description="Name of the called tool.")
+    input: str = Field(description="Text that the tool gets.")
 
 
 class CustomCall(BaseModel):
@@ -165,8 +165,8 @@ class CustomCall(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    id: str | None = None
-    type: Literal["custom"]
+    id: str | None = Field(default=None, description="Identifier that the tool's result refers to.")
+    type: Literal["custom"] = Field(description="Always `custom`.")
     custom: CalledCustom
 
 
@@ -175,9 +175,13 @@ class Message(FailFastModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    role: Role
-    content: str | list[str | ContentPart] | None = None
-    name: str | None = None
+    role: Role = Field(description="Author of the message.")
+    content: str | list[str | ContentPart] | None = Field(
+        default=None, description="Text, or a list of parts."
+    )
+    name: str | None = Field(
+        default=None, description="Name of the author, for chat templates that show one."
+    )
     tool_calls: list[ToolCall | CustomCall] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
@@ -209,7 +213,9 @@ class ChatRequest(SamplingFields):
     messages: Messages
     store: bool | None = False
     max_completion_tokens: int | None = None
-    logprobs: bool | None = False
+    logprobs: bool | None = Field(
+        default=False, description="Whether log probabilities of the tokens are returned."
+    )
     top_logprobs: int | None = None
     tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None

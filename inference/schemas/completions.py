@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from django.conf import settings
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
@@ -39,9 +39,11 @@ class CompletionRequest(SamplingFields):
         "store": (False,),
     }
 
-    prompt: Any = None
+    prompt: Any = Field(default=None, description="Text or token ids that the output continues.")
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    logprobs: int | None = None
+    logprobs: int | None = Field(
+        default=None, description="Number of log probabilities for each output token."
+    )
     echo: bool | None = False
     suffix: str | None = None
     add_special_tokens: bool | None = True

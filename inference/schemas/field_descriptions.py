@@ -1,6 +1,6 @@
-"""What the fields of the API mean, by name, for the OpenAPI document.
+"""What fields of the API mean, by name, for the OpenAPI document.
 
-A field has the same meaning wherever it has the same name, but for those of `IN_SCHEMAS`.
+Names that mean the same in all schemas stand here. Others are described at their schema's field.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ FIELDS = {
     "completion_id": "Identifier of the answer, `chatcmpl-...`.",
     "completion_tokens": "Number of generated tokens.",
     "completion_window": "Time within which the batch is answered, such as `24h`.",
-    "content": "Text, or a list of parts.",
     "context": "Context of the document.",
     "continue_final_message": "Continue the last message instead of starting an answer.",
     "continuous_usage_stats": "Add the usage so far to every chunk.",
@@ -46,13 +45,11 @@ FIELDS = {
     "conversation_id": "Identifier of the conversation.",
     "count": "Number of tokens.",
     "created": "Time of creation, in seconds since 1970.",
-    "created_at": "Time of creation.",
+    "created_at": "Time of creation, in seconds since 1970.",
     "custom": "Call of a tool that takes text.",
     "custom_id": "Identifier of the request that its result repeats.",
-    "data": "The objects.",
     "definition": "The grammar.",
     "deleted": "Whether the object was deleted.",
-    "description": "What it is for, for the model.",
     "detail": "Resolution: `low`, `high` or `auto`.",
     "dimensions": "Length of the vectors, for models that can shorten them.",
     "disable_parallel_tool_use": "Call at most one tool.",
@@ -67,14 +64,12 @@ FIELDS = {
     "ended_at": "Time at which it ended; null before.",
     "endianness": "Byte order of encoded vectors.",
     "endpoint": "Path that the requests are for.",
-    "error": "What was wrong; null for nothing.",
     "error_file_id": "File with the requests that failed.",
     "expires_after": "When the file is deleted.",
     "expires_after[anchor]": "Moment from which `expires_after[seconds]` counts: `created_at`.",
     "expires_after[seconds]": "Seconds until the file is deleted.",
     "expires_at": "Time at which it ends or is deleted.",
     "failed": "Number of requests that failed.",
-    "file": "The file.",
     "file_data": "Content of the file, as a `data:` URL.",
     "file_id": "Identifier of an uploaded file.",
     "file_url": "Address of the file.",
@@ -82,7 +77,7 @@ FIELDS = {
     "finish_reason": "Why the output ended: `stop`, `length`, `tool_calls` and others.",
     "first_id": "Identifier of the first object of the page.",
     "flagged": "Whether any category applies.",
-    "format": "Form of the output or the answer.",
+    "format": "Form of the answer.",
     "frequency_penalty": "Lowers the logits of tokens by how often the output has them.",
     "function": "Name, description and parameters of the function, or its call.",
     "function_call": "Call of a function, in the older form.",
@@ -98,7 +93,6 @@ FIELDS = {
     "guided_regex": "The output matches this regular expression.",
     "guided_whitespace_pattern": "Regular expression of white space in JSON.",
     "has_more": "Whether there is a next page.",
-    "id": "Identifier.",
     "ignore_eos": "Go on after an end-of-sequence token.",
     "image_url": "Picture, by address or as a `data:` URL.",
     "include": "Additional fields of the answer.",
@@ -109,7 +103,6 @@ FIELDS = {
     "include_usage": "Add a last chunk with the usage.",
     "incomplete_details": "Why the response is incomplete; null if it isn't.",
     "index": "Number of the output, from 0.",
-    "input": "Text or a list of inputs.",
     "input_file_id": "File with a request in each line.",
     "input_schema": "JSON schema of the tool's input.",
     "input_tokens": "Number of prompt tokens.",
@@ -127,7 +120,6 @@ FIELDS = {
     "load_inplace": "Replace an adapter of this name.",
     "logit_bias": "Token id to a number that is added to its logit.",
     "logprob_token_ids": "Tokens whose log probabilities are returned at each position.",
-    "logprobs": "Log probabilities: whether, or of how many tokens.",
     "lora_name": "Name of the adapter.",
     "lora_path": "Folder of the adapter, or its repository on the hub.",
     "max_completion_tokens": "Maximum number of generated tokens, reasoning included.",
@@ -138,7 +130,6 @@ FIELDS = {
     "max_tokens_per_query": "Number of tokens after which the query is cut.",
     "md5": "MD5 of the file, which is checked.",
     "media_io_kwargs": "How pictures, sound and videos are decoded, by kind.",
-    "message": "The message.",
     "messages": "The conversation so far, oldest message first.",
     "metadata": "Keys and values of the client's.",
     "method": "Method of the workers.",
@@ -147,16 +138,14 @@ FIELDS = {
     "min_tokens": "Number of tokens before which the output can't end.",
     "mm_processor_kwargs": "Options of the model's media processor.",
     "mode": "What happens to running requests: `abort`, `wait` or `keep`.",
-    "model": "Name of a model or an adapter.",
-    "models": "Models, by name.",
+    "model": "Model or adapter that answers.",
+    "models": "Only usage of these models.",
     "n": "Number of outputs.",
-    "name": "Name.",
     "namespace": "Namespace of the tool.",
     "next_page": "Cursor of the next page; null on the last.",
     "object": "Kind of the object.",
     "ok": "Whether the replica did it.",
     "order": "`asc` for oldest first, `desc` for newest first.",
-    "output": "The output.",
     "output_config": "Effort and form of the answer.",
     "output_expires_after": "When the output files are deleted.",
     "output_file_id": "File with the answers.",
@@ -173,14 +162,12 @@ FIELDS = {
     "priority": "Lower numbers first, where the scheduler follows priorities.",
     "processing_status": "`in_progress`, `canceling` or `ended`.",
     "project_ids": "Accepted for compatibility: a tenant has one project.",
-    "prompt": "Text or token ids that the output continues.",
     "prompt_cache_key": "Sends requests with the same key to the same version of an adapter.",
     "prompt_embeds": "Prompts as base64 tensors of vectors.",
     "prompt_logprobs": "Number of log probabilities for each prompt token.",
     "prompt_tokens": "Number of prompt tokens.",
     "purpose": "What the file is for: `batch`, `vision`, `user_data` and others.",
     "query": "Text that documents are compared with.",
-    "reasoning": "The reasoning, or how much of it to do.",
     "reasoning_content": "The reasoning, by its older name.",
     "reasoning_effort": "How much to think: `none`, `low`, `medium` or `high`.",
     "reasoning_ended": "Whether the prompt's reasoning has ended.",
@@ -195,13 +182,11 @@ FIELDS = {
     "requests": "The requests.",
     "response_format": "Form of the answer: text, JSON or JSON of a schema.",
     "response_id": "Identifier of the response.",
-    "results": "The results.",
     "results_url": "Address of the results; null before they are there.",
     "return_documents": "Repeat the documents in the results.",
     "return_token_ids": "Add token ids to the answer.",
     "return_token_strs": "Add the text of each token.",
     "return_tokens_as_token_ids": "Name tokens `token_id:N` in log probabilities.",
-    "role": "Author: `system`, `user`, `assistant` or `tool`.",
     "safety_identifier": "The client's name of its user.",
     "sampling_params": "Sampling parameters.",
     "schema": "JSON schema.",
@@ -213,7 +198,6 @@ FIELDS = {
     "source": "Where the picture or document comes from.",
     "spaces_between_special_tokens": "Put spaces between special tokens.",
     "start_time": "Start, in seconds since 1970.",
-    "status": "State.",
     "stop": "Texts that end the output.",
     "stop_reason": "Why the answer ended, such as `end_turn` or `max_tokens`.",
     "stop_sequence": "Stop text that ended the answer; null for none.",
@@ -233,10 +217,8 @@ FIELDS = {
     "task": "What the vectors are for.",
     "tasks": "What the model can do.",
     "temperature": "Randomness of the sampling: 0 takes the likeliest token.",
-    "text": "The text.",
     "text_1": "First text of each pair.",
     "text_2": "Second text of each pair.",
-    "thinking": "The thinking, or whether to do it.",
     "thinking_token_budget": "Maximum number of tokens of reasoning.",
     "timeout": "Seconds after which the call fails.",
     "timestamp_granularities[]": "`word`, `segment` or both.",
@@ -258,7 +240,6 @@ FIELDS = {
     "truncate_prompt_tokens": "Number of tokens that the prompt is cut to; -1 for the context.",
     "truncation": "`auto` drops the oldest messages that don't fit.",
     "truncation_side": "Side at which prompts are cut.",
-    "type": "Kind.",
     "upload_id": "Upload that the part belongs to.",
     "url": "Address, or a `data:` URL.",
     "usage": "Number of tokens that were used.",
@@ -274,14 +255,16 @@ FIELDS = {
     "vllm_xargs": "Additional arguments, for plug-ins.",
     "warnings": "What an operator should look at.",
 }
-#: Meanings in one schema, by `Schema.field`, or in the form of one path, by `path.field`.
-IN_SCHEMAS = {
-    "Block.input": "Arguments of the call.",
-    "CalledCustom.input": "Text that the tool gets.",
+#: Meanings in the form of one path, by `path.field`: forms have no schema of their own.
+IN_FORMS = {
+    "/v1/audio/transcriptions.file": "Sound, or a video with sound.",
     "/v1/audio/transcriptions.prompt": "Previous text, or the spelling of words.",
+    "/v1/audio/transcriptions.response_format": "Form of the transcript.",
+    "/v1/audio/translations.response_format": "Form of the transcript.",
+    "/v1/audio/translations.file": "Sound, or a video with sound.",
     "/v1/audio/translations.prompt": "Previous text, or the spelling of words.",
-    "ErrorDetail.message": "What was wrong and what to do.",
-    "AnthropicErrorDetail.message": "What was wrong and what to do.",
+    "/v1/files.file": "The file.",
+    "/v1/uploads/{upload_id}/parts.data": "Bytes of the part.",
 }
 
 
@@ -300,6 +283,6 @@ def describe_fields(document: dict[str, Any]) -> None:
 
 def _describe(owner: str, schema: dict[str, Any]) -> None:
     for name, field in schema.get("properties", {}).items():
-        text = IN_SCHEMAS.get(f"{owner}.{name}") or FIELDS.get(name)
+        text = IN_FORMS.get(f"{owner}.{name}") or FIELDS.get(name)
         if text and not field.get("description"):
             field["description"] = text

@@ -29,8 +29,10 @@ class FunctionDefinition(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    name: str
-    description: str | None = None
+    name: str = Field(description="Name by which the model calls the function.")
+    description: str | None = Field(
+        default=None, description="What the function does, for the model."
+    )
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -49,7 +51,7 @@ class Tool(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: Literal["function"]
+    type: Literal["function"] = Field(description="Always `function`.")
     function: FunctionDefinition
 
     @property
@@ -96,7 +98,9 @@ class CustomFormat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Literal["text", "grammar"]
+    type: Literal["text", "grammar"] = Field(
+        description="`text` for any text, `grammar` for that of a grammar."
+    )
     grammar: CustomGrammar | None = None
 
     @model_validator(mode="after")
@@ -111,9 +115,9 @@ class CustomDefinition(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    name: str
-    description: str | None = None
-    format: CustomFormat | None = None
+    name: str = Field(description="Name by which the model calls the tool.")
+    description: str | None = Field(default=None, description="What the tool does, for the model.")
+    format: CustomFormat | None = Field(default=None, description="Form of the tool's input.")
 
     _name = field_validator("name")(_checked_name)
 
@@ -123,7 +127,7 @@ class CustomTool(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: Literal["custom"]
+    type: Literal["custom"] = Field(description="Always `custom`.")
     custom: CustomDefinition
 
     @property

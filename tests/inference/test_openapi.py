@@ -19,7 +19,7 @@ from django.test import AsyncClient
 
 from inference import urls
 from inference.openapi import OpenApiView, document, generate
-from inference.schemas.field_descriptions import FIELDS, IN_SCHEMAS
+from inference.schemas.field_descriptions import FIELDS, IN_FORMS
 from inference.web.views import NotFoundView
 from tests.engine.speech.models import JFK
 from tests.inference import live
@@ -242,4 +242,20 @@ def test_every_field_and_parameter_is_described() -> None:
     assert len(specs) > 800
     assert [key for key, spec in specs.items() if not spec.get("description")] == []
     assert FIELDS.keys() - {key.partition(".")[2] for key in specs} == set()
-    assert IN_SCHEMAS.keys() - specs.keys() == set()
+    assert IN_FORMS.keys() - specs.keys() == set()
+    # A name whose values have several forms means several things: its schemas describe it.
+    for name, text in FIELDS.items():
+        forms = [
+            value_types(spec)
+            for key, spec in specs.items()
+            if key.rpartition(".")[2] == name and spec["description"] == text
+        ]
+        assert set.union(*forms) in forms, name
+
+
+def value_types(spec: dict[str, Any]) -> set[str]:
+    """JSON types of a field's or parameter's values, without null."""
+    schema = spec.get("schema", spec)
+    options = schema.get("anyOf") or schema.get("oneOf") or [schema]
+    types = {"object" if "$ref" in option else option.get("type") for option in options}
+    return types - {"null", None}

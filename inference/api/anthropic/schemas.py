@@ -44,14 +44,18 @@ class Block(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: Annotated[str, StringConstraints(max_length=100)]
-    text: str | None = None
-    thinking: str | None = None
-    id: str | None = None
-    name: str | None = None
-    input: dict[str, Any] | None = None
+    type: Annotated[str, StringConstraints(max_length=100)] = Field(
+        description="Kind of block, such as `text`, `image`, `tool_use` or `tool_result`."
+    )
+    text: str | None = Field(default=None, description="Text of a text block.")
+    thinking: str | None = Field(default=None, description="Text of a thinking block.")
+    id: str | None = Field(default=None, description="Identifier of a tool call.")
+    name: str | None = Field(default=None, description="Name of the called tool.")
+    input: dict[str, Any] | None = Field(default=None, description="Arguments of the call.")
     tool_use_id: str | None = None
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any]] | None = Field(
+        default=None, description="Result of a tool, as text or blocks."
+    )
     is_error: bool | None = None
     source: dict[str, Any] | str | None = None
     title: str | None = None
@@ -64,8 +68,8 @@ class InputMessage(FailFastModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    role: Literal["user", "assistant", "system"] = Field(description="Author of the message.")
+    content: str | list[Block] = Field(description="Text, or a list of blocks.")
 
 
 class AnthropicTool(BaseModel):
@@ -73,9 +77,11 @@ class AnthropicTool(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str | None = "custom"
-    name: str
-    description: str | None = None
+    type: str | None = Field(
+        default="custom", description="`custom`, or nothing: other tools would run at Anthropic."
+    )
+    name: str = Field(description="Name by which the model calls the tool.")
+    description: str | None = Field(default=None, description="What the tool does, for the model.")
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
@@ -90,8 +96,10 @@ class ToolChoice(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    type: Literal["auto", "any", "tool", "none"] = Field(
+        description="Whether the model may call tools, must call one, or must call the named one."
+    )
+    name: str | None = Field(default=None, description="Name of the tool to call, with `tool`.")
     disable_parallel_tool_use: bool | None = None
 
 
@@ -100,7 +108,9 @@ class Thinking(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        description="Whether the model thinks first."
+    )
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
@@ -110,7 +120,7 @@ class OutputFormat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
 
-    type: Literal["json_schema"]
+    type: Literal["json_schema"] = Field(description="Always `json_schema`.")
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
@@ -120,7 +130,7 @@ class OutputConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: OutputFormat | None = Field(default=None, description="JSON schema that the answer follows.")
 
 
 class Metadata(BaseModel):
@@ -141,7 +151,9 @@ class CountTokensRequest(StrictRequest):
     system: str | list[Block] | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: Thinking | None = Field(
+        default=None, description="Whether the model thinks first, and for how long."
+    )
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     cache_control: dict[str, Any] | None = None

@@ -204,7 +204,7 @@ class InputBody(PoolingBody):
     a chat, whose template has its own.
     """
 
-    input: Any = None
+    input: Any = Field(default=None, description="Texts, token ids or chats, one or several.")
     messages: Any = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = False
@@ -274,7 +274,7 @@ class PoolingRequest(EmbeddingRequest):
     """The body of `POST /pooling`. `data` is for the model's IO processor, in place of `input`."""
 
     task: str | None = None
-    data: Any = None
+    data: Any = Field(default=None, description="Input of a plug-in, in its own form.")
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from django.conf import settings
 from django.http.response import HttpResponseBase
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from catalog.access import access_models
 from engine.contract.errors import InvalidRequest
@@ -52,14 +52,16 @@ class Part(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
-    text: str | None = None
+    type: str = Field(description="Kind of part; only `text` is taken.")
+    text: str | None = Field(default=None, description="Text of the part.")
 
 
 class ModerationRequest(PoolingBody):
     """The body: one text, several, or the parts of one."""
 
-    input: str | list[str] | list[Part]
+    input: str | list[str] | list[Part] = Field(
+        description="Text, a list of texts, or the parts of one."
+    )
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from django.conf import settings
 from django.http.response import HttpResponseBase
-from pydantic import StringConstraints
+from pydantic import Field, StringConstraints
 
 from common.files import new_id
 from engine.contract.errors import InvalidRequest, QuireError
@@ -52,7 +52,9 @@ class CompactRequest(StrictRequest):
     """A conversation to make short."""
 
     model: ModelName | None = None
-    input: str | list[InputItem] | None = None
+    input: str | list[InputItem] | None = Field(
+        default=None, description="Text, or a list of items."
+    )
     instructions: str | None = None
     previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
     prompt_cache_key: ShortText | None = None

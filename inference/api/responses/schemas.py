@@ -196,14 +196,22 @@ class InputItem(FailFastModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: Annotated[str, StringConstraints(max_length=100)] = "message"
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[dict[str, Any]] | None = None
+    type: Annotated[str, StringConstraints(max_length=100)] = Field(
+        default="message", description="Kind of item, such as `message` or `function_call_output`."
+    )
+    role: Literal["user", "assistant", "system", "developer"] | None = Field(
+        default=None, description="Author of a message."
+    )
+    content: str | list[dict[str, Any]] | None = Field(
+        default=None, description="Text of a message, or a list of parts."
+    )
     call_id: str | None = None
-    name: str | None = None
+    name: str | None = Field(default=None, description="Name of the called tool.")
     namespace: str | None = None
     arguments: str | None = None
-    output: str | list[dict[str, Any]] | None = None
+    output: str | list[dict[str, Any]] | None = Field(
+        default=None, description="Result of a tool call, as text or parts."
+    )
 
 
 class NamespacedTool(BaseModel):
@@ -213,12 +221,14 @@ class NamespacedTool(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str
-    name: str | None = None
-    description: str | None = None
+    type: str = Field(description="Kind of tool: `function` or `custom`.")
+    name: str | None = Field(default=None, description="Name by which the model calls the tool.")
+    description: str | None = Field(default=None, description="What the tool does, for the model.")
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: dict[str, Any] | None = None
+    format: dict[str, Any] | None = Field(
+        default=None, description="Form of a custom tool's input."
+    )
 
 
 class ResponsesTool(NamespacedTool):
@@ -232,9 +242,13 @@ class TextFormat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="Any text, any JSON object, or JSON of a schema."
+    )
+    name: str | None = Field(default=None, description="Name of the schema.")
+    description: str | None = Field(
+        default=None, description="What the schema is for, for the model."
+    )
     strict: bool | None = None
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
@@ -244,7 +258,7 @@ class TextConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    format: TextFormat | None = None
+    format: TextFormat | None = Field(default=None, description="Form of the text.")
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -271,7 +285,9 @@ class ConversationRef(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    id: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="Identifier of the conversation, `conv_...`."
+    )
 
 
 class ResponsesRequest(StrictRequest):
@@ -280,7 +296,7 @@ class ResponsesRequest(StrictRequest):
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     model: ModelName | None = None
-    input: str | list[InputItem]
+    input: str | list[InputItem] = Field(description="Text, or a list of items.")
     instructions: str | None = None
     previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
     conversation: (
@@ -301,8 +317,8 @@ class ResponsesRequest(StrictRequest):
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
+    text: TextConfig | None = Field(default=None, description="Form and length of the text.")
+    reasoning: Reasoning | None = Field(default=None, description="How much the model reasons.")
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: BatchMetadata | None = None

@@ -207,9 +207,9 @@ def render_outcome(
     except QuireError as refusal:
         context = {"error": refusal, "refused": True}
         return render(request, template, context, status=refusal.status)
-    told = pop_one_time(request) if request.method == "GET" else {}
+    outcome = pop_one_time(request) if request.method == "GET" else {}
     status = error.status if error else 200
-    return render(request, template, {**context, "error": error, "told": told}, status=status)
+    return render(request, template, {**context, "error": error, "told": outcome}, status=status)
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
