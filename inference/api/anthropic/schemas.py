@@ -130,7 +130,9 @@ class OutputConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     effort: str | None = None
-    format: OutputFormat | None = Field(default=None, description="JSON schema that the answer follows.")
+    format: OutputFormat | None = Field(
+        default=None, description="JSON schema that the answer follows."
+    )
 
 
 class Metadata(BaseModel):
