@@ -406,7 +406,7 @@ class OffloadingConnector(KVConnectorBase):
             try:
                 self.storage.flush(timeout_s)
             except TimeoutError:
-                log.warning("KV blocks weren't written within %.0f s", timeout_s)
+                log.warning("KV blocks weren't written in time; others may compute them again")
 
     def fill_stats(self, stats: EngineStats) -> None:
         host = self.host

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
 #: A request whose blocks are still being read after so long is computed: a storage may hang.
 READ_TIMEOUT_S = 10.0
+#: A prefill replica's outputs wait so long for its blocks: later ones don't while a storage hangs.
+SAVE_TIMEOUT_S = 2.0
 #: Sequences whose blocks are read at once: one that hangs doesn't keep the others.
 NUM_READERS = 4
 #: A replica that ends waits so long for its blocks to be written: a storage may be slow, and its
@@ -45,6 +47,8 @@ class StorageQueue:
         self._refresh: Future[None] | None = None
         #: When the readers that are at work began, by thread.
         self._reading_since: dict[int, float] = {}
+        #: The last `flush`; not done after it timed out.
+        self._late_flush: Future[None] | None = None
         #: When the queue is closed: what isn't written or read by then never is.
         self._closes_at = math.inf
 
@@ -130,8 +134,14 @@ class StorageQueue:
             self._refresh.add_done_callback(_log_error)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all that waits now is written. Raises `TimeoutError`."""
-        self._writer.submit(lambda: None).result(timeout_s)
+        """Wait until all that waits now is written.
+
+        Raises `TimeoutError`; at once while what an earlier call has waited for isn't written.
+        """
+        if self._late_flush is not None and not self._late_flush.done():
+            raise TimeoutError("The storage hangs.")
+        flush = self._late_flush = self._writer.submit(lambda: None)
+        flush.result(timeout_s)
 
     def close(self) -> None:
         """Write what waits, for at most `CLOSE_TIMEOUT_S`, and end the threads."""

@@ -51,7 +51,7 @@ from engine.core.profiler import ReplicaProfiler
 from engine.core.stats import RateMeter, StatsLogger
 from engine.core.warmup import warm_up
 from engine.devices.package_calls import describe_long_call
-from engine.kv_transfer.storage_queue import READ_TIMEOUT_S
+from engine.kv_transfer.storage_queue import SAVE_TIMEOUT_S
 from engine.lora.fetcher import AdapterFetcher
 from engine.scheduler import Request, Sequence
 from engine.serving.heartbeat import HeartbeatWriter, model_info, process_stats, publish_load_report
@@ -260,7 +260,7 @@ class EngineService:
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if (connector := self.core.scheduler.kv_connector) and self.core.only_saves_kv:
             # Another replica loads a prompt's blocks as soon as it is said to be computed.
-            self._writer.on_write = partial(connector.wait_until_saved, READ_TIMEOUT_S)
+            self._writer.on_write = partial(connector.wait_until_saved, SAVE_TIMEOUT_S)
         self._writer.start()
         self._reader.start()
         self._heartbeat.write_now()

@@ -93,3 +93,20 @@ def test_a_replica_that_ends_does_not_wait_for_a_slow_storage(
     close_beside(queue, tier)
     assert tier.written == keys[:1]
     assert not any(key in queue for key in keys[1:])
+
+
+def test_only_the_first_of_a_prefill_replicas_outputs_waits_for_a_storage_that_hangs(
+    tier: SlowTier,
+) -> None:
+    queue, keys = queue_of(tier)
+    with pytest.raises(TimeoutError):
+        queue.flush(0.01)
+    with pytest.raises(TimeoutError, match="hangs"):
+        queue.flush()  # without a limit it would never return
+    tier.proceed.set()
+    late = queue._late_flush
+    assert late is not None
+    late.result(60)
+    queue.flush(60)
+    assert tier.written == keys
+    queue.close()
