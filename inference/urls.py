@@ -96,6 +96,8 @@ urlpatterns = [
     path("v1/completions", CompletionsView.as_view()),
     path("v1/completions/render", CompletionRenderView.as_view()),
     path("inference/v1/generate", TokensView.as_view()),
+    # vLLM's older path of the same.
+    path("v1/generate", TokensView.as_view()),
     path("generate", GenerateView.as_view()),
     path("invocations", InvocationsView.as_view()),
     path("v1/organization/usage/completions", CompletionsUsageView.as_view()),

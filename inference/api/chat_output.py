@@ -17,6 +17,7 @@ from inference.generation.logprobs import (
 from inference.generation.output import TokenEntry
 from inference.generation.record import response_metrics
 from inference.parsers.state_machine import Part
+from inference.serving.kv_transfer import transfer_params
 from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 
 #: Fields of a message that are always there, as vLLM has them: clients read them unasked.
@@ -75,7 +76,7 @@ class ChatCompletionBuilder:
             "system_fingerprint": job.model.fingerprint,
             "prompt_logprobs": None,
             "prompt_token_ids": None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": transfer_params(generation),
         }
         body |= response_metrics(generation.flights)
         if self._options.metadata is not None:

@@ -26,6 +26,7 @@ from inference.generation.output import Collected, OutputDelta, TokenEntry, Toke
 from inference.schemas import objects
 from inference.schemas.base import (
     GenerateRequest,
+    KVTransferParams,
     ModelName,
     Priority,
     RejectedRequest,
@@ -34,6 +35,7 @@ from inference.schemas.base import (
 )
 from inference.schemas.completions import CompletionRequest
 from inference.schemas.sampling import SamplingFields
+from inference.serving.kv_transfer import transfer_params
 from inference.serving.respond import parse, respond
 from inference.serving.stream import DONE, EventWriter
 from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSchema
@@ -63,7 +65,6 @@ class TokensRequest(StrictRequest):
         "content_parts": ([],),
         "ec_transfer_params": (),
         "features": (),
-        "kv_transfer_params": (),
         "parse_context": (),
         "reasoning_parser_kwargs": ({},),
         "token_offsets": ([],),
@@ -78,6 +79,7 @@ class TokensRequest(StrictRequest):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
+    kv_transfer_params: KVTransferParams | None = None
     priority: Priority | None = 0
     reasoning_ended: bool | None = None
 
@@ -104,6 +106,7 @@ class TokensRequest(StrictRequest):
             "stream": self.stream,
             "cache_salt": self.cache_salt,
             "priority": self.priority,
+            "kv_transfer_params": self.kv_transfer_params,
             "max_tokens": None,
         }
         if self.stream_options is not None:
@@ -233,7 +236,7 @@ class TokensAnswer:
             "usage": generation.usage.to_openai(),
             "prompt_logprobs": prompt_logprobs(self._scores, self._choices.names),
             "prompt_token_ids": job.prompts[0] if request.return_token_ids else None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": transfer_params(generation),
         }
 
 

@@ -135,6 +135,7 @@ class InFlightRequest:
         count = self.request.sampling.num_sequences
         self.tokens = [[] for _ in range(count)]
         self.finished = [False] * count
+        self.prefilled = self.request.prefilled
         self.waiting_since = time.monotonic()
 
     @property

@@ -20,6 +20,7 @@ from engine.text.stop_strings import bad_word_ids
 from inference.loop.fair_dispatch import iterate_cooperatively
 from inference.loop.offload import get_render_pool
 from inference.request.context import RequestContext
+from inference.schemas.base import KVTransferParams
 from metering.access import AdmissionRequest
 from metering.rules import AdapterUse
 from tenants.authentication import Caller
@@ -164,6 +165,7 @@ class Job:
         is_continuation: whether it goes on with an admitted request, and doesn't count as another.
         priority: smaller runs earlier.
         cache_salt: the client's; narrows the tenant's cache namespace.
+        kv_transfer: where the prompts' KV blocks come from, and whether others need them.
         preserved_token_ids: special tokens that the text retains for the parsers.
         field_names: our field names -> the client's, for errors of the engine.
         trace_headers: of the parent of the engine's span; {} without tracing.
@@ -182,6 +184,7 @@ class Job:
     is_continuation: bool = False
     priority: int = 0
     cache_salt: str = ""
+    kv_transfer: KVTransferParams | None = None
     preserved_token_ids: frozenset[int] = frozenset()
     embeds: list[PromptEmbeds | None] = field(default_factory=list)
     media: list[list[MediaItem]] = field(default_factory=list)
@@ -373,6 +376,7 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
+                prefilled=self.kv_transfer is not None and bool(self.kv_transfer.do_remote_prefill),
                 adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,

@@ -117,7 +117,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "web_search_options": (),
     # vLLM's
-    "kv_transfer_params": (),
     "logits_processors": ([],),
     # What SDKs take apart before they send.
     "extra_body": (),
@@ -182,6 +181,27 @@ class StreamOptions(BaseModel):
         return self
 
 
+class KVTransferParams(BaseModel):
+    """Where a prompt's KV blocks come from. Clients name no hosts and blocks: replicas find them by
+    their hashes in the tier that they share.
+
+    Attributes:
+        do_remote_decode: another replica goes on with the prompt; the answer has the
+            `kv_transfer_params` of that one's request.
+        do_remote_prefill: another replica has just computed the prompt.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_engine_id: None = None
+    remote_request_id: None = None
+    remote_block_ids: None = None
+    remote_host: None = None
+    remote_port: None = None
+
+
 class GenerateRequest(FailFastModel):
     """Fields of every request that generates text, except the prompt and sampling."""
 
@@ -197,6 +217,7 @@ class GenerateRequest(FailFastModel):
     service_tier: Tier | None = None
     metadata: Metadata | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    kv_transfer_params: KVTransferParams | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = None
 

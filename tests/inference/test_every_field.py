@@ -88,6 +88,10 @@ BOTH: dict[str, tuple[Any, Effect]] = {
     "metadata": ({"a": "b"}, answers("metadata", {"a": "b"})),
     "user": ("me", lambda request, reply: reply.status == 200),
     "cache_salt": ("salt", lambda request, reply: request.cache_namespace != NAMESPACE[0]),
+    "kv_transfer_params": (
+        {"do_remote_prefill": True},
+        lambda request, reply: request.prefilled,
+    ),
     "return_token_ids": (True, lambda request, reply: "token_ids" in reply.json()["choices"][0]),
     "response_format": ({"type": "json_object"}, formed("json_object", True)),
     "structured_outputs": ({"regex": "a"}, formed("regex", "a")),

@@ -164,3 +164,46 @@ async def test_a_client_that_leaves_while_its_prompt_is_computed_frees_the_prefi
         assert get_engine_client().is_idle()
         proceed.set()
     assert not consumer.received
+
+
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/v1/generate"])
+async def test_a_client_that_plans_the_hand_over_itself_passes_kv_transfer_params_on(
+    gateway: Gateway, path: str
+) -> None:
+    """As vLLM's proxies do: what the first answer says is the second request's."""
+    body = {"token_ids": [5, 6, 7, 8, 9], "sampling_params": {"max_tokens": 1}}
+    async with gateway.serving(gateway.fake(kv_handover=handover("kv_both"))) as replica:
+        plain = (await gateway.client.post(path, body)).json()
+        first = await gateway.client.post(
+            path, body | {"kv_transfer_params": {"do_remote_decode": True, "remote_host": None}}
+        )
+        params = first.json()["kv_transfer_params"]
+        second = await gateway.client.post(path, body | {"kv_transfer_params": params})
+    assert plain["kv_transfer_params"] is second.json()["kv_transfer_params"] is None
+    assert params["do_remote_prefill"] is True
+    assert [request.prefilled for request in replica.received] == [False, False, True]
+
+
+async def test_without_a_shared_tier_nothing_is_handed_over(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake()):
+        answers = [
+            await getattr(gateway.client, name)(
+                **fields, kv_transfer_params={"do_remote_decode": True}
+            )
+            for name, fields in (("chat", {}), ("complete", {"prompt": "hello"}))
+        ]
+    assert [answer.json()["kv_transfer_params"] for answer in answers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("remote_host", "10.0.0.1"), ("remote_block_ids", [1]), ("remote_port", 1), ("tp_size", 1)],
+)
+async def test_hosts_and_blocks_of_clients_are_refused_by_name(
+    gateway: Gateway, name: str, value: Any
+) -> None:
+    async with gateway.serving(gateway.fake()):
+        params = {"do_remote_prefill": True, name: value}
+        answer = await gateway.client.chat(kv_transfer_params=params)
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == f"kv_transfer_params.{name}"

@@ -32,6 +32,7 @@ _TEXTS = {"model": MODEL, "input": ["A fox ran.", "A fox slept."]}
 _RANKING = {"model": MODEL, "query": "What is a fox?", "documents": ["An animal.", "A river."]}
 _PAIRS = {"model": MODEL, "text_1": "A fox ran.", "text_2": ["An animal moved.", "It rained."]}
 _RESPONSE = {"model": MODEL, "input": "Say hello."}
+_TOKENS = {"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 16}}
 _LORA = {"lora_name": "pirate", "lora_path": "/path/to/adapter"}
 _FUNCTION = {
     "name": "weather",
@@ -102,11 +103,8 @@ BODIES: dict[str, Any] = {
     },
     "/tokenize": {"model": MODEL, "prompt": "A fox ran."},
     "/detokenize": {"model": MODEL, "tokens": [1, 2, 3]},
-    "/inference/v1/generate": {
-        "model": MODEL,
-        "token_ids": [1, 2, 3],
-        "sampling_params": {"max_tokens": 16},
-    },
+    "/inference/v1/generate": _TOKENS,
+    "/v1/generate": _TOKENS,
     "/abort_requests": {"request_ids": ["chatcmpl-00000000000000000000000000000000"]},
     "/collective_rpc": {"method": "check_integrity"},
     "/v1/load_lora_adapter": _LORA,

@@ -1,0 +1,28 @@
+"""`kv_transfer_params` of answers, by vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.engine_client.client import get_engine_client
+from inference.generation.generation import Generation
+
+
+def transfer_params(generation: Generation) -> dict[str, Any] | None:
+    """What the request of the replica that goes on with a prompt is to say; None: nothing, since
+    this request said of none, or its replica has no tier that others share.
+    """
+    params = generation.job.kv_transfer
+    if params is None or not params.do_remote_decode:
+        return None
+    replica = get_engine_client().fleet.get(generation.replica_id)
+    if replica is None or replica.heartbeat.kv_handover is None:
+        return None
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
