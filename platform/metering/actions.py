@@ -67,7 +67,8 @@ def set_price(
     now).
 
     The past stays as it was: a price that has begun is never changed, a new one follows it.
-    `cached_per_million` None: as the input; `per_image`, `per_audio_minute` None: 0.
+    `cached_per_million` None: as the input; `per_image`, `per_audio_minute` None: as in the price
+    that applies until then, 0 without one.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
     """
@@ -76,18 +77,20 @@ def set_price(
     now = timezone.now()
     if valid_from is not None and valid_from < now - CLOCK_SKEW:
         raise InvalidRequest("valid_from must not be in the past.", param="valid_from")
+    start = valid_from or now
+    previous = Price.objects.filter(model=model, valid_from__lte=start).first() or Price()
     prices = (
         input_per_million,
         input_per_million if cached_per_million is None else cached_per_million,
         output_per_million,
-        0 if per_image is None else per_image,
-        0 if per_audio_minute is None else per_audio_minute,
+        previous.per_image if per_image is None else per_image,
+        previous.per_audio_minute if per_audio_minute is None else per_audio_minute,
     )
     values = {
         name: decimal_of(value, name, max_decimals=6, max_value=MAX_PRICE)
         for name, value in zip(PRICE_FIELDS, prices, strict=True)
     }
-    price = Price(model=model, valid_from=valid_from or now, **values)
+    price = Price(model=model, valid_from=start, **values)
     save_valid(price)
     log_action(
         actor=actor,

@@ -657,6 +657,13 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
         ["1", "0.5", "2", "0.002", "0.006"],
         ["0.15", "0.15", "0.6", "0", "0"],
     ]
+    # Who changes the prices of tokens leaves those of media as they are by then.
+    run("set_price", "small", "--input", "3", "--output", "4", "--from", "2h")
+    newest, *_ = run("list_prices").splitlines()[1:]
+    assert newest.split()[4:] == ["3", "3", "4", "0.002", "0.006"]
+    run("set_price", "small", "--input", "3", "--output", "4", "--image", "0", "--from", "3h")
+    free, *_ = run("list_prices").splitlines()[1:]
+    assert free.split()[4:] == ["3", "3", "4", "0", "0.006"]
     coming, begun = (row.split()[0] for row in rows[1:])
     assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
     with pytest.raises(CommandError, match=f"Price {coming} not found"):

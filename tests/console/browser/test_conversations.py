@@ -117,6 +117,34 @@ def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> 
     expect(sidebar).to_be_hidden()
 
 
+def test_a_folder_is_chosen_for_one_tenant_alone(open_page: Open) -> None:
+    model = {"id": "quill", "state": "ready", "load_progress": 0, "max_model_len": 4096}
+    both = [{"id": "acme", "name": "Acme"}, {"id": "rival", "name": "Rival"}]
+    listed = {"conversations": [], "folders": ["Rivers"], "more": False, "kept": True}
+    page = open_page(
+        viewport={"width": 1680, "height": 900}, answers={"/console/api/conversations": listed}
+    )
+    page.route(
+        "**/console/api/models*",
+        lambda route: route.fulfill(
+            json={
+                "models": [model],
+                "tenants": both,
+                "tenant": "rival" if "tenant=rival" in route.request.url else "acme",
+            }
+        ),
+    )
+    page.reload()
+    PlaygroundPage(page).ready()
+    folder = page.locator("#history #folder")
+    with page.expect_request("**/console/api/conversations?*folder=Rivers*"):
+        folder.select_option("Rivers")
+    with page.expect_request("**/console/api/conversations?tenant=rival") as asked:
+        page.get_by_label("Tenant", exact=True).select_option("rival")
+    assert "folder" not in asked.value.url
+    expect(folder).to_have_value("")
+
+
 def test_presets_hold_settings_and_prompts_for_all_members(
     playground: PlaygroundPage, open_page: Open
 ) -> None:

@@ -32,12 +32,14 @@ class Command(QuireCommand):
             "--output", required=True, metavar="X", help="price of a million output tokens"
         )
         parser.add_argument(
-            "--image", metavar="X", help="price of an image, besides its tokens (default: 0)"
+            "--image",
+            metavar="X",
+            help="price of an image, besides its tokens (default: as before, or 0)",
         )
         parser.add_argument(
             "--audio-minute",
             metavar="X",
-            help="price of a minute of audio in which somebody speaks (default: 0)",
+            help="price of a minute of audio in which somebody speaks (default: as before, or 0)",
         )
         parser.add_argument(
             "--from",
