@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.test_wheel import ROOT, START_TIMEOUT_S, environment, run, wheel
+from tests.deploy.test_wheel import ROOT, environment, run, wheel
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.models import make_model
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
 __all__ = ["environment", "wheel"]  # fixtures
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: It compiles kernels.
+START_TIMEOUT_S = 900.0
 MANAGE = ".venv/bin/python manage.py "
 
 

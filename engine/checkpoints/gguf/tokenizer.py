@@ -92,6 +92,11 @@ _ENDS_OF_TURNS = (
         "<turn|>",
         "<|return|>",
         "<|call|>",
+        "<|calls|>",
+        "<|flush|>",
+        "[EOT]",
+        "[EOS]",
+        "<｜end▁of▁sentence｜>",
     ),
 )
 
