@@ -24,7 +24,7 @@ class TokenEntry:
 
     Attributes:
         offset: how many characters were complete before it.
-        in_text: whether the text has it; special tokens and the end are left out.
+        in_text: whether the text has it; special tokens, the end and a stop string are left out.
     """
 
     token_id: int
@@ -118,6 +118,7 @@ class OutputState:
         "_stop",
         "_text_len",
         "_token_ids",
+        "_visible_len",
         "engine_reason",
         "finish_reason",
         "index",
@@ -149,7 +150,7 @@ class OutputState:
         self._by_token = self._stop is not None or sampling.logprobs is not None
         self._entries: list[TokenEntry] = []
         self._token_ids: list[int] = []
-        self._text_len = 0
+        self._text_len = self._visible_len = 0
         self.num_tokens = 0
         self.sum_logprobs = 0.0
         self.finish_reason: str | None = None
@@ -229,8 +230,11 @@ class OutputState:
             return text
         may_stop = self.num_tokens >= self._sampling.min_tokens
         visible, matched = self._stop.append(text, may_stop)
+        self._visible_len += len(visible)
         if matched is not None:
             self.finish_reason, self.stop_reason = "stop", matched
+            for entry in self._entries:
+                entry.in_text = entry.in_text and entry.offset < self._visible_len
         return visible
 
     def _hidden_stop_token(self, chunk: TokenChunk) -> bool:

@@ -209,14 +209,30 @@ async def test_fault_100_logprobs_are_those_of_the_message(
     assert end is not None
     replica = gateway.scripted(byte_by_byte(tokenizer, "Grüße!"))
     reply = await ask(gateway, replica, logprobs=True, stream=stream, **wish)
+    assert joined_logprobs(reply, stream) == "Grüße!" + (tokenizer.token_text(end) if wish else "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "text"), [("ß", "Grü"), ("ße", "Grü"), ("e!", "Grüß")])
+@pytest.mark.parametrize("include", [False, True])
+async def test_fault_100_logprobs_end_before_a_stop_string_that_is_left_out(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool, stop: str, text: str, include: bool
+) -> None:
+    replica = gateway.scripted(byte_by_byte(tokenizer, "Grüße!"))
+    fields = {"logprobs": True, "stream": stream, "stop": [stop]}
+    reply = await ask(gateway, replica, **fields, include_stop_str_in_output=include)
+    assert joined_logprobs(reply, stream) == text + stop * include
+
+
+def joined_logprobs(reply: Any, stream: bool) -> str:
+    """The text that a client puts together from the entries."""
     choices = (
         [choice for event in reply.events[:-1] for choice in event["choices"]]
         if stream
         else reply.json()["choices"]
     )
     parts = [choice["logprobs"]["content"] for choice in choices if choice["logprobs"]]
-    text = b"".join(bytes(entry["bytes"]) for part in parts for entry in part).decode()
-    assert text == "Grüße!" + (tokenizer.token_text(end) if wish else "")
+    return b"".join(bytes(entry["bytes"]) for part in parts for entry in part).decode()
 
 
 async def test_without_top_logprobs_there_are_no_alternatives(

@@ -115,10 +115,30 @@ async def test_fault_88_items_of_earlier_responses_may_come_as_references(
 async def test_fault_88_an_agents_function_is_offered_without_the_servers_tools(
     gateway: Gateway, tokenizer: Tokenizer, stream: bool
 ) -> None:
-    hosted = [{"type": "web_search"}, {"type": "web_search_preview_2025_03_11"}]
+    hosted = [
+        {"type": name} for name in ("web_search", "web_search_preview_2025_03_11", "apply_patch")
+    ]
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
         for tools in ([WEATHER], [*hosted, WEATHER]):
             reply = await ask(gateway, "x", tools=tools, tool_choice="auto", stream=stream)
+            assert reply.status == 200, reply.body
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+
+
+async def test_fault_88_calls_of_another_servers_tools_are_left_out(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    user, again = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
+    said = {"role": "assistant", "content": "fox"}
+    search = {"type": "search", "query": "q"}
+    calls = [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": search},
+        {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "a", "tools": []},
+    ]
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for items in ([user, said, again], [user, *calls, said, again]):
+            reply = await ask(gateway, items)
             assert reply.status == 200, reply.body
         first, second = replica.received
         assert first.prompt_token_ids == second.prompt_token_ids

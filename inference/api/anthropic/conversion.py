@@ -32,7 +32,7 @@ NAMES = {
     "user": "metadata.user_id",
 }
 SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
-#: What a block of the system prompt begins with that is for the server: it differs in every request
+#: What a line of the system prompt begins with that is for the server: it differs in every request
 #: of Claude Code, so that nothing behind it would be found in the prefix cache.
 BILLING = "x-anthropic-billing-header:"
 #: Fields of a source that a chat's document has, by the source's type.
@@ -207,9 +207,13 @@ def _parts_of(block: Block, param: str) -> list[dict[str, Any]]:
 
 def _system(system: str | list[Block]) -> str:
     if isinstance(system, str):
-        return system
+        return _without_billing(system)
     texts = [_text(block, f"system.{index}") for index, block in enumerate(system)]
-    return "\n".join(text for text in texts if not text.startswith(BILLING))
+    return "\n".join(filter(None, map(_without_billing, texts)))
+
+
+def _without_billing(text: str) -> str:
+    return text.partition("\n")[2] if text.startswith(BILLING) else text
 
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:

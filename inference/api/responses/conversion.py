@@ -45,6 +45,16 @@ CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
+#: Items of OpenAI's own tools in a conversation that was begun there. The answers that follow say
+#: what came of them, and no template has a place for them.
+HOSTED_CALLS = frozenset(
+    (
+        *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+        *("mcp_list_tools", "mcp_call", "tool_search_call", "tool_search_output"),
+    )
+)
+
+
 class Messages:
     """Collects items into chat messages. Raises `InvalidRequest` naming `input[n]`."""
 
@@ -73,7 +83,7 @@ class Messages:
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "reasoning":
             self._reasoning += _text(item.get("content") or "", f"{param}.content")
-        else:
+        elif kind not in HOSTED_CALLS:
             raise UnsupportedField(
                 f"Input items of the type {str(kind)[:50]!r} are not supported.",
                 param=f"{param}.type",

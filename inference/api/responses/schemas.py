@@ -30,6 +30,7 @@ HOSTED = frozenset(
     (
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
         *("image_generation", "computer_use_preview", "local_shell", "shell", "tool_search"),
+        "apply_patch",
     )
 )
 
