@@ -357,14 +357,20 @@ class KernelSet(LinearFactory):
         return causal_conv(x, states, weight, bias, of, silu=silu)
 
     def linear_scan(
-        self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        states: Tensor,
+        of: StateRows,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """What each token's queries find in its heads' states, [T, heads, value_size].
 
-        `states` [R, heads, value_size, key_size] of float32 is changed token by token, see
-        `kernels.ssm`; which sequence has which row and tokens: `of`.
+        `states` [R, heads, value_size, key_size], float32, bfloat16, or int8 with a scale for each
+        of its vectors, is changed and rounded token by token, see `kernels.ssm`; which sequence has
+        which row and tokens: `of`.
         """
-        return linear_scan(inputs, weights, states, of)
+        return linear_scan(inputs, weights, states, of, scales)
 
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ matrix S [value_size, key_size], which takes in one token after the other:
         with k and q brought to length 1, q over sqrt(key_size)
     y = S q + skip * v
 
-The decay is a head's, or (Mamba) one for each key of a head, whose value_size is then 1.
+The decay is a head's, or one for each key of a head: by its own decay (Mamba, whose heads have one
+value), or by its own rate (Kimi delta attention, arXiv 2510.26692).
 Neighbouring heads share a key and a query where there are fewer of these.
 """
 
@@ -52,7 +53,7 @@ class ScanInputs:
     Attributes:
         q, k: [T, key_heads, key_size].
         v: [T, heads, value_size].
-        rate: [T, heads], before bias and softplus.
+        rate: [T, heads] or [T, heads, key_size], before bias and softplus.
         beta: [T, heads], before the sigmoid; None: the rate takes its place.
     """
 
@@ -69,7 +70,7 @@ class ScanWeights:
 
     Attributes:
         decay: below 0; [heads], or [heads, key_size] unless `delta`.
-        rate_bias: added to rates.
+        rate_bias: added to rates, and of their shape; by key only if `delta`.
         skip: how much of v goes past the state; None: nothing.
         limits: of the rates.
         delta: by the gated delta rule.
@@ -82,7 +83,13 @@ class ScanWeights:
     delta: bool = False
 
 
-def check_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor) -> None:
+#: What a state may be kept in.
+STATE_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+
+
+def check_scan(
+    inputs: ScanInputs, weights: ScanWeights, states: Tensor, scales: Tensor | None
+) -> None:
     """Raise ValueError for shapes that don't go together."""
     heads, key_heads = inputs.v.shape[1], inputs.k.shape[1]
     shape = (inputs.v.shape[0], heads)
@@ -93,16 +100,25 @@ def check_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor) -> None
             f"q {describe(inputs.q)}, k {describe(inputs.k)}, v {describe(inputs.v)} and states "
             f"{describe(states)} don't go together"
         )
-    for name, of in (("rate", inputs.rate), ("beta", inputs.beta)):
-        if of is not None and of.shape != shape:
-            raise ValueError(f"{name} {describe(of)} must be {list(shape)}")
-    shapes = [(heads,)] if weights.delta else [(heads,), (heads, inputs.k.shape[2])]
-    if tuple(weights.decay.shape) not in shapes:
-        allowed = " or ".join(str(list(shape)) for shape in shapes)
-        raise ValueError(f"decay {describe(weights.decay)} must be {allowed}")
-    for name, of in (("rate_bias", weights.rate_bias), ("skip", weights.skip)):
-        if of is not None and of.shape != (heads,):
-            raise ValueError(f"{name} {describe(of)} must be [{heads}]")
+    if (scales is not None) != (states.dtype == torch.int8) or (
+        scales is not None and scales.shape != states.shape[:-1]
+    ):
+        raise ValueError("states of int8, and they alone, have scales [rows, heads, value_size]")
+    by_head, by_key = [(heads,)], [(heads,), (heads, inputs.k.shape[2])]
+    if inputs.beta is not None and inputs.beta.shape != shape:
+        raise ValueError(f"beta {describe(inputs.beta)} must be {list(shape)}")
+    for name, of, shapes in (
+        ("decay", weights.decay, by_head if weights.delta else by_key),
+        ("rate_bias", weights.rate_bias, by_key if weights.delta else by_head),
+        ("skip", weights.skip, by_head),
+    ):
+        if of is not None and tuple(of.shape) not in shapes:
+            allowed = " or ".join(str(list(shape)) for shape in shapes)
+            raise ValueError(f"{name} {describe(of)} must be {allowed}")
+    if inputs.rate.shape != (shape[0], *weights.rate_bias.shape):
+        raise ValueError(
+            f"rate {describe(inputs.rate)} must be {[shape[0], *weights.rate_bias.shape]}"
+        )
 
 
 def check_conv(
@@ -144,23 +160,29 @@ def causal_conv(
     return out
 
 
-def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows) -> Tensor:
+def linear_scan(
+    inputs: ScanInputs,
+    weights: ScanWeights,
+    states: Tensor,
+    of: StateRows,
+    scales: Tensor | None = None,
+) -> Tensor:
     """See `KernelSet.linear_scan`."""
-    check_scan(inputs, weights, states)
+    check_scan(inputs, weights, states, scales)
     kind = torch.float64 if states.dtype == torch.float64 else torch.float32
     repeat = inputs.v.shape[1] // inputs.k.shape[1]
     v, rate = inputs.v.to(kind), inputs.rate.to(kind)
     q, k = (part.to(kind).repeat_interleave(repeat, dim=1) for part in (inputs.q, inputs.k))
     rate = torch.nn.functional.softplus(rate + weights.rate_bias.to(kind)).clamp(*weights.limits)
     decays = weights.decay.to(kind).view(weights.decay.shape[0], 1, -1)
-    decay = (rate[..., None, None] * decays).exp()
+    decay = (rate.view(*v.shape[:2], 1, -1) * decays).exp()  # [T, heads, 1, 1 or key_size]
     beta = (rate if inputs.beta is None else inputs.beta.to(kind).sigmoid())[..., None]
     if weights.delta:
         q = _unit(q) * q.shape[-1] ** -0.5
         k = _unit(k)
     out = torch.empty_like(v)
     for start, end, row in _sequence_spans(of):
-        state = states[row]
+        state = _opened(states, scales, row).to(kind)
         saves = of.saves_between(start, end)
         for t in range(start, end):
             state = state * decay[t]
@@ -169,13 +191,29 @@ def linear_scan(inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: St
                 update = update - (state @ k[t].unsqueeze(-1)).squeeze(-1)
             state = state + (update * beta[t]).unsqueeze(-1) * k[t].unsqueeze(-2)
             out[t] = (state @ q[t].unsqueeze(-1)).squeeze(-1)
+            if states.dtype != kind:
+                _round(state, states, scales, row)
+                state = _opened(states, scales, row).to(kind)
             for last, target in saves:
                 if last == t + 1:
-                    states[target] = state
-        states[row] = state
+                    _round(state, states, scales, target)
+        _round(state, states, scales, row)
     if weights.skip is not None:
         out += weights.skip.to(kind)[:, None] * v
     return out.to(inputs.v.dtype)
+
+
+def _opened(states: Tensor, scales: Tensor | None, row: int) -> Tensor:
+    """One row of the states."""
+    return states[row] if scales is None else states[row] * scales[row].unsqueeze(-1)
+
+
+def _round(state: Tensor, states: Tensor, scales: Tensor | None, row: int) -> None:
+    """Write one row of the states, each of their vectors by a scale of its own."""
+    if scales is not None:
+        scales[row] = state.abs().amax(-1) / 127
+        state = (state / scales[row].clamp(min=1e-38).unsqueeze(-1)).round()
+    states[row] = state.to(states.dtype)
 
 
 def _unit(x: Tensor) -> Tensor:

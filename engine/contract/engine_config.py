@@ -136,6 +136,12 @@ class EngineConfig(Settings):
     kv_cache_dtype: str = cli_field(
         "auto", "number format of the KV cache; auto: the model's", choices=KV_DTYPES
     )
+    mamba_ssm_cache_dtype: str = cli_field(
+        "auto",
+        "number format of the states of recurrent layers, which are rounded after each token; "
+        "auto: float32",
+        choices=("auto", "float32", "bfloat16", "int8"),
+    )
     batch_invariant: bool = cli_field(
         False,
         "on a GPU: make logits the same to the bit whatever else is in the batch and however "

@@ -158,7 +158,10 @@ _ONE_HOST = "an engine's ranks are of one machine. For more throughput run more 
 _OTHER_HOSTS = "an engine's ranks are processes of one machine, which share memory."
 _EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
-_STATES = "states of such layers are kept in float32, a row of them for each sequence."
+_STATES = (
+    "inputs of convolutions are kept in float32, and states in blocks of their own pool. There is "
+    "mamba_ssm_cache_dtype."
+)
 _MEASURED = "single steps and kernels aren't measured all the time: POST /start_profile does."
 _OFFLOAD = "weights stay on their device. Use quantization for less memory."
 _SCHEDULER = "there is one scheduler; see scheduling_policy."
@@ -247,7 +250,7 @@ NEWER: tuple[VllmFlag, ...] = (
     ),
     *_but(dict, ({},), _BACKENDS, "ir_op_priority kernel_config"),
     *_of(bool, _BACKENDS, "enable_flashinfer_autotune use_fp64_gumbel"),
-    *_but(str, ("auto", "float32"), _STATES, "mamba_cache_dtype mamba_ssm_cache_dtype"),
+    *_but(str, ("auto", "float32"), _STATES, "mamba_cache_dtype"),
     *_but(str, ("none",), _STATES, "mamba_cache_mode"),
     *_of(int, _STATES, "mamba_block_size"),
     restricted_flag(

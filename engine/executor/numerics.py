@@ -28,6 +28,7 @@ _SETTINGS = (
     "hf_overrides",
     "load_format",
     "lora_dtype",
+    "mamba_ssm_cache_dtype",
     "model_impl",
     "rope_scaling",
     "rope_theta",

@@ -129,6 +129,7 @@ class MambaSpec:
         fixed_decays: of each layer's heads, below 0; (): the checkpoint has them, by `decay`.
         gated_norm: of what the heads give; "": none.
         norm_before_gate: otherwise the norm comes after the gate.
+        dtype: in which the recurrence's state is kept: "float32", "bfloat16" or "int8".
     """
 
     kind: Literal["mamba1", "mamba2", "delta", "lightning", "conv"]
@@ -159,6 +160,7 @@ class MambaSpec:
     gated_norm: str = "mamba.norm"
     norm_before_gate: bool = False
     output: str = "mamba.out_proj"
+    dtype: str = "float32"
 
     @property
     def values(self) -> int:
@@ -202,9 +204,10 @@ class MambaSpec:
 
     @property
     def nbytes(self) -> int:
-        """Of what a sequence keeps over all layers, in float32."""
-        conv = (self.conv_width - 1) * self.channels
-        return 4 * sum(self.layers) * (conv + self.values * self.key_size)
+        """Of what a sequence keeps over all layers."""
+        conv = 4 * (self.conv_width - 1) * self.channels
+        vector = {"float32": 4, "bfloat16": 2, "int8": 1}[self.dtype] * self.key_size
+        return sum(self.layers) * (conv + self.values * (vector + 4 * (self.dtype == "int8")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

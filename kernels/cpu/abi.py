@@ -198,9 +198,10 @@ class LinearScan(ctypes.Structure):
     _fields_ = [
         ("out", P), ("q", P), ("k", P), ("v", P), ("rate", P), ("beta", P), ("q_stride", L),
         ("k_stride", L), ("v_stride", L), ("rate_stride", L), ("beta_stride", L), ("decay", P),
-        ("rate_bias", P), ("skip", P), ("states", P), ("heads", L), ("key_heads", L),
-        ("value_size", L), ("key_size", L), ("least_rate", F), ("most_rate", F), ("delta", N),
-        ("decay_by_key", N), ("of", StateRows),
+        ("rate_bias", P), ("skip", P), ("states", P), ("state_scales", P), ("heads", L),
+        ("key_heads", L), ("value_size", L), ("key_size", L), ("least_rate", F), ("most_rate", F),
+        ("delta", N), ("decay_by_key", N), ("rate_by_key", N), ("states_dtype", N),
+        ("of", StateRows),
     ]
 
 

@@ -190,9 +190,14 @@ class CpuKernels(KernelSet):
         return causal_conv(self._library, x, states, weight, bias, of, silu=silu)
 
     def linear_scan(
-        self, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        states: Tensor,
+        of: StateRows,
+        scales: Tensor | None = None,
     ) -> Tensor:
-        return linear_scan(self._library, inputs, weights, states, of)
+        return linear_scan(self._library, inputs, weights, states, of, scales)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._gate(x, 0)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import abi as c
-from kernels.cpu.library import Library, address, check, check_dense
+from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
 from kernels.cpu.memory import num_threads
-from kernels.ssm import ScanInputs, ScanWeights, StateRows, check_conv, check_scan
+from kernels.ssm import STATE_DTYPES, ScanInputs, ScanWeights, StateRows, check_conv, check_scan
 from kernels.tensors import check_vector, describe
 
 
@@ -50,18 +50,26 @@ def causal_conv(
 
 
 def linear_scan(
-    library: Library, inputs: ScanInputs, weights: ScanWeights, states: Tensor, of: StateRows
+    library: Library,
+    inputs: ScanInputs,
+    weights: ScanWeights,
+    states: Tensor,
+    of: StateRows,
+    scales: Tensor | None,
 ) -> Tensor:
-    """See `KernelSet.linear_scan`; all of it float32."""
-    check_scan(inputs, weights, states)
+    """See `KernelSet.linear_scan`; all but the states is float32."""
+    check_scan(inputs, weights, states, scales)
     tokens, heads, value_size = inputs.v.shape
     key_heads, key_size = inputs.k.shape[1:]
-    check_dense("states", states, tuple(states.shape), torch.float32)
-    check_dense("decay", weights.decay, tuple(weights.decay.shape), torch.float32)
-    for name in ("rate_bias", "skip"):
+    if states.dtype not in STATE_DTYPES or not states.is_contiguous():
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in STATE_DTYPES)
+        raise ValueError(f"states {describe(states)} must be contiguous, and one of {names}")
+    for name in ("decay", "rate_bias", "skip"):
         vector: Tensor | None = getattr(weights, name)
         if vector is not None:
-            check_dense(name, vector, (heads,), torch.float32)
+            check_dense(name, vector, tuple(vector.shape), torch.float32)
+    if scales is not None:
+        check_dense("scales", scales, tuple(scales.shape), torch.float32)
     beta = inputs.beta
     out = torch.empty((tokens, heads, value_size))
     args = c.LinearScan(
@@ -80,6 +88,7 @@ def linear_scan(
         rate_bias=weights.rate_bias.data_ptr(),
         skip=address(weights.skip),
         states=states.data_ptr(),
+        state_scales=address(scales),
         heads=heads,
         key_heads=key_heads,
         value_size=value_size,
@@ -88,6 +97,8 @@ def linear_scan(
         most_rate=weights.limits[1],
         delta=weights.delta,
         decay_by_key=weights.decay.dim() == 2,
+        rate_by_key=weights.rate_bias.dim() == 2,
+        states_dtype=CACHE_DTYPES[states.dtype],
         of=_rows(of, tokens, states),
     )
     if status := library.linear_scan(ctypes.byref(args), num_threads()):

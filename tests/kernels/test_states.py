@@ -95,6 +95,72 @@ def test_each_key_of_a_head_may_have_a_decay(
     assert_close(states, after, torch.float32, 20.0)
 
 
+def test_each_key_of_a_head_may_have_a_rate(kernels: KernelSet, threads: int) -> None:
+    """Kimi delta attention: a head's keys decay each at a rate that the token brings."""
+    inputs, weights, states = scan(True, 4, 4, 18, 20)
+    inputs = replace(inputs, rate=torch.randn(TOKENS, 4, 20))
+    weights = replace(weights, rate_bias=torch.randn(4, 20))
+    of, after = whose(), states.double()
+    wanted = torch.zeros(TOKENS, 4, 18, dtype=torch.float64)
+    rates = torch.nn.functional.softplus(inputs.rate.double() + weights.rate_bias.double())
+    kept = torch.exp(rates * weights.decay.double()[:, None])
+    assert inputs.beta is not None
+    beta = inputs.beta.double().sigmoid()
+    for i, row in enumerate(of.rows.tolist()):
+        for t in range(int(of.starts[i]), int(of.starts[i + 1])):
+            for head in range(4):
+                q, k = (
+                    x[t, head].double() / (x[t, head].double().square().sum() + 1e-6).sqrt()
+                    for x in (inputs.q, inputs.k)
+                )
+                state = after[row, head] * kept[t, head]
+                missing = inputs.v[t, head].double() - state @ k
+                after[row, head] = state + beta[t, head] * torch.outer(missing, k)
+                wanted[t, head] = after[row, head] @ q / math.sqrt(20)
+    got = kernels.linear_scan(inputs, weights, states, of)
+    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(states, after, torch.float32, 20.0)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.02), (torch.int8, 0.05)])
+def test_states_in_few_bits_are_rounded_after_each_token(
+    compiled: KernelSet, threads: int, dtype: torch.dtype, error: float, delta: bool
+) -> None:
+    """Near to float64, and to the bit the same in one piece and token by token."""
+    inputs, weights, states = scan(delta, 4, 2, 18, 24)
+    wanted, _ = by_definition(inputs, weights, states, whose())
+    scales = states.abs().amax(-1) / 127 if dtype == torch.int8 else None
+    narrow = (states if scales is None else (states / scales[..., None]).round()).to(dtype)
+    first = narrow.clone(), None if scales is None else scales.clone()
+    saves = torch.tensor([(8, 1)])
+    of = replace(whose(), saves=saves)
+    got = compiled.linear_scan(inputs, weights, first[0], of, first[1])
+    assert (got - wanted).abs().max() < error * wanted.abs().max()
+    second = narrow.clone(), None if scales is None else scales.clone()
+    for i, row in enumerate(whose().rows):
+        for t in range(int(of.starts[i]), int(of.starts[i + 1])):
+            one = StateRows(torch.tensor([0, 1], dtype=torch.int32), row[None].clone())
+            parts = (inputs.q, inputs.k, inputs.v, inputs.rate, inputs.beta)
+            cut = ScanInputs(*(part if part is None else part[t : t + 1] for part in parts))
+            step = compiled.linear_scan(cut, weights, second[0], one, second[1])
+            assert torch.equal(step, got[t : t + 1])
+            if t == 7:
+                for part, save in zip(second, first, strict=True):
+                    assert part is None or save is None or torch.equal(part[row], save[1])
+    second[0][1] = first[0][1]
+    assert torch.equal(first[0], second[0])
+
+
+def test_a_state_in_int8_that_is_no_number_stays_so(compiled: KernelSet) -> None:
+    inputs, weights, states = scan(False, 4, 2, 8, 24)
+    inputs.v[0, 1, 2] = math.nan
+    scales = torch.ones(states.shape[:-1])
+    out = compiled.linear_scan(inputs, weights, states.to(torch.int8), whose(), scales)
+    assert out[4, 1, 2].isnan()
+    assert out[4, 1, :2].isfinite().all()
+
+
 @pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_convolution_sees_the_inputs_of_earlier_steps(

@@ -26,15 +26,29 @@ class LayerStateCache:
         conv: [num_blocks, width - 1, channels], the last inputs of the convolution.
         scan: [num_blocks, heads, value_size, key_size].
         of: the sequences of the step.
+        scales: of a scan in int8, [num_blocks, heads, value_size].
     """
 
     conv: Tensor
     scan: Tensor
     of: StateRows
+    scales: Tensor | None = None
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What is kept, by block."""
+        return [part for part in (self.conv, self.scan, self.scales) if part is not None]
+
+    def run_scan(self, ops: KernelSet, inputs: ScanInputs, weights: ScanWeights) -> Tensor:
+        """[num_tokens, values] that the heads give. Takes the step's tokens into their states."""
+        return ops.linear_scan(inputs, weights, self.scan, self.of, self.scales).flatten(1)
 
 
 class StateTable:
-    """Blocks of states of all layers of a model, float32 on the kernels' device.
+    """Blocks of states of all layers of a model, on the kernels' device.
+
+    Convolutions' inputs are float32: rounded where a step ends, tokens would depend on how their
+    prompt was cut. Scans have the state's own dtype, and are rounded after each token.
 
     A block's memory is taken when it is first written.
     """
@@ -42,10 +56,14 @@ class StateTable:
     def __init__(self, state: MambaSpec, ops: KernelSet, num_blocks: int) -> None:
         no_rows = StateRows(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64))
         conv = (num_blocks, state.conv_width - 1, state.channels)
-        scan = (num_blocks, state.num_heads, state.value_size, state.key_size)
+        vectors = (num_blocks, state.num_heads, state.value_size)
+        dtype, device = getattr(torch, state.dtype), ops.device
         self.layers: dict[int, LayerStateCache] = {
             layer: LayerStateCache(
-                torch.zeros(conv, device=ops.device), torch.zeros(scan, device=ops.device), no_rows
+                torch.zeros(conv, device=device),
+                torch.zeros((*vectors, state.key_size), dtype=dtype, device=device),
+                no_rows,
+                torch.zeros(vectors, device=device) if dtype == torch.int8 else None,
             )
             for layer, carried in enumerate(state.layers)
             if carried
@@ -57,7 +75,7 @@ class StateTable:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What a block consists of: tensors whose first dimension is the block."""
-        parts = [part for layer in self.layers.values() for part in (layer.conv, layer.scan)]
+        parts = [part for layer in self.layers.values() for part in layer.parts]
         return (*parts, self._num_tokens)
 
     def begin_step(self, context: AttentionMetadata) -> None:
@@ -71,8 +89,8 @@ class StateTable:
         for source, target in states.copies:
             self._num_tokens[target] = self._num_tokens[source]
             for layer in self.layers.values():
-                layer.conv[target] = layer.conv[source]
-                layer.scan[target] = layer.scan[source]
+                for part in layer.parts:
+                    part[target] = part[source]
         starts, blocks = context.query_start_loc.long(), states.blocks
         first, counts = context.positions[starts[:-1]], starts.diff()
         new = blocks[first == 0]
@@ -89,8 +107,8 @@ class StateTable:
         for layer in self.layers.values():
             layer.of = of
             if len(new):
-                layer.conv[new] = 0.0
-                layer.scan[new] = 0.0
+                for part in layer.parts:
+                    part[new] = 0
         self._under_way = (
             torch.cat((blocks, saved)),
             torch.cat((first + counts, context.positions[ends - 1] + 1)),
@@ -135,7 +153,7 @@ class MambaMixer:
             rate,
             beta,
         )
-        values = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        values = cache.run_scan(self.ops, inputs, self.scan)
         if state.norm_before_gate:
             return self.output(_gated(self.ops, self._normed(values), gate))
         return self.output(self._normed(_gated(self.ops, values, gate)))
@@ -205,7 +223,7 @@ class Mamba1Mixer:
             norm(part.contiguous()) for norm, part in zip(self.selected, parts, strict=True)
         )
         inputs = ScanInputs(q.unsqueeze(1), k.unsqueeze(1), values.unsqueeze(-1), self.rates(rate))
-        scanned = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        scanned = cache.run_scan(self.ops, inputs, self.scan)
         return self.output(_gated(self.ops, scanned, gate))
 
 
@@ -235,7 +253,7 @@ class LightningMixer:
         q, k, v = (part.contiguous() for part in by_head.unbind(-2))
         rate = x.new_zeros((len(x), state.num_heads))  # within limits that leave 1
         inputs = ScanInputs(q, k, v, rate)
-        values = self.ops.linear_scan(inputs, self.scan, cache.scan, cache.of).flatten(1)
+        values = cache.run_scan(self.ops, inputs, self.scan)
         return self.output(self.norm(values).mul_(torch.sigmoid(gate)))
 
 

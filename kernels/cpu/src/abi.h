@@ -302,11 +302,14 @@ struct LinearScan {
   const float *q, *k, *v, *rate, *beta;  // beta null: the rate takes its place
   int64_t q_stride, k_stride, v_stride, rate_stride, beta_stride;  // from token to token
   const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
-  float* states;  // [num_rows, heads, value_size, key_size]
+  void* states;  // [num_rows, heads, value_size, key_size], float32, bfloat16 or int8
+  float* state_scales;  // of int8 [num_rows, heads, value_size], otherwise null
   int64_t heads, key_heads, value_size, key_size;
   float least_rate, most_rate;
   int32_t delta;
   int32_t decay_by_key;  // decay is [heads, key_size]
+  int32_t rate_by_key;   // rate_bias and a token's rates are [heads, key_size]; beta isn't null
+  int32_t states_dtype;
   StateRows of;
 };
 

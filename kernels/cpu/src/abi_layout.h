@@ -313,7 +313,7 @@ QUIRE_OFFSET(CausalConv, bias, 56);
 QUIRE_OFFSET(CausalConv, silu, 64);
 QUIRE_OFFSET(CausalConv, of, 72);
 
-QUIRE_SIZE(LinearScan, 224);
+QUIRE_SIZE(LinearScan, 240);
 QUIRE_OFFSET(LinearScan, out, 0);
 QUIRE_OFFSET(LinearScan, q, 8);
 QUIRE_OFFSET(LinearScan, k, 16);
@@ -329,15 +329,18 @@ QUIRE_OFFSET(LinearScan, decay, 88);
 QUIRE_OFFSET(LinearScan, rate_bias, 96);
 QUIRE_OFFSET(LinearScan, skip, 104);
 QUIRE_OFFSET(LinearScan, states, 112);
-QUIRE_OFFSET(LinearScan, heads, 120);
-QUIRE_OFFSET(LinearScan, key_heads, 128);
-QUIRE_OFFSET(LinearScan, value_size, 136);
-QUIRE_OFFSET(LinearScan, key_size, 144);
-QUIRE_OFFSET(LinearScan, least_rate, 152);
-QUIRE_OFFSET(LinearScan, most_rate, 156);
-QUIRE_OFFSET(LinearScan, delta, 160);
-QUIRE_OFFSET(LinearScan, decay_by_key, 164);
-QUIRE_OFFSET(LinearScan, of, 168);
+QUIRE_OFFSET(LinearScan, state_scales, 120);
+QUIRE_OFFSET(LinearScan, heads, 128);
+QUIRE_OFFSET(LinearScan, key_heads, 136);
+QUIRE_OFFSET(LinearScan, value_size, 144);
+QUIRE_OFFSET(LinearScan, key_size, 152);
+QUIRE_OFFSET(LinearScan, least_rate, 160);
+QUIRE_OFFSET(LinearScan, most_rate, 164);
+QUIRE_OFFSET(LinearScan, delta, 168);
+QUIRE_OFFSET(LinearScan, decay_by_key, 172);
+QUIRE_OFFSET(LinearScan, rate_by_key, 176);
+QUIRE_OFFSET(LinearScan, states_dtype, 180);
+QUIRE_OFFSET(LinearScan, of, 184);
 
 }  // namespace quire
 

@@ -88,21 +88,23 @@ void scaled(float* out, const float* x, int64_t size, float factor) {
   });
 }
 
-// R rows of a head's state take in one token, and give what its query finds. A key's decay is
-// exp(rate * decays[i]) where there are `decays`, otherwise `decay`.
+// R rows of a head's state take in one token, and give what its query finds. All that is kept of them is
+// `decay`, or of each key `decays`, where there are any.
 template <int R, bool DELTA>
 void advance(float* rows, const float* q, const float* k, const float* v, float* out, int64_t size,
-             float decay, float beta, const float* decays = nullptr, float rate = 0.0f) {
-  vf kept = vset(decay);
+             float decay, float beta, const float* decays) {
+  const auto kept = [&](int64_t i, int n) __attribute__((always_inline)) {
+    return decays ? vload_some(decays + i, n) : vset(decay);
+  };
   float taken[4], found[4];
   vf sums[4];
   for (int r = 0; r < R; r++) taken[r] = v[r] * beta;
   if (DELTA) {
     for (int r = 0; r < 4; r++) sums[r] = vset(0.0f);
     for_lanes(size, [&](int64_t i, int n) {
-      const vf key = vload_some(k + i, n);
+      const vf key = vload_some(k + i, n), factor = kept(i, n);
       for (int r = 0; r < R; r++) {
-        const vf state = vload_some(rows + r * size + i, n) * kept;
+        const vf state = vload_some(rows + r * size + i, n) * factor;
         sums[r] = vfma(state, key, sums[r]);
       }
     });
@@ -111,10 +113,9 @@ void advance(float* rows, const float* q, const float* k, const float* v, float*
   }
   for (int r = 0; r < 4; r++) sums[r] = vset(0.0f);
   for_lanes(size, [&](int64_t i, int n) {
-    const vf key = vload_some(k + i, n), query = vload_some(q + i, n);
-    if (decays) kept = vexp(vload_some(decays + i, n) * vset(rate));
+    const vf key = vload_some(k + i, n), query = vload_some(q + i, n), factor = kept(i, n);
     for (int r = 0; r < R; r++) {
-      const vf before = vload_some(rows + r * size + i, n) * kept;
+      const vf before = vload_some(rows + r * size + i, n) * factor;
       const vf state = vfma(key, vset(taken[r]), before);
       vstore_some(rows + r * size + i, state, n);
       sums[r] = vfma(state, query, sums[r]);
@@ -124,21 +125,84 @@ void advance(float* rows, const float* q, const float* k, const float* v, float*
   for (int r = 0; r < R; r++) out[r] = found[r];
 }
 
-template <bool DELTA>
+// Rounds a row to int8 in parts of the scale that it returns. The scale follows the largest value, so a
+// decay changes it alone.
+float rounded(int8_t* to, const float* x, int64_t size) {
+  float top = 0.0f;
+  for (int64_t i = 0; i < size; i++) top = std::max(top, std::fabs(x[i]));
+  const float factor = top > 1e-30f ? 127.0f / top : 0.0f;
+  for_lanes(size, [&](int64_t i, int n) {
+    vstore_some(to + i, vload_some(x + i, n) * vset(factor), n);
+  });
+  return all_finite(x, size) ? top / 127.0f : NAN;
+}
+
+// R rows of a head's state, as float32 while a token is taken in.
+template <class T, int R>
+struct Rows {
+  T* rows;
+  float *scales, *scratch;
+  int64_t size;
+  float* open() {
+    for (int r = 0; r < R; r++) {
+      const vf scale = vset(scales ? scales[r] : 1.0f);
+      for_lanes(size, [&](int64_t i, int n) {
+        vstore_some(scratch + r * size + i, vload_some(rows + r * size + i, n) * scale, n);
+      });
+    }
+    return scratch;
+  }
+  void close() {
+    if constexpr (std::is_same_v<T, int8_t>) {
+      for (int r = 0; r < R; r++) scales[r] = rounded(rows + r * size, scratch + r * size, size);
+    } else {
+      for_lanes(R * size, [&](int64_t i, int n) { vstore_some(rows + i, vload_some(scratch + i, n), n); });
+    }
+  }
+};
+template <int R>
+struct Rows<float, R> {
+  float *rows, *scales, *scratch;
+  int64_t size;
+  float* open() { return rows; }
+  void close() {}
+};
+
+float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+
+template <class T, bool DELTA>
 void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
   const int64_t size = s.key_size, shared = head / (s.heads / s.key_heads) * size;
-  float* state = s.states + (s.of.rows[seq] * s.heads + head) * s.value_size * size;
-  float *queries = scratch, *keys = scratch + size;
+  const int64_t elements = s.value_size * size;
+  T* const states = static_cast<T*>(s.states);
+  T* state = states + (s.of.rows[seq] * s.heads + head) * elements;
+  float* scales = s.state_scales;
+  if (scales) scales += (s.of.rows[seq] * s.heads + head) * s.value_size;
+  float *queries = scratch, *keys = scratch + size, *by_key = scratch + 2 * size;
   const float root = 1.0f / std::sqrt(static_cast<float>(size));
+  const auto limited = [&](float raw) {
+    return std::min(std::max(softplus(raw), s.least_rate), s.most_rate);
+  };
   for (int64_t t = s.of.starts[seq]; t < s.of.starts[seq + 1]; t++) {
     const float *q = s.q + t * s.q_stride + shared, *k = s.k + t * s.k_stride + shared;
     const float* v = s.v + t * s.v_stride + head * s.value_size;
     float* out = s.out + (t * s.heads + head) * s.value_size;
-    const float raw = s.rate[t * s.rate_stride + head] + s.rate_bias[head];
-    const float soft = raw > 20.0f ? raw : std::log1p(std::exp(raw));
-    const float rate = std::min(std::max(soft, s.least_rate), s.most_rate);
-    const float* decays = s.decay_by_key ? s.decay + head * size : nullptr;
-    const float decay = decays ? 1.0f : std::exp(rate * s.decay[head]);
+    const float *raw = s.rate + t * s.rate_stride, *decays = nullptr;
+    float rate = 0.0f, decay = 1.0f;
+    if (s.rate_by_key) {
+      for (int64_t i = head * size; i < (head + 1) * size; i++)
+        by_key[i - head * size] = std::exp(limited(raw[i] + s.rate_bias[i]) * s.decay[head]);
+      decays = by_key;
+    } else {
+      rate = limited(raw[head] + s.rate_bias[head]);
+      if (!s.decay_by_key) decay = std::exp(rate * s.decay[head]);
+    }
+    if (s.decay_by_key) {
+      for_lanes(size, [&](int64_t i, int n) {
+        vstore_some(by_key + i, vexp(vload_some(s.decay + head * size + i, n) * vset(rate)), n);
+      });
+      decays = by_key;
+    }
     float beta = rate;
     if (s.beta) beta = 1.0f / (1.0f + std::exp(-s.beta[t * s.beta_stride + head]));
     if (DELTA) {
@@ -147,10 +211,16 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
       q = queries, k = keys;
     }
     int64_t p = 0;
-    for (; p + 4 <= s.value_size; p += 4)
-      advance<4, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta, decays, rate);
-    for (; p < s.value_size; p++)
-      advance<1, DELTA>(state + p * size, q, k, v + p, out + p, size, decay, beta, decays, rate);
+    for (; p + 4 <= s.value_size; p += 4) {
+      Rows<T, 4> rows{state + p * size, scales ? scales + p : nullptr, scratch + 3 * size, size};
+      advance<4, DELTA>(rows.open(), q, k, v + p, out + p, size, decay, beta, decays);
+      rows.close();
+    }
+    for (; p < s.value_size; p++) {
+      Rows<T, 1> rows{state + p * size, scales ? scales + p : nullptr, scratch + 3 * size, size};
+      advance<1, DELTA>(rows.open(), q, k, v + p, out + p, size, decay, beta, decays);
+      rows.close();
+    }
     if (s.skip) {
       for_lanes(s.value_size, [&](int64_t i, int n) {
         vstore_some(out + i, vfma(vload_some(v + i, n), vset(s.skip[head]), vload_some(out + i, n)),
@@ -158,10 +228,18 @@ void scan_head(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
       });
     }
     for_saves(s.of, t, t + 1, [&](int64_t, int64_t row) {
-      const int64_t elements = s.value_size * size;
-      std::memcpy(s.states + (row * s.heads + head) * elements, state, elements * sizeof(float));
+      const int64_t at = row * s.heads + head;
+      std::memcpy(states + at * elements, state, elements * sizeof(T));
+      if (scales)
+        std::memcpy(s.state_scales + at * s.value_size, scales, s.value_size * sizeof(float));
     });
   }
+}
+
+template <class T>
+void scan(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
+  if (s.delta) scan_head<T, true>(s, seq, head, scratch);
+  else scan_head<T, false>(s, seq, head, scratch);
 }
 
 }  // namespace
@@ -179,21 +257,25 @@ int causal_conv(const CausalConv& c, int threads) {
 
 int linear_scan(const LinearScan& s, int threads) {
   if (!fits(s.of)) return kBadSequence;
+  if (s.states_dtype != kF32 && s.states_dtype != kBF16 && s.states_dtype != kI8) return kBadDType;
   const int64_t head_work = s.value_size * s.key_size;
   const int team = worth(threads, s.of.tokens * s.heads * head_work, 16384);
+  // Queries, keys, decays, and four rows of a state that isn't float32.
+  const int64_t scratch_size = 7 * s.key_size;
   float* scratch = nullptr;
   Layout layout;
-  layout.add(&scratch, team * 2 * s.key_size);
+  layout.add(&scratch, team * scratch_size);
   layout.take(Scratch::kStates);
   // A head of Mamba has one value: handing them out one by one would cost more than their work.
   const int64_t together = std::max<int64_t>(1, kRows / s.value_size);
   const int64_t parts = (s.heads + together - 1) / together;
   deal(team, s.of.num_seqs * parts, [&](int64_t piece, int slot) {
-    float* own = scratch + slot * 2 * s.key_size;
+    float* own = scratch + slot * scratch_size;
     const int64_t seq = piece / parts, first = piece % parts * together;
     for (int64_t head = first; head < std::min(s.heads, first + together); head++) {
-      if (s.delta) scan_head<true>(s, seq, head, own);
-      else scan_head<false>(s, seq, head, own);
+      if (s.states_dtype == kF32) scan<float>(s, seq, head, own);
+      else if (s.states_dtype == kBF16) scan<bf16>(s, seq, head, own);
+      else scan<int8_t>(s, seq, head, own);
     }
   });
   return kOk;

@@ -35,11 +35,11 @@ MAX_PAIRS = 100
 GROUPS: tuple[tuple[str, str], ...] = (
     (
         "Memory and context",
-        "max_model_len quantization dtype kv_cache_dtype cpu_kvcache_space gpu_memory_utilization "
-        "num_gpu_blocks_override block_size enable_prefix_caching calculate_kv_scales "
-        "quantization_param_path disable_sliding_window disable_hybrid_kv_cache_manager "
-        "kv_offloading_size kv_offloading_backend kv_transfer_config swap_space preemption_mode "
-        "kv_events_config",
+        "max_model_len quantization dtype kv_cache_dtype mamba_ssm_cache_dtype cpu_kvcache_space "
+        "gpu_memory_utilization num_gpu_blocks_override block_size enable_prefix_caching "
+        "calculate_kv_scales quantization_param_path disable_sliding_window "
+        "disable_hybrid_kv_cache_manager kv_offloading_size kv_offloading_backend "
+        "kv_transfer_config swap_space preemption_mode kv_events_config",
     ),
     (
         "Steps and fairness",

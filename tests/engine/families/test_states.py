@@ -101,6 +101,28 @@ def test_a_state_that_is_elsewhere_is_refused(case: Cases) -> None:
         table.begin_step(context)
 
 
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("bfloat16", 2), ("int8", 1)])
+@pytest.mark.parametrize("name", ["granite4", "qwen3_next"])
+def test_states_in_few_bits_are_the_same_however_a_prompt_is_cut(
+    name: str, dtype: str, num_bytes: int, case: Cases
+) -> None:
+    """In small chunks, preempted, or from checkpoints: rounding goes by tokens, not by steps."""
+    expected = case(name)
+    at_once = make(expected.folder, mamba_ssm_cache_dtype=dtype, enable_prefix_caching=False)
+    settings = {"num_gpu_blocks_override": 40, "block_size": 4, "max_num_batched_tokens": 32}
+    cut = make(expected.folder, mamba_ssm_cache_dtype=dtype, **settings)
+    whole = tokens(at_once, expected.prompts)
+    assert tokens(cut, expected.prompts) == tokens(cut, expected.prompts) == whole
+    cut.core.check_integrity()
+    table, states = native(cut)._states, native(cut).spec.states
+    assert table is not None
+    assert states is not None
+    layers = list(table.layers.values())
+    assert layers[0].scan.element_size() == num_bytes
+    parts = [part for layer in layers for part in layer.parts]
+    assert states.nbytes == sum(part[0].nbytes for part in parts)
+
+
 def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> None:
     recipe = {**RECIPES["granite4-groups"], "layer_types": ["mamba"] * 2}
     make_checkpoint(recipe, tmp_path)
