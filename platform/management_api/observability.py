@@ -9,19 +9,19 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import mixins, serializers
+from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from catalog.live_status import overview_of
 from catalog.models import ServedModel
 from common.effective_settings import in_force
-from common.errors import ServiceUnavailable
+from common.errors import PermissionDenied, ServiceUnavailable
 from history.buckets import RANGES
 from history.queries import GROUP_BY, get_fairness, get_traffic_history
 from management_api.base import row_number
 from management_api.people import ManagementViewSet
-from metering.models import RequestEntry
+from metering.models import RequestEntry, SavedSearch
 from metering.request_log import (
     access_request_entry,
     access_requests,
@@ -29,7 +29,9 @@ from metering.request_log import (
     of_status,
     request_detail_json,
 )
+from metering.saved_searches import access_searches, delete_search, save_search
 from tenants.actors import require_operator
+from tenants.models import User
 
 WHOSE = OpenApiParameter("tenant", str, description="Tenant slug. Omit for all.")
 STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time range, ending now.")
@@ -155,6 +157,44 @@ class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
         entry = access_request_entry(self.actor, id)
         fields: dict[str, Any] = dict(RequestEntrySerializer(entry).data)
         return Response({**fields, **request_detail_json(self.actor, entry)})
+
+
+class SavedViewSerializer(serializers.ModelSerializer):
+    """A saved view of the list of requests. `query`: filters and order of the page's address."""
+
+    class Meta:
+        model = SavedSearch
+        fields = ("id", "name", "query")
+        validators = ()  # a view of the same name is replaced
+
+
+class SavedViewViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
+    """Saved views of the list of requests: those of the person, or of the key's holder."""
+
+    queryset = SavedSearch.objects.all()
+    serializer_class = SavedViewSerializer
+    filterset_fields = ("name",)
+
+    @property
+    def person(self) -> User:
+        """Raises `PermissionDenied` for a key that no person holds."""
+        if self.actor.user is None:
+            raise PermissionDenied("Saved views are a person's, and nobody holds this key.")
+        return self.actor.user
+
+    def get_visible_queryset(self) -> QuerySet[SavedSearch]:
+        return access_searches(self.person)
+
+    def create(self, request: Request) -> Response:
+        """Save a view, or replace the one of this name."""
+        row = save_search(actor=self.person, **self.validate_body(SavedViewSerializer))
+        return Response(SavedViewSerializer(row).data, status=status.HTTP_201_CREATED)
+
+    @extend_schema(responses={204: None})
+    def destroy(self, request: Request, pk: str) -> Response:
+        """Delete a view."""
+        delete_search(actor=self.person, pk=self.row().pk)
+        return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class SettingSerializer(serializers.Serializer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qs, urlencode
+
 from django.db import transaction
 from django.db.models import QuerySet
 
@@ -11,6 +13,11 @@ from engine.contract.errors import InvalidRequest
 from metering.models import SavedSearch
 from tenants.models import User
 
+#: Filters and order of the list, as its page's address has them.
+FIELDS = (
+    *("id", "model", "key", "user", "status", "slower_ms", "first", "last"),
+    *("faster_ms", "since", "until", "sort"),
+)
 #: Of a person. The page shows all of them.
 MAX_SEARCHES = 50
 
@@ -18,6 +25,12 @@ MAX_SEARCHES = 50
 def access_searches(user: User) -> QuerySet[SavedSearch]:
     """The user's own, by name."""
     return SavedSearch.objects.filter(user=user)
+
+
+def search_query(query: str) -> str:
+    """Filters and order of a query, in one order, without tenant and page."""
+    values = parse_qs(query)
+    return urlencode({name: values[name][-1] for name in FIELDS if name in values})
 
 
 @transaction.atomic
@@ -29,6 +42,7 @@ def save_search(*, actor: User, name: str, query: str) -> SavedSearch:
     name = " ".join(name.split())
     if not name.isprintable():
         raise InvalidRequest("name must be printable.", param="name")
+    query = search_query(query)
     if not query:
         raise InvalidRequest("query must have a filter or an order.", param="query")
     User.objects.select_for_update().get(pk=actor.pk)  # one at a time: names are unique

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.test import Client
 from django.utils import timezone
 
+from console.views.requests import SearchForm
 from console.views.timeline import timeline_chart
 from metering.models import RequestContent, RequestEntry, SavedSearch
 from metering.request_log import (
@@ -19,6 +22,7 @@ from metering.request_log import (
     encode_trace,
     request_detail_json,
 )
+from metering.saved_searches import FIELDS
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import AuditEntry, Role, Tenant, User
@@ -342,6 +346,42 @@ def test_a_view_that_cannot_be_saved_says_why(
     assert answer.status_code == 400
     assert answer.context["error"].param == field
     assert not SavedSearch.objects.exists()
+
+
+def test_views_are_saved_listed_and_deleted_by_rest(login: Login, requests: None) -> None:
+    assert (*SearchForm.base_fields, "sort") == FIELDS
+    client, url = login("ada"), "/api/saved-views/"
+
+    def send(name: str, query: str) -> Any:
+        sent = {"name": name, "query": query}
+        return client.post(url, json.dumps(sent), content_type="application/json")
+
+    made = send("slow", "sort=-duration&tenant=rival&page=3&slower_ms=2000")
+    assert made.status_code == 201
+    assert made.json()["query"] == "slower_ms=2000&sort=-duration"
+    again = send("slow", "slower_ms=9000").json()
+    assert again == {"id": made.json()["id"], "name": "slow", "query": "slower_ms=9000"}
+    assert [view["id"] for view in client.get(url).json()["results"]] == [again["id"]]
+    assert ("slow", False) in views_of(client.get("/console/requests/?tenant=acme"))
+    assert send("empty", "tenant=acme").json()["error"]["param"] == "query"
+    other, address = login("mia"), f"{url}{again['id']}/"
+    assert other.get(url).json()["results"] == []
+    assert other.get(address).status_code == other.delete(address).status_code == 404
+    assert client.delete(address).status_code == 204
+    assert not SavedSearch.objects.exists()
+    assert login("nobody").get(url).json()["results"] == []
+    acme = Tenant.objects.get(slug="acme")
+    account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="bot")
+    key = actions.create_key(
+        actor=SYSTEM_ACTOR,
+        tenant=acme,
+        name="bot",
+        service_account=account,
+        scopes=["tenant:admin"],
+    )
+    refused = Client().get(url, headers={"authorization": f"Bearer {key.secret}"})
+    assert refused.status_code == 403
+    assert "nobody holds this key" in refused.json()["error"]["message"]
 
 
 def test_a_person_saves_a_bounded_number_of_views(login: Login, requests: None) -> None:

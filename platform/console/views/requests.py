@@ -13,7 +13,7 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Page, Paginator
 from django.db.models import F, QuerySet
-from django.http import HttpResponse, QueryDict
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
@@ -35,7 +35,7 @@ from metering.request_log import (
     of_status,
     request_detail_json,
 )
-from metering.saved_searches import access_searches, delete_search, save_search
+from metering.saved_searches import access_searches, delete_search, save_search, search_query
 from tenants import actions
 from tenants.access import access_role
 from tenants.actors import to_actor
@@ -194,7 +194,7 @@ def show(
         return redirect("request", name=entries[0].request_id)
     query = {k: str(v) for k, v in request.GET.items() if k != "page" and v}
     searched = not query.keys() <= {"tenant", "all", "follow"}
-    saved_query = _saved_query(request.GET)
+    saved_query = search_query(request.GET.urlencode())
     context |= {
         **tenant_context(user, tenant),
         "page": page,
@@ -224,12 +224,6 @@ def show(
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
-
-
-def _saved_query(query: QueryDict) -> str:
-    """Filters and order of the page's query, without tenant and page."""
-    names = (*SearchForm.base_fields, "sort")
-    return urlencode({name: query[name] for name in names if query.get(name)})
 
 
 def _views(user: User, saved_query: str, query: dict[str, str]) -> list[dict[str, Any]]:
@@ -345,8 +339,8 @@ def _view_action(function: Callable[..., str]) -> Callable[..., HttpResponse]:
 @_view_action
 def save_view(request: UserRequest) -> str:
     """Save the filters and the order of the list under a name, for this user alone."""
-    query = _saved_query(QueryDict(request.POST.get("query", "")))
-    return save_search(actor=request.user, name=request.POST.get("name", ""), query=query).query
+    name, query = (request.POST.get(field, "") for field in ("name", "query"))
+    return save_search(actor=request.user, name=name, query=query).query
 
 
 @_view_action

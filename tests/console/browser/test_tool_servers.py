@@ -84,6 +84,22 @@ def test_stop_ends_a_call_and_the_reader_may_go_on_without_it(open_page: Open) -
     expect(said).to_have_text("You said: Sunny")
 
 
+def test_a_call_that_a_reload_interrupts_has_ended_and_the_reader_goes_on(open_page: Open) -> None:
+    playground = opened(open_page)
+    page = playground.page
+    playground.play(frames=call(0, hang=True), reason="tool_calls")
+    answer = playground.answers.first
+    expect(answer.get_by_text("weather is running this…")).to_be_visible()
+    page.reload()
+    playground.ready()
+    expect(answer.locator(".call-result summary")).to_have_text("weather: failed")
+    expect(answer.locator(".call-result pre")).to_contain_text("Interrupted: the page was")
+    expect(answer.locator("textarea:visible")).to_have_count(0)
+    answer.get_by_role("button", name="Send results").click()
+    said = playground.finished(playground.answers.nth(1)).locator(".prose")
+    expect(said).to_contain_text("You said: Interrupted")
+
+
 def test_a_chip_says_which_tools_are_on_and_switches_them_off(open_page: Open) -> None:
     playground = opened(open_page)
     page = playground.page

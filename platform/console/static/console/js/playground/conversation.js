@@ -14,6 +14,7 @@
 const PREFIX = "quire.playground.";
 const VERSION = 3;
 const SAVE_AFTER = 400;
+const INTERRUPTED = "Interrupted: the page was closed or loaded again while this tool ran.";
 const KEPT = ["leaf", "model", "compared", "system", "tools", "servers", "schema", "settings"];
 const SAID = ["text", "images", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
@@ -132,6 +133,8 @@ export class Conversation extends EventTarget {
     for (const turn of document.turns) {
       for (const each of [turn, ...(turn.beside ?? [])]) {
         if (each.state === "streaming" && !each.going) each.state = "stopped";
+        const cut = (each.calls ?? []).filter(({ server, result }) => server && result == null);
+        for (const call of cut) Object.assign(call, { result: INTERRUPTED, failed: true });
       }
       this.#nodes.set(turn.id, turn);
     }
