@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -93,6 +94,49 @@ def _cluster(folder: Path) -> Iterator[str]:
         yield f"postgres://quire@{str(folder).replace('/', '%2F')}/postgres"
     finally:
         server.stop(grace=10)
+
+
+@contextmanager
+def running_pgbouncer(database_url: str) -> Iterator[str]:
+    """A `DATABASE_URL` through a PgBouncer that pools by transaction.
+
+    Each transaction gets another connection of the server's than the one before, so that whatever
+    relies on a session fails even where nobody else is connected.
+    """
+    program = shutil.which("pgbouncer") or missing(
+        "pgbouncer is missing (apt-get install pgbouncer)"
+    )
+    server = urlsplit(database_url)
+    host, user = unquote(server.netloc.partition("@")[2]), server.username
+    folder = Path(tempfile.mkdtemp(prefix="q-"))
+    settings = {
+        "listen_addr": "",
+        "unix_socket_dir": folder,
+        "auth_type": "any",
+        "pool_mode": "transaction",
+        "server_round_robin": 1,
+        "min_pool_size": 4,
+        "max_client_conn": 500,
+    }
+    target = f"host={host} user={user}"  # a database that is named has its connections ahead
+    lines = ["[databases]", f"{server.path[1:]} = {target}", f"* = {target}", "[pgbouncer]"]
+    lines += [f"{name} = {value}" for name, value in settings.items()]
+    (folder / "pgbouncer.ini").write_text("\n".join(lines))
+    command = [program, "-q", str(folder / "pgbouncer.ini")]
+    if os.getuid() == 0:  # it refuses to run as root
+        command[1:1] = ["-u", "postgres"]
+        shutil.chown(folder, "postgres")
+    process = spawn(command, name="pgbouncer")
+    try:
+        deadline = time.monotonic() + 30
+        while not (folder / ".s.PGSQL.6432").exists():
+            assert process.poll() is None, "PgBouncer has ended"
+            assert time.monotonic() < deadline, "PgBouncer did not start"
+            time.sleep(0.05)
+        yield f"postgres://{user}@{quote(str(folder), safe='')}:6432{server.path}"
+    finally:
+        process.stop(grace=5)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def wait_for_postgresql(programs: Path, folder: Path) -> None:

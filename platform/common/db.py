@@ -32,6 +32,7 @@ from engine.contract.errors import InvalidRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=models.Model)
 
 #: What a row raises that the database won't take at the next try either.
 ROW_ERRORS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
@@ -56,6 +57,20 @@ def pages(items: Iterable[T]) -> Iterator[list[T]]:
     iterator = iter(items)
     while page := list(islice(iterator, PAGE)):
         yield page
+
+
+def iterate_by_key(rows: models.QuerySet[M], *, newest_first: bool = False) -> Iterator[M]:
+    """All rows in the order of their primary keys, `PAGE` a query.
+
+    A server-side cursor would hold its connection as long as a slow client reads, and ends with the
+    transaction behind a PgBouncer that pools by transaction.
+    """
+    sign, compare = ("-", "pk__lt") if newest_first else ("", "pk__gt")
+    ordered = rows.order_by(f"{sign}pk")
+    page = list(ordered[:PAGE])
+    while page:
+        yield from page
+        page = list(ordered.filter(**{compare: page[-1].pk})[:PAGE]) if len(page) == PAGE else []
 
 
 async def run_in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -17,6 +17,7 @@ from django.db import router
 from django.db.models import Max, Model, QuerySet
 
 from catalog.heartbeats import read_heartbeats, registered_replicas
+from common.db import iterate_by_key
 from engine.contract.messages import Heartbeat
 from history.buckets import (
     FIRST_TOKEN,
@@ -129,7 +130,7 @@ def _roll_up(finer: int, wider: int, now: float) -> None:
 
 def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
     by_start: dict[int, dict[Key, TrafficSample]] = defaultdict(dict)
-    for row in rows.iterator(chunk_size=ROWS):
+    for row in iterate_by_key(rows):
         start = start_of(row.start, wider)
         into = _row(by_start[start], wider, start, (row.tenant_id, row.model, row.adapter))
         for name in SUMS:
@@ -144,7 +145,7 @@ def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
 
 def _widen_pools(rows: QuerySet[Any], wider: int) -> Iterable[PoolSample]:
     by_key: dict[tuple[int, str], list[Any]] = defaultdict(list)
-    for row in rows.iterator(chunk_size=ROWS):
+    for row in iterate_by_key(rows):
         by_key[start_of(row.start, wider), row.model].append(row)
     return [
         PoolSample(

@@ -12,6 +12,7 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Tex
 from django.db.models.functions import Cast, Coalesce, Length, RowNumber
 from django.utils import timezone
 
+from common.db import iterate_by_key
 from common.errors import NotFound
 from common.files import is_id
 from engine.contract.errors import InvalidRequest
@@ -279,11 +280,11 @@ def page(
     if after:
         cursor = _get_or_404(rows, after, "object", "after")
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
-    ordered = rows.order_by(f"{sign}pk")
     if matches is None:
-        selected = list(ordered[: limit + 1])
+        selected = list(rows.order_by(f"{sign}pk")[: limit + 1])
     else:
-        selected = list(islice(filter(matches, ordered.iterator(chunk_size=100)), limit + 1))
+        candidates = iterate_by_key(rows, newest_first=newest_first)
+        selected = list(islice(filter(matches, candidates), limit + 1))
     return selected[:limit], len(selected) > limit
 
 

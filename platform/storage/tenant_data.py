@@ -7,6 +7,7 @@ from pathlib import Path
 
 from django.db.models import QuerySet
 
+from common.db import iterate_by_key
 from storage.blobs import fetched_blob, remove_tenant_blobs
 from storage.models import (
     Batch,
@@ -49,8 +50,8 @@ def _parts(tenant: Tenant) -> QuerySet[UploadPart]:
 
 
 def _part_bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
-    for public_id in _parts(tenant).values_list("public_id", flat=True).iterator():
-        yield public_id, fetched_blob(tenant.pk, public_id)
+    for part in iterate_by_key(_parts(tenant)):
+        yield part.public_id, fetched_blob(tenant.pk, part.public_id)
 
 
 def _rows(tenant: Tenant) -> QuerySet[StoredFile]:
@@ -58,8 +59,8 @@ def _rows(tenant: Tenant) -> QuerySet[StoredFile]:
 
 
 def _bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
-    for public_id in _rows(tenant).values_list("public_id", flat=True).iterator():
-        yield public_id, fetched_blob(tenant.pk, public_id)
+    for file in iterate_by_key(_rows(tenant)):
+        yield file.public_id, fetched_blob(tenant.pk, file.public_id)
 
 
 def _erase(tenant: Tenant) -> int:

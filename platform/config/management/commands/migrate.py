@@ -25,16 +25,14 @@ class Command(migrate.Command):
 
 @contextmanager
 def _migration_lock(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """SQLite needs none: only one `manage.py up` runs on a data directory."""
+    """Hold the lock in a transaction of another connection: a PgBouncer that pools by transaction
+    would give a lock of the session's to whoever comes next.
+
+    SQLite needs none: only one `manage.py up` runs on a data directory.
+    """
     if connection.vendor != "postgresql":
         yield
         return
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
-    try:
+    with connection.Database.connect(**connection.get_connection_params()) as lock:
+        lock.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
         yield
-    finally:
-        # PostgreSQL releases the lock of a broken connection.
-        if connection.is_usable():
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
