@@ -2,7 +2,7 @@
 
 `ApiServer.apply` takes what `helm template` renders and does what Kubernetes does with it: hooks
 first, then each Deployment and StatefulSet rolls in its own order, all of them at once. Not here:
-scheduling, volumes, network policies and images; pods share this machine's loopback network.
+scheduling, volumes, network policies and images.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.network import Network
 from tests.deploy.pods import Pod
 from tests.deploy.variables import ROOT
 
@@ -47,9 +48,13 @@ class ApiServer:
     Attributes:
         secret: what `envFrom` refers to.
         tree: the checkout that pods and Jobs run from here on, in the place of an image.
+        network: where pods run.
     """
 
-    def __init__(self, folder: Path, secret: dict[str, str], tree: Path = ROOT) -> None:
+    def __init__(
+        self, folder: Path, secret: dict[str, str], network: Network, tree: Path = ROOT
+    ) -> None:
+        self.network = network
         self.folder, self.secret, self.tree = folder, secret, tree
         self.workloads: dict[str, Workload] = {}
         self.objects: list[dict[str, Any]] = []
@@ -122,6 +127,7 @@ class ApiServer:
         self._threads.shutdown(cancel_futures=True)
         for pod in self._pods:
             pod.kill()
+            self.network.leave(pod.place)
 
     def _roll_out(self, name: str, manifest: dict[str, Any], replicas: int) -> None:
         with self._lock:
@@ -168,7 +174,8 @@ class ApiServer:
         with self._lock:
             workload.num_started += 1
             name = f"{workload.name}-{number}"
-            pod = Pod(name, spec, self.folder, self.secret, self.tree)
+            place = self.network.join()
+            pod = Pod(name, spec, self.folder, self.secret, self.tree, place)
             self._pods.append(pod)
         pod.await_ready()
         with self._lock:

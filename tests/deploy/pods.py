@@ -5,6 +5,7 @@ The folder of a pod stands for its root file system; claims are folders that pod
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -15,16 +16,21 @@ import httpx
 from catalog.processes import ManagedProcess, spawn
 from kernels.cpu.build import cache_dir
 from tests.deploy.containers import clean
-from tests.deploy.proxies import free_port
+from tests.deploy.network import LOOPBACK, Place
 from tests.deploy.variables import ROOT
 
 START_S = 120.0
+#: Default of QUIRE_SHUTDOWN_DELAY_SECONDS.
+SHUTDOWN_DELAY_S = 5.0
 
 
 class Pod:
     """One pod of a workload: `spec` is its template's, `secret` what `envFrom` refers to.
 
-    `tree`: the checkout that is its image.
+    `tree`: the checkout that is its image. `place`: its network.
+
+    Attributes:
+        ports: by name. accepts_until: when it may refuse connections, by `time.monotonic`.
     """
 
     def __init__(
@@ -34,10 +40,15 @@ class Pod:
         folder: Path,
         secret: dict[str, str],
         tree: Path = ROOT,
+        place: Place = LOOPBACK,
     ) -> None:
+        self.place, self.accepts_until = place, math.inf
         self.name, self.spec, self.folder, self.tree = name, spec, folder, tree
         (self.container,) = spec["containers"]
-        self.ports = {port["name"]: free_port() for port in self.container.get("ports", [])}
+        self.ports = {
+            port["name"]: place.port(port["containerPort"])
+            for port in self.container.get("ports", [])
+        }
         self._process = self._spawn(secret)
 
     @staticmethod
@@ -81,7 +92,7 @@ class Pod:
         assert python == "python"
         with (self.folder / f"{self.name}.log").open("ab") as log:
             return spawn(
-                [sys.executable, *words],
+                [*self.place.command, sys.executable, *words],
                 name=self.name,
                 env=self.environment(self.spec, self.folder, self.name, self.tree) | secret,
                 cwd=str(self.tree),
@@ -90,19 +101,23 @@ class Pod:
             )
 
     def _here(self, word: str) -> str:
-        """A word of the command, with this pod's name, on loopback and a port that is free."""
+        """A word of the command, with this pod's name, address and port."""
         declared = self.container.get("ports", [])
         ports = {str(port["containerPort"]): port["name"] for port in declared}
         if word in ports:
             return str(self.ports[ports[word]])
-        return {"0.0.0.0": "127.0.0.1", "$(POD_NAME)": self.name}.get(word, word)
+        return {"0.0.0.0": self.place.listen_address, "$(POD_NAME)": self.name}.get(word, word)
+
+    def url(self, port: str, path: str = "") -> str:
+        """Where its port of that name is reached."""
+        return f"http://{self.place.address}:{self.ports[port]}{path}"
 
     def passes(self, probe: str) -> bool:
         """One look of the kubelet's."""
         wanted = self.container[probe]
         get = wanted["httpGet"]
         headers = {header["name"]: header["value"] for header in get.get("httpHeaders", [])}
-        url = f"http://127.0.0.1:{self.ports[get['port']]}{get['path']}"
+        url = self.url(get["port"], get["path"])
         try:
             answer = httpx.get(url, headers=headers, timeout=wanted["timeoutSeconds"])
         except httpx.HTTPError:
@@ -123,6 +138,7 @@ class Pod:
         hook = self.container.get("lifecycle", {}).get("preStop")
         if hook is not None:
             time.sleep(hook["sleep"]["seconds"])
+        self.accepts_until = time.monotonic() + SHUTDOWN_DELAY_S
         self._process.stop(grace=self.spec["terminationGracePeriodSeconds"])
 
     def kill(self) -> None:

@@ -20,11 +20,13 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from catalog.processes import spawn
 from tests.deploy.api_server import ApiServer
 from tests.deploy.helm import HELM
+from tests.deploy.network import Network, pod_network
 from tests.deploy.test_helm import objects
 from tests.deploy.variables import ROOT
-from tests.object_storage import new_bucket, s3_server
+from tests.object_storage import new_bucket
 from tests.services import running_postgresql, running_redis
 
 pytestmark = [
@@ -92,10 +94,10 @@ class Cluster(ApiServer):
         return len(self.workloads[MODEL].pods)
 
     def get(self, path: str) -> httpx.Response:
-        port = self.endpoints(GATEWAY)[0].ports["http"]
         headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
         headers["Authorization"] = f"Bearer {self.secret['QUIRE_METRICS_TOKEN']}"
-        return httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=30)
+        url = self.endpoints(GATEWAY)[0].url("http", path)
+        return httpx.get(url, headers=headers, timeout=30)
 
     def wants_a_replica(self) -> bool:
         """Whether one of the model's triggers is active, as KEDA asks Prometheus."""
@@ -108,9 +110,28 @@ class Cluster(ApiServer):
             if re.fullmatch(names, sample.name) and sample.labels.get("model_name") == model
         )
 
-    def _completions_url(self) -> str:
-        port = random.choice(self.endpoints(GATEWAY)).ports["http"]
-        return f"http://127.0.0.1:{port}/v1/completions"
+    @contextmanager
+    def _answer(self, client: httpx.Client, body: dict[str, Any]) -> Iterator[httpx.Response]:
+        """A stream of one of the Service's gateways.
+
+        Raises httpx.ConnectError for a gateway that refuses connections too early. What comes later
+        is this process's own delay, and goes to another one.
+        """
+        while True:
+            gateway = random.choice(self.endpoints(GATEWAY))
+            request = client.build_request(
+                "POST", gateway.url("http", "/v1/completions"), json=body
+            )
+            try:
+                answer = client.send(request, stream=True)
+                break
+            except httpx.ConnectError:
+                if time.monotonic() < gateway.accepts_until:
+                    raise
+        try:
+            yield answer
+        finally:
+            answer.close()
 
     def ask(self, model: str = "demo") -> str:
         """A whole stream's text by one of the Service's gateways. Raises for all that breaks it."""
@@ -119,9 +140,8 @@ class Cluster(ApiServer):
         text, ended = "", False
         body = QUESTION | {"model": model}
         with (
-            # Before an endpoint is chosen: making a client takes long on a busy machine.
             httpx.Client(headers=headers, timeout=90) as client,
-            client.stream("POST", self._completions_url(), json=body) as answer,
+            self._answer(client, body) as answer,
         ):
             if answer.status_code != 200:
                 raise RuntimeError(f"{answer.status_code}: {answer.read().decode()}")
@@ -152,7 +172,8 @@ def installed(folder: Path, redis_folder: Path, tree: Path) -> Iterator[Cluster]
     with (
         running_postgresql() as database,
         running_redis(redis_folder) as redis,
-        s3_server() as s3,
+        pod_network() as network,
+        s3_server(network) as s3,
     ):
         secret = {
             "DATABASE_URL": database,
@@ -161,7 +182,7 @@ def installed(folder: Path, redis_folder: Path, tree: Path) -> Iterator[Cluster]
             "QUIRE_METRICS_TOKEN": "4d8f" * 8,
             "QUIRE_SECRET_KEY": "k3Jq" * 16 + "Zx81-_",
         }
-        cluster = Cluster(folder, secret, tree)
+        cluster = Cluster(folder, secret, network, tree)
         try:
             cluster.install()
             cluster.manage("create_tenant", "Acme")
@@ -169,6 +190,29 @@ def installed(folder: Path, redis_folder: Path, tree: Path) -> Iterator[Cluster]
             yield cluster
         finally:
             cluster.stop()
+
+
+@contextmanager
+def s3_server(network: Network) -> Iterator[str]:
+    """An S3 server beside the pods; gives its address."""
+    place = network.join()
+    port = place.port(5000)
+    words = ["-m", "moto.server", "-H", place.listen_address, "-p", str(port)]
+    process = spawn([*place.command, sys.executable, *words], name="s3", stderr=subprocess.DEVNULL)
+    url = f"http://{place.address}:{port}"
+    try:
+        await_that(lambda: _answers(url))
+        yield url
+    finally:
+        process.stop(grace=5)
+        network.leave(place)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_no_stream_breaks_while_all_pods_are_replaced(cluster: Cluster) -> None:
