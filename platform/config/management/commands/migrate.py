@@ -33,6 +33,8 @@ def _migration_lock(connection: BaseDatabaseWrapper) -> Iterator[None]:
     if connection.vendor != "postgresql":
         yield
         return
-    with connection.Database.connect(**connection.get_connection_params()) as lock:
+    import psycopg
+
+    with psycopg.connect(**connection.get_connection_params()) as lock:
         lock.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
         yield
