@@ -10,8 +10,14 @@ from unittest.mock import AsyncMock
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from engine.contract import messages as protocol
 from engine.contract.lora import AdapterStatus
@@ -21,7 +27,7 @@ from engine.text import Tokenizer
 from inference.edge.handler import http_application
 from inference.edge.request_log import count_websockets
 from inference.metrics.definitions import FAMILIES
-from inference.metrics.exposition import exposition, process_metric_families, publish
+from inference.metrics.exposition import exposition, process_metric_families, publish, text_format
 from inference.metrics.flusher import LABEL_TTL_S, flush, label_key, metrics_key, prune
 from inference.metrics.recorder import Recorder, field_of
 from inference.metrics.recorder import recorder as the_recorder
@@ -294,6 +300,30 @@ def test_replicas_tell_of_their_histograms_and_processes() -> None:
     assert values(text, source, source="local_compute") == [7]
     assert values(text, "vllm:engine_sleep_state", sleep_state="discard_all") == [1]
     assert values(text, "vllm:engine_sleep_state", sleep_state="awake") == [0]
+
+
+class FixedCollector(Collector):
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> list[Metric]:
+        return self._metrics
+
+
+def test_the_text_is_that_of_prometheus_own_client() -> None:
+    histogram = HistogramMetricFamily("waits_seconds", "How long.\nOr not.", labels=["model"])
+    histogram.add_metric(['a"b\\c\nd'], [("0.1", 1.0), ("+Inf", 3.0)], 1e-07)
+    counter = CounterMetricFamily("sent", "Sent \\ received.", labels=["to", "from"])
+    counter.add_metric(["é", ""], float("inf"))
+    unlabeled = Metric("vllm:load", "", "unknown")
+    unlabeled.add_sample("vllm:load", {}, 12345678.0)
+    summary = SummaryMetricFamily("size", "Sizes.", 2, 3.5)
+    families = [histogram, counter, unlabeled, summary, *REGISTRY.collect()]
+    current = [metric for metric in families if "_created" not in str(metric.samples)]
+    assert len(current) > 10
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(FixedCollector(current))
+    assert text_format(current) == generate_latest(registry)
 
 
 def test_cache_config_shows_what_a_replica_says_of_its_cache() -> None:
