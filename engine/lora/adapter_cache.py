@@ -367,7 +367,9 @@ class AdapterManager:
         self._entries[ref.digest] = entry
 
     def _load(self, ref: AdapterRef) -> AdapterFacts:
-        return self._host.load(ref if self.fetcher is None else self.fetcher.fetch(ref))
+        if self.fetcher is None:
+            return self._host.load(ref)
+        return self.fetcher.load(ref, self._host.load)
 
     def _evict_until_fits(self, size: int, owner: str) -> bool:
         """Evict unused adapters until one of `size` bytes fits; False if it can't."""

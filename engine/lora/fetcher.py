@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import CONFIG_FILE, AdapterRef
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +37,21 @@ class AdapterFetcher:
     def fetch(self, ref: AdapterRef) -> AdapterRef:
         """The adapter with a path on this machine. Raises `InvalidRequest` where it has none."""
         path = self._paths.get(ref.digest, Path(ref.path))
-        if not _is_adapter(path):
+        if not _touch(path):
             path = self._paths[ref.digest] = self._run(ref)
-        # The cache's trimming keeps what was used last.
-        os.utime(path if path.is_dir() else path.parent)
+            _touch(path)
         return msgspec.structs.replace(ref, path=str(path))
+
+    def load(self, ref: AdapterRef, load: Callable[[AdapterRef], T]) -> T:
+        """`load` of the fetched adapter. Raises `InvalidRequest`, and what `load` raises."""
+        local = self.fetch(ref)
+        try:
+            return load(local)
+        except (InvalidRequest, OSError):
+            if _is_adapter(Path(local.path)):
+                raise
+        # Another process trimmed the cache before it saw that the copy is used.
+        return load(self.fetch(ref))
 
     def _run(self, ref: AdapterRef) -> Path:
         try:
@@ -59,6 +72,15 @@ class AdapterFetcher:
                 "replica's log says why.",
                 param="model",
             ) from error
+
+
+def _touch(path: Path) -> bool:
+    """Mark a copy as used, which the cache's trimming keeps; False if it isn't there."""
+    try:
+        os.utime(path if path.is_dir() else path.parent)
+    except FileNotFoundError:
+        return False
+    return _is_adapter(path)
 
 
 def _is_adapter(path: Path) -> bool:

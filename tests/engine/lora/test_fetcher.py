@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,3 +44,28 @@ def test_an_adapter_that_cant_be_fetched_is_refused_by_its_name(tmp_path: Path) 
     fetcher = AdapterFetcher([sys.executable, "-c", COMMAND, str(tmp_path)])
     with pytest.raises(InvalidRequest, match="'tone' can't be fetched right now"):
         fetcher.fetch(AdapterRef(digest="a" * 64, name="tone", path="/on/the/gateway"))
+
+
+def test_an_adapter_whose_copy_is_trimmed_while_it_is_read_is_fetched_again(tmp_path: Path) -> None:
+    adapter_folder(tmp_path / "source")
+    fetcher = AdapterFetcher([sys.executable, "-c", COMMAND, str(tmp_path)])
+    paths = []
+
+    def read(ref: AdapterRef) -> str:
+        paths.append(ref.path)
+        if len(paths) == 1:
+            shutil.rmtree(ref.path)
+            raise FileNotFoundError(ref.path)
+        return "facts"
+
+    assert fetcher.load(AdapterRef(digest="a" * 64, path="/on/the/gateway"), read) == "facts"
+    assert len(paths) == 2
+
+
+def test_an_adapter_that_cant_be_read_is_refused_once(tmp_path: Path) -> None:
+    adapter_folder(tmp_path / "source")
+    fetcher = AdapterFetcher([sys.executable, "-c", COMMAND, str(tmp_path)])
+    read = Mock(side_effect=InvalidRequest("It has another shape."))
+    with pytest.raises(InvalidRequest, match="another shape"):
+        fetcher.load(AdapterRef(digest="a" * 64, path="/on/the/gateway"), read)
+    assert read.call_count == 1
