@@ -51,6 +51,8 @@ CERTIFICATE_EXPIRES_WITHIN = timedelta(days=14)
 #: Unexpected exits of a replica within an hour.
 MIN_EXITS = 3
 RETENTION = timedelta(days=90)
+#: After which the mail of a check that has died is sent by another one.
+MAIL_CLAIM_LIFETIME = timedelta(minutes=10)
 #: Minimum time between two mails, or two events, about the same rule and subject.
 NOTIFY_INTERVAL = timedelta(hours=1)
 
@@ -235,8 +237,8 @@ def _mail_operators() -> None:
     addresses = list(operators.values_list("email", flat=True))
     if not pending or not addresses or not settings.QUIRE.smtp_url:
         return
-    # Another check that runs at the same time sends what it marked first.
-    pending = [alert for alert in pending if _mark(alert, "mailed_at")]
+    # Another check that runs at the same time sends what it claimed first.
+    pending = [alert for alert in pending if _claim_mail(alert)]
     if not pending:
         return
     subject = pending[0].text.splitlines()[0][:120]
@@ -249,8 +251,11 @@ def _mail_operators() -> None:
             num_sent += send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
         except (SMTPException, OSError) as error:
             logger.warning("alerts were not mailed to an operator: %s", error)
-    if not num_sent:
-        Alert.objects.filter(pk__in=[alert.pk for alert in pending]).update(mailed_at=None)
+    claimed = Alert.objects.filter(pk__in=[alert.pk for alert in pending])
+    if num_sent:
+        claimed.update(mailed_at=timezone.now())
+    else:
+        claimed.update(mail_claimed_at=None)
 
 
 def _call_webhook() -> None:
@@ -282,6 +287,14 @@ def _send_event(kind: str, alert: Alert, field: str) -> None:
         "finished_at": alert.finished_at and alert.finished_at.isoformat(),
     }
     create_event(None, kind, values)
+
+
+def _claim_mail(alert: Alert) -> bool:
+    """Claim an alert for mailing; False if a check that runs at the same time has."""
+    now = timezone.now()
+    is_free = Q(mail_claimed_at=None) | Q(mail_claimed_at__lt=now - MAIL_CLAIM_LIFETIME)
+    unsent = Alert.objects.filter(is_free, pk=alert.pk, mailed_at=None)
+    return bool(unsent.update(mail_claimed_at=now))
 
 
 def _mark(alert: Alert, field: str) -> bool:

@@ -80,6 +80,7 @@ class Alert(models.Model):
     text = models.TextField()
     started_at = models.DateTimeField(default=timezone.now)
     finished_at = models.DateTimeField(null=True, blank=True)
+    mail_claimed_at = models.DateTimeField(null=True, blank=True)
     mailed_at = models.DateTimeField(null=True, blank=True)
     webhook_at = models.DateTimeField(null=True, blank=True)
     webhook_finished_at = models.DateTimeField(null=True, blank=True)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from smtplib import SMTPRecipientsRefused
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from cryptography import x509
@@ -217,6 +218,23 @@ def test_a_replica_that_fails_again_and_again_is_mailed_once_an_hour(operator: U
     Alert.objects.filter(finished_at=None).update(mailed_at=None)
     alerts.check_rules()
     assert len(mail.outbox) == 2
+
+
+def test_the_mail_of_a_check_that_died_is_sent_by_another_one(
+    operator: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ServedModel.objects.create(name="quill", source="/m", desired_state="loaded")
+    Replica.objects.create(served_model=model, replica_id="r1", state="failed")
+    with monkeypatch.context() as dying:
+        dying.setattr(alerts, "send_mail", Mock(side_effect=SystemExit))
+        with pytest.raises(SystemExit):
+            alerts.check_rules()
+    alerts.check_rules()  # the first one might still send it
+    assert len(mail.outbox) == 0
+    Alert.objects.update(mail_claimed_at=timezone.now() - alerts.MAIL_CLAIM_LIFETIME)
+    for _ in range(2):
+        alerts.check_rules()
+    assert len(mail.outbox) == 1
 
 
 def test_checks_that_overlap_open_an_alert_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,6 +112,7 @@ class Migration(migrations.Migration):
                 ("text", models.TextField()),
                 ("started_at", models.DateTimeField(default=django.utils.timezone.now)),
                 ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("mail_claimed_at", models.DateTimeField(blank=True, null=True)),
                 ("mailed_at", models.DateTimeField(blank=True, null=True)),
                 ("webhook_at", models.DateTimeField(blank=True, null=True)),
                 ("webhook_finished_at", models.DateTimeField(blank=True, null=True)),
