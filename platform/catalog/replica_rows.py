@@ -65,7 +65,10 @@ def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[in
         outdated.update(max_model_len=length)
     seen = {sighting.replica_id for sighting in sightings}
     long_ago = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
-    lost = Replica.objects.filter(state__in=LIVE_STATES, last_seen__lt=long_ago)
+    # Failed ones too: whoever would start them again has gone with their machine.
+    lost = Replica.objects.filter(
+        state__in=(*LIVE_STATES, ReplicaState.FAILED), last_seen__lt=long_ago
+    )
     lost.exclude(replica_id__in=seen).update(
         state=ReplicaState.STOPPED, detail="was not seen any more"
     )

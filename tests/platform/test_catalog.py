@@ -266,6 +266,21 @@ def test_a_replica_that_nobody_saw_for_long_does_not_block_a_load(folder: str) -
 
 @database
 @pytest.mark.django_db
+@pytest.mark.parametrize("state", ["ready", "failed"])
+def test_rows_of_a_machine_that_has_vanished_say_so(folder: str, state: str) -> None:
+    model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
+    for number, minutes in enumerate((0, 5)):
+        seen = timezone.now() - timedelta(minutes=minutes)
+        Replica.objects.create(
+            served_model=model, replica_id=f"r{number}", state=state, last_seen=seen
+        )
+    sync_replica_rows([], {})
+    states = Replica.objects.order_by("replica_id").values_list("state", flat=True)
+    assert list(states) == [state, "stopped"]
+
+
+@database
+@pytest.mark.django_db
 def test_a_row_says_when_its_replica_was_last_ready(folder: str) -> None:
     model = actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     times = []
