@@ -120,6 +120,11 @@ def exposition(
     return text_format(families)
 
 
+#: Of OpenMetrics' types, what Prometheus' text has in their place.
+SUFFIXES = {"counter": "_total", "info": "_info"}
+TEXT_TYPES = {"info": "gauge", "unknown": "untyped"}
+
+
 def text_format(families: Iterable[Metric]) -> bytes:
     """Prometheus' text, as `prometheus_client.generate_latest` writes it for names without
     characters that must be escaped.
@@ -129,8 +134,8 @@ def text_format(families: Iterable[Metric]) -> bytes:
     """
     lines = []
     for family in families:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        kind = "untyped" if family.type == "unknown" else family.type
+        name = family.name + SUFFIXES.get(family.type, "")
+        kind = TEXT_TYPES.get(family.type, family.type)
         description = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         lines.append(f"# HELP {name} {description}\n# TYPE {name} {kind}\n")
         for sample in family.samples:

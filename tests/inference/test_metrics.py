@@ -14,6 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_late
 from prometheus_client.core import (
     CounterMetricFamily,
     HistogramMetricFamily,
+    InfoMetricFamily,
     SummaryMetricFamily,
 )
 from prometheus_client.parser import text_string_to_metric_families
@@ -318,7 +319,8 @@ def test_the_text_is_that_of_prometheus_own_client() -> None:
     unlabeled = Metric("vllm:load", "", "unknown")
     unlabeled.add_sample("vllm:load", {}, 12345678.0)
     summary = SummaryMetricFamily("size", "Sizes.", 2, 3.5)
-    families = [histogram, counter, unlabeled, summary, *REGISTRY.collect()]
+    info = InfoMetricFamily("cache_config", "Settings.", {"dtype": "auto"})
+    families = [histogram, counter, unlabeled, summary, info, *REGISTRY.collect()]
     current = [metric for metric in families if "_created" not in str(metric.samples)]
     assert len(current) > 10
     registry = CollectorRegistry(auto_describe=False)
