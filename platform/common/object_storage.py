@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
 
 from django.conf import settings
@@ -83,10 +84,14 @@ def list_objects(folder: str) -> tuple[list[str], list[str]]:
     """Names of the folders and of the objects right below a folder. Raises `ServiceUnavailable`."""
     with _storage() as storage:
         try:
-            folders, objects = storage.listdir(folder)
+            folders, names = storage.listdir(folder)
         except FileNotFoundError:
             return [], []
-    return sorted(name for name in folders if name), sorted(name for name in objects if name)
+    # Azure's has no folders: whole names of all that is below.
+    paths = [name.removeprefix(f"{folder}/").partition("/") for name in names]
+    inner = {first for first, slash, _ in paths if slash}
+    objects = {first for first, slash, _ in paths if not slash}
+    return sorted({*folders, *inner} - {""}), sorted(objects - {""})
 
 
 def delete_folder(folder: str) -> None:
@@ -132,6 +137,8 @@ def _storage() -> Iterator[Storage]:
     except (OSError, ServiceUnavailable):
         raise
     except Exception as error:  # each back end has a tree of errors of its own
+        if getattr(error, "status_code", None) == HTTPStatus.NOT_FOUND:  # Azure's
+            raise FileNotFoundError(str(error)) from error
         raise ServiceUnavailable(
             f"The object storage is unavailable ({type(error).__name__}). Try again later."
         ) from error

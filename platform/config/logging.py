@@ -134,6 +134,7 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
             # They log addresses whole, with what a tool server's or a hub's hold of secrets.
+            "azure": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
             "httpx2": {"level": "WARNING"},
             # One record a request: for collectors; at a terminal they would hide all else.

@@ -17,7 +17,9 @@ from urllib.request import urlopen
 
 import pytest
 from django.conf import settings as django_settings
+from django.core.files.storage import InMemoryStorage
 
+from common import object_storage
 from common.errors import ServiceUnavailable
 from common.files import new_id
 from common.settings import APPS_DIR, BASE_DIR
@@ -230,3 +232,40 @@ def test_a_process_that_is_killed_in_an_upload_leaves_no_object(
     assert object_names(objects) == []
     delete_orphan_blobs(lambda ids: set(), -10)
     assert not any(path.is_file() for path in folder.rglob("*"))
+
+
+class AzureLikeStorage(InMemoryStorage):
+    """Lists and fails as `AzureStorage` of django-storages does, seen at Azurite."""
+
+    class Missing(Exception):
+        status_code = 404
+
+    def listdir(self, path: str) -> tuple[list[str], list[str]]:
+        names, folders = [], [path]
+        while folders:
+            folder = folders.pop()
+            inner, files = super().listdir(folder)
+            folders += [f"{folder}/{name}" for name in inner]
+            names += [f"{folder}/{name}" for name in files]
+        return [], names
+
+    def _open(self, name: str, mode: str = "rb") -> Any:
+        if not self.exists(name):
+            raise self.Missing(name)
+        return super()._open(name, mode)
+
+
+def test_a_back_end_without_folders_is_listed_and_read_like_the_others(
+    settings: Any, tmp_path: Path
+) -> None:
+    entry = {"BACKEND": f"{__name__}.AzureLikeStorage"}
+    settings.STORAGES = django_settings.STORAGES | {"objects": entry}
+    (tmp_path / "file").write_bytes(b"content")
+    for name in ("adapters/one/a.tar", "adapters/one/b.tar", "adapters/two/c.tar", "adapters/used"):
+        object_storage.upload_object(name, tmp_path / "file")
+    assert object_storage.list_objects("adapters") == (["one", "two"], ["used"])
+    assert object_storage.list_objects("adapters/one") == ([], ["a.tar", "b.tar"])
+    with pytest.raises(FileNotFoundError):
+        object_storage.read_object("adapters/three/d.tar")
+    object_storage.delete_folder("adapters/one")
+    assert object_storage.list_objects("adapters") == (["two"], ["used"])
