@@ -241,17 +241,19 @@ def build_model(order: BuildRequest) -> LoadedImpl:
         return _bridged(order)
     if config.model_impl == "quire":
         return _native(order, vision=find_vision_family(raw))
-    if vision := find_vision_family(raw):
-        return _native(order, vision=vision)
-    if not has_native_decoder(raw):
+    vision = find_vision_family(raw)
+    if vision is None and not has_native_decoder(raw):
         return _bridged(order)
     try:
-        _check_device_support(decoder_spec(raw), order)
+        if vision is None:
+            _check_device_support(decoder_spec(raw), order)
+        else:
+            decoder_spec(vision.text_config)
     except BadModelConfig:
         raise
     except ModelLoadError as refused:
         return _fallback_to_transformers(order, refused)
-    return _native(order)
+    return _native(order, vision=vision)
 
 
 def refuse_unknown(order: BuildRequest) -> None:

@@ -208,6 +208,12 @@ class MediaProcessor:
             )
         except _option_errors() as error:
             raise InvalidRequest(f"The image can't be prepared: {error}", param="image") from error
+        if "text_replacement_offsets" not in outputs:
+            raise ModelLoadError(
+                f"transformers' {type(self._processor).__name__} doesn't say which tokens stand "
+                "for a picture.",
+                param="model",
+            )
         tensors = {
             name: _contiguous(np.asarray(outputs[name]))
             for name in self._processor.image_processor.model_input_names

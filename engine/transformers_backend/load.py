@@ -42,6 +42,7 @@ from engine.transformers_backend.attention import (
 from engine.transformers_backend.linear import pack
 from engine.transformers_backend.model import TransformersModel, TransformersSpec
 from engine.transformers_backend.verify import AttentionProbe, UnsupportedAttention, verify_parity
+from engine.transformers_backend.vision import TransformersVisionModel, verify_pictures
 from kernels import KernelSet
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,10 @@ class Source:
         self.folder, self.trust, self.dummy, self._form = folder, trust_remote_code, dummy, form
         raw = {name: value for name, value in raw.items() if name != "quantization_config"}
         self._maker: Any = AutoModelForCausalLM if outside is None else outside
+        #: Whether pictures may stand in its prompts.
+        self.sees = False
+        #: How the text part of a model that takes media is loaded, for messages; "": it has none.
+        self.text_part = ""
         self.config: PreTrainedConfig = self._config(raw, outside)
         if outside is None:
             self._check()
@@ -134,13 +139,17 @@ class Source:
         media_class = image_class or _class_name(AutoModelForMultimodalLM, self.config)
         has_text_class = text_class not in ("", media_class)
         if media_class and not (has_text_class and text_class in (self.config.architectures or [])):
+            if has_text_class:
+                override = f"""--hf-overrides '{{"architectures": ["{text_class}"]}}'"""
+                self.text_part = f" {override} loads its text part."
+            if image_class:
+                self._maker, self.sees = AutoModelForImageTextToText, True
+                return
             families = ", ".join(name.partition("For")[0] for name in VISION_FAMILIES)
-            text_part = f"""--hf-overrides '{{"architectures": ["{text_class}"]}}'"""
             raise ModelLoadError(
                 f"The architecture {self._name} isn't supported by the Transformers bridge: it "
-                f"takes {'images' if image_class else 'images or sound'}. Models that do must be "
-                f"of a native family: {families}."
-                + (f" {text_part} loads its text part." if has_text_class else ""),
+                "takes images or sound. Models that do must be "
+                f"of a native family: {families}.{self.text_part}",
                 param="model",
             )
         if text_class:
@@ -217,9 +226,9 @@ class Source:
 
     def _class(self) -> Any:
         """The model's own class, which takes tensors instead of a folder."""
-        if self._maker is not AutoModelForCausalLM:
+        if self._maker not in (AutoModelForCausalLM, AutoModelForImageTextToText):
             return self._maker
-        mapping = AutoModelForCausalLM._model_mapping
+        mapping = self._maker._model_mapping
         if type(self.config) not in mapping:
             raise ModelLoadError(
                 f"{self.folder} brings code of its own, for which quantised checkpoints aren't "
@@ -300,10 +309,14 @@ def load_bridge(
     model = source.model(dtype)
     progress(1, 2)
     try:
-        bridged = bridge(model, spec, ops, max_model_len, scheme)
+        kind = TransformersVisionModel if source.sees else TransformersModel
+        bridged = bridge(model, spec, ops, max_model_len, scheme, kind)
+        if isinstance(bridged, TransformersVisionModel):
+            verify_pictures(bridged, source.folder)
     except UnsupportedAttention as error:
         raise ModelLoadError(
-            f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
+            f"{type(model).__name__} can't run over the paged KV cache: {error}.{source.text_part}",
+            param="model",
         ) from error
     except _BUILD_FAILURES as error:
         raise ModelLoadError(
@@ -321,6 +334,7 @@ def bridge(
     ops: KernelSet,
     max_model_len: int,
     scheme: QuantScheme = QuantScheme(),  # noqa: B008
+    kind: type[TransformersModel] = TransformersModel,
 ) -> TransformersModel:
     """Turn a model's attention over to the paged kernels.
 
@@ -329,7 +343,7 @@ def bridge(
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
     decode_bytes = pack(model, ops, scheme)
     _freeze_rope(model, max_model_len)
-    bridged = TransformersModel(model, spec, ops, decode_bytes)
+    bridged = kind(model, spec, ops, decode_bytes)
     bridged.stateful = _is_stateful(bridged)
     bridged.layers, state_size = _explore(bridged, max_model_len)
     bridged.spec = _completed(bridged, num_parameters, state_size)

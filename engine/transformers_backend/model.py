@@ -229,6 +229,9 @@ class TransformersModel:
         arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_argument] = cache
+        if context.encoder_embeds is not None:
+            del arguments["input_ids"]
+            arguments["inputs_embeds"] = self._embed(token_ids, *context.encoder_embeds)
         if "position_ids" in self._arguments:
             arguments["position_ids"] = context.positions.view(token_ids.shape)
         if rows is not None and "logits_to_keep" in self._arguments:
@@ -245,6 +248,14 @@ class TransformersModel:
         if rows is not None and "logits_to_keep" not in self._arguments:
             logits = logits[:, rows]
         return logits.float()
+
+    def _embed(self, token_ids: Tensor, indices: Tensor, vectors: Tensor) -> Tensor:
+        """[1, tokens, hidden]: the words' embeddings, with an encoder's vectors at `indices`."""
+        ids = token_ids.clone()
+        ids[0, indices] = 0  # a placeholder may be no word
+        embeds: Tensor = self.model.get_input_embeddings()(ids)  # type: ignore[operator]
+        embeds[0, indices] = vectors.to(embeds)
+        return embeds
 
     @property
     def lora_slots(self) -> None:

@@ -124,7 +124,7 @@ def verify_parity(bridged: TransformersModel) -> None:
         _compare(ours, _batched_logits(bridged, texts), "several texts in one batch")
         if bridged.stateful:
             # Some models go on from a state only by single tokens.
-            bridged.continues = _close(ours, _chunked_logits(bridged, texts, 4))
+            bridged.continues = is_close(ours, _chunked_logits(bridged, texts, 4))
         size = 1 if bridged.stateful else 4
         _compare(ours, _chunked_logits(bridged, texts, size), "texts in several steps")
     finally:
@@ -197,14 +197,15 @@ def _run_step(
 
 
 def _compare(ours: list[Tensor], served: list[Tensor], what: str) -> None:
-    if not _close(ours, served):
+    if not is_close(ours, served):
         raise UnsupportedAttention(
             f"{what} get other logits than by its own attention, so tokens meet in other ways than "
             "by attention to what is cached, or positions aren't those that it is given"
         )
 
 
-def _close(ours: list[Tensor], served: list[Tensor]) -> bool:
+def is_close(ours: list[Tensor], served: list[Tensor]) -> bool:
+    """Whether logits differ by less than float32 sums in another order do."""
     spread = max(float(logits.std()) for logits in ours)
     return all(
         float((mine - theirs).abs().max()) <= _TOLERANCE * max(spread, 1e-6)

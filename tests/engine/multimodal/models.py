@@ -26,7 +26,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_TEXT = {
+TEXT = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
@@ -35,7 +35,7 @@ _TEXT = {
     "max_position_embeddings": 1024,
     "initializer_range": 0.3,
 }
-_VISION = {
+VISION = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
@@ -55,7 +55,7 @@ def tokenizer_with(*tokens: str) -> tf.PreTrainedTokenizerFast:
 
 
 def _sizes(tokenizer: tf.PreTrainedTokenizerFast) -> dict[str, Any]:
-    return _TEXT | {
+    return TEXT | {
         "vocab_size": max(VOCAB, len(tokenizer)),
         "eos_token_id": None,
         "bos_token_id": None,
@@ -66,7 +66,7 @@ def llava(folder: Path) -> Any:
     """LLaVA-1.5: CLIP, a class token, the last layer but one."""
     tokenizer = tokenizer_with(IMAGE_TOKEN)
     config = tf.LlavaConfig(
-        vision_config=tf.CLIPVisionConfig(**_VISION),
+        vision_config=tf.CLIPVisionConfig(**VISION),
         text_config=tf.LlamaConfig(**_sizes(tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         vision_feature_layer=-2,
@@ -78,7 +78,7 @@ def llava(folder: Path) -> Any:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    return _saved(folder, tf.LlavaForConditionalGeneration, config, processor)
+    return save_model(folder, tf.LlavaForConditionalGeneration, config, processor)
 
 
 def llava_next(folder: Path) -> Any:
@@ -86,7 +86,7 @@ def llava_next(folder: Path) -> Any:
     tokenizer = tokenizer_with(IMAGE_TOKEN)
     pinpoints = [[28, 56], [56, 28], [56, 56], [84, 28]]
     config = tf.LlavaNextConfig(
-        vision_config=tf.CLIPVisionConfig(**_VISION),
+        vision_config=tf.CLIPVisionConfig(**VISION),
         text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
         image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         image_grid_pinpoints=pinpoints,
@@ -102,7 +102,7 @@ def llava_next(folder: Path) -> Any:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    return _saved(folder, tf.LlavaNextForConditionalGeneration, config, processor)
+    return save_model(folder, tf.LlavaNextForConditionalGeneration, config, processor)
 
 
 def idefics3(folder: Path) -> Any:
@@ -112,7 +112,7 @@ def idefics3(folder: Path) -> Any:
         IMAGE_TOKEN, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles
     )
     config = tf.Idefics3Config(
-        vision_config=tf.Idefics3VisionConfig(**_VISION),
+        vision_config=tf.Idefics3VisionConfig(**VISION),
         text_config=tf.LlamaConfig(**_sizes(tokenizer)),
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         scale_factor=2,
@@ -124,7 +124,7 @@ def idefics3(folder: Path) -> Any:
         tokenizer,
         image_seq_len=4,
     )
-    return _saved(folder, tf.Idefics3ForConditionalGeneration, config, processor)
+    return save_model(folder, tf.Idefics3ForConditionalGeneration, config, processor)
 
 
 def qwen2_vl(folder: Path) -> Any:
@@ -137,7 +137,9 @@ def qwen2_vl(folder: Path) -> Any:
         },
         **_qwen(tokenizer, sizes),
     )  # fmt: skip
-    return _saved(folder, tf.Qwen2VLForConditionalGeneration, config, _qwen_processor(tokenizer))
+    return save_model(
+        folder, tf.Qwen2VLForConditionalGeneration, config, _qwen_processor(tokenizer)
+    )
 
 
 def qwen25_vl(folder: Path) -> Any:
@@ -151,7 +153,9 @@ def qwen25_vl(folder: Path) -> Any:
         },
         **_qwen(tokenizer, sizes),
     )  # fmt: skip
-    return _saved(folder, tf.Qwen2_5_VLForConditionalGeneration, config, _qwen_processor(tokenizer))
+    return save_model(
+        folder, tf.Qwen2_5_VLForConditionalGeneration, config, _qwen_processor(tokenizer)
+    )
 
 
 def qwen3_vl(folder: Path) -> Any:
@@ -184,7 +188,7 @@ def _qwen3_vl(folder: Path, kind: type, **text: Any) -> Any:
         },
         **options,
     )  # fmt: skip
-    return _saved(folder, kind, config, _qwen_processor(tokenizer))
+    return save_model(folder, kind, config, _qwen_processor(tokenizer))
 
 
 def _qwen_tokenizer() -> tuple[tf.PreTrainedTokenizerFast, dict[str, Any]]:
@@ -266,7 +270,7 @@ def smolvlm(folder: Path) -> Any:
         IMAGE_TOKEN, "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles
     )
     config = tf.SmolVLMConfig(
-        vision_config=tf.SmolVLMVisionConfig(**_VISION),
+        vision_config=tf.SmolVLMVisionConfig(**VISION),
         text_config=tf.LlamaConfig(**_sizes(tokenizer)),
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         scale_factor=2,
@@ -283,7 +287,7 @@ def smolvlm(folder: Path) -> Any:
         fake_image_token="<fake_token_around_image>",
         global_image_token="<global-img>",
     )
-    return _saved(folder, tf.SmolVLMForConditionalGeneration, config, processor)
+    return save_model(folder, tf.SmolVLMForConditionalGeneration, config, processor)
 
 
 def gemma3(folder: Path) -> Any:
@@ -298,7 +302,7 @@ def gemma3(folder: Path) -> Any:
     ids = tokenizer.convert_tokens_to_ids
     sizes = _sizes(tokenizer) | {"num_hidden_layers": 4, "head_dim": 16}
     config = tf.Gemma3Config(
-        vision_config=tf.SiglipVisionConfig(**_VISION | {"image_size": 56}),
+        vision_config=tf.SiglipVisionConfig(**VISION | {"image_size": 56}),
         text_config=tf.Gemma3TextConfig(
             **sizes,
             query_pre_attn_scalar=16,
@@ -313,7 +317,7 @@ def gemma3(folder: Path) -> Any:
     )
     images = tf.Gemma3ImageProcessorPil(size={"height": 56, "width": 56})
     processor = tf.Gemma3Processor(images, tokenizer, image_seq_length=16)
-    return _saved(folder, tf.Gemma3ForConditionalGeneration, config, processor)
+    return save_model(folder, tf.Gemma3ForConditionalGeneration, config, processor)
 
 
 def internvl(folder: Path) -> Any:
@@ -333,7 +337,7 @@ def _internvl(folder: Path, **vision: Any) -> Any:
     names = {"start_image_token": "<img>", "end_image_token": "</img>"}
     tokenizer._set_model_specific_special_tokens(names)
     config = tf.InternVLConfig(
-        vision_config=tf.InternVLVisionConfig(**_VISION, layer_scale_init_value=0.7, **vision),
+        vision_config=tf.InternVLVisionConfig(**VISION, layer_scale_init_value=0.7, **vision),
         text_config=tf.Qwen2Config(**_sizes(tokenizer)),
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         image_seq_length=4,
@@ -348,20 +352,20 @@ def _internvl(folder: Path, **vision: Any) -> Any:
         start_image_token="<img>",
         end_image_token="</img>",
     )
-    return _saved(folder, tf.InternVLForConditionalGeneration, config, processor)
+    return save_model(folder, tf.InternVLForConditionalGeneration, config, processor)
 
 
 def pixtral(folder: Path) -> Any:
     """Pixtral: LLaVA's connector behind a tower of any size."""
     tokenizer = tokenizer_with(IMAGE_TOKEN, "[IMG_BREAK]", "[IMG_END]")
     config = tf.LlavaConfig(
-        vision_config=tf.PixtralVisionConfig(**_VISION),
+        vision_config=tf.PixtralVisionConfig(**VISION),
         text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
         image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
     )
-    return _saved(
+    return save_model(
         folder, tf.LlavaForConditionalGeneration, config, _pixtral_processor(tokenizer, 1)
     )
 
@@ -370,13 +374,13 @@ def mistral3(folder: Path) -> Any:
     """Mistral 3: Pixtral's tower, four patches joined to one token."""
     tokenizer = tokenizer_with(IMAGE_TOKEN, "[IMG_BREAK]", "[IMG_END]")
     config = tf.Mistral3Config(
-        vision_config=tf.PixtralVisionConfig(**_VISION),
+        vision_config=tf.PixtralVisionConfig(**VISION),
         text_config=tf.MistralConfig(**_sizes(tokenizer), sliding_window=None),
         image_token_index=tokenizer.convert_tokens_to_ids(IMAGE_TOKEN),
         spatial_merge_size=2,
         tie_word_embeddings=False,
     )
-    return _saved(
+    return save_model(
         folder, tf.Mistral3ForConditionalGeneration, config, _pixtral_processor(tokenizer, 2)
     )
 
@@ -399,7 +403,7 @@ def _pixtral_tokens(facts: Any, outputs: Any, index: int) -> str:
     return "".join([*tokens[:-1], "[IMG_END]"])
 
 
-def _saved(folder: Path, kind: type, config: Any, processor: Any) -> Any:
+def save_model(folder: Path, kind: type, config: Any, processor: Any) -> Any:
     torch.manual_seed(11)
     model = kind(config).eval().float()
     for name, parameter in model.named_parameters():

@@ -57,7 +57,8 @@ def _prompts(family: str) -> list[dict[str, Any]]:
     ]
 
 
-def _run(llm: LLM, prompts: list[dict[str, Any]]) -> list[list[int]]:
+def generate_tokens(llm: LLM, prompts: list[dict[str, Any]]) -> list[list[int]]:
+    """Greedy tokens of all prompts together."""
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     return [list(result.outputs[0].token_ids) for result in llm.generate(prompts, params)]
 
@@ -79,12 +80,12 @@ def test_tokens_equal_those_of_transformers(
         for prompt in prompts
     ]
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=512)
-    assert _run(llm, prompts) == wanted  # together
-    assert _run(llm, prompts) == wanted  # from the cache
+    assert generate_tokens(llm, prompts) == wanted  # together
+    assert generate_tokens(llm, prompts) == wanted  # from the cache
     assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
     for prompt, tokens in zip(prompts, wanted, strict=True):
         llm.reset_prefix_cache()
-        assert _run(llm, [prompt]) == [tokens]  # alone
+        assert generate_tokens(llm, [prompt]) == [tokens]  # alone
 
 
 def test_experts_are_read_in_both_ways_that_files_of_qwen3_vl_have_them(
@@ -99,7 +100,9 @@ def test_experts_are_read_in_both_ways_that_files_of_qwen3_vl_have_them(
     save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
     prompts = _prompts("qwen3_vl_moe")[1:2]
     options: Any = {"dtype": "float32", "num_gpu_blocks_override": 256}
-    tokens = [_run(LLM(str(path), **options), prompts) for path in (folder, tmp_path / "model")]
+    tokens = [
+        generate_tokens(LLM(str(path), **options), prompts) for path in (folder, tmp_path / "model")
+    ]
     assert tokens[0] == tokens[1]
 
 
@@ -109,9 +112,11 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
 ) -> None:
     folder, _, _ = family(name)
     prompts = _prompts(name)[1:]
-    wanted = _run(LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts)
+    wanted = generate_tokens(
+        LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts
+    )
     cut = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=16)
-    assert _run(cut, prompts) == wanted
+    assert generate_tokens(cut, prompts) == wanted
     cut.reset_prefix_cache()
     core = cut.llm_engine.core
     step, calls = core.step, 0
@@ -122,7 +127,7 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
         return core.preempt_all() if calls % 4 == 0 else step()
 
     core.step = step_with_preemptions  # type: ignore[method-assign]
-    assert _run(cut, prompts) == wanted
+    assert generate_tokens(cut, prompts) == wanted
     assert core.scheduler.num_preemptions
     core.check_integrity()
 
@@ -181,7 +186,7 @@ def test_options_that_repeat_the_models_and_pixels_in_bytes_are_taken(
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=64)
     unscaled = {"do_rescale": False, "do_normalize": False}
     prompt = {"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": image}}
-    assert len(_run(llm, [prompt | {"mm_processor_kwargs": unscaled}])[0]) == NUM_TOKENS
+    assert len(generate_tokens(llm, [prompt | {"mm_processor_kwargs": unscaled}])[0]) == NUM_TOKENS
 
 
 def test_a_picture_of_which_nothing_is_left_is_refused(
@@ -201,12 +206,12 @@ def test_a_picture_is_encoded_once_for_a_tenant_and_never_shared_with_another(
     picture_of = {"image": picture(5, 64, 64)}
     first = {"prompt": f"{IMAGE_TOKEN} What?", "multi_modal_data": picture_of, "cache_salt": "a"}
     other_question = first | {"prompt": f"So {IMAGE_TOKEN} why?"}
-    answer = _run(llm, [first])
-    assert _run(llm, [first]) == answer
-    _run(llm, [other_question, other_question])
+    answer = generate_tokens(llm, [first])
+    assert generate_tokens(llm, [first]) == answer
+    generate_tokens(llm, [other_question, other_question])
     assert len(encoded) == 1
     hits = llm.llm_engine.core.scheduler.kv.num_hit_tokens
-    assert _run(llm, [first | {"cache_salt": "b"}]) == answer
+    assert generate_tokens(llm, [first | {"cache_salt": "b"}]) == answer
     assert len(encoded) == 2
     assert llm.llm_engine.core.scheduler.kv.num_hit_tokens == hits
 
@@ -219,7 +224,7 @@ def test_same_prompt_with_another_picture_is_another_prompt(
     prompt = f"A long question about what is in {IMAGE_TOKEN} please."
     for seed in (7, 8, 7):
         image = picture(seed, 50, 50)
-        tokens = _run(llm, [{"prompt": prompt, "multi_modal_data": {"image": image}}])
+        tokens = generate_tokens(llm, [{"prompt": prompt, "multi_modal_data": {"image": image}}])
         assert tokens == [expected(model, processor, prompt, [image], NUM_TOKENS)]
 
 
@@ -230,7 +235,7 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
     good, bad = picture(1, 40, 40), picture(2, 40, 40)
     prompt = f"See {IMAGE_TOKEN}"
-    wanted = _run(llm, [{"prompt": prompt, "multi_modal_data": {"image": good}}])
+    wanted = generate_tokens(llm, [{"prompt": prompt, "multi_modal_data": {"image": good}}])
     llm.reset_prefix_cache()
     engine = llm.llm_engine
     marked = engine.media_processor().prepare(bad).tensors["pixel_values"]
@@ -292,7 +297,7 @@ def test_limit_mm_per_prompt_bounds_the_pictures_of_a_prompt(
 ) -> None:
     folder, one = str(family("llava")[0]), picture(1, 9, 9)
     llm = LLM(folder, num_gpu_blocks_override=64, limit_mm_per_prompt={"image": 1})
-    _run(llm, [{"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": one}}])
+    generate_tokens(llm, [{"prompt": IMAGE_TOKEN, "multi_modal_data": {"image": one}}])
     with pytest.raises(InvalidRequest, match="at most 1 images"):
         llm.generate({"prompt": IMAGE_TOKEN * 2, "multi_modal_data": {"image": [one, one]}})
     for limit in ({"image": -1}, {"image": True}, {"picture": 1}):
@@ -329,7 +334,7 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return encoded
 
 
-def test_newlines_around_a_picture_are_tokenized_as_one_run() -> None:
+def test_newlines_around_a_picture_are_tokenized_as_onegenerate_tokens() -> None:
     class Newlines:
         """1, 2 and 3 newlines are a token each, and other characters."""
 
@@ -381,7 +386,7 @@ def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
     prompts = _prompts("gemma3")
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256}
     compiled, plain = LLM(str(folder), **options), LLM(str(folder), **options, cpu_kernels=False)
-    assert _run(compiled, prompts) == _run(plain, prompts)
+    assert generate_tokens(compiled, prompts) == generate_tokens(plain, prompts)
 
 
 @pytest.mark.parametrize("kind", [tf.PaliGemmaConfig, tf.Molmo2Config, tf.AyaVisionConfig])
