@@ -32,7 +32,7 @@ WORDS = (
 )
 
 
-def train(texts: Iterator[str]) -> Tokenizer:
+def train(texts: Iterator[str], vocabulary: int = VOCABULARY) -> Tokenizer:
     """A byte-level BPE: any text can be written in it, whatever it was trained on."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -43,7 +43,7 @@ def train(texts: Iterator[str]) -> Tokenizer:
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(TAGS),
+        vocab_size=vocabulary - len(TAGS),
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -1,0 +1,1 @@
+"""The demo model that sees, and everything that made it."""
