@@ -6,6 +6,9 @@ budget at every moment: before a segment is allocated, those used least recently
 segment has one writer, which holds a lock on it; the next process goes on with one that a killed
 writer has left.
 
+Where the budget is short, a tenant with more than an equal share writes to segments of its own,
+which are deleted first: it can't push out what others have within theirs.
+
 A block's header is written after it, so a block is there whole or not at all; one that isn't, after
 a power failure, fails its authentication.
 """
@@ -19,6 +22,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +87,13 @@ class DiskTier(StorageTier):
         self._ends: dict[str, int] = {}
         #: Where blocks with damaged headers begin: segment and offset.
         self._damaged: set[tuple[str, int]] = set()
+        #: By name of a segment, the bytes of each owner's blocks.
+        self._owners: dict[str, Counter[bytes]] = {}
+        self._owner_bytes: Counter[bytes] = Counter()
         self._index_lock = threading.Lock()
-        self._writer: tuple[int, str] | None = None
+        #: Descriptor and name of the segments that are written: those of tenants within an equal
+        #: share, and those of others.
+        self._writers: dict[bool, tuple[int, str]] = {}
         self._paused_until = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,6 +129,7 @@ class DiskTier(StorageTier):
             if gone := self._ends.keys() - sizes.keys():
                 for name in gone:
                     del self._ends[name]
+                    self._owner_bytes -= self._owners.pop(name, Counter())
                 self._index = {
                     key: location
                     for key, location in self._index.items()
@@ -141,6 +151,7 @@ class DiskTier(StorageTier):
             while (header := _read_header(descriptor, offset, size)) is not None:
                 start = offset + HEADER.size
                 self._index[header.key] = Location(name, start, header.length, header.nonce)
+                self._count_bytes(name, header.owner, HEADER.size + header.length)
                 offset = start + header.length
         except UnusableBlock as error:
             # Where the next block begins isn't known. New blocks may overwrite those behind it.
@@ -191,48 +202,66 @@ class DiskTier(StorageTier):
             self._cipher.open(b"", nonce, os.pread(file.fileno(), len(sealed), 0), "")
             return time.perf_counter() - started
 
-    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+    def _count_bytes(self, segment: str, owner: bytes, num_bytes: int) -> None:
+        self._owners.setdefault(segment, Counter())[owner] += num_bytes
+        self._owner_bytes[owner] += num_bytes
+
+    def _exceeds_share(self, owner: bytes) -> bool:
+        """Whether an owner has more than an equal share of the budget."""
+        return self._owner_bytes[owner] * len(self._owner_bytes) > self.capacity
+
+    def _is_excess_segment(self, segment: str) -> bool:
+        """Whether a segment has only blocks of owners with more than an equal share."""
+        owners = tuple(self._owners.get(segment, ()))  # a reader may add others meanwhile
+        return bool(owners) and all(map(self._exceeds_share, owners))
+
+    def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         if key in self._index or time.monotonic() < self._paused_until:
             return False
         nonce, sealed = self._cipher.seal(key, payload, namespace)
         try:
-            descriptor, name, offset = self._reserve(HEADER.size + len(sealed))
+            owner, num_bytes = self._cipher.owner_tag(tenant), HEADER.size + len(sealed)
+            descriptor, name, offset = self._reserve(num_bytes, self._exceeds_share(owner))
             start = offset + HEADER.size
             _write_all(descriptor, sealed, start)
-            _write_all(descriptor, RecordHeader.for_block(key, nonce, sealed).pack(), offset)
+            _write_all(descriptor, RecordHeader.for_block(key, nonce, sealed, owner).pack(), offset)
         except OSError as error:
             log.warning("KV blocks can't be written to %s: %s", self.folder, error)
             self.count_failure("disk_full" if isinstance(error, DiskFull) else "write_error")
             self._paused_until = time.monotonic() + _FULL_PAUSE_S
-            self._close_segment()
+            self.close()
             return False
         with self._index_lock:
             self._ends[name] = start + len(sealed)
+            self._count_bytes(name, owner, num_bytes)
             self._index[key] = Location(name, start, len(sealed), nonce)
         return True
 
-    def _reserve(self, num_bytes: int) -> tuple[int, str, int]:
+    def _reserve(self, num_bytes: int, is_excess: bool) -> tuple[int, str, int]:
         """A segment with so many free bytes: its descriptor, its name and where they begin.
+        `is_excess`: they are for an owner with more than an equal share.
 
         Raises `OSError`, `DiskFull` among them.
         """
-        if self._writer is not None:
-            descriptor, name = self._writer
+        if (writer := self._writers.get(is_excess)) is not None:
+            descriptor, name = writer
             offset = self._ends.get(name)
             is_deleted = os.fstat(descriptor).st_nlink == 0
             if not is_deleted and offset is not None and offset + num_bytes <= self._segment_bytes:
                 return descriptor, name, offset
-            self._close_segment()
+            os.close(self._writers.pop(is_excess)[0])
         with self._locked():
             self.refresh()
-            self._writer = self._adopt_segment(num_bytes) or self._new_segment()
-        descriptor, name = self._writer
+            writer = self._adopt_segment(num_bytes, is_excess) or self._new_segment()
+        descriptor, name = self._writers[is_excess] = writer
         return descriptor, name, self._ends.setdefault(name, 0)
 
-    def _adopt_segment(self, num_bytes: int) -> tuple[int, str] | None:
+    def _adopt_segment(self, num_bytes: int, is_excess: bool) -> tuple[int, str] | None:
         """A segment with free bytes that has no writer."""
         for name, size, _ in self._segments():
             if size != self._segment_bytes or self._ends.get(name, size) + num_bytes > size:
+                continue
+            if self._is_excess_segment(name) != is_excess:
                 continue
             descriptor = os.open(self.folder / name, os.O_RDWR)
             if _lock(descriptor):
@@ -242,7 +271,10 @@ class DiskTier(StorageTier):
 
     def _new_segment(self) -> tuple[int, str]:
         """Allocate a segment, deleting others where the budget requires it."""
-        segments = sorted(self._segments(), key=lambda segment: segment[2])
+        segments = sorted(
+            self._segments(),
+            key=lambda segment: (not self._is_excess_segment(segment[0]), segment[2]),
+        )
         used_bytes = sum(size for _, size, _ in segments)
         for name, size, _ in segments:
             if used_bytes + self._segment_bytes <= self.capacity:
@@ -279,13 +311,9 @@ class DiskTier(StorageTier):
         finally:
             os.close(descriptor)
 
-    def _close_segment(self) -> None:
-        if self._writer is not None:
-            os.close(self._writer[0])
-            self._writer = None
-
     def close(self) -> None:
-        self._close_segment()
+        while self._writers:
+            os.close(self._writers.popitem()[1][0])
 
     def _segments(self) -> list[tuple[str, int, int]]:
         """(name, bytes, time of the last use in ns) of the folder's segments, oldest first."""

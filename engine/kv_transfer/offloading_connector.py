@@ -385,7 +385,7 @@ class OffloadingConnector(KVConnectorBase):
             for tenant, namespace, blocks in metadata.saves:
                 payloads = self._save(blocks, tenant, self._tier)
                 if self.storage is not None:
-                    self.storage.queue_writes(payloads, namespace)
+                    self.storage.queue_writes(payloads, namespace, tenant)
 
     def find_tier(self, block_hash: bytes) -> str:
         return self._tier_name if self._keys.first_key(block_hash) in self._tier else ""

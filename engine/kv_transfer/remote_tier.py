@@ -151,11 +151,14 @@ class RemoteTier(StorageTier):
             for read in reads:
                 read.cancel()
 
-    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+    def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         if key in self or self.is_paused:
             return False
         try:
-            self._store.set(key, _seal_record(self._get_cipher(), key, payload, namespace))
+            cipher = self._get_cipher()
+            nonce, sealed = cipher.seal(key, payload, namespace)
+            header = RecordHeader.for_block(key, nonce, sealed, cipher.owner_tag(tenant))
+            self._store.set(key, header.pack() + sealed)
         except StoreError as error:
             self._pause("write_error", error)
             return False
@@ -244,11 +247,6 @@ def make_store(url: str, capacity: int, block_bytes: int) -> RemoteStore:
     from engine.kv_transfer.redis_store import RedisStore
 
     return RedisStore(url, capacity, record_size)
-
-
-def _seal_record(cipher: BlockCipher, key: bytes, payload: Payload, namespace: str) -> bytes:
-    nonce, sealed = cipher.seal(key, payload, namespace)
-    return RecordHeader.for_block(key, nonce, sealed).pack() + sealed
 
 
 def _open_record(cipher: BlockCipher, key: bytes, record: bytes, namespace: str) -> Payload:

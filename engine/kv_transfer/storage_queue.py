@@ -63,8 +63,12 @@ class StorageQueue:
             since = min(self._reading_since.values(), default=time.monotonic())
         return time.monotonic() - since > READ_TIMEOUT_S
 
-    def queue_writes(self, blocks: Sequence[tuple[bytes, Payload]], namespace: str) -> None:
-        """Write blocks of one sequence later. Those for which the queue is full are counted."""
+    def queue_writes(
+        self, blocks: Sequence[tuple[bytes, Payload]], namespace: str, tenant: str = ""
+    ) -> None:
+        """Write blocks of a tenant's sequence later; those that the queue has no space for are
+        counted.
+        """
         for key, payload in blocks:
             with self._lock:
                 is_full = self._queued_bytes + payload.nbytes > self._host.capacity
@@ -74,12 +78,13 @@ class StorageQueue:
             if is_full:
                 self.tier.count_failure("queue_full")
                 continue
-            self._writer.submit(self._write, key, payload, namespace).add_done_callback(_log_error)
+            write = self._writer.submit(self._write, key, payload, namespace, tenant)
+            write.add_done_callback(_log_error)
 
-    def _write(self, key: bytes, payload: Payload, namespace: str) -> None:
+    def _write(self, key: bytes, payload: Payload, namespace: str, tenant: str) -> None:
         try:
             if time.monotonic() < self._closes_at:
-                self.tier.write(key, payload, namespace)
+                self.tier.write(key, payload, namespace, tenant)
         finally:
             with self._lock:
                 self._queued_bytes -= payload.nbytes

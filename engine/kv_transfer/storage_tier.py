@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from engine.kv_transfer.block_buffers import Payload
 
 #: Of a block's record, which ends with the sealed block: magic, length of that, key, nonce,
-#: checksum of these and of the sealed block, for those who can't open it.
-HEADER = struct.Struct("<4sI32s12sQ4x")
+#: checksum of these and of the sealed block, for those who can't open it; and whose it is.
+HEADER = struct.Struct("<4sI32s12sQ4s")
 _MAGIC = b"QKV2"
 NONCE_BYTES = 12
 TAG_BYTES = 16
@@ -41,17 +41,20 @@ class UnusableBlock(Exception):
 
 
 class RecordHeader(NamedTuple):
-    """The beginning of a record. `length`: bytes of the sealed block after it."""
+    """The beginning of a record. `length`: bytes of the sealed block after it; `owner`: see
+    `BlockCipher.owner_tag`.
+    """
 
     length: int
     key: bytes
     nonce: bytes
     checksum: int
+    owner: bytes
 
     @classmethod
-    def for_block(cls, key: bytes, nonce: bytes, sealed: bytes) -> Self:
+    def for_block(cls, key: bytes, nonce: bytes, sealed: bytes, owner: bytes) -> Self:
         """The header of a sealed block."""
-        return cls(len(sealed), key, nonce, _checksum(key, nonce, sealed))
+        return cls(len(sealed), key, nonce, _checksum(key, nonce, sealed), owner)
 
     @classmethod
     def unpack(cls, record: bytes) -> Self:
@@ -109,6 +112,10 @@ class BlockCipher:
             raise UnusableBlock("authentication") from error
         payload: Payload = np.frombuffer(bytearray(block), dtype=np.uint8)
         return payload
+
+    def owner_tag(self, tenant: str) -> bytes:
+        """[4] bytes by which a tenant's bytes are counted, and that don't tell its name."""
+        return hmac.digest(self._secret, b"owner" + tenant.encode(), "sha256")[:4]
 
     def _cipher(self, namespace: str) -> AESGCM:
         """The cipher of a cache namespace. Its key needs the tier's secret and the namespace,
@@ -169,8 +176,8 @@ class StorageTier(ABC):
             yield payload
 
     @abstractmethod
-    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
-        """Store a block; whether it was stored. Failures are counted."""
+    def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
+        """Store a tenant's block; whether it was stored. Failures are counted."""
 
     @abstractmethod
     def measure_read(self) -> float:

@@ -67,6 +67,27 @@ def test_the_budget_holds_after_every_write_and_old_segments_go_first(tmp_path: 
     assert len(tier) <= 3 * NUM_SEGMENTS
 
 
+def test_a_tenant_cannot_push_out_of_a_folder_what_is_within_another_ones_share(
+    tmp_path: Path,
+) -> None:
+    tiers = [DiskTier(tmp_path, CAPACITY, BLOCK) for _ in range(2)]
+    for seed in range(30):
+        assert tiers[0].write(key(seed), block(seed), "n", "small")
+    for seed in range(1000, 1300):
+        tier = tiers[seed % 2]
+        assert tier.write(key(seed), block(seed), "n", "large")
+        assert bytes_on_disk(tmp_path) <= CAPACITY
+    assert all(is_intact(tiers[0], seed) for seed in range(30))
+    assert is_intact(tiers[1], 1299)
+    # The next process knows whose the bytes are.
+    for tier in tiers:
+        tier.close()
+    reopened = DiskTier(tmp_path, CAPACITY, BLOCK)
+    for seed in range(2000, 2100):
+        assert reopened.write(key(seed), block(seed), "n", "large")
+    assert all(is_intact(reopened, seed) for seed in range(30))
+
+
 def test_replicas_share_a_folder_and_its_budget(tmp_path: Path) -> None:
     tiers = [DiskTier(tmp_path, CAPACITY, BLOCK) for _ in range(3)]
     for seed in range(300):

@@ -39,7 +39,7 @@ class SlowTier(StorageTier):
     def read(self, key: bytes, namespace: str) -> Payload | None:
         return None
 
-    def write(self, key: bytes, payload: Payload, namespace: str) -> bool:
+    def write(self, key: bytes, payload: Payload, namespace: str, tenant: str = "") -> bool:
         self.began.set()
         self.proceed.wait(60)
         self.written.append(key)
