@@ -371,7 +371,9 @@ def test_views_are_saved_listed_and_deleted_by_rest(login: Login, requests: None
     assert not SavedSearch.objects.exists()
     assert login("nobody").get(url).json()["results"] == []
     acme = Tenant.objects.get(slug="acme")
-    account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="bot")
+    account = actions.create_service_account(
+        actor=SYSTEM_ACTOR, tenant=acme, name="bot", role=Role.ADMIN
+    )
     key = actions.create_key(
         actor=SYSTEM_ACTOR,
         tenant=acme,
