@@ -89,6 +89,10 @@ class InFlightRecord:
         self._recorder.write([*dict.fromkeys(ids), *_other_request_ids(ids, under_way)])
         self._sequences = None if ids else under_way
 
+    def record_fault(self, reason: str) -> None:
+        """Record why the replica ends."""
+        self._recorder.write_fault(reason)
+
     def record_request(self, request_id: str, under_way: list[Sequence]) -> None:
         """Record a request being admitted, in addition to the steps in flight."""
         self._recorder.write([request_id, *_other_request_ids([request_id], under_way)])
@@ -272,6 +276,7 @@ class EngineService:
         except EngineFault as error:
             # Gateways go on elsewhere, and the supervisor starts another.
             log.critical("The replica ends: %s", error.message)
+            self._in_flight.record_fault(error.message)
             status = EXIT_FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)

@@ -18,7 +18,9 @@ VARIABLE = "QUIRE_STEP_RECORD"
 MAX_IDS_BYTES = 1 << 18
 _HEAD, _LENGTH = 64, 4
 _UNKNOWN = 2 ** (8 * _LENGTH) - 1
-_SIZE = _HEAD + 2 * (_LENGTH + MAX_IDS_BYTES)
+_FAULT_START = _HEAD + 2 * (_LENGTH + MAX_IDS_BYTES)
+_FAULT_BYTES = 1024
+_SIZE = _FAULT_START + _FAULT_BYTES
 
 
 class LastStep(NamedTuple):
@@ -68,6 +70,11 @@ class SharedStepRecord:
             request_ids = text.split("\n") if text else []
         return LastStep(head[1:].rstrip(b"\0").decode(), request_ids)
 
+    def read_fault(self) -> str:
+        """Why the replica ended by itself; "": it didn't say."""
+        text = os.pread(self.fd, _FAULT_BYTES, _FAULT_START).rstrip(b"\0")
+        return text.decode(errors="ignore")
+
     def close(self) -> None:
         """Release the memory."""
         os.close(self.fd)
@@ -112,6 +119,12 @@ class SharedStepWriter:
         if length != _UNKNOWN:
             memory[start + _LENGTH : start + _LENGTH + length] = text
         memory[0] = slot
+
+    def write_fault(self, reason: str) -> None:
+        """Record why the process ends, such as a rank that it has lost."""
+        if self._memory is not None:
+            text = reason.encode()[:_FAULT_BYTES]
+            self._memory[_FAULT_START : _FAULT_START + len(text)] = text
 
 
 def _slot_offset(slot: int) -> int:

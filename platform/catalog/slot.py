@@ -186,6 +186,8 @@ class ReplicaSlot:
                 self.process.kill()
             return False
         reason = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
+        if self.record is not None and (fault := self.record.read_fault()):
+            reason += f": {fault}"
         self.process = None
         if not self.stopping:
             self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)

@@ -100,6 +100,17 @@ def test_a_replica_that_failed_starts_at_once_when_its_model_is_asked_for_again(
     run_until_dead(slot)
 
 
+def test_what_a_replica_says_of_its_end_is_shown(clock: Clock) -> None:
+    slot = slot_with(
+        "from engine.system.step_record import SharedStepWriter as Writer; "
+        "Writer.inherited('x').write_fault('Rank 1 was ended by signal 9.'); raise SystemExit(70)",
+        clock,
+    )
+    slot.start_if_due(occupied=False)
+    run_until_dead(slot)
+    assert slot.last_exit == "the replica exited with status 70: Rank 1 was ended by signal 9."
+
+
 def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
     slot = slot_with("raise SystemExit(1)", clock)
     for failures in (1, 2, 3):

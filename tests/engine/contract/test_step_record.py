@@ -82,3 +82,15 @@ def test_without_a_supervisor_nothing_is_written() -> None:
     recorder = SharedStepWriter.inherited("i", {})
     recorder.write(["a"])
     assert recorder.request_ids == ["a"]
+
+
+def test_a_replica_says_why_it_ends() -> None:
+    record = SharedStepRecord.create()
+    assert record is not None
+    writer = SharedStepWriter("incarnation", record.fd)
+    assert record.read_fault() == ""
+    writer.write_fault("Rank 1 was ended by signal 9. " + "…" * 2000)
+    writer.write(["a"])
+    assert record.read_fault().startswith("Rank 1 was ended by signal 9. ……")
+    assert record.read().request_ids == ["a"]
+    record.close()

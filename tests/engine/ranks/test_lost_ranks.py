@@ -21,6 +21,7 @@ from engine.contract.messages import EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.serving.service import EXIT_FAULT, EngineService
+from engine.system.step_record import VARIABLE, SharedStepRecord
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 
@@ -103,10 +104,15 @@ def test_a_rank_lost_at_any_moment_ends_the_engine(model_folder: Folder, seed: i
     )
 
 
-def test_a_replica_ends_with_its_rank(model_folder: Folder, redis_url: str) -> None:
+def test_a_replica_ends_with_its_rank_and_says_which(
+    model_folder: Folder, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = EngineConfig(
         model=str(model_folder("llama")), tensor_parallel_size=2, num_gpu_blocks_override=64
     )
+    record = SharedStepRecord.create()
+    assert record is not None
+    monkeypatch.setenv(VARIABLE, str(record.fd))
     service = EngineService(config, "ranks", redis.Redis.from_url(redis_url), "ranks")
     load = service._load
 
@@ -117,6 +123,7 @@ def test_a_replica_ends_with_its_rank(model_folder: Folder, redis_url: str) -> N
 
     service._load = load_and_strike
     assert service.run(1.0) == EXIT_FAULT
+    assert record.read_fault().startswith("Rank 1 ")  # what its supervisor shows
 
 
 def test_no_rank_outlives_a_first_one_that_is_killed(model_folder: Folder) -> None:
