@@ -390,18 +390,21 @@ def _native(
 def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    reject_ranks(order, "a pooling model")
+    if order.stage is not None:
+        reject_ranks(order, "a pooling model")
     check_online_quantization(order.quantized.rounds, order.ops)
     refuse_kv_scale_file(config, "a pooling model")
     reject_batch_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
     if isinstance(spec, DecoderSpec):
         _check_device_support(spec, order)
+    else:
+        reject_ranks(order, "an encoder")
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
-        order.quantized.form, order.quantized.rounds,
+        order.quantized.form, order.quantized.rounds, order.ranks,
     )  # fmt: skip
     # An encoder has no logits; nobody asks a pooling model for them.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)

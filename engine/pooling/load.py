@@ -29,6 +29,7 @@ from engine.quantization.formats.base import CheckpointFormat
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
 from kernels import KernelSet
+from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,13 @@ def load_pooled(
     progress: Callable[[int, int], None],
     form: CheckpointFormat | None = None,
     rounds: str | None = None,
+    ranks: RankGroup | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
     """The transformer with its weights, in `dtype`, and its pooler.
 
     `form`: how the checkpoint was quantised; None: it wasn't. `rounds`: what the transformer's
-    weights are rounded to while they load; None: nothing.
+    weights are rounded to while they load; None: nothing. `ranks`: those that share a decoder;
+    None: this is the only one.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
@@ -101,7 +104,15 @@ def load_pooled(
         model = NativeEncoder(spec, ops, dtype, max_model_len, rounds)
     else:
         ops = with_attention_backend(ops, spec, dtype, config)
-        model = NativeDecoder(spec, ops, dtype, max_model_len, rounds)
+        model = NativeDecoder(
+            spec,
+            ops,
+            dtype,
+            max_model_len,
+            rounds,
+            ranks=ranks,
+            expert_parallel=config.enable_expert_parallel,
+        )
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unused_names() if _matters(name, spec)]

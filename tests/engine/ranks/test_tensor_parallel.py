@@ -91,6 +91,16 @@ def test_two_ranks_draw_the_same_tokens_under_a_grammar(model_folder: Folder) ->
     assert said == expected
 
 
+def test_ranks_share_a_model_that_embeds(model_folder: Folder) -> None:
+    vectors = []
+    for size in (1, 2):
+        options = {"runner": "pooling", "convert": "embed", "max_num_batched_tokens": 16}
+        with running(model_folder("qwen3"), size, **options) as llm:
+            results = llm.embed([{"prompt_token_ids": prompt} for prompt in PROMPTS])
+            vectors.append([result.outputs.embedding for result in results])
+    assert vectors[0] == vectors[1]
+
+
 def test_more_ranks_than_kv_heads_have_a_copy_each(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path, num_key_value_heads=1)
     expected, said = both(folder)
