@@ -62,6 +62,7 @@ from inference.api.responses.views import (
     ResponsesView,
     ResponseView,
 )
+from inference.api.scaling import IsScalingView, ScaleView, WorldSizeView
 from inference.api.tokenization import (
     ChatRenderView,
     CompletionRenderView,
@@ -160,6 +161,9 @@ urlpatterns = [
     path("collective_rpc", CollectiveRpcView.as_view()),
     path("tokenizer_info", TokenizerInfoView.as_view()),
     path("sleep", SleepView.as_view()),
+    path("scale_elastic_ep", ScaleView.as_view()),
+    path("is_scaling_elastic_ep", IsScalingView.as_view()),
+    path("get_world_size", WorldSizeView.as_view()),
     path("wake_up", WakeUpView.as_view()),
     path("is_sleeping", IsSleepingView.as_view()),
     path("load", LoadView.as_view()),

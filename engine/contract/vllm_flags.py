@@ -155,6 +155,11 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
 
 _NO_MEDIA = "media are prepared as the model's files say, and cached by content."
 _ONE_HOST = "an engine's ranks are of one machine. For more throughput run more replicas."
+_REPLICAS = (
+    "ranks of data parallelism are replicas, and gateways that share Redis balance over all of "
+    "them. `quire serve` starts as many as data_parallel_size_local says, one with "
+    "data_parallel_rank or data_parallel_external_lb, else data_parallel_size."
+)
 _OTHER_HOSTS = "an engine's ranks are processes of one machine, which share memory."
 _EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
@@ -212,13 +217,23 @@ NEWER: tuple[VllmFlag, ...] = (
     *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
     *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
     # Several devices.
-    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size data_parallel_size_local"),
-    *_but(int, (0,), _ONE_HOST, "data_parallel_rank data_parallel_start_rank"),
+    *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size"),
+    *_of(
+        int,
+        _REPLICAS,
+        "data_parallel_size_local data_parallel_rank data_parallel_start_rank "
+        "data_parallel_rpc_port",
+    ),
+    *_of(
+        bool,
+        _REPLICAS,
+        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb",
+    ),
+    *_of(str, _REPLICAS, "data_parallel_address data_parallel_backend"),
     *_but(
         bool,
         (False,),
         _ONE_HOST,
-        "data_parallel_external_lb data_parallel_hybrid_lb data_parallel_multi_port_external_lb "
         "enable_dbo enable_elastic_ep enable_fault_tolerance",
     ),
     *_but(bool, (False,), _EXPERTS, "enable_eplb"),
@@ -228,12 +243,12 @@ NEWER: tuple[VllmFlag, ...] = (
     *_of(
         str,
         _OTHER_HOSTS,
-        "all2all_backend data_parallel_address data_parallel_backend dcp_comm_backend",
+        "all2all_backend dcp_comm_backend",
     ),
     *_of(
         int,
         _OTHER_HOSTS,
-        "cp_kv_cache_interleave_size data_parallel_rpc_port dbo_decode_token_threshold "
+        "cp_kv_cache_interleave_size dbo_decode_token_threshold "
         "dbo_prefill_token_threshold dcp_kv_cache_interleave_size distributed_timeout_seconds "
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size ubatch_size",
     ),

@@ -133,9 +133,9 @@ class ResetOtherCacheView(OperatorView):
         return json_response(_encode({"ok": True, "replicas": {}}))
 
 
-def parse_bool_query(request: GatewayRequest, name: str) -> bool:
-    """Value of a boolean query parameter; False without it. Raises `InvalidRequest`."""
-    text = request.GET.get(name, "false").lower()
+def parse_bool_query(request: GatewayRequest, name: str, default: str = "false") -> bool:
+    """Value of a boolean query parameter. Raises `InvalidRequest`."""
+    text = request.GET.get(name, default).lower()
     if text not in (*TRUE, *FALSE):
         raise InvalidRequest(f"{name} must be true or false; got {text[:40]!r}.", param=name)
     return text in TRUE

@@ -102,6 +102,7 @@ PATHS = frozenset(
         *("v1", "health", "live", "ready", "ping", "version", "metrics"),
         *("tokenize", "detokenize"),
         *("reset_prefix_cache", "sleep", "wake_up", "is_sleeping"),
+        *("scale_elastic_ep", "is_scaling_elastic_ep", "get_world_size"),
         *("load", "server_info", "openapi.json"),
         *("pooling", "classify", "score", "rerank", "v2/rerank"),
         *("generate", "invocations", "inference/v1/generate"),

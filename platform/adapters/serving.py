@@ -8,11 +8,10 @@ from adapters import actions
 from adapters.models import PASSED, Adapter, AdapterVersion, VersionState
 from adapters.sources import check_path
 from catalog.models import DesiredState, ServedModel
-from common.errors import NotFound, PermissionDenied
+from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import adapter_digest
-from tenants.actors import Actor, key_actor
-from tenants.models import ApiKey
+from tenants.access import access_key_actor
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place
     Raises: `InvalidRequest` when one of this name is live already, unless `in_place`; what
     `add_from_folder` raises.
     """
-    actor, base = _actor(key_id), _base(model)
+    actor, base = access_key_actor(key_id), _base(model)
     source = check_path(path)
     digest = adapter_digest(source)
     rows = Adapter.objects.filter(tenant=None, served_model=base, name=name)
@@ -58,7 +57,7 @@ def state_of(loaded: Loaded) -> tuple[str, str]:
 
 def unload(*, key_id: int | None, name: str, model: str) -> bool:
     """Take the shared adapter's names away; whether it was live."""
-    actor = _actor(key_id)
+    actor = access_key_actor(key_id)
     rows = Adapter.objects.filter(tenant=None, name=name)
     rows = rows.filter(served_model__name=model) if model else rows
     live = [adapter for adapter in rows if _live(adapter) is not None]
@@ -96,12 +95,3 @@ def _base(name: str) -> ServedModel:
             "Several models are served: name the adapter's base in 'model'.", param="model"
         )
     return several[0]
-
-
-def _actor(key_id: int | None) -> Actor:
-    """The operator's key. Raises `PermissionDenied` when it's gone meanwhile."""
-    rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
-    key = rows.filter(pk=key_id).first() if key_id is not None else None
-    if key is None:
-        raise PermissionDenied("This needs an operator's key.")
-    return key_actor(key)

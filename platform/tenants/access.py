@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from django.db.models import QuerySet
 
-from common.errors import NotFound
-from tenants.actors import Actor, require_operator, require_role, to_actor
+from common.errors import NotFound, PermissionDenied
+from tenants.actors import Actor, key_actor, require_operator, require_role, to_actor
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -111,6 +111,15 @@ def access_key(user: AccessSubject, tenant: Tenant, pk: int) -> ApiKey:
     if key is None:
         raise NotFound("Key not found.")
     return key
+
+
+def access_key_actor(pk: int | None) -> Actor:
+    """Who acts by an operator's key. Raises `PermissionDenied` when it's gone meanwhile."""
+    rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
+    key = rows.filter(pk=pk).first() if pk is not None else None
+    if key is None:
+        raise PermissionDenied("This needs an operator's key.")
+    return key_actor(key)
 
 
 def access_audit(user: AccessSubject, tenant: Tenant) -> QuerySet[AuditEntry]:

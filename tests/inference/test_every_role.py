@@ -27,7 +27,9 @@ NEEDS = {
         (
             "abort_requests",
             "collective_rpc",
+            "get_world_size",
             "is_paused",
+            "is_scaling_elastic_ep",
             "is_sleeping",
             "load",
             "v1/load_lora_adapter",
@@ -40,6 +42,7 @@ NEEDS = {
             "reset_mm_cache",
             "reset_prefix_cache",
             "resume",
+            "scale_elastic_ep",
             "server_info",
             "sleep",
             "start_profile",

@@ -10,6 +10,7 @@ import pytest
 from catalog.cli import NAMED
 from common.settings import NO_SETTINGS, variables
 from config.management.commands.serve import Command
+from config.management.commands.up import num_local_replicas
 from engine.contract.vllm_variables import VARIABLES, Variable
 from tests.engine.test_vllm_settings import MANUAL
 from tools.docs.arguments_page import page
@@ -81,3 +82,17 @@ def test_data_parallel_engines_are_replicas() -> None:
     parser = Command().create_parser("quire", "serve")
     assert parser.parse_args(["--data-parallel-size", "2"]).replicas == 2
     assert parser.parse_args(["-dp", "3"]).replicas == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("-dp 4", 4),
+        ("-dp 4 --data-parallel-size-local 2 --data-parallel-hybrid-lb", 2),
+        ("-dp 4 --data-parallel-rank 0", 1),
+        ("-dp 4 --data-parallel-external-lb", 1),
+    ],
+)
+def test_a_server_starts_the_engines_of_its_own_machine(line: str, count: int) -> None:
+    options = Command().create_parser("quire", "serve").parse_args(line.split())
+    assert num_local_replicas(vars(options)) == count

@@ -55,7 +55,6 @@ class Route:
 
 
 _SPEECH = "models of speech don't run here"
-_ONE_ENGINE = "an engine is one process on one device"
 _WEIGHTS = "weights are read from checkpoints alone"
 
 
@@ -101,8 +100,9 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("POST", "/v1/images/generations", reason="models of images don't run here"),
     Route("POST", "/v1/fine_tuning/jobs", reason="nothing is trained here; adapters are uploaded"),
-    Route("POST", "/scale_elastic_ep", reason=_ONE_ENGINE),
-    Route("POST", "/is_scaling_elastic_ep", reason=_ONE_ENGINE),
+    Route("POST", "/scale_elastic_ep"),
+    Route("POST", "/is_scaling_elastic_ep"),
+    Route("GET", "/get_world_size"),
     Route("POST", "/init_weight_transfer_engine", reason=_WEIGHTS),
     Route("POST", "/update_weights", reason=_WEIGHTS),
 )

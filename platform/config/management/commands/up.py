@@ -148,6 +148,7 @@ class Command(QuireCommand):
             self.print_hint(sentence)
         if options["headless"]:
             self._run_node(options)
+        options["replicas"] = num_local_replicas(options)
         options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
         check_given_keys(options["api_key"] or keys_from_environment())
@@ -272,6 +273,18 @@ class Command(QuireCommand):
             raise CommandError(
                 f"Can't listen on {error.strerror}. Choose another --port, or 0 for a free one."
             ) from error
+
+
+def num_local_replicas(options: dict[str, Any]) -> int | None:
+    """Replicas of this machine, where --data-parallel-size counts those of several."""
+    local: int | None = options["data_parallel_size_local"]
+    if local is not None:
+        return local
+    external = ("data_parallel_external_lb", "data_parallel_multi_port_external_lb")
+    if any(options[name] for name in external) or options["data_parallel_rank"] is not None:
+        return 1
+    replicas: int | None = options["replicas"]
+    return replicas
 
 
 def check_options(options: dict[str, Any]) -> None:
