@@ -64,7 +64,8 @@ class BlockBuffers:
         views = self._views[group]
         length, num_payloads = self.block_bytes, self.num_payloads[group]
         padding = num_payloads * length - sum(self._sizes[group])
-        parts = [view[block_id] for view in views]
+        # On a GPU the number of tokens of a state is in host memory.
+        parts = [view[block_id].to(views[0].device) for view in views]
         if padding:
             parts.append(views[0].new_zeros(padding))
         block: np.ndarray = torch.cat(parts).cpu().numpy()

@@ -54,12 +54,14 @@ def forget_all(core: EngineCore) -> None:
         assert core.scheduler.kv.states.pool.reset_prefix_cache()
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("name", "state_dtype"), [*((name, "auto") for name in HYBRIDS), ("granite4", "int8")]
+)
 def test_windows_states_and_latents_are_loaded_and_give_the_same_tokens(
-    hybrid: Folder, tmp_path: Path, name: str
+    hybrid: Folder, tmp_path: Path, name: str, state_dtype: str
 ) -> None:
     prompts = {"a": prompt(1, 70), "b": prompt(2, 100)}
-    settings = {"max_num_batched_tokens": 48}
+    settings = {"max_num_batched_tokens": 48, "mamba_ssm_cache_dtype": state_dtype}
     expected = run(make(hybrid(name), **settings), prompts)
     core = on_disk(hybrid(name), tmp_path, **settings)
     assert run(core, prompts) == expected
