@@ -71,6 +71,10 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
             if read_object(pooling_path).get("include_prompt") is False:
                 excludes_prompt = pooling_path
         elif kind == "Dense":
+            if normalize:
+                raise ModelLoadError(
+                    f"{path}: a Dense layer after Normalize isn't supported.", param="model"
+                )
             dense.append(_dense(module_folder))
         elif kind == "Normalize":
             normalize = True
@@ -102,26 +106,36 @@ def _with_settings(
     folder: Path, pooling_type: str, normalize: bool, dense: tuple[DenseModule, ...]
 ) -> SentenceFiles:
     """What sentence_bert_config.json and config_sentence_transformers.json add."""
-    limits = read_object(folder / "sentence_bert_config.json")
-    config = read_object(folder / "config_sentence_transformers.json")
+    config_path = folder / "config_sentence_transformers.json"
+    config = read_object(config_path)
+    if config.get("truncate_dim") is not None:
+        raise ModelLoadError(
+            f"{config_path}: truncate_dim isn't supported; remove it, and ask for `dimensions`.",
+            param="model",
+        )
     prompts = {str(k): str(v) for k, v in (config.get("prompts") or {}).items() if v}
     return SentenceFiles(
         pooling_type=pooling_type,
         normalize=normalize,
         dense=dense,
-        max_seq_length=_positive(limits.get("max_seq_length"), folder),
+        max_seq_length=_max_seq_length(folder),
         prompt=prompts.get(str(config.get("default_prompt_name")), ""),
         similarity=str(config.get("similarity_fn_name") or "cosine"),
         prompts=prompts,
     )
 
 
-def _positive(value: Any, folder: Path) -> int | None:
+def _max_seq_length(folder: Path) -> int | None:
+    """Longest prompt in tokens. Since 5.4 the tokenizer's settings say it, or a huge number."""
+    path, name = folder / "sentence_bert_config.json", "max_seq_length"
+    value = read_object(path).get(name)
+    if value is None:
+        path, name = folder / "tokenizer_config.json", "model_max_length"
+        value = read_object(path).get(name)
+        value = None if isinstance(value, (int, float)) and value > 1 << 31 else value
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return value
-    raise ModelLoadError(
-        f"{folder / 'sentence_bert_config.json'}: max_seq_length is {value!r}.", param="model"
-    )
+    raise ModelLoadError(f"{path}: {name} is {value!r}.", param="model")
 
 
 def _inside(folder: Path, name: str, named_by: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,28 @@ def test_the_longest_text_is_theirs(folder: Path) -> None:
     llm = LLM(str(folder))
     assert llm.core.executor.worker.loaded.max_model_len == 20
     assert LLM(str(folder), max_model_len=100).core.executor.worker.loaded.max_model_len == 100
+
+
+def test_fault_91_the_longest_text_may_be_the_tokenizers(folder: Path) -> None:
+    write_sentence_files(folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for length, expected in ((20, 20), (int(1e30), 300), (250, 250), (1000, 300)):
+        write(path, {**config, "model_max_length": length})
+        assert LLM(str(folder)).core.executor.worker.loaded.max_model_len == expected
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 30})
+    assert LLM(str(folder)).core.executor.worker.loaded.max_model_len == 30
+
+
+def test_fault_91_what_changes_vectors_in_other_ways_is_refused(folder: Path) -> None:
+    write_sentence_files(folder, dense=12)
+    modules = json.loads((folder / "modules.json").read_text())
+    write(folder / "modules.json", [*modules[:2], modules[3], modules[2]])
+    with pytest.raises(ModelLoadError, match="a Dense layer after Normalize"):
+        LLM(str(folder))
+    write_sentence_files(folder, truncate_dim=8)
+    with pytest.raises(ModelLoadError, match="truncate_dim isn't supported"):
+        LLM(str(folder))
 
 
 def test_similarity_is_theirs(folder: Path) -> None:
