@@ -239,9 +239,10 @@ class ControlRequest(msgspec.Struct, tag="control", omit_defaults=True, kw_only=
     The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
 
     Attributes:
-        command: `reset_prefix_cache`, `drain`, `check_integrity`, `sleep`, `wake_up`, `pause`,
-            `resume`, `abort_requests`, `start_profile`, `stop_profile`, `load_adapter` (answered
-            once it's on the device) or `unload_adapter` (it goes when nobody uses it any more).
+        command: `reset_prefix_cache`, `reset_encoder_cache`, `drain`, `check_integrity`, `sleep`,
+            `wake_up`, `pause`, `resume`, `abort_requests`, `start_profile`, `stop_profile`,
+            `load_adapter` (answered once it's on the device) or `unload_adapter` (it goes when
+            nobody uses it any more).
         level: of `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
         tags: of `wake_up`, some of `SLEEP_TAGS`; [] for all.
         mode: of `pause`, one of `PAUSE_MODES`: running requests are aborted; they come to their end

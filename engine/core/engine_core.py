@@ -504,6 +504,10 @@ class EngineCore:
         self._publish_events()
         return is_reset
 
+    def reset_encoder_cache(self) -> bool:
+        """Forget what the encoder made of pictures; False while a request needs some of it."""
+        return self.scheduler.encoder_cache.drop_unused()
+
     def _publish_events(self) -> None:
         """Publish what has changed in the prefix cache."""
         events = self.scheduler.kv.events

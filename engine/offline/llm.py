@@ -281,7 +281,8 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of images and audio."""
+        """Forget what the encoder made of pictures."""
+        self.llm_engine.core.reset_encoder_cache()
 
     @property
     def model_config(self) -> EngineConfig:

@@ -216,6 +216,12 @@ class EncoderCacheManager:
                     self._keys_of[seq_id].discard(task.key)
                 self._drop(task.key)
 
+    def drop_unused(self) -> bool:
+        """Forget the outputs that no sequence needs; whether there were no others."""
+        for key in [key for key, entry in self._entries.items() if not entry.users]:
+            self._drop(key)
+        return not self._entries
+
     def reset(self) -> None:
         """Forget all outputs; nothing runs."""
         for key in list(self._entries):

@@ -401,6 +401,9 @@ class EngineService:
                 self._queue_deltas(core.preempt_all())
             ok = core.reset_prefix_cache()
             detail = "" if ok else "Blocks are in use."
+        elif message.command == "reset_encoder_cache":
+            ok = core.reset_encoder_cache()
+            detail = "" if ok else "Outputs of the encoder are in use."
         elif message.command == "check_integrity":
             try:
                 core.check_integrity()

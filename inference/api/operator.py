@@ -19,6 +19,7 @@ from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
+from inference.rendering.media import get_media_pool
 from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -121,16 +122,31 @@ class ResetPrefixCacheView(OperatorView):
         )
 
 
-class ResetOtherCacheView(OperatorView):
-    """Forgets what encoders made of images and sounds: models take text alone, so nothing."""
+class ResetEncoderCacheView(OperatorView):
+    """Forgets what replicas' encoders made of images and videos."""
 
     schema = EndpointSchema(
-        "Operator", post=Endpoint("Does nothing: there is no such cache", CommandResult)
+        "Operator", post=command_endpoint("Empty the caches of encoder outputs", None)
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """Done at once: there is no such cache."""
-        return json_response(_encode({"ok": True, "replicas": {}}))
+        """Return each replica's reply; 503 while a request needs some of it."""
+        replicas = await target_replicas(request)
+        client = get_engine_client()
+        return await broadcast_command(client, replicas, "reset_encoder_cache", ANSWER_WITHIN_S)
+
+
+class ResetMediaCacheView(ResetEncoderCacheView):
+    """Forgets images, videos and documents that this gateway has prepared, too."""
+
+    schema = EndpointSchema(
+        "Operator", post=command_endpoint("Empty the caches of prepared and encoded media", None)
+    )
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Return what `ResetEncoderCacheView` does."""
+        get_media_pool().forget_prepared()
+        return await super().post(request)
 
 
 def parse_bool_query(request: GatewayRequest, name: str, default: str = "false") -> bool:

@@ -402,6 +402,11 @@ class MediaPool:
             raise InvalidRequest(answer.message, param=answer.param or source.param)
         return answer
 
+    def forget_prepared(self) -> None:
+        """Drop what was prepared for requests that may come."""
+        self._prepared.clear()
+        self._cached_bytes = 0
+
     async def prepare_sound(
         self, data: bytes, num_mels: int, num_frames: int, caller: Caller
     ) -> PreparedSound:

@@ -157,6 +157,9 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
         for count in (4, 4, 8)
     ]
     assert four is again
+    pool.forget_prepared()
+    four_frames = MediaOptions({}, {"num_frames": 4})
+    assert await pool.prepare(source, four_frames, str(tmp_path), CALLER) is not four
     assert (four.kind, four.grid[0], eight.grid[0]) == ("video", 2, 4)
     smaller = MediaOptions({"size": {"shortest_edge": 196, "longest_edge": 196}}, {"num_frames": 4})
     assert (await pool.prepare(source, smaller, str(tmp_path), CALLER)).num_vectors == 2

@@ -54,6 +54,13 @@ def test_what_is_needed_stays_and_the_rest_goes_oldest_first() -> None:
     assert not cache.schedule(3, [item("b", 0, 10)], 0, 10)  # a hit
     assert (cache.num_hits, cache.num_queries) == (1, 4)
     cache.check_integrity()
+    cache.release(2)
+    assert not cache.drop_unused()  # b is needed
+    assert cache.pop_dropped() == [b"c"]
+    for seq_id in (1, 3):
+        cache.release(seq_id)
+    assert cache.drop_unused()
+    cache.check_integrity()
 
 
 def test_any_order_of_events_keeps_the_books_and_the_capacity() -> None:
