@@ -215,7 +215,7 @@ def test_a_picture_is_encoded_once_for_a_tenant_and_never_shared_with_another(
     assert len(encoded) == 2
     assert llm.llm_engine.core.scheduler.kv.num_hit_tokens == hits
     llm.reset_mm_cache()
-    _run(llm, [first | {"prompt": f"Then {IMAGE_TOKEN} who?"}])
+    generate_tokens(llm, [first | {"prompt": f"Then {IMAGE_TOKEN} who?"}])
     assert len(encoded) == 3
     llm.llm_engine.core.check_integrity()
 
