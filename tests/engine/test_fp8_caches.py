@@ -9,7 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask
 
@@ -106,6 +111,50 @@ def test_tokens_are_those_of_keys_and_values_rounded_alike(
     assert agreement(rounded_model(folder, DTYPES[name], model.kv_scales), PROMPTS, outputs) > 0.97
     # The rounding shows: without it the model says other tokens.
     assert agreement(rounded_model(folder, torch.float32, []), PROMPTS, outputs) < 0.97
+    llm.core.reset_prefix_cache()
+    assert [run(llm, [prompt])[0] for prompt in PROMPTS[:4]] == outputs[:4]
+
+
+class RoundingCache(DynamicCache):
+    """Latents and rotated keys as an fp8 cache holds them, by the scale of each layer."""
+
+    def __init__(self, dtype: torch.dtype, scales: list[KVScales | None]) -> None:
+        super().__init__()
+        self._dtype, self._scales = dtype, scales
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *rest: Any, **options: Any) -> Any:
+        scales = self._scales[layer] if self._scales else None
+        scale = torch.ones(1) if scales is None else scales.keys
+        limit = torch.finfo(self._dtype).max
+        key, value = (
+            (part / scale).clamp(-limit, limit).to(self._dtype).float() * scale
+            for part in (key, value)
+        )
+        return super().update(key, value, layer, *rest, **options)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("name", "measured"), [("fp8", False), ("fp8_e5m2", True)])
+def test_tokens_are_those_of_latents_rounded_alike(
+    name: str, measured: bool, tmp_path: Path
+) -> None:
+    make_checkpoint(RECIPES["deepseek_v3"], tmp_path)
+    llm = make(tmp_path, kv_cache_dtype=name, calculate_kv_scales=measured)
+    model, oracle = native(llm), AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    width = RECIPES["deepseek_v3"]["kv_lora_rank"] + RECIPES["deepseek_v3"]["qk_rope_head_dim"]
+    assert llm.core.capacity.kv_bytes_per_token == 3 * width
+    assert all((scales is not None) == measured for scales in model.kv_scales)
+    outputs = run(llm, PROMPTS)
+
+    def same_tokens(dtype: torch.dtype, scales: list[KVScales | None]) -> float:
+        def rounded(ids: Tensor) -> Any:
+            cache = RoundingCache(dtype, scales)
+            return oracle(ids, past_key_values=cache, use_cache=True)
+
+        return agreement(rounded, PROMPTS, outputs)
+
+    assert same_tokens(DTYPES[name], model.kv_scales) > 0.97
+    assert same_tokens(torch.float32, []) < 0.97
     llm.core.reset_prefix_cache()
     assert [run(llm, [prompt])[0] for prompt in PROMPTS[:4]] == outputs[:4]
 
