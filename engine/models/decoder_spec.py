@@ -109,6 +109,7 @@ class MambaSpec:
 
     Attributes:
         kind: "mamba1", whose heads have one value each; "mamba2"; "delta", the gated delta rule;
+            "kda", Kimi delta attention (arXiv 2510.26692), whose rates are of keys;
             "lightning", linear attention, whose convolution is of one token with weight 1;
             "conv": neither recurrence nor norm, whose one head has no keys.
         layers: for each layer, whether it has one of these.
@@ -119,20 +120,23 @@ class MambaSpec:
         inputs: name of the first product. "mamba1": values and gates; "mamba2": gate, values, keys,
             queries and rates; "delta": by key head queries, keys, values and gates; "lightning": by
             head queries, keys and values; "conv": gates before and after, values.
-        output_gate: of the product that gives "lightning" its gates.
+        separate_inputs: names of the products that give "kda" its queries, keys, values, the few
+            values that `dt_proj` makes rates of, those that `output_gate` makes gates of, betas.
+        output_gate: of the product that gives "lightning" and "kda" their gates.
         input_scales: of the parts of the first product of "mamba2"; (): 1.
         output_scale: of the last product.
         dt_proj: of the product that gives "delta" its betas and rates, by key head, and "mamba1"
-            its rates, of `dt_rank` values.
+            its rates, as "kda", of `dt_rank` values.
         x_proj: of the product that gives "mamba1" these values, keys and queries.
         dt_norm, key_norm, query_norm: of what x_proj gives; "": none.
+        conv: of the convolution, or of those of parts of its channels; (): its weights are 1.
         fixed_decays: of each layer's heads, below 0; (): the checkpoint has them, by `decay`.
         gated_norm: of what the heads give; "": none.
         norm_before_gate: otherwise the norm comes after the gate.
         dtype: in which the recurrence's state is kept: "float32", "bfloat16" or "int8".
     """
 
-    kind: Literal["mamba1", "mamba2", "delta", "lightning", "conv"]
+    kind: Literal["mamba1", "mamba2", "delta", "kda", "lightning", "conv"]
     layers: tuple[bool, ...]
     num_heads: int
     num_key_heads: int
@@ -143,6 +147,7 @@ class MambaSpec:
     bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
     inputs: str = "mamba.in_proj"
+    separate_inputs: tuple[str, ...] = ()
     output_gate: str = ""
     input_scales: tuple[float, ...] = ()
     output_scale: float = 1.0
@@ -152,7 +157,7 @@ class MambaSpec:
     dt_norm: str = ""
     key_norm: str = ""
     query_norm: str = ""
-    conv: str = "mamba.conv1d"
+    conv: tuple[str, ...] = ("mamba.conv1d",)
     decay: str = "mamba.A_log"
     fixed_decays: tuple[tuple[float, ...], ...] = ()
     rate_bias: str = "mamba.dt_bias"
@@ -184,6 +189,8 @@ class MambaSpec:
             return (self.values,) * 3
         if self.kind == "mamba1":
             return self.values, self.values
+        if self.kind == "kda":
+            return self.keys, self.keys, self.values, self.dt_rank, self.dt_rank, self.num_heads
         rates = (self.num_heads,) if self.kind == "mamba2" else ()
         return self.values, self.values, self.keys, self.keys, *rates
 
@@ -200,6 +207,8 @@ class MambaSpec:
     def num_parameters(self, hidden: int) -> int:
         """Of a layer's products."""
         selection = (sum(self.x_sizes) + self.dt_rank) if self.x_proj else 0
+        if self.kind == "kda":
+            selection = 2 * self.dt_rank
         return hidden * (self.input_rows + self.values) + self.values * selection
 
     @property
@@ -480,15 +489,14 @@ class DecoderSpec:
         """Parameters of the tables and the layers (norms and biases left out)."""
         matrices = 3 if self.gated else 2
         attending = len(self.attention_layers)
-        attention = attending * (
-            (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
-        )
+        per_layer = (3 if self.attention_output_gate else 2) * self.q_size + 2 * self.kv_size
+        if self.latents is not None:
+            latents = self.latents.num_parameters(self.hidden_size, self.num_heads)
+            per_layer = latents // self.hidden_size
+        attention = attending * per_layer
         if self.states is not None:
             per_layer = self.states.num_parameters(self.hidden_size)
             attention += sum(self.states.layers) * per_layer // self.hidden_size
-        if self.latents is not None:
-            per_layer = self.latents.num_parameters(self.hidden_size, self.num_heads)
-            attention = self.num_layers * per_layer // self.hidden_size
         if self.cross is not None:
             attention += self.num_layers * 2 * (self.q_size + self.kv_size)
         num_mlps = sum(self.has_mlp) if self.has_mlp else self.num_layers

@@ -34,7 +34,7 @@ from kernels.lora import (
 _PARTS = {
     "qkv": 3,
     "latent_in": 2,
-    "state_in": 2,
+    "state_in": 6,
     "up": 2,
     "residual_up": 2,
     "shared_up": 2,
@@ -55,6 +55,7 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
                 "state_in": mixer.inputs,
                 "state_selection": mixer.selection,
                 "state_rates": mixer.rates,
+                "state_gates": mixer.gates,
                 "state_out": mixer.output,
             }
     for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):

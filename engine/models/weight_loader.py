@@ -404,23 +404,32 @@ class WeightLoader:
         state, heads = described.state, described.state.num_heads
         conv = torch.ones((state.channels, 1, state.conv_width), device=self.ops.device)
         if described.conv:
-            conv = self.vector(f"{described.conv}.weight", state.channels, 1, state.conv_width)
-        bias = f"{described.conv}.bias" if state.conv_bias else ""
+            shape = state.channels // len(described.conv), 1, state.conv_width
+            conv = torch.cat([self.vector(f"{name}.weight", *shape) for name in described.conv])
+        bias = f"{described.conv[0]}.bias" if state.conv_bias else ""
         scan, norm, scales = None, None, None
         if state.kind != "conv":
-            sizes = (heads, state.key_size) if state.kind == "mamba1" else (heads,)
+            sizes: tuple[int, ...] = (heads,)
+            if state.kind == "mamba1":
+                sizes = (heads, state.key_size)
+            if state.kind == "kda":
+                sizes = (1, 1, heads, 1)
             no_bias = torch.zeros(heads, device=self.ops.device)
+            num_rates = state.keys if state.kind == "kda" else heads
             scan = ScanWeights(
                 decay=-self.vector(described.decay, *sizes).exp()
                 if described.decay
                 else torch.tensor(described.fixed_decays, device=self.ops.device),
-                rate_bias=self.vector(described.rate_bias, heads)
+                rate_bias=self.vector(described.rate_bias, num_rates)
                 if described.rate_bias
                 else no_bias,
                 skip=self.vector(described.skip, heads) if described.skip else None,
                 limits=state.limits,
-                delta=state.kind == "delta",
+                delta=state.kind in ("delta", "kda"),
             )
+            if state.kind == "kda":
+                by_key = scan.rate_bias.view(heads, state.key_size)
+                scan = replace(scan, decay=scan.decay.flatten(), rate_bias=by_key)
         if described.norm.name:
             # Without the offset that the family's other norms have.
             norm = self.vector(f"{described.norm.name}.weight", described.norm.size)
@@ -434,6 +443,7 @@ class WeightLoader:
             inputs=self.linear(described.inputs),
             selection=None if selection is None else self.linear(selection),
             rates=None if described.rates is None else self.linear(described.rates),
+            gates=None if described.gates is None else self.linear(described.gates),
             output=self.linear(described.output),
             conv=conv[:, 0].T.contiguous(),
             conv_bias=self.vector(bias, state.channels) if bias else None,

@@ -19,6 +19,7 @@ from engine.models.families.common import (
     size_field,
 )
 from engine.models.families.llama import llama
+from engine.models.families.mla import latent_attention, sigmoid_experts
 from engine.models.families.moe import mixtral_experts
 
 _LFM2 = WeightNames(
@@ -30,6 +31,11 @@ _LFM2 = WeightNames(
     k_norm="self_attn.k_layernorm",
     up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
+)
+#: As `transformers` saves it, the dense layers of the first few are named as experts are.
+_KIMI_BY_TRANSFORMERS = WeightNames(
+    up=("block_sparse_moe.gate_proj", "block_sparse_moe.up_proj"),
+    down="block_sparse_moe.down_proj",
 )
 
 
@@ -70,6 +76,84 @@ def qwen3_next(config: Config) -> dict[str, Any]:
     }
 
 
+def kimi_linear(config: Config) -> dict[str, Any]:
+    """Kimi Linear: most layers are delta attention, the others attend over latents and don't
+    rotate; V3's experts.
+    """
+    refuse(config, hidden_act="silu", mla_use_nope=True, moe_router_activation_func="sigmoid")
+    layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
+    default = ["dense" if layer < first else "sparse" for layer in range(layers)]
+    sparse = tuple(kind == "sparse" for kind in config.get("mlp_layer_types") or default)
+    carried = layers_with_state(config, [STATE_LAYERS[1]] * layers, STATE_LAYERS[1:])
+    moe = replace(
+        sigmoid_experts(config, sparse),
+        router="block_sparse_moe.gate",
+        choice_bias="block_sparse_moe.gate.e_score_correction_bias",
+        experts="block_sparse_moe.experts.",
+        expert_names=("w1", "w3", "w2"),
+        shared="block_sparse_moe.shared_experts.",
+    )
+    return {
+        **latent_attention(config),
+        "names": _KIMI_BY_TRANSFORMERS if "mlp_layer_types" in config else WeightNames(),
+        "rope": None,
+        "moe": moe if any(sparse) else None,
+        "states": _kimi_delta(config, carried) if any(carried) else None,
+    }
+
+
+def _kimi_delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
+    heads, size = size_field(config, "linear_num_heads"), size_field(config, "linear_head_dim")
+    parts = ("q_proj", "k_proj", "v_proj", "f_a_proj", "g_a_proj", "b_proj")
+    return MambaSpec(
+        kind="kda",
+        layers=layers,
+        num_heads=heads,
+        num_key_heads=heads,
+        value_size=size,
+        key_size=size,
+        conv_width=size_field(config, "linear_conv_kernel_dim"),
+        separate_inputs=tuple(f"self_attn.{part}" for part in parts),
+        dt_proj="self_attn.f_b_proj",
+        dt_rank=size,
+        output_gate="self_attn.g_b_proj",
+        conv=tuple(f"self_attn.{part}_conv1d" for part in "qkv"),
+        decay="self_attn.A_log",
+        rate_bias="self_attn.dt_bias",
+        skip="",
+        gated_norm="self_attn.o_norm",
+        norm_before_gate=True,
+        output="self_attn.o_proj",
+    )
+
+
+def _kimi_names(config: Config) -> Config:
+    """Kimi's names as other families have them; its layers are counted from 1."""
+    names = {
+        "model_max_length": "max_position_embeddings",
+        "num_expert_group": "n_group",
+        "num_experts": "n_routed_experts",
+        "num_experts_per_token": "num_experts_per_tok",
+        "num_shared_experts": "n_shared_experts",
+        "moe_renormalize": "norm_topk_prob",
+    }
+    config = {**config, **{new: config[old] for old, new in names.items() if old in config}}
+    linear = config.get("linear_attn_config")
+    if not linear:
+        return config
+    attending = {int(layer) - 1 for layer in linear["full_attn_layers"]}
+    return {
+        **config,
+        "layer_types": [
+            ATTENTION_LAYERS[1] if layer in attending else STATE_LAYERS[1]
+            for layer in range(int(config["num_hidden_layers"]))
+        ],
+        "linear_num_heads": linear["num_heads"],
+        "linear_head_dim": linear["head_dim"],
+        "linear_conv_kernel_dim": linear["short_conv_kernel_size"],
+    }
+
+
 def minimax(config: Config) -> dict[str, Any]:
     """MiniMax-Text-01: lightning attention, some layers attend; experts everywhere."""
     refuse(config, hidden_act="silu", sliding_window=0)
@@ -84,6 +168,27 @@ def minimax(config: Config) -> dict[str, Any]:
         ),
         "states": _lightning(config, carried) if any(carried) else None,
     }
+
+
+def _minimax_names(config: Config) -> Config:
+    """MiniMax's own names; only what a norm gave goes past layers there, as in `transformers`."""
+    refuse(config, postnorm=True, shared_intermediate_size=0)
+    types = config.get("attn_type_list") or ()
+    if not {*types} <= {0, 1}:
+        raise BadModelConfig(
+            "config.json: attn_type_list must name each layer by 0 or 1.", param="attn_type_list"
+        )
+    factors = {
+        f"layernorm_{old}_{letter}": f"{new}_{letter}_factor"
+        for old, new in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"))
+        for letter in ("alpha", "beta")
+    } | {f"layernorm_mlp_{letter}": f"mlp_{letter}_factor" for letter in ("alpha", "beta")}
+    renamed = {new: config[old] for old, new in factors.items() if old in config}
+    if config.get("rotary_dim"):
+        renamed["partial_rotary_factor"] = int(config["rotary_dim"]) / head_size(config)
+    if types:
+        renamed["layer_types"] = [(STATE_LAYERS[1], ATTENTION_LAYERS[1])[kind] for kind in types]
+    return {**config, **renamed}
 
 
 def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
@@ -104,7 +209,7 @@ def _lightning(config: Config, layers: tuple[bool, ...]) -> MambaSpec:
         inputs="self_attn.qkv_proj",
         output_gate="self_attn.output_gate",
         output_scale=float(config["linear_attn_beta_factor"]),
-        conv="",
+        conv=(),
         decay="",
         fixed_decays=tuple(tuple(-slope * factor for slope in slopes) for factor in factors),
         rate_bias="",
@@ -154,7 +259,7 @@ def lfm2(config: Config) -> dict[str, Any]:
         conv_bias=bias,
         bias=bias,
         inputs="conv.in_proj",
-        conv="conv.conv",
+        conv=("conv.conv",),
         decay="",
         rate_bias="",
         skip="",
@@ -204,7 +309,7 @@ def _delta(config: Config, layers: tuple[bool, ...]) -> MambaSpec | None:
         conv_width=size_field(config, "linear_conv_kernel_dim"),
         inputs="linear_attn.in_proj_qkvz",
         dt_proj="linear_attn.in_proj_ba",
-        conv="linear_attn.conv1d",
+        conv=("linear_attn.conv1d",),
         decay="linear_attn.A_log",
         rate_bias="linear_attn.dt_bias",
         skip="",
@@ -222,24 +327,40 @@ _LFM2_DEFAULTS = {
     "conv_L_cache": 3,
     "conv_bias": False,
 }
+_MINIMAX_DEFAULTS = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 131072,
+    "num_key_value_heads": 8,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "full_attn_alpha_factor": 1.0,
+    "full_attn_beta_factor": 1.0,
+    "linear_attn_alpha_factor": 1.0,
+    "linear_attn_beta_factor": 1.0,
+    "mlp_alpha_factor": 1.0,
+    "mlp_beta_factor": 1.0,
+}
 FAMILIES = {
-    "MiniMaxForCausalLM": Family(
-        minimax,
+    "MiniMaxText01ForCausalLM": Family(minimax, _MINIMAX_DEFAULTS, _minimax_names),
+    "KimiLinearForCausalLM": Family(
+        kimi_linear,
         {
             "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "max_position_embeddings": 131072,
-            "num_key_value_heads": 8,
-            "num_experts": 8,
-            "num_experts_per_tok": 2,
-            "full_attn_alpha_factor": 1.0,
-            "full_attn_beta_factor": 1.0,
-            "linear_attn_alpha_factor": 1.0,
-            "linear_attn_beta_factor": 1.0,
-            "mlp_alpha_factor": 1.0,
-            "mlp_beta_factor": 1.0,
+            "max_position_embeddings": 1048576,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.446,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "linear_num_heads": 32,
+            "linear_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
         },
+        _kimi_names,
     ),
+    "MiniMaxForCausalLM": Family(minimax, _MINIMAX_DEFAULTS),
     "Lfm2MoeForCausalLM": Family(
         lfm2_moe,
         {

@@ -166,7 +166,7 @@ def mamba2(config: Config) -> dict[str, Any]:
 #: Names of Mamba 2's weights in `_BACKBONE`.
 _MIXER: dict[str, Any] = {
     "inputs": "mixer.in_proj",
-    "conv": "mixer.conv1d",
+    "conv": ("mixer.conv1d",),
     "decay": "mixer.A_log",
     "rate_bias": "mixer.dt_bias",
     "skip": "mixer.D",
@@ -316,7 +316,7 @@ def _mamba1(
         inputs=f"{prefix}in_proj",
         dt_proj=f"{prefix}dt_proj",
         x_proj=f"{prefix}x_proj",
-        conv=f"{prefix}conv1d",
+        conv=(f"{prefix}conv1d",),
         decay=f"{prefix}A_log",
         rate_bias=f"{prefix}dt_proj.bias",
         skip=f"{prefix}D",

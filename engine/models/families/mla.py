@@ -36,7 +36,7 @@ def deepseek(config: Config) -> dict[str, Any]:
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
     """DeepSeek V3 and R1, Kimi K2: experts by sigmoids and biases, of the best groups."""
-    return {**latent_attention(config), "moe": _sigmoid_experts(config, _expert_layers(config))}
+    return {**latent_attention(config), "moe": sigmoid_experts(config, _expert_layers(config))}
 
 
 def glm4_moe_lite(config: Config) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
             param="mlp_layer_types",
         )
     sparse = tuple(kind == "sparse" for kind in types)
-    return {**latent_attention(config), "moe": _sigmoid_experts(config, sparse)}
+    return {**latent_attention(config), "moe": sigmoid_experts(config, sparse)}
 
 
 def minicpm3(config: Config) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _expert_layers(config: Config) -> tuple[bool, ...]:
     return tuple(layer >= first for layer in range(int(config["num_hidden_layers"])))
 
 
-def _sigmoid_experts(config: Config, layers: tuple[bool, ...]) -> MoeSpec:
+def sigmoid_experts(config: Config, layers: tuple[bool, ...]) -> MoeSpec:
     """Experts as V3 chooses them."""
     refuse(config, scoring_func="sigmoid", topk_method="noaux_tc")
     bias = "mlp.gate.e_score_correction_bias"

@@ -285,12 +285,14 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
 
     def state(weights: StateWeights) -> StateWeights:
         rates = None if weights.rates is None else one(weights.rates, "state_rates")
+        gates = None if weights.gates is None else one(weights.gates, "state_gates")
         selection = weights.selection
         return replace(
             weights,
             inputs=one(weights.inputs, "state_in"),
             selection=None if selection is None else one(selection, "state_selection"),
             rates=rates,
+            gates=gates,
             output=one(weights.output, "state_out"),
         )
 

@@ -194,14 +194,20 @@ def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> Stat
     def name(relative: str) -> str:
         return prefix + relative if relative else ""
 
-    rates = selection = None
+    rates = selection = gates = None
     if state.x_proj:
         rates = _linear(prefix + state.dt_proj, values, state.dt_rank, False)
         selection = _linear(prefix + state.x_proj, sum(state.x_sizes), values, False)
+    elif state.separate_inputs:
+        rates = _linear(prefix + state.dt_proj, state.keys, state.dt_rank, False)
+        gates = _linear(prefix + state.output_gate, values, state.dt_rank, False)
     elif state.dt_proj:
         rates = _linear(prefix + state.dt_proj, 2 * state.num_heads, hidden, state.bias)
     inputs = [LinearPart(prefix + state.inputs, state.input_rows)]
-    if state.output_gate:
+    if state.separate_inputs:
+        sizes = zip(state.separate_inputs, state.input_sizes, strict=True)
+        inputs = [LinearPart(prefix + part, size) for part, size in sizes]
+    elif state.output_gate:
         inputs = [
             LinearPart(prefix + state.inputs, state.channels),
             LinearPart(prefix + state.output_gate, values),
@@ -212,13 +218,15 @@ def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> Stat
         inputs=FusedLinear(parts=tuple(inputs), columns=hidden, bias=state.bias),
         selection=selection,
         rates=rates,
-        conv=name(state.conv),
+        gates=gates,
+        conv=tuple(prefix + part for part in state.conv),
         decay=name(state.decay),
         fixed_decays=state.fixed_decays[index] if state.fixed_decays else (),
         rate_bias=name(state.rate_bias),
         skip=name(state.skip),
         norm=NormDescription(
-            name(state.gated_norm), state.value_size if state.kind == "delta" else values
+            name(state.gated_norm),
+            state.value_size if state.kind in ("delta", "kda") else values,
         ),
         output=_linear(prefix + state.output, hidden, values, state.bias),
         selection_norms=tuple(

@@ -126,7 +126,9 @@ class StateDescription:
         inputs, output: the products before and after; "lightning": `inputs` gives gates, too.
         selection: of the convolution's result, what rates are made of, keys, queries; or None.
         rates: the product that gives rates, or None.
-        conv: of the convolution, [channels, 1, width]; "": its weights are 1.
+        gates: the product that gives gates, of what `inputs` gives, or None.
+        conv: of the convolution, or of those of parts of its channels, [channels, 1, width]; ():
+            its weights are 1.
         decay, rate_bias, skip: vectors, a value a head ("mamba1": a decay for each of its keys);
             "" where there are none.
         fixed_decays: of the heads, in the place of `decay`; (): it has a name.
@@ -138,7 +140,8 @@ class StateDescription:
     inputs: FusedLinear
     selection: FusedLinear | None
     rates: FusedLinear | None
-    conv: str
+    gates: FusedLinear | None
+    conv: tuple[str, ...]
     decay: str
     rate_bias: str
     skip: str
@@ -154,6 +157,8 @@ class StateDescription:
             yield "state_selection", self.selection
         if self.rates is not None:
             yield "state_rates", self.rates
+        if self.gates is not None:
+            yield "state_gates", self.gates
         yield "state_out", self.output
 
 
@@ -347,6 +352,7 @@ class StateWeights:
     inputs: LinearLayer
     selection: LinearLayer | None
     rates: LinearLayer | None
+    gates: LinearLayer | None
     output: LinearLayer
     conv: Tensor
     conv_bias: Tensor | None
@@ -358,7 +364,7 @@ class StateWeights:
     @property
     def nbytes(self) -> int:
         """Bytes that a pass over one token reads."""
-        parts = (self.inputs, self.selection, self.rates, self.output)
+        parts = (self.inputs, self.selection, self.rates, self.gates, self.output)
         return sum(part.nbytes for part in parts if part is not None)
 
 

@@ -258,6 +258,40 @@ class LightningMixer:
 
 
 @dataclass(slots=True, kw_only=True)
+class KimiDeltaMixer:
+    """One layer of Kimi delta attention (arXiv 2510.26692): product, convolution, recurrence whose
+    keys decay by rates of their own, norm of each head, gate, product.
+
+    Attributes:
+        weights: of the layer, `scan`, `rates`, `gates` and `norm` among them.
+        norm: of what a head gives.
+        output: what follows the gate: [T, values] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    weights: StateWeights
+    scan: ScanWeights
+    rates: LinearLayer
+    gates: LinearLayer
+    norm: Norm
+    output: Transform
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
+        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        weights, state = self.weights, self.weights.state
+        rank = state.dt_rank
+        mixed, rate, gate, beta = weights.inputs(x).split(
+            (state.channels, rank, rank, state.num_heads), dim=-1
+        )
+        conv = self.ops.causal_conv(mixed, cache.conv, weights.conv, None, cache.of)
+        q, k, v = (part.unflatten(-1, (state.num_heads, -1)) for part in conv.chunk(3, dim=-1))
+        rates = self.rates(rate.contiguous()).unflatten(-1, (state.num_heads, -1))
+        values = cache.run_scan(self.ops, ScanInputs(q, k, v, rates, beta), self.scan)
+        normed = self.norm(values.view(-1, state.value_size)).view(values.shape)
+        return self.output(normed.mul_(torch.sigmoid(self.gates(gate.contiguous()))))
+
+
+@dataclass(slots=True, kw_only=True)
 class ShortConvMixer:
     """One layer's product, gate, convolution, gate and product.
 
@@ -280,7 +314,7 @@ class ShortConvMixer:
         return self.output(output_gate * conv)
 
 
-StateMixer = MambaMixer | Mamba1Mixer | LightningMixer | ShortConvMixer
+StateMixer = MambaMixer | Mamba1Mixer | KimiDeltaMixer | LightningMixer | ShortConvMixer
 
 
 def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: float) -> StateMixer:
@@ -290,6 +324,16 @@ def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: fl
     if weights.state.kind == "lightning" and weights.norm is not None:
         norm = RMSNorm(ops, weights.norm, LIGHTNING_NORM_EPS)
         return LightningMixer(ops=ops, weights=weights, scan=weights.scan, norm=norm, output=output)
+    if weights.rates is not None and weights.gates is not None and weights.norm is not None:
+        return KimiDeltaMixer(
+            ops=ops,
+            weights=weights,
+            scan=weights.scan,
+            rates=weights.rates,
+            gates=weights.gates,
+            norm=RMSNorm(ops, weights.norm, eps),
+            output=output,
+        )
     if weights.selection is None or weights.rates is None:
         return MambaMixer(ops=ops, weights=weights, scan=weights.scan, output=output, eps=eps)
     norms = zip(weights.selection_norms, weights.state.x_sizes, strict=True)

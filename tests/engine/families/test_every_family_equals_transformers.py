@@ -17,7 +17,8 @@ from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
 NAMES = list(NATIVE)
 STATES = (
-    "bamba", "falcon_h1", "falcon_h1-norm", "granite4", "granite4-groups", "jamba", "lfm2",
+    "bamba", "falcon_h1", "falcon_h1-norm", "granite4", "granite4-groups", "jamba",
+    "kimi_linear", "lfm2",
     "lfm2-biases", "lfm2_moe", "mamba", "mamba-biases", "mamba2", "minimax", "nemotron_h",
     "qwen3_next",
 )  # fmt: skip

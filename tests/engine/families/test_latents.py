@@ -196,6 +196,7 @@ def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> No
     [
         ("deepseek_v2-lite", ["q_proj", "kv_a_proj_with_mqa", "o_proj"]),
         ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
+        ("kimi_linear", ["q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"]),
     ],
 )
 def test_adapters_change_the_layers_around_attention(

@@ -77,6 +77,10 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("Qwen3NextForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         ("MiniMaxForCausalLM", {"hidden_act": "gelu"}, "hidden_act"),
         ("MiniMaxForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
+        ("MiniMaxText01ForCausalLM", {"postnorm": False}, "postnorm"),
+        ("MiniMaxText01ForCausalLM", {"attn_type_list": [0, 2]}, "attn_type_list"),
+        ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope"),
+        ("KimiLinearForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (

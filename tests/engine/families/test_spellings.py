@@ -70,6 +70,38 @@ _AS_MPT = {"logit_scale": None, "auto_map": {"AutoModelForCausalLM": "modeling_m
             (("input_layernorm", "ln1"), ("post_attention_layernorm", "ln2")),
         ),
         ("mixtral", "QuantMixtralForCausalLM", {}, {}, ()),
+        (
+            "minimax",
+            "MiniMaxText01ForCausalLM",
+            {"attn_type_list": [0, 1, 0], "layer_types": None, "postnorm": True, "rotary_dim": 16},
+            {
+                f"{new}_{letter}_factor": f"layernorm_{old}_{letter}"
+                for new, old in (
+                    ("full_attn", "full_attention"),
+                    ("linear_attn", "linear_attention"),
+                    ("mlp", "mlp"),
+                )
+                for letter in ("alpha", "beta")
+            },
+            (),
+        ),
+        (
+            "kimi_linear",
+            "KimiLinearForCausalLM",
+            {
+                "linear_attn_config": {
+                    "full_attn_layers": [2],
+                    "kda_layers": [1, 3, 4],
+                    "head_dim": 16,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 4,
+                },
+                **dict.fromkeys(("layer_types", "mlp_layer_types", "linear_head_dim")),
+                "first_k_dense_replace": 1,
+            },
+            {},
+            (("layers.0.block_sparse_moe", "layers.0.mlp"),),
+        ),
     ],
 )
 def test_older_spellings_are_the_same_model(

@@ -18,7 +18,17 @@ from tests.engine.families.conftest import OUTPUT, Case
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
-NAMES = ("falcon_h1", "granite4", "jamba", "lfm2", "mamba2", "minimax", "nemotron_h", "qwen3_next")
+NAMES = (
+    "falcon_h1",
+    "granite4",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "mamba2",
+    "minimax",
+    "nemotron_h",
+    "qwen3_next",
+)
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 Cases = Callable[[str], Case]
 
