@@ -321,7 +321,18 @@ def register_backend(backend: AttentionBackend) -> None:
             PRIORITY[device] = (*tried, backend.name)
 
 
+_LATENTS = "Latents are attended to by TRITON_ATTN, on CPUs by CPU_ATTN"
 _ONLY_IN_VLLM = {
+    "CUTLASS_MLA": f"{_LATENTS}: its kernel is for compute capability 10.x. ",
+    "FLASHINFER_MLA": f"{_LATENTS}: its kernel is for compute capability 10.x. ",
+    "FLASHMLA": f"{_LATENTS}: its kernel reads blocks of 64 tokens in half precision alone. ",
+    "FLASH_ATTN_MLA": f"{_LATENTS}: its kernel is for compute capability 9.x in half precision. ",
+    "TRITON_MLA": f"{_LATENTS}. ",
+    **dict.fromkeys(
+        ("FLASHINFER_MLA_SPARSE", "FLASHMLA_SPARSE", "ROCM_AITER_MLA_SPARSE"),
+        "It is for the sparse attention of DeepSeek-V3.2, which isn't supported. ",
+    ),
+    "ROCM_AITER_TRITON_MLA": "Latents are attended to by ROCM_ATTN. ",
     "FLASH_ATTN_DIFFKV": "It is for values of another size than keys. ",
     "ROCM_AITER_FA": "Its kernels for decodes read pages of another layout; "
     "ROCM_AITER_UNIFIED_ATTN is AITER's kernel for prompts and decodes. ",

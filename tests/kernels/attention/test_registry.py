@@ -85,6 +85,26 @@ def test_an_unknown_backend_is_refused_by_name():
         get_backend("FLASH_ATTN_DIFFKV")
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CUTLASS_MLA", "compute capability 10"),
+        ("FLASHINFER_MLA", "compute capability 10"),
+        ("FLASHMLA", "blocks of 64 tokens"),
+        ("FLASH_ATTN_MLA", "compute capability 9"),
+        ("TRITON_MLA", "by TRITON_ATTN"),
+        ("FLASHMLA_SPARSE", "DeepSeek-V3.2"),
+        ("FLASHINFER_MLA_SPARSE", "DeepSeek-V3.2"),
+        ("ROCM_AITER_MLA", "by ROCM_ATTN"),
+        ("ROCM_AITER_MLA_SPARSE", "DeepSeek-V3.2"),
+        ("ROCM_AITER_TRITON_MLA", "by ROCM_ATTN"),
+    ],
+)
+def test_vllms_backends_over_latents_are_refused_with_what_stands_for_them(name, reason):
+    with pytest.raises(NoAttentionBackend, match=f"{name}.*{reason}"):
+        get_backend(name)
+
+
 def test_a_cache_of_the_activations_dtype_is_auto():
     fp32 = dataclasses.replace(HOPPER, dtype="fp32", kv_dtype="fp32")
     assert BACKENDS["TRITON_ATTN"].refusals(fp32) == []
