@@ -2,6 +2,9 @@
 
 What keys and people do with files, batches and conversations by the thousand is routine, and goes
 first. All else says who may do what, and is kept longer.
+
+Rows go in pages. Partitions by month couldn't be dropped whole: rows of one month end at different
+times, by their kind, and by how many their tenant has.
 """
 
 from __future__ import annotations
