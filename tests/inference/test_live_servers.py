@@ -119,7 +119,7 @@ def test_stop_and_log_probabilities(client: OpenAI, tokenizer: Tokenizer) -> Non
     assert choice.finish_reason == "stop"
     assert choice.logprobs is not None
     assert choice.logprobs.content is not None
-    assert len(choice.logprobs.content) == text.index(stop) + 3
+    assert len(choice.logprobs.content) == text.index(stop)
     assert len(choice.logprobs.content[0].top_logprobs) == 2
 
 
