@@ -47,7 +47,7 @@ def redis_url(short_tmp: Path) -> Iterator[str]:
         yield url
 
 
-def until_it_answers(port: int) -> None:
+def wait_until_it_answers(port: int) -> None:
     deadline = time.monotonic() + START_S
     while True:
         try:
@@ -64,14 +64,14 @@ def until_it_answers(port: int) -> None:
 def containers(
     tmp_path_factory: pytest.TempPathFactory, database_url: str, redis_url: str
 ) -> Iterator[Containers]:
-    made = Containers(tmp_path_factory.mktemp("compose"), database_url, redis_url, free_port())
-    made.run("migrate", *shlex.split(COMPOSE["services"]["migrate"]["command"])[1:])
+    services = Containers(tmp_path_factory.mktemp("compose"), database_url, redis_url, free_port())
+    services.run("migrate", *shlex.split(COMPOSE["services"]["migrate"]["command"])[1:])
     try:
-        made.start("gateway")
-        until_it_answers(made.port)
-        yield made
+        services.start("gateway")
+        wait_until_it_answers(services.port)
+        yield services
     finally:
-        made.stop()
+        services.stop()
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +81,12 @@ def key(containers: Containers) -> str:
     return containers.run("gateway", "manage.py", "create_key", *words)
 
 
-def seen_from(containers: Containers, peer: str, forwarded: str, key: str) -> int:
-    """The status for a client whom a peer of the gateway's speaks for."""
+def status_for(containers: Containers, peer: str, forwarded: str, key: str) -> int:
+    """The status that a client gets whose address the connection's peer forwards."""
+    headers = HEADERS | {"Authorization": f"Bearer {key}", "X-Forwarded-For": forwarded}
     transport = httpx.HTTPTransport(local_address=peer)
-    with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{containers.port}") as asks:
-        sent = HEADERS | {"Authorization": f"Bearer {key}", "X-Forwarded-For": forwarded}
-        return asks.get("/v1/models", headers=sent, timeout=30).status_code
+    with httpx.Client(transport=transport, headers=headers, timeout=30) as client:
+        return client.get(f"http://127.0.0.1:{containers.port}/v1/models").status_code
 
 
 def test_fault_76_what_services_share_is_a_volume_of_each() -> None:
@@ -144,7 +144,7 @@ def test_fault_76_a_batch_goes_from_the_gateway_to_the_worker_and_back(
         headers=HEADERS | {"Authorization": f"Bearer {secret}"},
         timeout=60,
     ) as client:
-        sent = client.post(
+        file = client.post(
             "/files",
             data={"purpose": "batch"},
             files={"file": ("requests.jsonl", json.dumps(line).encode())},
@@ -152,7 +152,7 @@ def test_fault_76_a_batch_goes_from_the_gateway_to_the_worker_and_back(
         batch = client.post(
             "/batches",
             json={
-                "input_file_id": sent["id"],
+                "input_file_id": file["id"],
                 "endpoint": "/v1/chat/completions",
                 "completion_window": "24h",
             },
@@ -168,23 +168,22 @@ def test_fault_76_a_batch_goes_from_the_gateway_to_the_worker_and_back(
 
 
 def test_fault_76_a_key_sees_the_client_behind_the_bridge(containers: Containers, key: str) -> None:
-    assert seen_from(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
-    assert seen_from(containers, BRIDGE_HERE, "198.51.100.9", key) == 403
+    assert status_for(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
+    assert status_for(containers, BRIDGE_HERE, "198.51.100.9", key) == 403
     # Another container says what it likes.
-    assert seen_from(containers, "127.31.76.5", "203.0.113.9", key) == 403
+    assert status_for(containers, "127.31.76.5", "203.0.113.9", key) == 403
 
 
 def test_fault_76_wrong_keys_are_counted_by_client(containers: Containers, key: str) -> None:
     statuses: list[int] = []
     while 429 not in statuses:
         assert set(statuses) <= {401}
-        assert len(statuses) < 3 * MAX_FAILED_KEYS, (
-            "nobody counts"
-        )  # a minute's end may lie between
+        # A minute may end meanwhile, and counting begins anew.
+        assert len(statuses) < 3 * MAX_FAILED_KEYS, "nobody counts"
         wrong = new_key(f"{len(statuses):010d}")
-        statuses.append(seen_from(containers, BRIDGE_HERE, "203.0.113.66", wrong))
-    assert seen_from(containers, BRIDGE_HERE, "203.0.113.67", new_key("9" * 10)) == 401
-    assert seen_from(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
+        statuses.append(status_for(containers, BRIDGE_HERE, "203.0.113.66", wrong))
+    assert status_for(containers, BRIDGE_HERE, "203.0.113.67", new_key("9" * 10)) == 401
+    assert status_for(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
 
 
 def test_fault_76_the_health_check_passes_in_its_container(containers: Containers) -> None:
@@ -238,26 +237,26 @@ async def test_fault_76_a_gateways_unit_holds_thousands_of_connections(
             stderr=log,
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    held: list[asyncio.StreamWriter] = []
+    writers: list[asyncio.StreamWriter] = []
     try:
-        await asyncio.to_thread(until_it_answers, port)
+        await asyncio.to_thread(wait_until_it_answers, port)
         async with asyncio.timeout(120):
             for _ in range(0, count, 100):
-                made = await asyncio.gather(*(held_connection(port) for _ in range(100)))
-                held += [writer for _, writer in made]
-                assert {status for status, _ in made} == {b"HTTP/1.1 200 OK\r\n"}
-        assert not any(writer.transport.is_closing() for writer in held)
-        status, writer = await held_connection(port)
-        held.append(writer)
+                opened = await asyncio.gather(*(asked_connection(port) for _ in range(100)))
+                writers += [writer for _, writer in opened]
+                assert {status for status, _ in opened} == {b"HTTP/1.1 200 OK\r\n"}
+        assert not any(writer.transport.is_closing() for writer in writers)
+        status, writer = await asked_connection(port)
+        writers.append(writer)
         assert status == b"HTTP/1.1 200 OK\r\n"
     finally:
-        for writer in held:
+        for writer in writers:
             writer.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         await asyncio.to_thread(gateway.stop, 20)
 
 
-async def held_connection(port: int) -> tuple[bytes, asyncio.StreamWriter]:
+async def asked_connection(port: int) -> tuple[bytes, asyncio.StreamWriter]:
     """A connection that has asked once and stays open, and its answer's first line."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = "".join(f"{name}: {value}\r\n" for name, value in HEADERS.items())
@@ -266,13 +265,13 @@ async def held_connection(port: int) -> tuple[bytes, asyncio.StreamWriter]:
 
 
 def unit_environment(folder: Path, database_url: str, redis_url: str) -> dict[str, str]:
-    """What the unit and the example give it, with folders of the test's."""
+    """The variables of the unit and of the example, with folders of the test's."""
     lines = re.findall(r"^Environment=(.*)$", UNIT.read_text(), re.M)
-    own = dict(word.split("=", 1) for line in lines for word in line.split())
+    folders = dict(word.split("=", 1) for line in lines for word in line.split())
     return {
         **clean(),
         **example(),
-        **{name: f"{folder}{path}" for name, path in own.items()},
+        **{name: f"{folder}{path}" for name, path in folders.items()},
         "DATABASE_URL": database_url,
         "REDIS_URL": redis_url,
         "QUIRE_SHUTDOWN_DELAY_SECONDS": "0",
