@@ -233,7 +233,8 @@ def test_no_stream_breaks_in_upgrades_of_all_parts_with_an_adapter_in_object_sto
     num_streams = sum(ask_during(cluster, cluster.upgrade, "demo:pirate") for _ in range(5))
     print(f"{num_streams} streams in 5 upgrades of all pods, none broken")
     caches = list(cluster.folder.glob(f"{MODEL}-*/var/lib/quire/adapter-cache/*/*.safetensors"))
-    assert len(caches) == cluster.num_replicas
+    # A replica fetches it with its first request for it; the router prefers those that have it.
+    assert 1 <= len(caches) <= cluster.num_replicas
     for workload in WORKERS:
         cluster.scale(workload, 0)
 
