@@ -49,7 +49,7 @@ from engine.contract.vllm_variables import settings_from_variables
 DEFAULT_NUM_SEQS = 256
 MAX_RANKS = 64
 #: Each costs time before its tokens can be counted, so there is a limit whatever a context holds.
-MAX_IMAGES_PER_PROMPT, MAX_VIDEOS_PER_PROMPT = 64, 8
+MAX_IMAGES_PER_PROMPT, MAX_VIDEOS_PER_PROMPT, MAX_AUDIOS_PER_PROMPT = 64, 8, 16
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
 RUNNERS = ("auto", "generate", "pooling")
@@ -424,7 +424,8 @@ class EngineConfig(Settings):
     limit_mm_per_prompt: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
         'JSON of the maximum numbers of images and videos in a prompt, such as {"image": 4}; '
-        f"default: {MAX_IMAGES_PER_PROMPT} images, {MAX_VIDEOS_PER_PROMPT} videos",
+        f"default: {MAX_IMAGES_PER_PROMPT} images, {MAX_VIDEOS_PER_PROMPT} videos, "
+        f"{MAX_AUDIOS_PER_PROMPT} audios",
         json=True,
     )
     chat_template: str | None = cli_field(
@@ -554,6 +555,12 @@ class EngineConfig(Settings):
         """Maximum number of videos in a prompt."""
         limit = (self.limit_mm_per_prompt or {}).get("video", MAX_VIDEOS_PER_PROMPT)
         return min(int(limit), MAX_VIDEOS_PER_PROMPT)
+
+    @property
+    def max_audios(self) -> int:
+        """Maximum number of audios in a prompt."""
+        limit = (self.limit_mm_per_prompt or {}).get("audio", MAX_AUDIOS_PER_PROMPT)
+        return min(int(limit), MAX_AUDIOS_PER_PROMPT)
 
     def _check_media_limits(self) -> None:
         for kind, limit in (self.limit_mm_per_prompt or {}).items():

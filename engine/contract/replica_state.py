@@ -224,9 +224,9 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
     source of another than the folder's. `prompt_embeds_size` is how long vectors must be that stand
     for a prompt's tokens, 0 where none may. `sees`: pictures may stand in its prompts, at most
-    `max_images` in one, and at most `max_videos` videos. `encoder_length` and `num_mels`: states of
-    its encoder of sound, and values of a frame that this reads; 0 where it has none. `num_ranks`
-    processes share the model.
+    `max_images` in one, at most `max_videos` videos and `max_audios` audios. `encoder_length` and
+    `num_mels`: states of its encoder of sound that tokens attend to, and values of a frame that
+    this reads; 0 where it has none. `num_ranks` processes share the model.
     """
 
     name: str
@@ -254,6 +254,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_ranks: int = 1
     max_images: int = 64
     max_videos: int = 0
+    max_audios: int = 0
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

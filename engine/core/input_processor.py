@@ -29,7 +29,7 @@ from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
 from engine.scheduler import Request, Sequence
 
-_NOUNS = {"image": "An image", "video": "A video"}
+_NOUNS = {"image": "An image", "video": "A video", "audio": "An audio"}
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -277,14 +277,20 @@ class InputProcessor:
             return
         if not message.media:
             return
-        if any(item.kind == "audio" for item in message.media):
-            raise InvalidRequest(f"{self._config.name} takes no audio.", param="messages")
-        if not self._facts.sees:
-            raise InvalidRequest(f"{self._config.name} takes no images.", param="messages")
         kinds = Counter(item.kind for item in message.media)
-        if kinds["video"] and not self._facts.takes_videos:
-            raise InvalidRequest(f"{self._config.name} takes no videos.", param="messages")
-        limits = {"image": self._config.max_images, "video": self._config.max_videos}
+        facts, config = self._facts, self._config
+        for kind, is_taken, noun in (
+            ("audio", facts.hears, "audio"),
+            ("image", facts.sees, "images"),
+            ("video", facts.takes_videos, "videos"),
+        ):
+            if kinds[kind] and not is_taken:
+                raise InvalidRequest(f"{config.name} takes no {noun}.", param="messages")
+        limits = {
+            "image": config.max_images,
+            "video": config.max_videos,
+            "audio": config.max_audios,
+        }
         for kind, limit in limits.items():
             if kinds[kind] > limit:
                 raise InvalidRequest(

@@ -58,7 +58,7 @@ class ModelFacts:
         load_seconds: how long the load took.
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
-        sees: pictures may stand in its prompts; `takes_videos`: videos, too.
+        sees: pictures may stand in its prompts; `takes_videos`: videos, too. hears: sound may.
         bidirectional_span: tokens of a picture, which see each other; 0: tokens see those before.
         encoder_length: states of an encoder of sound that its tokens attend to; 0: it has none.
         num_mels: values of a frame that this encoder reads.
@@ -83,6 +83,7 @@ class ModelFacts:
     load_report: tuple[LayerReport, ...] = ()
     io_processor: str = ""
     sees: bool = False
+    hears: bool = False
     takes_videos: bool = False
     bidirectional_span: int = 0
     states_in_blocks: bool = False
@@ -196,13 +197,13 @@ class EngineModel(Protocol):
 
 @runtime_checkable
 class SupportsMultiModal(Protocol):
-    """A model that sees."""
+    """A model that sees or hears."""
 
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
         """[num_vectors, hidden] of one picture: what its placeholder tokens stand for.
 
         Args:
-            kind: "image" or "video".
+            kind: "image", "video" or "audio".
             tensors: as the model's `MediaProcessor` prepared them.
         """
 

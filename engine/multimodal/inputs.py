@@ -82,7 +82,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
         version: see `folder_version`.
         data: the file.
         options: mm_processor_kwargs.
-        kind: "image" or "video".
+        kind: "image", "video" or "audio".
         sampling: see `read_video`.
     """
 
@@ -107,6 +107,7 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):

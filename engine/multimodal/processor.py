@@ -71,6 +71,7 @@ class PreparedMedia:
         token_id, wrapper: see `Placed`.
         grid, time_interval: see `MediaItem`.
         tensors: what the encoder reads, and `encoded` the same as bytes.
+        seconds: length of sound.
     """
 
     kind: str
@@ -85,6 +86,7 @@ class PreparedMedia:
     grid: tuple[int, ...] = ()
     time_interval: float = 1.0
     wrapper: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 def open_image(data: bytes, param: str = "messages") -> Image:

@@ -21,6 +21,26 @@ from engine.multimodal.inputs import encode_tensors, media_digest
 from engine.multimodal.processor import PreparedMedia
 
 
+def read_samples(audio: Any, max_seconds: float) -> np.ndarray:
+    """float32 [n] at `SAMPLE_RATE` of (samples, rate), or of samples at that rate.
+
+    Raises `InvalidRequest` for what is no sound, or is longer than the model hears at once.
+    """
+    samples, rate = audio, SAMPLE_RATE
+    if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
+        samples, rate = audio
+    values = check_samples(samples)
+    check_sample_rate(rate)
+    # Before it is resampled, which takes as much memory again.
+    if len(values) / rate > max_seconds:
+        raise InvalidRequest(
+            f"The audio has {len(values) / rate:.1f} s; the model hears {max_seconds:g} s at once. "
+            "Cut it into windows.",
+            param="multi_modal_data",
+        )
+    return resample(values, rate)
+
+
 @dataclass(frozen=True, slots=True)
 class SoundProcessor:
     """From sound to what one model's encoder reads.
@@ -42,19 +62,7 @@ class SoundProcessor:
 
         Raises `InvalidRequest` for what is no sound, or is longer than a window.
         """
-        samples, rate = audio, SAMPLE_RATE
-        if isinstance(audio, tuple | list) and len(audio) == 2 and not np.isscalar(audio[0]):
-            samples, rate = audio
-        values = check_samples(samples)
-        check_sample_rate(rate)
-        # Before it is resampled, which takes as much memory again.
-        if len(values) / rate > self.window_seconds:
-            raise InvalidRequest(
-                f"The audio has {len(values) / rate:.1f} s; the model hears "
-                f"{self.window_seconds:g} s at once. Cut it into windows.",
-                param="multi_modal_data",
-            )
-        values = resample(values, rate)
+        values = read_samples(audio, self.window_seconds)
         powers = log_powers(values, self.num_mels, self.num_frames)
         tensors = window_tensors(powers, self.num_frames)
         encoded = encode_tensors(tensors)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from engine.contract.errors import ModelLoadError, QuireError
+from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.multimodal.inputs import (
     OPTION_FIELDS,
     Answer,
@@ -39,8 +39,9 @@ def main() -> int:
     # time and take a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
+    from engine.multimodal.audio_prompts import AudioProcessor
     from engine.multimodal.documents import read_pdf
-    from engine.multimodal.processor import MediaProcessor, open_image
+    from engine.multimodal.processor import MediaProcessor, PreparedMedia, open_image
     from engine.multimodal.sound_files import split_sound
     from engine.multimodal.video_files import read_video
 
@@ -51,6 +52,13 @@ def main() -> int:
     ](PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest)
 
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
+        if request.kind == "audio":
+            if request.options:
+                raise InvalidRequest(
+                    "mm_processor_kwargs change nothing of audio: leave them out.",
+                    param="mm_processor_kwargs",
+                )
+            return answer_of(AudioProcessor.from_folder(request.folder).prepare_file(request.data))
         key = request.folder, request.version
         if key not in processors:
             processors[key] = MediaProcessor(request.folder)
@@ -63,6 +71,9 @@ def main() -> int:
             prepared = processor.prepare_video(video, request.options)
         else:
             prepared = processor.prepare(open_image(request.data), request.options)
+        return answer_of(prepared)
+
+    def answer_of(prepared: PreparedMedia) -> PreparedPicture:
         return PreparedPicture(
             kind=prepared.kind,
             digest=prepared.digest,
@@ -74,6 +85,7 @@ def main() -> int:
             grid=prepared.grid,
             time_interval=prepared.time_interval,
             wrapper=prepared.wrapper,
+            seconds=prepared.seconds,
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:

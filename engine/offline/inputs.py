@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.lora import AdapterRef, LoRARequest
+from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.multimodal.processor import MediaProcessor, PreparedMedia, to_rgb
 from engine.multimodal.sound_processor import SoundProcessor
@@ -69,7 +70,7 @@ class ExplicitEncoderDecoderPrompt(TypedDict):
 
 
 #: Makes the model's, once.
-ProcessorFactory = Callable[[], MediaProcessor | SoundProcessor]
+ProcessorFactory = Callable[[], MediaProcessor | SoundProcessor | AudioProcessor]
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
 Prompt |= ExplicitEncoderDecoderPrompt
 #: By vLLM's names, today's and the manual's.
@@ -216,7 +217,7 @@ def _of_dict(
 def _with_media(
     prompt: dict[str, Any],
     tokenizer: Tokenizer | None,
-    processor: MediaProcessor | SoundProcessor | None,
+    processor: MediaProcessor | SoundProcessor | AudioProcessor | None,
 ) -> TokenPrompt:
     """A prompt with pictures, whose placeholders grow to as many tokens as its picture takes, or
     with sound.
@@ -229,7 +230,9 @@ def _with_media(
     if isinstance(processor, SoundProcessor):
         return _with_sound(prompt, tokenizer, processor)
     if tokenizer is None:
-        raise InvalidRequest("Images need a tokenizer.", param="multi_modal_data")
+        raise InvalidRequest("Images and audio need a tokenizer.", param="multi_modal_data")
+    if isinstance(processor, AudioProcessor):
+        return _with_audios(prompt, tokenizer, processor)
     options = prompt.get("mm_processor_kwargs") or {}
     data = prompt["multi_modal_data"]
     if not isinstance(data, dict) or set(data) - {"image", "video"}:
@@ -255,6 +258,42 @@ def _with_media(
         raise InvalidRequest("Images need a prompt or prompt_token_ids.", param="prompt")
     locate_media(token_ids, media)
     return TokenPrompt(text, token_ids, media=media)
+
+
+def _with_audios(
+    prompt: dict[str, Any], tokenizer: Tokenizer, processor: AudioProcessor
+) -> TokenPrompt:
+    """A prompt whose placeholders grow to as many tokens as their audio takes."""
+    data = _audios(prompt)
+    # A list of numbers is one audio, too.
+    audios = data if isinstance(data, list) and not all(map(np.isscalar, data)) else [data]
+    media = tuple(processor.prepare(audio) for audio in audios)
+    text = prompt.get("prompt")
+    if "prompt_token_ids" in prompt:
+        token_ids = _checked(prompt["prompt_token_ids"])
+    elif isinstance(text, str):
+        token_ids = tokenizer.encode(text)
+    else:
+        raise InvalidRequest("Audio needs a prompt or prompt_token_ids.", param="prompt")
+    expanded, order = expand_placeholders(token_ids, media, tokenizer)
+    media = tuple(media[index] for index in order)
+    locate_media(expanded, media)
+    return TokenPrompt(text, expanded, media=media)
+
+
+def _audios(prompt: dict[str, Any]) -> Any:
+    """The audio, or audios, of a prompt. Raises `InvalidRequest` for other media and options."""
+    data = prompt["multi_modal_data"]
+    if not isinstance(data, dict) or set(data) != {"audio"}:
+        raise InvalidRequest(
+            "multi_modal_data must be a dict with the key 'audio'.", param="multi_modal_data"
+        )
+    if prompt.get("mm_processor_kwargs"):
+        raise InvalidRequest(
+            "mm_processor_kwargs change nothing of audio: leave them out.",
+            param="mm_processor_kwargs",
+        )
+    return data["audio"]
 
 
 def _merge_encoder_prompt(prompt: dict[str, Any]) -> dict[str, Any]:
@@ -286,19 +325,9 @@ def _with_sound(
     prompt: dict[str, Any], tokenizer: Tokenizer | None, processor: SoundProcessor
 ) -> TokenPrompt:
     """A prompt whose model hears: the output goes on from it."""
-    data = prompt["multi_modal_data"]
-    if not isinstance(data, dict) or set(data) != {"audio"}:
-        raise InvalidRequest(
-            "multi_modal_data must be a dict with the key 'audio'.", param="multi_modal_data"
-        )
-    audio = data["audio"]
+    audio = _audios(prompt)
     if isinstance(audio, list) and len(audio) == 1:
         [audio] = audio
-    if prompt.get("mm_processor_kwargs"):
-        raise InvalidRequest(
-            "mm_processor_kwargs change nothing of audio: leave them out.",
-            param="mm_processor_kwargs",
-        )
     media = (processor.prepare(audio),)
     text = prompt.get("prompt")
     if "prompt_token_ids" in prompt:

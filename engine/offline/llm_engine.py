@@ -27,6 +27,7 @@ from engine.core.warmup import measure_draft_costs
 from engine.model_loader.loader import resolve_folder
 from engine.model_loader.save_quantized import save_quantized
 from engine.model_loader.vllm_config import DecodingConfig, VllmConfig
+from engine.multimodal.audio_prompts import AudioProcessor
 from engine.multimodal.placeholders import locate_media
 from engine.multimodal.processor import MediaProcessor
 from engine.multimodal.sound_processor import SoundProcessor
@@ -216,11 +217,14 @@ class LLMEngine:
     def media_processor(self) -> ProcessorFactory | None:
         """Makes the processor of the model's media, once; None: it takes none."""
         facts = self.core.facts
-        return (lambda: self._processor) if facts.sees or facts.encoder_length else None
+        takes_media = facts.sees or facts.hears or facts.encoder_length
+        return (lambda: self._processor) if takes_media else None
 
     @cached_property
-    def _processor(self) -> MediaProcessor | SoundProcessor:
+    def _processor(self) -> MediaProcessor | SoundProcessor | AudioProcessor:
         facts = self.core.facts
+        if facts.hears:
+            return AudioProcessor.from_folder(facts.tokenizer_folder)
         if facts.encoder_length:
             return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
         return MediaProcessor(facts.tokenizer_folder)

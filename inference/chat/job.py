@@ -125,7 +125,8 @@ async def build_chat_job(
         )
         if chat_prompt.media and len(prompt) < len(chat_prompt.token_ids):
             raise InvalidRequest(
-                "A prompt with images or videos can't be cut.", param="truncate_prompt_tokens"
+                "A prompt with media can't be cut.",
+                param="truncate_prompt_tokens",
             )
         if chat.cuts_any_limit:
             clamp_max_tokens(sampling, len(prompt), served.info)
@@ -150,6 +151,7 @@ async def build_chat_job(
             prompts=[prompt],
             media=[chat_prompt.media] if chat_prompt.media else [],
             media_data=chat_prompt.media_data,
+            audio_ms=[chat_prompt.audio_ms] if chat_prompt.audio_ms else [],
             sampling=sampling,
             preserved_token_ids=parsers.preserved_token_ids,
             field_names={**names, **constraint.names},

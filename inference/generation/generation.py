@@ -286,6 +286,7 @@ class Generation:
             ),
             cached_tokens=sum(self._cached),
             image_tokens=self.job.image_tokens,
+            audio_tokens=self.job.audio_tokens,
             reasoning_tokens=self.reasoning_tokens,
             numerics_changed=self._submission.numerics_changed,
         )

@@ -1,5 +1,5 @@
-"""Pictures, videos and documents of a chat: fetched, prepared in processes of their own, and placed
-in the prompt.
+"""Pictures, videos, sound and documents of a chat: fetched, prepared in processes of their own, and
+placed in the prompt.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -45,7 +46,14 @@ from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
-from inference.schemas.chat import FILE_PART, IMAGE_PARTS, VIDEO_PART, ChatRequest, part_type
+from inference.schemas.chat import (
+    AUDIO_PARTS,
+    FILE_PART,
+    IMAGE_PARTS,
+    VIDEO_PART,
+    ChatRequest,
+    part_type,
+)
 from metering.media import admit_media, charge_media
 from storage.access import access_file
 from storage.blobs import open_blob
@@ -54,7 +62,7 @@ from tenants.authentication import Caller
 #: Processes that prepare pictures, and threads that fetch them.
 NUM_WORKERS, NUM_FETCHERS = 2, 8
 #: Of one picture, video or document; then its process is killed.
-PREPARE_TIMEOUTS_S = {"image": 20.0, "video": 60.0, "document": 60.0}
+PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
 FETCH_TIMEOUT_S = 10.0
 #: The same for a file of sound, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
@@ -70,10 +78,10 @@ _COMMAND = "engine.multimodal.worker"
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """A picture, video or document of a message.
+    """A picture, video, sound or document of a message.
 
     Attributes:
-        kind: "image", "video" or "document".
+        kind: "image", "video", "audio" or "document".
         url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
         param: names it in errors.
         file_id: of a file that the tenant has uploaded.
@@ -116,7 +124,7 @@ class MediaOptions:
         it. Raises `InvalidRequest` for a model that takes no media.
         """
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
-            if getattr(chat, name) and not info.sees:
+            if getattr(chat, name) and not (info.sees or info.max_audios):
                 raise InvalidRequest(f"The model {info.name} takes no images.", param=name)
         processor = dict(chat.mm_processor_kwargs or {})
         sampling = {
@@ -127,11 +135,17 @@ class MediaOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A rendered chat: its token ids, and its pictures with what the encoder reads of each."""
+    """A rendered chat.
+
+    Attributes:
+        media, media_data: its pictures and sounds, and what the encoder reads of each.
+        audio_ms: milliseconds of all sounds.
+    """
 
     token_ids: list[int]
     media: list[MediaItem]
     media_data: dict[bytes, bytes]
+    audio_ms: int = 0
 
 
 def iterate_parts(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -235,7 +249,7 @@ def find_media(
     info: ModelInfo,
     documents: Mapping[str, Sequence[dict[str, Any]]],
 ) -> list[MediaSource]:
-    """The pictures and videos of checked messages and of their documents, in their order.
+    """The pictures, videos and sounds of checked messages and of their documents, in their order.
 
     Raises `InvalidRequest` for a model that takes none, and for more than it takes.
     """
@@ -247,15 +261,22 @@ def find_media(
             address = part.get(name) or ""
             url = address["url"] if isinstance(address, dict) else address
             sources.append(MediaSource(url, param, part.get("file_id") or "", kind=medium))
+        if kind in AUDIO_PARTS:
+            sources.append(_audio_source(part, param))
         for page_part in documents.get(param, ()):
             if image := page_part.get(PAGE_IMAGE):
                 sources.append(MediaSource("", param, data=image))
-    limits = {"image": info.max_images if info.sees else 0, "video": info.max_videos}
+    limits = {
+        "image": info.max_images if info.sees else 0,
+        "video": info.max_videos,
+        "audio": info.max_audios,
+    }
     for medium, limit in limits.items():
         of_kind = [source for source in sources if source.kind == medium]
         if of_kind and not limit:
             raise InvalidRequest(
-                f"The model {info.name} takes no {medium}s (parts of type {medium}_url).",
+                f"The model {info.name} takes no {medium}{'' if medium == 'audio' else 's'} "
+                f"(parts of type {medium}_url).",
                 param=of_kind[0].param,
             )
         if len(of_kind) > limit:
@@ -264,6 +285,14 @@ def find_media(
                 param="messages",
             )
     return sources
+
+
+def _audio_source(part: Mapping[str, Any], param: str) -> MediaSource:
+    address = part.get("audio_url") or ""
+    url = address["url"] if isinstance(address, dict) else address
+    if (inline := part.get("input_audio")) is not None:
+        url = f"data:;base64,{inline['data']}"
+    return MediaSource(url, param, part.get("file_id") or "", kind="audio")
 
 
 async def insert_media_tokens(
@@ -292,7 +321,9 @@ async def insert_media_tokens(
     )
     expanded, order = expand_placeholders(token_ids, pictures, tokenizer)
     items = locate_media(expanded, [pictures[index] for index in order])
-    return ChatPrompt(expanded, items, {picture.digest: picture.tensors for picture in pictures})
+    audio_ms = sum(math.ceil(1000 * prepared.seconds) for prepared in pictures)
+    media_data = {prepared.digest: prepared.tensors for prepared in pictures}
+    return ChatPrompt(expanded, items, media_data, audio_ms)
 
 
 def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaSource]:

@@ -17,7 +17,7 @@ from engine.text.jinja_sandbox import RenderLimits, TemplateLimit
 from inference.errors import UnsupportedField
 from inference.loop.offload import get_render_pool
 from inference.parsers.custom_tools import to_function_call
-from inference.schemas.chat import IMAGE_PARTS, TEXT_PARTS, VIDEO_PART, part_type
+from inference.schemas.chat import AUDIO_PARTS, IMAGE_PARTS, TEXT_PARTS, VIDEO_PART, part_type
 
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
@@ -68,6 +68,8 @@ def _text_part(part: str | Message) -> str | Message:
         return {"type": "image"}
     if kind == VIDEO_PART:
         return {"type": "video"}
+    if kind in AUDIO_PARTS:
+        return {"type": "audio"}
     return {"type": "text", "text": part[TEXT_PARTS[kind]]}
 
 

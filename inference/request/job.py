@@ -96,7 +96,8 @@ class Usage:
 
     Attributes:
         image_tokens: prompt tokens that stand for images.
-        images: number of images. audio_ms: milliseconds of audio in which somebody speaks.
+        images: number of images. audio_ms: milliseconds of audio, of files those in which somebody
+            speaks. audio_tokens: prompt tokens that stand for audio.
         reasoning_tokens: completion tokens that are reasoning; None for a model without it.
         numerics_changed: whether a replica with other numerics continued it.
     """
@@ -107,6 +108,7 @@ class Usage:
     image_tokens: int = 0
     images: int = 0
     audio_ms: int = 0
+    audio_tokens: int = 0
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
@@ -120,6 +122,7 @@ class Usage:
             image_tokens=min(prompt, self.image_tokens),
             images=0 if previous.prompt_tokens else self.images,
             audio_ms=0 if previous.prompt_tokens else self.audio_ms,
+            audio_tokens=min(prompt, self.audio_tokens),
         )
 
     def to_openai(self) -> dict[str, Any]:
@@ -128,15 +131,16 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} | self.image_fields(),
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens} | self.media_fields(),
         }
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         return usage | self.detail_fields()
 
-    def image_fields(self) -> dict[str, int]:
-        """Among details of a prompt's tokens, where it has images."""
-        return {"image_tokens": self.image_tokens} if self.image_tokens else {}
+    def media_fields(self) -> dict[str, int]:
+        """Among details of a prompt's tokens, where it has images or audio."""
+        counts = {"image_tokens": self.image_tokens, "audio_tokens": self.audio_tokens}
+        return {name: count for name, count in counts.items() if count}
 
     def detail_fields(self) -> dict[str, Any]:
         """Quire's own fields, which are left out where they are false."""
@@ -219,6 +223,16 @@ class Job:
         media = self.media[number] if self.media else ()
         return sum(item.num_vectors for item in media if item.kind != "audio")
 
+    @property
+    def audio_tokens(self) -> int:
+        """Tokens of all prompts that stand for audio."""
+        return sum(map(self.num_audio_tokens, range(len(self.media))))
+
+    def num_audio_tokens(self, number: int) -> int:
+        """Tokens of a prompt that stand for audio."""
+        media = self.media[number] if self.media else ()
+        return sum(item.num_vectors for item in media if item.kind == "audio")
+
     def num_images(self, number: int) -> int:
         """Images of a prompt; of a video the tokens alone count."""
         media = self.media[number] if self.media else ()
@@ -232,6 +246,7 @@ class Job:
             image_tokens=sum(map(self.num_image_tokens, numbers)),
             images=sum(map(self.num_images, numbers)),
             audio_ms=sum(self.audio_ms[number] for number in numbers) if self.audio_ms else 0,
+            audio_tokens=sum(map(self.num_audio_tokens, numbers)),
         )
 
     def prompt_token_ids(self, number: int) -> list[int]:

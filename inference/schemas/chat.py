@@ -39,13 +39,16 @@ TEXT_PARTS = {
 IMAGE_PARTS = ("image_url", "input_image")
 #: A part that is a video: it has a `video_url`, or a `file_id`.
 VIDEO_PART = "video_url"
+#: Parts that are sound: they have an `audio_url` or `input_audio`, or a `file_id`.
+AUDIO_PARTS = ("audio_url", "audio", "input_audio")
 #: A part that is a document: a PDF or text.
 FILE_PART = "file"
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
     """A content part's type; {"image_url": ...} and {"text": ...} alone are parts too."""
-    untyped = next((name for name in ("image_url", VIDEO_PART) if name in part), "text")
+    names = ("image_url", VIDEO_PART, "audio_url", "input_audio")
+    untyped = next((name for name in names if name in part), "text")
     return part.get("type") or untyped
 
 
@@ -69,6 +72,23 @@ class VideoURL(BaseModel):
     url: str
 
 
+class AudioURL(BaseModel):
+    """A sound's address: `data:` with the file in base64, or https."""
+
+    model_config = ConfigDict(strict=True)
+
+    url: str
+
+
+class InputAudio(BaseModel):
+    """A file of sound in base64. `format` is a hint: a file is known by its content."""
+
+    model_config = ConfigDict(strict=True)
+
+    data: str
+    format: Annotated[str, StringConstraints(max_length=20)] | None = None
+
+
 class DocumentFile(BaseModel):
     """A document: in base64, as a `data:` address or bare, by its address, or an uploaded file.
 
@@ -90,7 +110,7 @@ class DocumentFile(BaseModel):
 
 
 class ContentPart(BaseModel):
-    """A part of a message's content: text, a picture, a video or a document.
+    """A part of a message's content: text, a picture, a video, sound or a document.
 
     `uuid` is a hint: a picture is known by its content.
     """
@@ -104,6 +124,8 @@ class ContentPart(BaseModel):
     refusal: str | None = None
     image_url: ImageURL | str | None = None
     video_url: VideoURL | str | None = None
+    audio_url: AudioURL | str | None = None
+    input_audio: InputAudio | None = None
     file: DocumentFile | None = Field(default=None, description="Document of a file part.")
 
     @model_validator(mode="before")
@@ -120,6 +142,16 @@ class ContentPart(BaseModel):
                     f"a part of type '{self.type}' needs one of the fields '{name}' and 'file_id'."
                 )
             return self
+        if self.type in AUDIO_PARTS:
+            sources = (self.audio_url, self.input_audio, self.file_id)
+            if sum(value is not None for value in sources) != 1:
+                raise ValueError(
+                    f"a part of type '{self.type}' needs one of the fields 'audio_url', "
+                    "'input_audio' and 'file_id'."
+                )
+            return self
+        if self.type == "audio_embeds":
+            raise ValueError("parts of type 'audio_embeds' are not supported; send the sound.")
         if self.type == FILE_PART:
             if self.file is None:
                 raise ValueError("a part of type 'file' needs the field 'file'.")

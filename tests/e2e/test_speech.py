@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import time
 import wave
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -254,3 +255,73 @@ def _post(product: Product, data: bytes, fields: dict[str, str]) -> httpx.Respon
         files={"file": ("sound", data)},
         timeout=60,
     )
+
+
+def _clips(count: int) -> list[tuple[str, np.ndarray, bool]]:
+    """(kind, sound, whether somebody speaks): noise, silence, hum, and speech that is cut."""
+    random, speech = np.random.default_rng(count), read_wav(JFK)[0]
+    clips = []
+    for number in range(count):
+        length = int(random.integers(1, 12) * 16_000)
+        times = np.arange(length) / 16_000
+        loudness = 10 ** random.uniform(-3, -0.7)
+        kind = ("noise", "silence", "hum", "speech")[number % 4]
+        if kind == "speech":
+            # Where at least a second and a half of the first sentence's words is left.
+            start = int(random.uniform(0, 6) * 16_000)
+            samples = speech[start : start + int(random.uniform(2.5, 5) * 16_000)]
+        elif kind == "noise":
+            samples = loudness * random.standard_normal(length)
+        elif kind == "hum":
+            samples = loudness * np.sign(np.sin(2 * np.pi * random.choice([50, 60, 440]) * times))
+        else:
+            samples = np.full(length, random.choice([0.0, 0.3, 1e-4]))
+        clips.append((kind, samples.astype(np.float32), kind == "speech"))
+    return clips
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_clip_loops_and_none_with_speech_is_empty(client: openai.OpenAI, count: int) -> None:
+    for number, (kind, samples, is_speech) in enumerate(_clips(count)):
+        result = client.audio.transcriptions.create(
+            model="whisper", file=("clip.wav", wav(samples)), extra_body={"seed": 1}
+        )
+        said = words(result.text)
+        about = number, kind, len(samples) / 16_000, result.text
+        if is_speech:
+            assert said, about
+        if kind == "silence":
+            assert not said, about
+        # A loop says more than a mouth can, or the same again and again.
+        assert len(said) <= 6 * len(samples) / 16_000 + 6, about
+        assert _compression(result.text) <= 2.4, about
+
+
+def _compression(text: str) -> float:
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0
+
+
+@pytest.mark.parametrize("minutes", [pytest.param(10, marks=pytest.mark.slow)])
+def test_stitched_clips_begin_where_they_were_put(client: openai.OpenAI, minutes: int) -> None:
+    speech, random = read_wav(JFK)[0], np.random.default_rng(0)
+    onset = int(np.argmax(np.abs(speech) > 0.02))
+    parts: list[np.ndarray] = []
+    starts: list[float] = []
+    length = 0
+    while length < minutes * 60 * 16_000:
+        pause = np.zeros(int(random.uniform(6, 12) * 16_000), np.float32)
+        starts.append((length + len(pause) + onset) / 16_000)
+        parts += [pause, speech]
+        length += len(pause) + len(speech)
+    result = client.audio.transcriptions.create(
+        model="whisper",
+        file=("long.wav", wav(np.concatenate(parts))),
+        response_format="verbose_json",
+    )
+    assert words(result.text) == words(JFK_TEXT) * len(starts)
+    begins = [s.start for s in result.segments if words(s.text)[:2] == ["and", "so"]]
+    errors = np.asarray(begins) - np.asarray(starts)
+    assert np.abs(errors).max() <= 0.1, errors
+    drift = np.polyfit(starts, errors, 1)[0] * length / 16_000
+    assert abs(drift) < 0.02

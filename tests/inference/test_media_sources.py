@@ -132,6 +132,45 @@ def test_videos_are_found_among_pictures_and_counted_by_themselves() -> None:
     assert refused.value.param == "messages[0].content[1]"
 
 
+@pytest.mark.parametrize(
+    ("part", "url", "file_id"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "data:;base64,AAAA", ""),
+        ({"input_audio": {"data": "AAAA", "format": "mp3"}}, "data:;base64,AAAA", ""),
+        ({"type": "audio_url", "audio_url": {"url": "https://a.b/c"}}, "https://a.b/c", ""),
+        ({"type": "audio", "audio_url": "https://a.b/c"}, "https://a.b/c", ""),
+        ({"type": "input_audio", "file_id": "file-1"}, "", "file-1"),
+    ],
+)
+def test_sound_is_found_by_any_of_its_names_and_refused_by_models_without_ears(
+    part: dict[str, Any], url: str, file_id: str
+) -> None:
+    hearing = msgspec.structs.replace(SEEING, sees=False, max_videos=0, max_audios=2)
+    chat = ChatRequest.model_validate({"messages": message(part)})
+    [source] = find_media(chat.raw_messages, hearing, {})
+    assert (source.kind, source.url, source.file_id) == ("audio", url, file_id)
+    with pytest.raises(InvalidRequest, match="at most 2 audios"):
+        find_media(message(part, part, part), hearing, {})
+    for messages, model in ((message(part), SEEING), (message(VIDEO), hearing)):
+        with pytest.raises(InvalidRequest, match="takes no") as refused:
+            find_media(messages, model, {})
+        assert refused.value.param == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio"},
+        {"type": "audio_url", "audio_url": "x", "file_id": "y"},
+        {"type": "input_audio", "input_audio": "AAAA"},
+        {"type": "audio_embeds", "audio_embeds": "AAAA"},
+    ],
+)
+def test_parts_of_sound_that_are_none_are_refused(part: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, InvalidRequest)):
+        ChatRequest.model_validate({"messages": message(part)})
+
+
 def test_options_of_media_are_read_from_both_fields() -> None:
     chat = ChatRequest.model_validate(
         {

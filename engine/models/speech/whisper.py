@@ -23,8 +23,6 @@ from engine.models.weight_loader import WeightLoader
 from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import MediaTensors
 
-_PREFIX = "model.encoder."
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhisperEncoderSpec:
@@ -68,26 +66,26 @@ class WhisperEncoderSpec:
 class WhisperEncoder:
     """Log-mel frames of one window in, hidden states out."""
 
-    def __init__(self, spec: WhisperEncoderSpec, loader: WeightLoader) -> None:
-        """Reads all weights. Raises `ModelLoadError`."""
+    def __init__(
+        self, spec: WhisperEncoderSpec, loader: WeightLoader, prefix: str = "model.encoder."
+    ) -> None:
+        """Reads all weights; `prefix`: of their names. Raises `ModelLoadError`."""
         self.spec, self._loader = spec, loader
         hidden = spec.hidden_size
         dtype = loader.ops.activation_dtype(loader.dtype)
         # A convolution is a product of all windows of three columns.
         self._convolutions = [
             loader.pack(
-                loader.tensor(f"{_PREFIX}{name}.weight", (hidden, channels, 3)).flatten(1),
-                loader.vector(f"{_PREFIX}{name}.bias", hidden),
+                loader.tensor(f"{prefix}{name}.weight", (hidden, channels, 3)).flatten(1),
+                loader.vector(f"{prefix}{name}.bias", hidden),
             )
             for name, channels in (("conv1", spec.num_mels), ("conv2", hidden))
         ]
-        self._positions = loader.vector(f"{_PREFIX}embed_positions.weight", spec.length, hidden).to(
+        self._positions = loader.vector(f"{prefix}embed_positions.weight", spec.length, hidden).to(
             dtype
         )
-        self._layers = [
-            self._layer(f"{_PREFIX}layers.{index}.") for index in range(spec.num_layers)
-        ]
-        self._norm = self._layer_norm(f"{_PREFIX}layer_norm")
+        self._layers = [self._layer(f"{prefix}layers.{index}.") for index in range(spec.num_layers)]
+        self.norm = self._layer_norm(f"{prefix}layer_norm")
 
     def _layer_norm(self, name: str) -> LayerNorm:
         size = self.spec.hidden_size
@@ -132,14 +130,18 @@ class WhisperEncoder:
 
     def __call__(self, features: Tensor) -> Tensor:
         """[length, hidden] of log-mel values [num_mels, 2 * length]."""
+        return self.norm(self.states(features, self.spec.length))
+
+    def states(self, features: Tensor, num_states: int) -> Tensor:
+        """The first states, [num_states, hidden] before the last norm, which see no others."""
         x = features.to(self._positions).T
         for convolution, stride in zip(self._convolutions, (1, 2), strict=True):
             windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(0, 3, stride)
             x = torch.nn.functional.gelu(convolution(windows.flatten(1)))
-        x = (x + self._positions)[None]
+        x = (x + self._positions)[None, :num_states]
         for layer in self._layers:
             x = layer(x, None)
-        return self._norm(x[0])
+        return x[0]
 
 
 class WhisperModel(NativeDecoder):

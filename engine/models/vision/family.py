@@ -43,10 +43,12 @@ class VisionFamily(ABC):
     Attributes:
         text_prefixes: how names of the text part may begin: what stands before `model.` of a causal
             language model, and what replaces `model.` itself.
+        kinds: of media that `encode` takes, beside videos.
         takes_videos: whether `encode` takes several frames.
         bidirectional_span: see `DecoderSpec`.
     """
 
+    kinds: ClassVar[tuple[str, ...]] = ("image",)
     takes_videos: ClassVar[bool] = False
     bidirectional_span: int = 0
 
@@ -87,9 +89,14 @@ class VisionFamily(ABC):
 
 
 class VisionDecoder(NativeDecoder):
-    """A decoder whose prompts may hold pictures."""
+    """A decoder whose prompts may hold pictures, or sound."""
 
     family: VisionFamily
+
+    @property
+    def hears(self) -> bool:
+        """Whether sound may stand in its prompts, and no pictures."""
+        return "audio" in self.family.kinds
 
     @property
     def takes_videos(self) -> bool:
@@ -107,7 +114,7 @@ class VisionDecoder(NativeDecoder):
 
     @torch.inference_mode()
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
-        if kind != "image" and not (kind == "video" and self.family.takes_videos):
+        if kind not in self.family.kinds and not (kind == "video" and self.family.takes_videos):
             raise InvalidRequest(f"{self.spec.architecture} takes no {kind}.", param="messages")
         device = self.ops.device
         inputs = {

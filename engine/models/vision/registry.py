@@ -1,10 +1,11 @@
-"""Architectures that see, by their names in config.json."""
+"""Architectures that see or hear, by their names in config.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
+from engine.models.speech.qwen2_audio import Qwen2Audio
 from engine.models.vision.family import VisionFamily
 from engine.models.vision.gemma3 import Gemma3
 from engine.models.vision.idefics3 import Idefics3
@@ -21,6 +22,7 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "SmolVLMForConditionalGeneration": Idefics3,
     "InternVLForConditionalGeneration": InternVL,
     "Mistral3ForConditionalGeneration": Pixtral,
+    "Qwen2AudioForConditionalGeneration": Qwen2Audio,
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3VLForConditionalGeneration": Qwen3VL,

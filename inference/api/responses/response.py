@@ -88,7 +88,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
             "reasoning": usage.reasoning_tokens or 0,
         }
     )
-    body["input_tokens_details"] |= {"cache_write_tokens": 0} | usage.image_fields()
+    body["input_tokens_details"] |= {"cache_write_tokens": 0} | usage.media_fields()
     return body | usage.detail_fields()
 
 

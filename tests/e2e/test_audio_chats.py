@@ -1,0 +1,85 @@
+"""Sound in chats of a running product."""
+
+from __future__ import annotations
+
+import base64
+import io
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine import LLM, SamplingParams
+from tests.e2e.product import running, wait_for
+from tests.e2e.test_speech import wav
+from tests.engine.speech.models import sound
+from tests.engine.speech.test_qwen2_audio import make_qwen2_audio
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audio_chats")]
+
+
+def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
+    tmp_path: Path,
+) -> None:
+    folder, data = tmp_path / "model", wav(sound(1, 1.5))
+    make_qwen2_audio(folder)
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    samples = (sound(1, 1.5).clip(-1, 1) * 32767).astype("<i2") / 32768
+    prompt = "<|im_start|>user\n<|AUDIO|>What?<|im_end|>\n<|im_start|>assistant\n"
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    [result] = llm.generate({"prompt": prompt, "multi_modal_data": {"audio": samples}}, params)
+    flags = ("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32")
+    with running(tmp_path, *flags) as product:
+        prices = ("--input", "0", "--output", "0", "--audio-minute", "0.006")
+        product.manage("set_price", "qwen", *prices)
+        time.sleep(2.5)  # gateways look prices up anew after two seconds
+        client = httpx.Client(
+            base_url=product.base_url,
+            headers={"Authorization": f"Bearer {product.api_key}"},
+            timeout=120,
+        )
+        upload: Any = {"file": ("a.wav", io.BytesIO(data))}
+        stored = client.post("/files", files=upload, data={"purpose": "user_data"}).json()["id"]
+        encoded = base64.b64encode(data).decode()
+        sources: list[dict[str, Any]] = [
+            {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}},
+            {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{encoded}"}},
+            {"audio_url": f"data:audio/wav;base64,{encoded}"},
+            {"type": "audio_url", "file_id": stored},
+        ]
+        body: dict[str, Any] = {
+            "model": "qwen",
+            "max_tokens": 10,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+        def ask(part: dict[str, Any]) -> httpx.Response:
+            parts = [part, {"type": "text", "text": "What?"}]
+            messages = [{"role": "user", "content": parts}]
+            return client.post("/chat/completions", json={**body, "messages": messages})
+
+        for source in sources:
+            answer = ask(source).json()
+            assert answer["choices"][0]["message"]["content"] == result.outputs[0].text, source
+            assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] == 37
+        for part, name in (
+            ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "messages[0].content[0]"),
+            ({"type": "image_url", "image_url": "data:;base64,AAAA"}, "messages[0].content[0]"),
+            ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "messages.0.content"),
+        ):
+            refused = ask(part)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"].startswith(name), refused.text
+
+        def ledger() -> list[tuple[int, int]]:
+            query = "SELECT audio_ms, cost_nanos FROM metering_usageentry WHERE audio_ms > 0"
+            with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
+                return list(database.execute(query))
+
+        wait_for(lambda: len(ledger()) == len(sources))
+        assert ledger() == [(1500, 150_000)] * len(sources)
