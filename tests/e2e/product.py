@@ -111,3 +111,17 @@ def wait_for(condition: Callable[[], object], timeout: float = 60.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"Nothing changed in {timeout} s.")
         time.sleep(0.2)
+
+
+def product_pids(product: Product, program: str) -> list[int]:
+    """Processes of this product in whose command line `program` stands."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().decode(errors="replace")
+            environment = (path.parent / "environ").read_bytes().decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if program in command and str(product.data_dir) in command + environment:
+            pids.append(int(path.parent.name))
+    return pids

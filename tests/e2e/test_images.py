@@ -26,7 +26,7 @@ from PIL import Image
 from engine.multimodal.documents import read_pdf
 from engine.multimodal.processor import open_image
 from engine.multimodal.worker import MEMORY_BYTES
-from tests.e2e.product import Product, running
+from tests.e2e.product import Product, product_pids, running
 from tests.engine.multimodal.hostile_pictures import hostile_pictures
 from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava, picture
 from tests.engine.multimodal.pdfs import pdf
@@ -348,7 +348,7 @@ def test_fault_17_addresses_that_may_not_be_read_are_refused_by_part(
 def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory(
     seeing: Seeing, client: openai.OpenAI, count: int
 ) -> None:
-    (gateway,) = _pids(seeing.product, "manage.py\0up")
+    (gateway,) = product_pids(seeing.product, "manage.py\0up")
     before = _peak_bytes(gateway)
 
     def status(file: tuple[str, bytes]) -> tuple[str, int]:
@@ -369,7 +369,7 @@ def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory
         statuses = Counter(threads.map(status, hostile_pictures(count)))
     assert statuses["bomb", 400]
     assert statuses["palette_with_alpha", 200]
-    workers = _pids(seeing.product, "engine.multimodal.worker")
+    workers = product_pids(seeing.product, "engine.multimodal.worker")
     assert workers
     assert max(map(_peak_bytes, workers)) < MEMORY_BYTES
     assert _peak_bytes(gateway) - before < 300 << 20
@@ -389,31 +389,17 @@ def test_a_killed_engine_goes_on_with_the_picture(seeing: Seeing, client: openai
         "extra_body": {"ignore_eos": True},
     }
     whole = client.chat.completions.create(**arguments).choices[0].message.content
-    (pid,) = _pids(seeing.product, "engine.serving")
+    (pid,) = product_pids(seeing.product, "engine.serving")
     text = ""
     for number, chunk in enumerate(client.chat.completions.create(**arguments, stream=True)):
         text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
         if number == 1:
             os.kill(pid, signal.SIGKILL)
     assert text == whole
-    assert _pids(seeing.product, "engine.serving") != [pid]
+    assert product_pids(seeing.product, "engine.serving") != [pid]
 
 
 def _peak_bytes(pid: int) -> int:
     """The most memory that a process has had."""
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(peak) << 10
-
-
-def _pids(product: Product, program: str) -> list[int]:
-    """Processes of this product in whose command line `program` stands."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().decode(errors="replace")
-            environment = (path.parent / "environ").read_bytes().decode(errors="replace")
-        except OSError:  # it has ended
-            continue
-        if program in command and str(product.data_dir) in command + environment:
-            found.append(int(path.parent.name))
-    return found

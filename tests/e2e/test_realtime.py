@@ -24,8 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 
 from tests.console.browser.conftest import CHROMIUM, FLAGS
-from tests.e2e.product import Product, running, wait_for
-from tests.e2e.test_images import _engine_pids
+from tests.e2e.product import Product, product_pids, running, wait_for
 from tests.e2e.test_speech import wav, words
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
 
@@ -206,13 +205,13 @@ def test_an_engine_that_is_killed_changes_no_word(product: Product, speech: byte
     with connect(product) as socket:
         send(socket, "session.update", session=MANUAL)
         append(socket, speech)
-        (pid,) = _engine_pids(product)
+        (pid,) = product_pids(product, "engine.serving")
         send(socket, "input_audio_buffer.commit")
         receive_until(socket, "input_audio_buffer.committed")
         os.kill(pid, signal.SIGKILL)
         done = receive_until(socket, f"{TRANSCRIPTION}.completed")
     assert words(done["transcript"]) == words(JFK_TEXT)
-    wait_for(lambda: _engine_pids(product) not in ([], [pid]), 60)
+    wait_for(lambda: product_pids(product, "engine.serving") not in ([], [pid]), 60)
 
 
 @pytest.mark.parametrize("count", [25, pytest.param(1_000, marks=pytest.mark.slow)])

@@ -20,8 +20,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.e2e.product import Product, running, wait_for
-from tests.e2e.test_images import _engine_pids
+from tests.e2e.product import Product, product_pids, running, wait_for
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
 
 pytestmark = pytest.mark.xdist_group("speech")
@@ -142,7 +141,7 @@ def test_a_killed_engine_changes_no_word(product: Product, client: openai.OpenAI
     stream = client.audio.transcriptions.create(
         model="whisper", file=("long.wav", data), stream=True
     )
-    (pid,) = _engine_pids(product)
+    (pid,) = product_pids(product, "engine.serving")
     events = []
     for event in stream:
         events.append(event)
@@ -150,7 +149,7 @@ def test_a_killed_engine_changes_no_word(product: Product, client: openai.OpenAI
             os.kill(pid, signal.SIGKILL)
     event = events[-1]
     assert event.type == "transcript.text.done"
-    wait_for(lambda: _engine_pids(product) not in ([], [pid]))
+    wait_for(lambda: product_pids(product, "engine.serving") not in ([], [pid]))
     again = client.audio.transcriptions.create(model="whisper", file=("long.wav", data))
     assert event.text == again.text
     assert words(again.text).count("country") == 24
