@@ -266,17 +266,16 @@ def find_media(
         for page_part in documents.get(param, ()):
             if image := page_part.get(PAGE_IMAGE):
                 sources.append(MediaSource("", param, data=image))
-    limits = {
-        "image": info.max_images if info.sees else 0,
-        "video": info.max_videos,
-        "audio": info.max_audios,
-    }
-    for medium, limit in limits.items():
+    limits = (
+        ("image", "images (parts of type image_url)", info.max_images if info.sees else 0),
+        ("video", "videos (parts of type video_url)", info.max_videos),
+        ("audio", "audio (parts of type audio_url and input_audio)", info.max_audios),
+    )
+    for medium, noun, limit in limits:
         of_kind = [source for source in sources if source.kind == medium]
         if of_kind and not limit:
             raise InvalidRequest(
-                f"The model {info.name} takes no {medium}{'' if medium == 'audio' else 's'} "
-                f"(parts of type {medium}_url).",
+                f"The model {info.name} takes no {noun}.",
                 param=of_kind[0].param,
             )
         if len(of_kind) > limit:

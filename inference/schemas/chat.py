@@ -117,7 +117,9 @@ class ContentPart(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    type: str = Field(description="Kind of part: `text`, `image_url`, `video_url` or `file`.")
+    type: str = Field(
+        description="Kind of part: `text`, `image_url`, `video_url`, `input_audio` or `file`."
+    )
     file_id: str | None = None
     uuid: str | None = None
     text: str | None = Field(default=None, description="Text of a text part.")

@@ -64,17 +64,17 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
             return client.post("/chat/completions", json={**body, "messages": messages})
 
         for source in sources:
-            answer = ask(source).json()
+            answer = ask(source).raise_for_status().json()
             assert answer["choices"][0]["message"]["content"] == result.outputs[0].text, source
             assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] == 37
-        for part, name in (
-            ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "messages[0].content[0]"),
-            ({"type": "image_url", "image_url": "data:;base64,AAAA"}, "messages[0].content[0]"),
-            ({"type": "audio_embeds", "audio_embeds": "AAAA"}, "messages.0.content"),
+        for part in (
+            {"type": "input_audio", "input_audio": {"data": "AAAA"}},
+            {"type": "image_url", "image_url": "data:;base64,AAAA"},
+            {"type": "audio_embeds", "audio_embeds": "AAAA"},
         ):
             refused = ask(part)
             assert refused.status_code == 400
-            assert refused.json()["error"]["param"].startswith(name), refused.text
+            assert refused.json()["error"]["param"] == "messages[0].content[0]", refused.text
 
         def ledger() -> list[tuple[int, int]]:
             query = "SELECT audio_ms, cost_nanos FROM metering_usageentry WHERE audio_ms > 0"

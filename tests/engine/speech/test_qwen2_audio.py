@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,10 @@ from engine import LLM, SamplingParams
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.audio import SAMPLE_RATE
 from engine.multimodal.audio_prompts import AudioProcessor
-from tests.engine.multimodal.models import tokenizer_with
+from engine.multimodal.inputs import ANSWERS, PrepareRequest
+from engine.system.worker_process import WorkerProcess
+from tests.e2e.test_speech import wav
+from tests.engine.multimodal.models import CHAT_TEMPLATE, tokenizer_with
 from tests.engine.speech.models import sound
 
 AUDIO = "<|AUDIO|>"
@@ -26,6 +30,9 @@ def make_qwen2_audio(folder: Path) -> Any:
     """A tiny random model and its processor, saved to a folder."""
     torch.manual_seed(0)
     tokenizer = tokenizer_with("<|audio_bos|>", AUDIO, "<|audio_eos|>")
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "{% elif", "{% elif part['type'] == 'audio' %}<|AUDIO|>{% elif", 1
+    )
     config = tf.Qwen2AudioConfig(
         audio_config={
             "num_mel_bins": 80,
@@ -146,3 +153,25 @@ def test_tokens_are_counted_as_transformers_counts_them(
         samples = sound(1, SECONDS)[:count]
         ids = reference(text=AUDIO, audio=samples, sampling_rate=SAMPLE_RATE)["input_ids"][0]
         assert processor.prepare(samples).num_vectors == len(ids), count
+
+
+def test_the_media_worker_prepares_files_of_sound(
+    qwen2_audio: tuple[Path, list[list[int]]],
+) -> None:
+    worker = WorkerProcess("engine.multimodal.worker", "media worker")
+
+    def prepare(data: bytes, **fields: Any) -> Any:
+        request = PrepareRequest(str(qwen2_audio[0]), data, kind="audio", **fields)
+        return ANSWERS.decode(worker.request(msgspec.msgpack.encode(request), 60) or b"")
+
+    try:
+        prepared = prepare(wav(sound(1, 1.5)))
+        assert (prepared.kind, prepared.num_vectors, prepared.seconds) == ("audio", 37, 1.5)
+        for data, options, message in (
+            (wav(sound(1, 40)), {}, "at most 2 s"),
+            (b"no sound", {}, "can't be read"),
+            (wav(sound(1)), {"size": 1}, "change nothing"),
+        ):
+            assert message in prepare(data, options=options).message
+    finally:
+        worker.close()
