@@ -279,12 +279,12 @@ class InputProcessor:
             return
         kinds = Counter(item.kind for item in message.media)
         facts, config = self._facts, self._config
-        for kind, is_taken, noun in (
+        for kind, is_supported, noun in (
             ("audio", facts.hears, "audio"),
             ("image", facts.sees, "images"),
             ("video", facts.takes_videos, "videos"),
         ):
-            if kinds[kind] and not is_taken:
+            if kinds[kind] and not is_supported:
                 raise InvalidRequest(f"{config.name} takes no {noun}.", param="messages")
         limits = {
             "image": config.max_images,
