@@ -16,7 +16,6 @@ from engine.multimodal.inputs import encode_tensors, media_digest
 from engine.multimodal.processor import PreparedMedia
 from engine.multimodal.sound_files import decode_sound
 from engine.multimodal.sound_processor import read_samples
-from engine.text import load_tokenizer
 
 #: Frames of a window that hold sound, not padding: int64 [1].
 NUM_FRAMES = "num_frames"
@@ -44,12 +43,17 @@ class AudioProcessor:
     @classmethod
     def from_folder(cls, folder: str | Path) -> AudioProcessor:
         """Of a model's folder. Raises `ModelLoadError` for a model that doesn't hear."""
+        from transformers import AutoTokenizer
+
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
         if config.get("model_type") != "qwen2_audio":
             raise ModelLoadError(f"{folder} takes no audio.", param="model")
         audio = config.get("audio_config") or {}
         token_id = int(config.get("audio_token_index", config.get("audio_token_id", 151646)))
-        token = load_tokenizer(Path(folder)).id_to_piece(token_id)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+        token = str(tokenizer.convert_ids_to_tokens(token_id))
         num_states = int(audio.get("max_source_positions", 1500))
         return cls(int(audio.get("num_mel_bins", 128)), 2 * num_states, token, token_id)
 

@@ -41,39 +41,40 @@ def main() -> int:
     from engine.multimodal.audio import HOP, SAMPLE_RATE, stretch_powers
     from engine.multimodal.audio_prompts import AudioProcessor
     from engine.multimodal.documents import read_pdf
-    from engine.multimodal.processor import MediaProcessor, PreparedMedia, open_image
+    from engine.multimodal.processor import MediaProcessor, open_image
     from engine.multimodal.sound_files import split_sound
     from engine.multimodal.video_files import read_video
 
-    processors: OrderedDict[tuple[str, str], MediaProcessor] = OrderedDict()
+    processors: OrderedDict[tuple[str, str], MediaProcessor | AudioProcessor] = OrderedDict()
     encode = msgspec.msgpack.Encoder().encode
     requests_decoder = msgspec.msgpack.Decoder[
         PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest
     ](PrepareRequest | PrepareSoundRequest | PrepareDocumentRequest)
 
     def prepare_picture(request: PrepareRequest) -> PreparedPicture:
-        if request.kind == "audio":
+        key = request.folder, request.version
+        if key not in processors:
+            hears = request.kind == "audio"
+            folder = request.folder
+            processors[key] = (
+                AudioProcessor.from_folder(folder) if hears else MediaProcessor(folder)
+            )
+            if len(processors) > _MAX_PROCESSORS:
+                processors.popitem(last=False)
+        processors.move_to_end(key)
+        processor = processors[key]
+        if isinstance(processor, AudioProcessor):
             if request.options:
                 raise InvalidRequest(
                     "mm_processor_kwargs change nothing of audio: leave them out.",
                     param="mm_processor_kwargs",
                 )
-            return answer_of(AudioProcessor.from_folder(request.folder).prepare_file(request.data))
-        key = request.folder, request.version
-        if key not in processors:
-            processors[key] = MediaProcessor(request.folder)
-            if len(processors) > _MAX_PROCESSORS:
-                processors.popitem(last=False)
-        processors.move_to_end(key)
-        processor = processors[key]
-        if request.kind == "video":
+            prepared = processor.prepare_file(request.data)
+        elif request.kind == "video":
             video = read_video(request.data, request.sampling)
             prepared = processor.prepare_video(video, request.options)
         else:
             prepared = processor.prepare(open_image(request.data), request.options)
-        return answer_of(prepared)
-
-    def answer_of(prepared: PreparedMedia) -> PreparedPicture:
         return PreparedPicture(
             kind=prepared.kind,
             digest=prepared.digest,
