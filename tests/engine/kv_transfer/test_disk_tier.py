@@ -213,6 +213,7 @@ def test_no_fault_of_the_folder_gives_a_wrong_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_none_of_10_000_faults_of_the_folder_gives_a_wrong_block(tmp_path: Path) -> None:
     faults(10_000, 2, tmp_path)
 
