@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -34,10 +35,15 @@ class LastStep(NamedTuple):
 
 
 class SharedStepRecord:
-    """A supervisor's side: memory shared with a replica process, read after its death."""
+    """A supervisor's side: memory shared with a replica process, read after its death.
+
+    The memory is released with the last reference.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        # The slot and the thread that watches the process both read it, whichever is first.
+        weakref.finalize(self, os.close, fd)
 
     @classmethod
     def create(cls) -> Self | None:
@@ -74,10 +80,6 @@ class SharedStepRecord:
         """Why the replica ended by itself; "": it didn't say."""
         text = os.pread(self.fd, _FAULT_BYTES, _FAULT_START).rstrip(b"\0")
         return text.decode(errors="ignore")
-
-    def close(self) -> None:
-        """Release the memory."""
-        os.close(self.fd)
 
 
 class SharedStepWriter:

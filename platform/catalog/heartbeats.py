@@ -89,14 +89,11 @@ def watch_process_exit(
     prefix: str,
     record: SharedStepRecord | None = None,
 ) -> None:
-    """Have a thread tell of the process's death the moment it happens, and close its record."""
+    """Have a thread tell of the process's death the moment it happens."""
 
     def wait() -> None:
         process.await_death()
-        last = None
-        if record is not None:
-            last = record.read()
-            record.close()
+        last = record.read() if record is not None else None
         try:
             publish_replica_exit(client, prefix, replica_id, process.pid, last)
         except redis.RedisError as error:

@@ -74,7 +74,7 @@ class ReplicaSlot:
         self.model_name = model_name
         self.command, self.cwd, self.config = list(command), cwd, asked
         self.process: ManagedProcess | None = None
-        #: What the process says of each step before it; whoever looks after its end takes it over.
+        #: What the process says of each step before it.
         self.record: SharedStepRecord | None = None
         self.last_pid = 0
         #: An incarnation in the place of that which the process hasn't told yet.
@@ -153,8 +153,6 @@ class ReplicaSlot:
         except BaseException:
             if ours is not None:
                 os.close(ours)
-            if record is not None:
-                record.close()
             raise
         finally:
             if its is not None:
@@ -188,7 +186,7 @@ class ReplicaSlot:
         reason = STOPPED_BY_SIGNAL if self.process.was_frozen else describe_exit(status)
         if self.record is not None and (fault := self.record.read_fault()):
             reason += f": {fault}"
-        self.process = None
+        self.process = self.record = None
         if not self.stopping:
             self._record_exit(self._killed_because or reason, starts_again=status != EXIT_CONFIG)
         return True

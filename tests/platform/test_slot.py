@@ -1,12 +1,16 @@
 """When a replica is started again."""
 
 import sys
+import threading
 import time
+import weakref
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 from django.conf import settings
 
+from catalog.heartbeats import watch_process_exit
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, ReplicaSlot, backoff
 from engine.contract.messages import (
@@ -109,6 +113,23 @@ def test_what_a_replica_says_of_its_end_is_shown(clock: Clock) -> None:
     slot.start_if_due(occupied=False)
     run_until_dead(slot)
     assert slot.last_exit == "the replica exited with status 70: Rank 1 was ended by signal 9."
+
+
+def test_fault_101_an_end_that_its_watcher_has_seen_already_is_noticed(clock: Clock) -> None:
+    slot = slot_with("raise SystemExit(1)", clock)
+    slot.start_if_due(occupied=False)
+    assert slot.process is not None
+    assert slot.record is not None
+    # Nothing of the replica stands in Redis: the watcher reads the record and says nothing.
+    redis = Mock(get=Mock(return_value=None))
+    watch_process_exit(slot.process, "r", redis, "", slot.record)
+    (watcher,) = (one for one in threading.enumerate() if one.name == f"watch-{slot.last_pid}")
+    watcher.join(60)
+    assert not watcher.is_alive()
+    record = weakref.ref(slot.record)
+    run_until_dead(slot)
+    assert slot.last_exit == "the replica exited with status 1"
+    assert record() is None  # its memory is released
 
 
 def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,11 +29,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def record() -> Iterator[SharedStepRecord]:
+def record() -> SharedStepRecord:
     made = SharedStepRecord.create()
     assert made is not None
-    yield made
-    made.close()
+    return made
 
 
 @pytest.mark.system
@@ -93,4 +91,3 @@ def test_a_replica_says_why_it_ends() -> None:
     writer.write(["a"])
     assert record.read_fault().startswith("Rank 1 was ended by signal 9. ……")
     assert record.read().request_ids == ["a"]
-    record.close()
