@@ -229,9 +229,6 @@ class TransformersModel:
         arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": cache is not None}
         if cache is not None:
             arguments[self.cache_argument] = cache
-        if context.encoder_embeds is not None:
-            del arguments["input_ids"]
-            arguments["inputs_embeds"] = self._embed(token_ids, *context.encoder_embeds)
         if "position_ids" in self._arguments:
             arguments["position_ids"] = context.positions.view(token_ids.shape)
         if rows is not None and "logits_to_keep" in self._arguments:
@@ -240,6 +237,9 @@ class TransformersModel:
         sequences, tokens = token_ids.shape
         step.begin((sequences, tokens), context.adapters, arguments.get("logits_to_keep"))
         try:
+            if context.encoder_embeds is not None:
+                del arguments["input_ids"]
+                arguments["inputs_embeds"] = self._embed(token_ids, *context.encoder_embeds)
             with use_handler(run):
                 logits: Tensor = self.model(**arguments).logits
         finally:

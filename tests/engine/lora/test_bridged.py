@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from engine import LLM, LoRARequest
+from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.errors import InvalidRequest
 from engine.lora.check import check_adapter
 from engine.models.lora import NO_ADAPTERS
 from engine.transformers_backend.lora import LoraForwardState
 from engine.transformers_backend.model import TransformersModel
+from tests.engine.multimodal.models import IMAGE_TOKEN, expected, llava_next, picture
 from tests.survey.bridged import BRIDGED, STATEFUL
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
-from .peft_oracle import PeftOracle, make_adapter, prompts
+from .peft_oracle import PeftOracle, make_adapter, prompts, save
 from .test_peft_equality import FEW, generate
 from .test_peft_equality import serve as serve_any
 
@@ -178,3 +179,34 @@ def test_modules_that_are_given_other_rows_than_tokens_refuse(tmp_path: Path) ->
     folder = make_adapter(tmp_path / "model", tmp_path / "a", target_modules=["up_proj"])
     with pytest.raises(InvalidRequest, match=r"layers\.0\.mlp\.up_proj.* belongs to no module"):
         generate(llm, [([5], LoRARequest("a", 1, str(folder)))], 1)
+
+
+def test_a_picture_takes_no_adapter_of_the_embedding_from_its_batch(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model, processor = llava_next(tmp_path / "model")
+    torch.manual_seed(0)
+    options = LoraConfig(lora_alpha=64, init_lora_weights=False, target_modules=["embed_tokens"])
+    adapted = get_peft_model(model, options).eval()
+    save(adapted, tmp_path / "a")
+    llm = LLM(
+        str(tmp_path / "model"),
+        dtype="float32",
+        model_impl="transformers",
+        num_gpu_blocks_override=256,
+        enable_lora=True,
+    )
+    image = picture(1, 60, 40)
+    prompts: list[Any] = [
+        {"prompt": "Words alone"},
+        {"prompt": f"See {IMAGE_TOKEN} here.", "multi_modal_data": {"image": [image]}},
+    ]
+    results = llm.generate(
+        prompts,
+        SamplingParams(temperature=0, max_tokens=FEW, ignore_eos=True),
+        lora_request=[LoRARequest("a", 1, str(tmp_path / "a"))] * 2,
+    )
+    assert [list(result.outputs[0].token_ids) for result in results] == [
+        expected(adapted.base_model.model, processor, prompt["prompt"], images, FEW)
+        for prompt, images in zip(prompts, ([], [image]), strict=True)
+    ]
