@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -467,24 +468,28 @@ class MediaPool:
 
     async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
         """Ask a worker and charge the caller the time that it took."""
-        job = self._preparers.submit(
-            caller.tenant, lambda: self._ask_worker(request, timeout_s, kind)
-        )
-        answer, seconds = await asyncio.wrap_future(job)
-        await charge_media(caller, seconds=seconds)
+        loop = asyncio.get_running_loop()
+
+        def ask() -> tuple[Answer, Future[None]]:
+            started = time.perf_counter()
+            answer = self._ask_worker(request, timeout_s, kind)
+            # From here: a client that has gone away is charged, too.
+            charge = charge_media(caller, seconds=time.perf_counter() - started)
+            return answer, asyncio.run_coroutine_threadsafe(charge, loop)
+
+        answer, charged = await asyncio.wrap_future(self._preparers.submit(caller.tenant, ask))
+        await asyncio.shield(asyncio.wrap_future(charged))
         return answer
 
-    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> tuple[Answer, float]:
-        """In one of the threads, each of which has a worker. Returns its seconds, too."""
+    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> Answer:
+        """In one of the threads, each of which has a worker."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
-        started = time.perf_counter()
         answer = worker.request(request, timeout_s)
-        seconds = time.perf_counter() - started
         if answer is None:
-            return Refusal(f"The {kind} takes too much time or memory to be read."), seconds
-        return ANSWERS.decode(answer), seconds
+            return Refusal(f"The {kind} takes too much time or memory to be read.")
+        return ANSWERS.decode(answer)
 
 
 async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import pytest
 from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
-from engine.multimodal.inputs import folder_version
+from engine.multimodal.inputs import Refusal, folder_version
+from inference.rendering import media
 from inference.rendering.media import MediaOptions, MediaPool, MediaSource, _read, find_media
 from inference.schemas.chat import ChatRequest
+from tenants.caller import Caller
 from tests.engine.multimodal.models import qwen2_vl
 from tests.engine.multimodal.test_videos import encoded
 from tests.platform.callers import CALLER
@@ -210,3 +214,30 @@ async def test_a_video_is_prepared_once_for_each_way_to_sample_it(tmp_path: Path
         with pytest.raises(InvalidRequest) as refused:
             await pool.prepare(source, options, str(tmp_path), CALLER)
         assert refused.value.param == param
+
+
+async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, loop = MediaPool(), asyncio.get_running_loop()
+    begun, charged, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    def read(*arguments: Any) -> Refusal:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(120)
+        return Refusal("no sound")
+
+    async def charge(caller: Caller, *, seconds: float) -> None:
+        assert caller is CALLER
+        assert seconds > 0
+        charged.set()
+
+    monkeypatch.setattr(pool, "_ask_worker", read)
+    monkeypatch.setattr(media, "charge_media", charge)
+    asking = asyncio.ensure_future(pool.prepare_sound(b"RIFF", 80, 100, CALLER))
+    await begun.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    go_on.set()
+    await asyncio.wait_for(charged.wait(), 120)
