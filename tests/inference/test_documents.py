@@ -135,7 +135,7 @@ async def test_media_over_a_keys_limit_are_refused_by_part_before_they_are_read(
     async with gateway.serving(gateway.scripted(says(tokenizer, "dogs"))):
         assert (await ask(gateway, question, part, part)).status == 200
         monkeypatch.setattr(media, "_read", lambda source: pytest.fail("it was read"))
-        for parts in ([question, part], [question, part, part, part]):
+        for parts in ([question, part, part], [question, part, part, part]):
             refused = await ask(gateway, *parts)
             error = refused.json()["error"]
             assert (refused.status, error["code"]) == (429, "rate_limit_exceeded")

@@ -338,7 +338,7 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return encoded
 
 
-def test_newlines_around_a_picture_are_tokenized_as_onegenerate_tokens() -> None:
+def test_newlines_around_a_picture_are_tokenized_as_one_run() -> None:
     class Newlines:
         """1, 2 and 3 newlines are a token each, and other characters."""
 
