@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import httpx
 import pytest
 from django.core.management import CommandError, call_command
 
+from common.commands import ProgressBar
 from config.batch_client import BatchClient, NoServer, private_server
-from config.management.commands.run_batch import Command
+from config.management.commands.run_batch import Command, _counted
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import manage, tiny_model_folder
 
@@ -105,3 +107,11 @@ async def test_what_a_proxy_says_instead_is_an_error() -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     with pytest.raises(NoServer, match="nonsense"), private_server(["--nonsense"]):
         pytest.fail("it started")
+
+
+def test_requests_may_come_from_a_pipe() -> None:
+    end, start = os.pipe()
+    os.write(start, b"1\n2\n")
+    os.close(start)
+    with os.fdopen(end, "rb") as lines, ProgressBar("Requests sent") as bar:
+        assert list(_counted(lines, bar)) == [b"1\n", b"2\n"]

@@ -99,12 +99,13 @@ class Command(QuireCommand):
 
 
 def _counted(lines: IO[bytes], bar: ProgressBar) -> Iterator[bytes]:
-    """The lines, with the share of the file's bytes that was read in the bar."""
+    """The lines, with the share of the file's bytes that was read in the bar; a pipe has none."""
     total_bytes, num_bytes = os.fstat(lines.fileno()).st_size, 0
     for line in lines:
         yield line
         num_bytes += len(line)
-        bar.show(num_bytes / total_bytes)
+        if total_bytes:
+            bar.show(num_bytes / total_bytes)
 
 
 def _flags(options: dict[str, Any]) -> list[str]:
