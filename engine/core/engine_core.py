@@ -126,6 +126,11 @@ class EngineCore:
         )
         self._kv_admission = KVAdmission(self.scheduler.num_cached_tokens)
         self._entrance = RequestAdmission(self._admission, self.structured, self._kv_admission)
+        #: Ranks of a launcher plan by themselves. What one has in an earlier step than another
+        #: would give each of them other tokens.
+        self._plans_alike = (
+            config.world_size > 1 and config.distributed_executor_backend == "external_launcher"
+        )
         self._counters = EngineStatsCollector(self.scheduler)
         self._outputs = OutputProcessor(
             self.scheduler,
@@ -420,7 +425,9 @@ class EngineCore:
     def _admit_ready(self) -> list[TokenDelta]:
         """Queue the requests that wait for nothing any more; answer those that can't be served."""
         deltas: list[TokenDelta] = []
-        for request, error in self._entrance.poll_ready(self._is_idle):
+        for request, error in (
+            self._wait_for_all() if self._plans_alike else self._entrance.poll_ready(self._is_idle)
+        ):
             if error is None:
                 self._queue(request)
                 continue
@@ -428,6 +435,13 @@ class EngineCore:
                 if not sequence.finished:  # a search's beams end together
                     deltas += self._outputs.reject(sequence, error)
         return deltas
+
+    def _wait_for_all(self) -> list[tuple[Request, QuireError | None]]:
+        """As they came, with all that is compiled or loaded for them."""
+        ready = list(self._entrance.poll_ready(lambda: True))
+        while self.structured.has_pending or any(self.adapters.loading_adapters):
+            ready += self._entrance.poll_ready(lambda: True)
+        return sorted(ready, key=lambda entry: entry[0].sequences[0].seq_id)
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to run."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import EngineFault, InvalidRequest, QuireError
+from engine.contract.errors import ConfigError, EngineFault, InvalidRequest, QuireError
 from engine.contract.lora import LoRARequest
 from engine.contract.messages import PAUSE_MODES
 from engine.contract.pooling_params import PoolingParams
@@ -79,6 +79,12 @@ class AsyncLLM:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.distributed_executor_backend == "external_launcher":
+            raise ConfigError(
+                "distributed_executor_backend=external_launcher can't be used with AsyncLLM: ranks "
+                "would get requests in different steps. Use LLM.",
+                param="distributed_executor_backend",
+            )
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._dead: BaseException | None = None
