@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -86,7 +87,8 @@ async def _has_replicas(client: EngineClient, model: str, size: int) -> bool:
     await client.start()
     await client.watchman.tick()
     replicas = client.fleet.of_model(model)
-    return bool(replicas) and len(replicas) % size == 0 and all(r.ready for r in replicas)
+    counts = Counter(r.heartbeat.replica_id.partition("@")[2] for r in replicas)  # by node
+    return set(counts.values()) == {size} and all(r.ready for r in replicas)
 
 
 class IsScalingView(OperatorView):

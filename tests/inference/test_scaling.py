@@ -41,8 +41,14 @@ async def test_replicas_are_added_and_the_answer_comes_once_they_are_ready(
             assert (await operator.get("/get_world_size")).json() == {"world_size": 2}
             one = await operator.get("/get_world_size?include_dp=false")
             assert one.json() == {"world_size": 1}
+            early = await operator.post(
+                "/scale_elastic_ep", {"new_data_parallel_size": 1, "drain_timeout": 1}
+            )
+            assert early.status == 503  # both are still there
+        fewer = await operator.post("/scale_elastic_ep", {"new_data_parallel_size": 1})
+        assert fewer.status == 200
     (row,) = [row async for row in ServedModel.objects.all()]
-    assert row.num_replicas == 2
+    assert row.num_replicas == 1
 
 
 async def test_a_size_is_refused_by_its_name_and_others_may_not_scale(gateway: Gateway) -> None:
