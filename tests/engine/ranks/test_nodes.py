@@ -100,6 +100,22 @@ def test_a_node_joins_each_engine_in_turn(model_folder: Folder) -> None:
                 assert not failures
 
 
+def test_a_node_starts_its_ranks_from_any_folder(tmp_path: Path) -> None:
+    options = {**on_two_nodes("127.0.0.1", 1), "node_rank": 1}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "manage.py"), "up", "--headless", *words], cwd=tmp_path
+    ) as node:
+        children = Path(f"/proc/{node.pid}/task/{node.pid}/children")
+        try:
+            while not children.read_text():
+                assert node.poll() is None
+                time.sleep(0.1)
+        finally:
+            node.terminate()
+        assert node.wait(60) == 0
+
+
 @contextmanager
 def two_machines() -> Iterator[tuple[str, str, str]]:
     """Two network namespaces, joined by a cable; the first one's name, address, the second's."""

@@ -175,6 +175,7 @@ class Command(QuireCommand):
             raise CommandError(error.message) from error
         if not config.node_rank:
             raise CommandError("--headless needs --nnodes and a --node-rank from 1 on.")
+        os.chdir(settings.BASE_DIR)
         arguments = ["-m", "engine.executor.node", json.dumps(ranks)]
         os.execve(sys.executable, [sys.executable, *arguments], os.environ)  # noqa: S606
 
