@@ -435,7 +435,8 @@ class OffloadingConnector(KVConnectorBase):
         read_s = 0.0
         if self.storage is not None:
             tier = self.storage.tier
-            read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS)) * self._num_groups
+            read_s = min(tier.measure_read() for _ in range(_NUM_MEASUREMENTS))
+            read_s *= len(self._growing_groups)
         self._saved_s_per_token = max(0.0, compute_s - load_s - read_s) / self._block_size
         if self._saves:
             self._loads_host = self._loads_host and load_s < compute_s
@@ -447,16 +448,19 @@ class OffloadingConnector(KVConnectorBase):
         )  # fmt: skip
 
     @property
-    def _num_groups(self) -> int:
-        """Number of blocks that `block_size` tokens have; a state is loaded once."""
-        return max(1, sum(group.kind != "state" for group in self._layout.groups))
+    def _growing_groups(self) -> list[int]:
+        """The groups whose blocks `block_size` tokens fill. A state is loaded once, so it counts
+        only where no layer attends.
+        """
+        groups = self._layout.groups
+        return [index for index, group in enumerate(groups) if group.layers] or [len(groups) - 1]
 
     def _measure_load(self) -> float:
         """Seconds that it takes to load the blocks of `block_size` tokens; none may be in use
         yet.
         """
         started = time.perf_counter()
-        for group in range(self._num_groups):
+        for group in self._growing_groups:
             self._buffers.write(group, 0, self._buffers.read(group, 0))
         return time.perf_counter() - started
 

@@ -74,6 +74,19 @@ def test_windows_states_and_latents_are_loaded_and_give_the_same_tokens(
     core.shutdown()
 
 
+@pytest.mark.parametrize("name", ["qwen2-window", "granite4", "mamba2"])
+def test_blocks_of_a_hybrid_are_loaded_once_that_has_been_measured_to_be_faster(
+    hybrid: Folder, name: str
+) -> None:
+    core = make(hybrid(name), kv_offloading_size=0.05)
+    connector_of(core).set_prefill_pace(3600.0)
+    prompts = {"a": prompt(1, 70)}
+    expected = run(core, prompts)
+    forget_all(core)
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_matched_tokens == 64
+
+
 @pytest.mark.parametrize("name", ["mistral", "qwen2-window", "lfm2", "mamba2"])
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_later_turns_load_what_earlier_ones_have_left(
