@@ -232,9 +232,10 @@ class DiskTier(StorageTier):
             self.close()
             return False
         with self._index_lock:
-            self._ends[name] = start + len(sealed)
-            self._count_bytes(name, owner, num_bytes)
-            self._index[key] = Location(name, start, len(sealed), nonce)
+            if self._ends.get(name) == offset:  # a refresh of another thread hasn't indexed it
+                self._ends[name] = start + len(sealed)
+                self._count_bytes(name, owner, num_bytes)
+                self._index[key] = Location(name, start, len(sealed), nonce)
         return True
 
     def _reserve(self, num_bytes: int, is_excess: bool) -> tuple[int, str, int]:

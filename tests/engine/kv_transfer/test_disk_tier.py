@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from engine.contract.errors import ConfigError
+from engine.kv_transfer import disk_tier
 from engine.kv_transfer.disk_tier import NUM_SEGMENTS, SUFFIX, DiskTier
+from engine.kv_transfer.storage_tier import HEADER, TAG_BYTES
 
 BLOCK = 1000
 #: Each segment holds three blocks.
@@ -86,6 +88,23 @@ def test_a_tenant_cannot_push_out_of_a_folder_what_is_within_another_ones_share(
     for seed in range(2000, 2100):
         assert reopened.write(key(seed), block(seed), "n", "large")
     assert all(is_intact(reopened, seed) for seed in range(30))
+
+
+def test_bytes_of_a_tenant_are_counted_once_when_a_block_is_indexed_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = DiskTier(tmp_path, CAPACITY, BLOCK)
+    write_all = disk_tier._write_all
+
+    def write_and_refresh(descriptor: int, data: bytes, offset: int) -> None:
+        write_all(descriptor, data, offset)
+        tier.refresh()
+
+    monkeypatch.setattr(disk_tier, "_write_all", write_and_refresh)
+    for seed in range(10):
+        assert tier.write(key(seed), block(seed), "n", "a")
+    assert all(is_intact(tier, seed) for seed in range(10))
+    assert sum(tier._owner_bytes.values()) == 10 * (HEADER.size + BLOCK + TAG_BYTES)
 
 
 def test_replicas_share_a_folder_and_its_budget(tmp_path: Path) -> None:
