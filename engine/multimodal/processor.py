@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Larger pictures are refused before a pixel is decoded: Pillow's own limit, of a bomb.
 MAX_PIXELS = 89_478_485
+#: Of a picture's longer side to its shorter one, as Qwen's processors have it: a processor that
+#: brings the shorter side to its model's size makes gigabytes of a sliver.
+MAX_ASPECT_RATIO = 200
 #: Options of image processors that decide what comes out in which form, and where.
 _FIXED_OPTIONS = {
     "return_tensors",
@@ -92,7 +95,7 @@ class PreparedMedia:
 def open_image(data: bytes, param: str = "messages") -> Image:
     """A picture from a file's bytes, upright, in RGB on white.
 
-    Raises `InvalidRequest` for what is no picture, is damaged, or has too many pixels.
+    Raises `InvalidRequest` for what is no picture, is damaged, has too many pixels, or is a sliver.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -102,6 +105,12 @@ def open_image(data: bytes, param: str = "messages") -> Image:
             if width * height > MAX_PIXELS:
                 raise InvalidRequest(
                     f"The image has {width} x {height} pixels; at most {MAX_PIXELS} are taken.",
+                    param=param,
+                )
+            if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+                raise InvalidRequest(
+                    f"The image has {width} x {height} pixels; the longer side may be at most "
+                    f"{MAX_ASPECT_RATIO} times the shorter one.",
                     param=param,
                 )
             upright = ImageOps.exif_transpose(image)

@@ -97,6 +97,14 @@ def test_fault_36_a_bomb_is_refused_before_it_is_decoded(width: int, height: int
     assert width * height > MAX_PIXELS
 
 
+@pytest.mark.parametrize("size", [(1, 201), (201, 1), (3, 40_000), (1, 1_000_000)])
+def test_fault_36_a_sliver_is_refused_before_it_is_enlarged(size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{size[0]} x {size[1]} pixels; .* at most 200 times"):
+        open_image(encoded(Image.new("RGB", size), "PNG"))
+    at_limit = (min(size[0], 200), min(size[1], 200))
+    assert open_image(encoded(Image.new("RGB", at_limit), "PNG")).size == at_limit
+
+
 @pytest.mark.parametrize(
     "data",
     [
