@@ -10,6 +10,7 @@ import pytest
 
 from engine import LLM
 from engine.contract.errors import ModelLoadError
+from engine.transformers_backend.vision import TransformersVisionModel
 from tests.engine.multimodal.bridged_models import (
     deepseek_vl,
     idefics2,
@@ -53,6 +54,22 @@ def test_tokens_equal_those_of_transformers_together_cached_and_cut(
         assert generate_tokens(llm, prompts) == wanted
         assert generate_tokens(llm, prompts) == wanted
         assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
+
+
+def test_the_trial_at_load_takes_three_steps_however_many_tokens_a_picture_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FAMILIES["llava_next"](tmp_path)
+    forward, steps = TransformersVisionModel.forward, []
+
+    def counted(self: Any, token_ids: Any, context: Any) -> Any:
+        if context.encoder_embeds is not None:
+            steps.append(len(token_ids))
+        return forward(self, token_ids, context)
+
+    monkeypatch.setattr(TransformersVisionModel, "forward", counted)
+    LLM(str(tmp_path), model_impl="transformers", **OPTIONS)
+    assert steps == [80, 41, 39]
 
 
 @pytest.mark.parametrize(
