@@ -22,7 +22,12 @@ function showModel(row, model) {
   if (load) load.hidden = model.loaded;
 }
 
-function showVerdict(box, { text, tone, problems }) {
+let shown = "";
+
+function showVerdict(box, verdict) {
+  if (shown === JSON.stringify(verdict)) return; // screen readers say again what is written anew
+  shown = JSON.stringify(verdict);
+  const { text, tone, problems } = verdict;
   box.className = `notice verdict-line ${tone}`;
   box.querySelector("strong").textContent = text;
   const list = box.querySelector(".problems");
