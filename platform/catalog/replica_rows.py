@@ -12,6 +12,8 @@ from engine.contract.messages import Heartbeat
 
 #: `last_seen` is written this often when nothing else changed.
 REFRESH = timedelta(seconds=5)
+#: Detail of a replica that stopped without a word, as with its host.
+LOST = "was not seen any more"
 
 
 def state_of(beat: Heartbeat) -> ReplicaState:
@@ -69,9 +71,7 @@ def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[in
     lost = Replica.objects.filter(
         state__in=(*LIVE_STATES, ReplicaState.FAILED), last_seen__lt=long_ago
     )
-    lost.exclude(replica_id__in=seen).update(
-        state=ReplicaState.STOPPED, detail="was not seen any more"
-    )
+    lost.exclude(replica_id__in=seen).update(state=ReplicaState.STOPPED, detail=LOST)
 
 
 def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
+from datetime import timedelta
 
-from catalog.models import Replica, ReplicaState, ServedModel
+import pytest
+from django.utils import timezone
+
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.replica_rows import LOST
+from console.views.home import this_host
 from engine.contract.replica_state import Numerics, ProcessStats
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
@@ -61,3 +68,39 @@ def test_others_are_refused_and_see_no_link(login: Login, beat: Beat) -> None:
     for path in ("/console/", "/console/models/"):
         assert "/console/nodes/" not in ada.get(path).content.decode()
         assert "/console/nodes/" in login("root").get(path).content.decode()
+
+
+def test_one_line_says_whether_all_is_well_and_which_node_is_silent_or_full(
+    login: Login, beat: Beat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quill, now = ServedModel.objects.get(name="quill"), timezone.now()
+    root = login("root")
+    host = replace(this_host(), free_disk=50, total_disk=100, free_memory=50, total_memory=100)
+    monkeypatch.setattr("console.views.nodes.this_host", lambda: host)
+    beat(heartbeat("quill-0", host=host.name))
+    page = root.get("/console/nodes/").content.decode()
+    assert "All is well on 1 node." in page
+    full = {"num_requests_waiting": 3, "kv_cache_usage_perc": 0.99}
+    beat(heartbeat("quill-0", host=host.name, stats=full))
+    monkeypatch.setattr("console.views.nodes.this_host", lambda: replace(host, free_disk=4))
+    lost = {"served_model": quill, "state": ReplicaState.STOPPED, "detail": LOST}
+    seen = now - timedelta(hours=1)
+    Replica.objects.create(replica_id="quill-1", host="gpu-1", last_seen=seen, **lost)
+    seen_earlier = now - timedelta(days=2)
+    Replica.objects.create(replica_id="quill-2", host="gpu-2", last_seen=seen_earlier, **lost)
+    page = root.get("/console/nodes/")
+    problems = {
+        node.name: [(problem.text, problem.since) for problem in node.problems]
+        for node in page.context["nodes"]
+    }
+    assert problems == {
+        host.name: [
+            ("the KV cache of quill-0 is full, 3 waiting", None),
+            ("4.0 % of the disk is free", None),
+        ],
+        "gpu-1": [("silent", seen)],
+    }
+    assert "2 of 2 nodes need attention." in page.content.decode()
+    quill.desired_state = DesiredState.UNLOADED
+    quill.save()
+    assert len(root.get("/console/nodes/").context["nodes"]) == 1

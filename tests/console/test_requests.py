@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -415,3 +416,35 @@ def test_a_list_with_filters_says_nothing_of_newer_requests(login: Login, reques
     page = client.get("/console/requests/?tenant=acme&model=nothing").content.decode()
     assert "data-newest" not in page
     assert "No request matches." in page
+
+
+def test_one_line_says_how_the_last_hour_went(login: Login, requests: None) -> None:
+    def line(query: str = "") -> str:
+        page = login("ada").get(f"/console/requests/?tenant=acme{query}").content.decode()
+        lead = page.partition('<p class="page-lead">')[2].partition("</p>")[0]
+        return re.sub("<[^>]+>", "", lead)
+
+    RequestEntry.objects.all().delete()
+    assert line() == "No request in the last hour."
+    make("one", "acme", RequestTrace(), status=200, duration_ms=12_340.0)
+    assert line() == "1 request in the last hour, none failed, slowest 12.3 s."
+    make("two", "acme", RequestTrace(), status=503, duration_ms=40.0)
+    make("other", "rival", RequestTrace(), status=503, duration_ms=90_000.0)
+    make("old", "acme", RequestTrace(), status=503, duration_ms=90_000.0)
+    an_hour_ago = timezone.now() - timedelta(hours=1)
+    RequestEntry.objects.filter(request_id="old").update(started_at=an_hour_ago)
+    text = "2 requests in the last hour, 1 failed, slowest 12.3 s."
+    assert line() == line("&model=nothing") == text
+
+
+def test_filters_seldom_used_are_behind_a_button_and_open_when_invalid(
+    login: Login, requests: None
+) -> None:
+    client = login("ada")
+    page = client.get("/console/requests/?tenant=acme&user=ada")
+    form = page.context["form"]
+    assert [field.name for field in form.usual_fields] == ["id", "model", "status", "slower_ms"]
+    assert {chip["label"] for chip in page.context["chips"]} == {"Person: ada"}
+    assert '<details class="rare-filters">' in page.content.decode()
+    page = client.get("/console/requests/?tenant=acme&first=yesterday").content.decode()
+    assert '<details class="rare-filters" open>' in page

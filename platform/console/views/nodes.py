@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from django.contrib.auth.decorators import login_required
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from catalog import live_status, model_details
 from catalog.access import access_catalog
-from catalog.models import Replica, ReplicaState, ServedModel
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.replica_rows import LOST
 from console.views.home import Host, this_host
 from engine.contract.errors import QuireError
 from engine.contract.messages import Heartbeat
+from history.alerts import MIN_FREE_SHARE
 from tenants.models import User
 from tenants.sessions import UserRequest
+
+#: How long a lost replica of a loaded model is listed.
+LOST_FOR = timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that isn't well on a node. `since`: None where nobody measured it."""
+
+    text: str
+    since: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,25 @@ class NodeReplica:
         """Used part of the KV cache."""
         return 100 * self.beat.stats.kv_cache_usage_perc if self.beat else 0.0
 
+    @property
+    def problem(self) -> Problem | None:
+        """What isn't well with it."""
+        if self.state == "silent":
+            return Problem(f"{self.replica_id} is silent", self.row.last_seen if self.row else None)
+        if self.state == "failed":
+            return Problem(
+                f"{self.replica_id} failed", self.row.last_ready_at if self.row else None
+            )
+        if self.beat is None:
+            return None
+        if self.state == "stalled":
+            since = datetime.fromtimestamp(self.beat.progress_at, UTC)
+            return Problem(f"{self.replica_id} makes no progress", since)
+        waiting = self.beat.stats.num_requests_waiting
+        if waiting and self.kv_percent > 100 * (1 - MIN_FREE_SHARE):
+            return Problem(f"the KV cache of {self.replica_id} is full, {waiting} waiting")
+        return None
+
 
 @dataclass
 class Node:
@@ -58,6 +91,25 @@ class Node:
         """Memory of its replicas' processes."""
         return sum(replica.beat.process.resident_bytes for replica in self.replicas if replica.beat)
 
+    @property
+    def problems(self) -> list[Problem]:
+        """What isn't well on it: silence, failed or full replicas, a full disk or memory."""
+        if self.host is None and all(replica.state == "silent" for replica in self.replicas):
+            times = [replica.row.last_seen for replica in self.replicas if replica.row]
+            return [Problem("silent", max(filter(None, times), default=None))]
+        problems = [replica.problem for replica in self.replicas if replica.problem]
+        if self.host is not None:
+            sizes = {
+                "disk": (self.host.free_disk, self.host.total_disk),
+                "memory": (self.host.free_memory, self.host.total_memory),
+            }
+            problems += [
+                Problem(f"{100 * free / total:.1f} % of the {name} is free")
+                for name, (free, total) in sizes.items()
+                if free < MIN_FREE_SHARE * total
+            ]
+        return problems
+
 
 @require_safe
 @never_cache
@@ -65,9 +117,10 @@ class Node:
 def nodes(request: UserRequest) -> HttpResponse:
     """All hosts, by name."""
     try:
-        context = {"nodes": get_nodes(request.user)}
+        hosts = get_nodes(request.user)
     except QuireError as error:
         return render(request, "console/nodes.html", {"error": error}, status=error.status)
+    context = {"nodes": hosts, "num_bad": sum(bool(node.problems) for node in hosts)}
     return render(request, "console/nodes.html", context)
 
 
@@ -89,7 +142,7 @@ def _replicas(models: dict[str, ServedModel]) -> list[tuple[str, NodeReplica]]:
     rows = {
         row.replica_id: row
         for row in Replica.objects.select_related("served_model")
-        if row.state != ReplicaState.STOPPED or row.replica_id in beats
+        if row.state != ReplicaState.STOPPED or row.replica_id in beats or _is_lost(row)
     }
     replicas = []
     for replica_id in sorted(beats.keys() | rows.keys()):
@@ -99,8 +152,20 @@ def _replicas(models: dict[str, ServedModel]) -> list[tuple[str, NodeReplica]]:
             replicas.append((beat.host, _running_replica(beat, row, model)))
         elif row is not None:
             model = row.served_model
-            replicas.append((row.host, NodeReplica(replica_id, row.state, model, row)))
+            is_silent = row.state == ReplicaState.READY or _is_lost(row)
+            state = "silent" if is_silent else row.state
+            replicas.append((row.host, NodeReplica(replica_id, state, model, row)))
     return replicas
+
+
+def _is_lost(row: Replica) -> bool:
+    """Whether the replica of a loaded model was lost lately, as with its host."""
+    return (
+        (row.state, row.detail) == (ReplicaState.STOPPED, LOST)
+        and row.served_model.desired_state == DesiredState.LOADED
+        and row.last_seen is not None
+        and row.last_seen > timezone.now() - LOST_FOR
+    )
 
 
 def _running_replica(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from statistics import median, quantiles
 from typing import Any
 from urllib.parse import urlencode
 
 from django.db.models import QuerySet
 from django.http import QueryDict
+from django.utils import timezone
 
 from common.rates import decode_tokens_per_s
 from metering.models import RequestEntry
@@ -22,6 +24,7 @@ MAX_SAMPLED_OF_ALL = 5000
 #: Lower edges of the histogram's bars, in milliseconds.
 EDGES_MS = (0, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
 MAX_FACETS = 6
+LAST_HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,28 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class LastHour:
+    """Requests since `since`, the newest of them if `is_partial`.
+
+    `failed`: those with a status of 500 and more. `slowest_id`, `slowest_ms`: None without
+    requests.
+    """
+
+    since: datetime
+    requests: int
+    failed: int
+    slowest_id: str | None
+    slowest_ms: float | None
+    is_partial: bool
+
+    @property
+    def slowest(self) -> str:
+        """The longest duration with its unit."""
+        milliseconds = self.slowest_ms or 0.0
+        return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+@dataclass(frozen=True)
 class Speed:
     """Figures of the newest requests; `is_partial`: there may be more. Times are milliseconds.
 
@@ -65,6 +90,23 @@ class Speed:
     tokens_per_s: float | None
     cost_nanos: int
     is_partial: bool
+
+
+def summarize_last_hour(rows: QuerySet[RequestEntry]) -> LastHour:
+    """Sum up the newest `MAX_SAMPLED_OF_ALL` requests of the last hour."""
+    since = timezone.now() - LAST_HOUR
+    newest = rows.filter(started_at__gte=since).order_by("-started_at")
+    columns = ("duration_ms", "request_id", "status", "times")
+    sample = list(newest.values_list(*columns)[:MAX_SAMPLED_OF_ALL])
+    slowest = max(sample, default=(None, None))
+    return LastHour(
+        since=since,
+        requests=sum(times for *_, times in sample),
+        failed=sum(times for _, _, status, times in sample if status >= 500),
+        slowest_id=slowest[1],
+        slowest_ms=slowest[0],
+        is_partial=len(sample) == MAX_SAMPLED_OF_ALL,
+    )
 
 
 def summarize_speed(rows: QuerySet[RequestEntry]) -> Speed:

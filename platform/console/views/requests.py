@@ -23,7 +23,7 @@ from accounts.reauthentication import reauthentication_required
 from common.messaging import ALL_TENANTS
 from common.one_time import pop_one_time
 from console.views.base import current_tenant, end_of, post_action, start_of, tenant_context
-from console.views.request_summary import summarize
+from console.views.request_summary import summarize, summarize_last_hour
 from console.views.timeline import is_pooled, timeline_chart, timeline_events
 from engine.contract.errors import QuireError
 from metering.feedback import feedback_of
@@ -83,8 +83,13 @@ VIEWS = {
 }
 
 
-def _text(label: str, length: int) -> forms.CharField:
-    widget = forms.TextInput(attrs={"class": "input", "autocomplete": "off"})
+#: Filters behind one button: with them the first row of a table would begin further below.
+RARE_FILTERS = ("key", "user", "first", "last")
+
+
+def _text(label: str, length: int, placeholder: str = "") -> forms.CharField:
+    attrs = {"class": "input", "autocomplete": "off", "placeholder": placeholder}
+    widget = forms.TextInput(attrs=attrs)
     return forms.CharField(required=False, max_length=length, label=label, widget=widget)
 
 
@@ -107,7 +112,7 @@ def _hidden_number() -> forms.FloatField:
 class SearchForm(forms.Form):
     """Filters of the list."""
 
-    id = _text("Any id", 200)
+    id = _text("Any id", 200, placeholder="req-, chatcmpl-, resp_ ...")
     model = _text("Model", 200)
     key = _text("API key", 80)
     user = _text("Person", 150)
@@ -124,6 +129,16 @@ class SearchForm(forms.Form):
     faster_ms = _hidden_number()
     since = _hidden_number()
     until = _hidden_number()
+
+    @property
+    def usual_fields(self) -> list[forms.BoundField]:
+        """Fields that stand above the list."""
+        return [field for field in self.visible_fields() if field.name not in RARE_FILTERS]
+
+    @property
+    def rare_fields(self) -> list[forms.BoundField]:
+        """Fields behind the button "Filters"."""
+        return [self[name] for name in RARE_FILTERS]
 
     def filter_queryset(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
         """The matching rows; none if the form is invalid."""
@@ -210,6 +225,11 @@ def show(
         "views": _views(user, saved_query, query),
         "saved_query": saved_query,
         "summary": summarize(matches, request.GET),
+        "last_hour": summarize_last_hour(rows),
+        "failed_query": urlencode(
+            {name: value for name, value in query.items() if name in ("tenant", "all")}
+            | {"status": "5xx"}
+        ),
         "follows": request.GET.get("follow") == "yes",
         "follow_query": urlencode(
             {k: v for k, v in query.items() if k != "follow"}
