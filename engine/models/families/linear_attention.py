@@ -81,6 +81,7 @@ def kimi_linear(config: Config) -> dict[str, Any]:
     rotate; V3's experts.
     """
     refuse(config, hidden_act="silu", mla_use_nope=True, moe_router_activation_func="sigmoid")
+    refuse(config, moe_layer_freq=1)
     layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
     default = ["dense" if layer < first else "sparse" for layer in range(layers)]
     sparse = tuple(kind == "sparse" for kind in config.get("mlp_layer_types") or default)

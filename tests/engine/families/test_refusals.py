@@ -81,6 +81,7 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("MiniMaxText01ForCausalLM", {"attn_type_list": [0, 2]}, "attn_type_list"),
         ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope"),
         ("KimiLinearForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
+        ("KimiLinearForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (
