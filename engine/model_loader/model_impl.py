@@ -321,7 +321,7 @@ def _native(
         _check_device_support(spec, order)
     refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
-    if spec.states is not None and config.mamba_ssm_cache_dtype != "auto":
+    if spec.states is not None and spec.states.keys and config.mamba_ssm_cache_dtype != "auto":
         states = dataclasses.replace(spec.states, dtype=config.mamba_ssm_cache_dtype)
         spec = dataclasses.replace(spec, states=states)
     if config.disable_sliding_window:

@@ -133,6 +133,13 @@ def test_states_in_few_bits_are_the_same_however_a_prompt_is_cut(
     assert states.nbytes == sum(part[0].nbytes for part in parts)
 
 
+def test_states_of_convolutions_alone_stay_float32(case: Cases) -> None:
+    """Scales of int8 would only take memory."""
+    states = native(make(case("lfm2").folder, mamba_ssm_cache_dtype="int8")).spec.states
+    assert states is not None
+    assert states.dtype == "float32"
+
+
 def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> None:
     recipe = {**RECIPES["granite4-groups"], "layer_types": ["mamba"] * 2}
     make_checkpoint(recipe, tmp_path)
