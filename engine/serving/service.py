@@ -371,7 +371,7 @@ class EngineService:
 
     def _add(self, core: EngineCore, entry_id: bytes, message: EngineRequest) -> None:
         request_id = message.request_id
-        if request_id in core.requests or request_id in self._recent:
+        if request_id in self._gateways or request_id in self._recent:
             fields = {
                 "request_id": request_id,
                 "tenant": message.tenant,

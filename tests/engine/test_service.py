@@ -175,6 +175,20 @@ def test_fault_28_a_duplicate_delivery_runs_once(gateway: Gateway) -> None:
     assert len(gateway.tokens("twice")) == 20
 
 
+def test_a_duplicate_of_a_request_whose_times_are_still_computed_is_dropped() -> None:
+    """It has left the core by then, and its answer is yet to come."""
+    replica: Any = SimpleNamespace(
+        _gateways={"aligned": "g1"},
+        _recent={},
+        _output=SimpleNamespace(done=[]),
+        config=SimpleNamespace(name="whisper"),
+    )
+    core: Any = SimpleNamespace(requests={})
+    message: Any = SimpleNamespace(request_id="aligned", tenant="acme", gateway_id="g1")
+    service.EngineService._add(replica, core, b"1-0", message)
+    assert replica._output.done == [b"1-0"]
+
+
 def test_bytes_that_are_no_message_are_deleted_and_harm_nobody(gateway: Gateway) -> None:
     key = redis_keys.inbox_key("r1", gateway.prefix)
     gateway.redis.xadd(key, {protocol.STREAM_FIELD: b"\xc1\x00garbage"})
