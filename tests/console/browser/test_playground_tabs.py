@@ -1,4 +1,4 @@
-"""The playground's tabs of completions, embeddings and reranking."""
+"""The playground's tabs beside chat."""
 
 from __future__ import annotations
 
@@ -150,3 +150,47 @@ def test_documents_are_ranked_and_errors_are_said(open_page: Open) -> None:
     page.get_by_role("button", name="Run").click()  # the real server has no such model
     expect(page.locator("#run-state")).not_to_be_empty()
     expect(page.get_by_role("button", name="Run")).to_be_enabled()
+
+
+#: A microphone that is asked for until `allow()`, and a socket that is refused by `refuse()`.
+SLOW_MICROPHONE = """() => {
+  navigator.mediaDevices.getUserMedia = async () => {
+    await new Promise((resolve) => (window.allow = resolve));
+    const stream = new AudioContext().createMediaStreamDestination().stream;
+    [window.track] = stream.getTracks();
+    return stream;
+  };
+  window.WebSocket = class extends EventTarget {
+    static CONNECTING = 0;
+    readyState = 1;
+    constructor() {
+      super();
+      const error = {code: "bad", message: "No such language."};
+      const data = JSON.stringify({type: "error", error});
+      window.refuse = () => this.dispatchEvent(new MessageEvent("message", {data}));
+    }
+    send() {}
+    close() { window.isClosed = true; }
+  };
+}"""
+HEARD = {"duration": 11.0, "segments": [{"start": 0.0, "end": 3.0, "text": " And so"}]}
+
+
+def test_a_microphone_is_given_back_if_the_text_was_refused_while_it_was_asked_for(
+    open_page: Open,
+) -> None:
+    page = open_page("/console/playground/speech/", answers=answers("speech", HEARD))
+    page.evaluate(SLOW_MICROPHONE)
+    record = page.get_by_role("button", name="Record")
+    record.click()
+    page.wait_for_function("() => Boolean(window.allow)")
+    page.evaluate("refuse()")
+    expect(page.locator("#run-state")).to_contain_text("No such language.")
+    expect(page.locator("#speech-player")).to_be_visible()
+    assert page.evaluate("isClosed")
+    page.evaluate("allow()")
+    page.wait_for_function("() => window.track?.readyState === 'ended'")
+    expect(record).to_be_enabled()
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    for _ in in_both(page):
+        assert problems(page) == []

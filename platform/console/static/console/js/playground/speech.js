@@ -154,6 +154,10 @@ record.addEventListener("click", async () => {
     setBusy(false);
     return;
   }
+  if (!recording) {
+    await microphone.stop(); // the text was refused while somebody was asked
+    return;
+  }
   clear();
   say("Recording…");
   record.hidden = true;
@@ -168,6 +172,7 @@ async function finish(problem) {
   if (!recording) return;
   const { microphone, transcript } = recording;
   recording = null;
+  if (problem) transcript.close(); // its lines would come among those of the file
   const sound = await microphone.stop();
   stop.hidden = level.hidden = true;
   record.hidden = false;
