@@ -256,6 +256,7 @@ def test_the_playground_writes_what_the_microphone_hears(product: Product, tmp_p
     ]
     with sync_playwright() as playwright, _chromium(playwright, flags) as browser:
         page = browser.new_page()
+        page.set_default_timeout(60_000)
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{product.url}/login/")
@@ -265,18 +266,19 @@ def test_the_playground_writes_what_the_microphone_hears(product: Product, tmp_p
         page.wait_for_url(f"{product.url}/")
         page.goto(f"{product.url}/console/playground/speech/")
         lines, texts = page.locator("#speech-lines .line"), page.locator(".line-text")
+        page.evaluate(NOTE_LEVELS)
         page.get_by_role("button", name="Record").click()
-        level = page.get_by_role("meter", name="Level of the microphone")
-        wait_for(lambda: level.evaluate("(meter) => meter.value") > 0.3)
+        wait_for(lambda: page.evaluate("loudest") > 0.3)
         expect(texts.first).to_contain_text("fellow")  # while it records
         expect(texts.nth(1)).to_contain_text(re.compile("not", re.IGNORECASE))
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#speech-player")).to_be_visible()
         assert words(" ".join(texts.all_text_contents()))[:4] == words(JFK_TEXT)[:4]
-        assert page.evaluate("document.getElementById('speech-player').duration") > 4
+        wait_for(lambda: (page.evaluate(f"{PLAYER}.duration") or 0) > 4)  # NaN until it's read
         lines.last.click()
         expect(lines.last).to_have_attribute("aria-current", "true")
-        assert page.evaluate("document.getElementById('speech-player').currentTime") > 2
+        wait_for(lambda: page.evaluate(f"{PLAYER}.played.length"))
+        assert page.evaluate(f"{PLAYER}.currentTime") > 2
         with page.expect_download() as download:
             page.get_by_role("button", name="Save subtitles").click()
         subtitles = download.value.path().read_text()
@@ -312,6 +314,14 @@ def test_a_page_of_another_site_opens_no_session(product: Product) -> None:
         assert json.loads(socket.recv(timeout=60))["error"]["type"] == "permission_error"
 
 
+PLAYER = "document.getElementById('speech-player')"
+#: The level is seen for a tenth of a second, and the spoken seconds may be over when one looks.
+NOTE_LEVELS = """() => {
+  const meter = document.getElementById("speech-level");
+  window.loudest = 0;
+  const note = () => (window.loudest = Math.max(window.loudest, meter.value));
+  new MutationObserver(note).observe(meter, {attributes: true});
+}"""
 #: Drops a file on a page.
 DROP = """(data) => {
   const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
