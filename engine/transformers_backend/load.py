@@ -102,7 +102,8 @@ class Source:
             self._check()
         if getattr(self.config, "is_encoder_decoder", False):
             raise ModelLoadError(
-                f"{self._name} is an encoder and a decoder; the engine runs decoders alone.",
+                f"{self._name} is an encoder and a decoder; of such models the engine runs Whisper "
+                "alone.",
                 param="model",
             )
 

@@ -54,7 +54,7 @@ class Route:
     reason: str = ""
 
 
-_SPEECH = "models of speech don't run here"
+_SPEECH = "models that speak don't run here"
 _WEIGHTS = "weights are read from checkpoints alone"
 
 
