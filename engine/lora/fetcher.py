@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,9 +38,11 @@ class AdapterFetcher:
     def fetch(self, ref: AdapterRef) -> AdapterRef:
         """The adapter with a path on this machine. Raises `InvalidRequest` where it has none."""
         path = self._paths.get(ref.digest, Path(ref.path))
-        if not _touch(path):
+        if not _is_adapter(path):
             path = self._paths[ref.digest] = self._run(ref)
-            _touch(path)
+        # The cache's trimming keeps what was used last.
+        with suppress(OSError):  # trimmed just now, or on a volume that is only read
+            os.utime(path if path.is_dir() else path.parent)
         return msgspec.structs.replace(ref, path=str(path))
 
     def load(self, ref: AdapterRef, load: Callable[[AdapterRef], T]) -> T:
@@ -72,15 +75,6 @@ class AdapterFetcher:
                 "replica's log says why.",
                 param="model",
             ) from error
-
-
-def _touch(path: Path) -> bool:
-    """Mark a copy as used, which the cache's trimming keeps; False if it isn't there."""
-    try:
-        os.utime(path if path.is_dir() else path.parent)
-    except FileNotFoundError:
-        return False
-    return _is_adapter(path)
 
 
 def _is_adapter(path: Path) -> bool:

@@ -27,10 +27,13 @@ print(root / "cache" / digest)
 """
 
 
-def test_an_adapter_is_fetched_once_and_again_when_its_copy_has_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/on/the/gateway", "/dev/null/of/the/gateway"])
+def test_an_adapter_is_fetched_once_and_again_when_its_copy_has_gone(
+    tmp_path: Path, path: str
+) -> None:
     adapter_folder(tmp_path / "source")
     fetcher = AdapterFetcher([sys.executable, "-c", COMMAND, str(tmp_path)])
-    ref = AdapterRef(digest="a" * 64, path="/on/the/gateway")
+    ref = AdapterRef(digest="a" * 64, path=path)
     local = fetcher.fetch(ref)
     assert local.path == str(tmp_path / "cache" / ref.digest)
     assert fetcher.fetch(ref) == local
