@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -14,7 +15,7 @@ from engine.contract.pooling_params import PoolingParams
 from inference import errors
 from inference.engine_client import queue_limit as queue_bound
 from inference.engine_client.client import get_engine_client
-from inference.engine_client.fleet import Fleet, Replica
+from inference.engine_client.fleet import Fleet
 from inference.engine_client.queue_limit import MIN_WAITING, QUEUE_ROUNDS, Load, QueueLimit
 from inference.errors import Overloaded, RateLimitedLog, error_headers
 from tests.inference.asgi_client import chat_body
@@ -67,17 +68,10 @@ def test_fault_86_short_texts_that_wait_are_counted_by_their_tokens() -> None:
 async def test_fault_86_what_has_ended_waits_no_more_whatever_an_old_heartbeat_says(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Fleet._update_replica
-
-    def read_once(fleet: Fleet, replica_id: str, beat: Heartbeat, now: float) -> Replica:
-        replica = fleet._replicas.get(replica_id)
-        if replica is None:
-            return read(fleet, replica_id, beat, now)
-        replica.changed_at = now
-        return replica
-
-    monkeypatch.setattr(Fleet, "_update_replica", read_once)
+    # The first heartbeat stays the last one, and never expires.
+    monkeypatch.setattr("inference.engine_client.fleet.oldest_heartbeat_at", lambda: float("-inf"))
     async with gateway.serving(gateway.fake()):
+        monkeypatch.setattr(Fleet, "refresh", AsyncMock())
         (known,) = get_engine_client().fleet.of_model("fake")
         for _ in range(3):
             assert (await gateway.client.chat()).status == 200
