@@ -154,13 +154,13 @@ def check_draft_source(derived: Mapping[str, Any], original_names: Mapping[str, 
 
 
 _NO_MEDIA = "media are prepared as the model's files say, and cached by content."
-_ONE_HOST = "an engine's ranks are of one machine. For more throughput run more replicas."
+_ONE_HOST = "ranks share tensors and layers, nothing else. For more throughput run more replicas."
 _REPLICAS = (
     "ranks of data parallelism are replicas, and gateways that share Redis balance over all of "
     "them. `quire serve` starts as many as data_parallel_size_local says, one with "
     "data_parallel_rank or data_parallel_external_lb, else data_parallel_size."
 )
-_OTHER_HOSTS = "an engine's ranks are processes of one machine, which share memory."
+_OTHER_HOSTS = "ranks that share tensors are processes of one machine, with shared memory."
 _EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = (

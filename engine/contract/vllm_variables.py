@@ -35,7 +35,7 @@ class Variable:
 
 _BUILD = "kernels are built at first use, for the CPU that is there; nothing is installed with them"
 _MACHINE = "read by the library that it belongs to, here as well"
-_ONE = "an engine's ranks are processes of one machine, which share memory"
+_ONE = "ranks that share tensors are processes of one machine, with shared memory"
 _NONE_SENT = "no usage is ever sent anywhere"
 _OPENVINO = "on the device of packages/openvino alone, where the setting is at its default"
 

@@ -1,4 +1,4 @@
-"""`MultiprocExecutor`: a model that several processes of this machine share.
+"""`MultiprocExecutor`: a model that several processes share.
 
 The first rank's worker is in this process, whose results are the executor's. The other ranks run
 the same plans: all of them have the same logits, to the bit, and so choose the same tokens.
