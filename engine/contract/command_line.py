@@ -330,7 +330,7 @@ def _join_dotted_names(words: list[str]) -> list[str]:
     """Hyphenate names, and join dotted names into one JSON object per flag."""
     result: list[str] = []
     objects: dict[str, dict[str, Any]] = {}
-    remaining = iter(words)
+    remaining = iter(_spell_compilation_config(words))
     for word in remaining:
         if not word.startswith("-") or word in ("-", "--"):
             result.append(word)
@@ -348,6 +348,24 @@ def _join_dotted_names(words: list[str]) -> list[str]:
         )
     for head, settings in objects.items():
         result += [head, json.dumps(settings)]
+    return result
+
+
+def _spell_compilation_config(words: list[str]) -> list[str]:
+    """Return the words with `--compilation-config` where vLLM 0.10 takes `-O` as its short form:
+    before a dotted name or a JSON object. Otherwise `-O` is the optimization level.
+    """
+    flag = "--compilation-config"
+    result = []
+    for word, following in zip(words, [*words[1:], ""], strict=False):
+        rest = word.removeprefix("-O")
+        if rest == word:
+            pass
+        elif rest.startswith(".") or (not rest and following.lstrip().startswith("{")):
+            word = flag + rest
+        elif (value := rest.removeprefix("=").lstrip()).startswith("{"):
+            word = f"{flag}={value}"
+        result.append(word)
     return result
 
 

@@ -212,6 +212,15 @@ def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
             "--compilation_config.cudagraph_mode NONE --compilation-config.mode=2",
             {"cudagraph_mode": "NONE", "optimization_level": 2},
         ),
+        ("-O.mode=3", {"optimization_level": 3}),
+        ("-O.mode 3", {"optimization_level": 3}),
+        ('-O {"mode":3}', {"optimization_level": 3}),
+        ('-O={"level":3}', {"optimization_level": 3}),
+        ("-O=3", {"optimization_level": 3}),
+        (
+            "-O.cudagraph_mode NONE --compilation-config.mode=1",
+            {"cudagraph_mode": "NONE", "optimization_level": 1},
+        ),
         (
             "--hf-overrides.rope_theta 5 --hf-overrides.a.b x",
             {"hf_overrides": {"rope_theta": 5, "a": {"b": "x"}}},
