@@ -72,6 +72,7 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
         _check_ids(backend, path)
         backend = add_special_tokens(backend, settings)
         backend.encode("")  # looks up what is put around every text
+        backend.decode([])  # a decoder that strips a text's end panics without one
         return backend
 
 

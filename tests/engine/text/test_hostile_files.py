@@ -189,6 +189,15 @@ def test_fault_40_a_panic_of_the_library(folder: Path) -> None:
     refused(folder, "tokenizer.json", "no tokenizer")
 
 
+def test_fault_40_a_decoder_that_panics_over_an_empty_text(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}
+    content["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}
+    path.write_text(json.dumps(content))
+    refused(folder, "tokenizer.json", "no tokenizer")
+
+
 def test_fault_40_special_tokens_around_texts_that_are_not_there(
     sound: dict[str, Path], tmp_path: Path
 ) -> None:
