@@ -90,6 +90,8 @@ _ENDS_OF_TURNS = (
         "<|end_of_text|>",
         "<end_of_utterance>",
         "<turn|>",
+        "<|tool_response>",
+        "<eos>",
         "<|return|>",
         "<|call|>",
         "<|calls|>",

@@ -159,7 +159,8 @@ def test_fault_90_ends_of_turns_are_known_by_their_texts() -> None:
 
     assert ends("<|im_end|>", "<|fim_prefix|>") == ["</s>", "<|im_end|>"]
     assert ends("<|im_end|>", kind=1) == ["</s>"]
-    for text in ("<|end|>", "[EOT]", "[EOS]", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>"):
+    texts = ("<|end|>", "[EOT]", "[EOS]", "<|flush|>", "<|calls|>", "<｜end▁of▁sentence｜>")
+    for text in (*texts, "<|tool_response>", "<eos>"):
         assert ends(text) == ["</s>", text]
     assert ends("<|end|>", "<|call|>", "<|return|>") == ["</s>", "<|return|>", "<|call|>"]
 
