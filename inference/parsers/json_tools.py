@@ -24,9 +24,12 @@ class ObjectListParser(ToolCallParser):
 
     #: Whether the list has had a call.
     _began = False
+    #: Brackets of lists that are open.
+    _depth = 0
 
     def _text(self) -> bool:
         self._opening, self._began = self._find_marker(*self.openers), False
+        self._depth = 0
         if self._opening:
             self._state = self._list_start
         return bool(self._opening)
@@ -51,9 +54,7 @@ class ObjectListParser(ToolCallParser):
             return True
         if not rest.startswith("["):
             return self._parse_without_list()
-        self._consume_opening(len(self._buffer) - len(rest) + 1)
-        self._state = self._item
-        return True
+        return self._goto(self._item)
 
     def _parse_without_list(self) -> bool:
         return self._fail(self._opening)
@@ -74,10 +75,20 @@ class ObjectListParser(ToolCallParser):
         if rest.startswith("{"):
             self._consume_opening(len(self._buffer) - len(rest))
             return self._goto(self._call_object)
+        if rest.startswith("[") and (self._depth or not self._began):
+            inner = rest[1:].lstrip()
+            if not inner and not self._is_finished:
+                return False
+            if not self._began or inner.startswith("{"):
+                self._depth += 1
+                self._consume_opening(len(self._buffer) - len(rest) + 1)
+                return True
         if not self._began:
             return self._fail(self._opening)
         if rest.startswith("]"):
-            self._buffer = rest[1:]
+            self._buffer, self._depth = rest[1:], self._depth - 1
+            if self._depth > 0:
+                return True
         elif not rest or rest.startswith(self.closers) or is_prefix(rest, self.closers):
             self._buffer = rest
         return self._goto(self._after_list)
@@ -94,10 +105,24 @@ class ObjectListParser(ToolCallParser):
             has_mark = self._skip_text(mark)
             if has_mark is None:
                 return False
-            if has_mark:
+            if has_mark and mark == FENCE:
                 self._opening = self._opening.replace(FENCE, "")
+                return self._goto(self._next_fence)
+            if has_mark:
+                if not self._opening.startswith(FENCE):
+                    self._opening = self._opening.replace(FENCE, "")
                 return True
         return self._goto(self._text)
+
+    def _next_fence(self) -> bool:
+        """Another fence, around another call, or what closes the list."""
+        has_fence = self._skip_text(FENCE)
+        if has_fence is None:
+            return False
+        if not has_fence:
+            return self._goto(self._after_list)
+        self._opening, self._gap, self._began, self._depth = FENCE, "", False, 0
+        return self._goto(self._list_start)
 
 
 # -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
@@ -301,12 +326,20 @@ class InternLMParser(ObjectListParser):
     )
 
 
+#: How an object begins whose one field is the list.
+_IN_AN_OBJECT = (
+    '{"tool_calls":',
+    '{ "tool_calls":',
+    *(f'{{\n{indent}"tool_calls":' for indent in ("", "  ", "    ")),
+)
+
+
 class XlamParser(ObjectListParser):
     """xLAM: a list by itself, in a fenced block or after a mark, with or without text before it."""
 
     name = "xlam"
-    openers = ("[TOOL_CALLS]", "<tool_call>", "```", "[")
-    closers = ("```", "</tool_call>")
+    openers = ("[TOOL_CALLS]", "<tool_call>", *_IN_AN_OBJECT, FENCE, "[")
+    closers = ("</tool_call>", "}")
     markers = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
     layout = ToolCallFormat(
         open="[",

@@ -55,6 +55,9 @@ def message(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
         f"```json\n[{W}, {C}]\n```",
         f"```\n{W}\n{C}\n```",
         f"```tool_call\n{W}\n{C}\n```",
+        f"```json\n{W}\n```\n```json\n{C}\n```",
+        f"[[{W}, {C}]]",
+        f"[[{W}], [{C}]]",
     ],
 )
 def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None:
@@ -69,6 +72,29 @@ def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None
 def test_fault_95_marks_too_many_between_calls_are_no_content(name: str, body: str) -> None:
     before, after = OBJECTS[name]
     assert message(name, f"Hm.\n{before}{body}{after}") == ("Hm.", TWO)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[[{W}, {C}]]",
+        f'{{"tool_calls": [{W}, {C}]}}',
+        f'{{\n  "tool_calls": [\n{W},\n{C}\n]\n}}',
+        f'<tool_call>{{"tool_calls": [{W}, {C}]}}</tool_call>',
+        f'```json\n{{"tool_calls": [{W}, {C}]}}\n```',
+        f"```json\n{W}\n```\n\n```json\n{C}\n```",
+        f"```json\n<tool_call>{W}</tool_call>\n```\n```json\n<tool_call>{C}</tool_call>\n```",
+    ],
+)
+def test_fault_95_xlams_brackets_and_fences_are_no_content(text: str) -> None:
+    assert message("xlam", f"Hm.\n{text}") == ("Hm.", TWO)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"tool_calls": []}', '{"tool_calls": ["a"]}', "[[1]]", "[[", "[ [1, 2], [3]]"]
+)
+def test_fault_95_lists_without_a_call_stay_whole(text: str) -> None:
+    assert message("xlam", text) == (text, [])
 
 
 def test_fault_95_what_follows_a_call_as_text_stays_as_it_is() -> None:
