@@ -178,18 +178,30 @@ class OutputState:
             text += self._finish(chunk)
         if not text and self.finish_reason is None and chunk.prompt_logprobs is None:
             return None
+        num_ready = self._num_ready()
         increment = OutputDelta(
             self.number,
             self.index,
             text,
-            self._token_ids,
-            self._entries,
+            self._token_ids[:num_ready],
+            self._entries[:num_ready],
             self.finish_reason,
             self.stop_reason,
             chunk.prompt_logprobs,
         )
-        self._token_ids, self._entries = [], []
+        if num_ready is None:
+            self._token_ids, self._entries = [], []
+        else:
+            del self._token_ids[:num_ready], self._entries[:num_ready]
         return increment
+
+    def _num_ready(self) -> int | None:
+        """How many tokens belong to text that can't become a stop string any more; None: all."""
+        if self._stop is None or self.finish_reason is not None or not self._entries:
+            return None
+        if self._visible_len == self._text_len:
+            return None
+        return sum(entry.offset < self._visible_len for entry in self._entries)
 
     def _append_tokens(self, chunk: TokenChunk) -> str:
         token_ids = chunk.token_ids

@@ -117,6 +117,19 @@ def test_log_probabilities_know_their_place_in_the_text(tokenizer: Tokenizer) ->
     assert state.sum_logprobs == pytest.approx(-0.25 * 7)
 
 
+@pytest.mark.parametrize("size", [1, 3, 4, 5])
+@pytest.mark.parametrize(("ending", "shown"), [("OP!", "ab"), ("O!", "abSTO!")])
+def test_fault_100_log_probabilities_wait_for_what_may_become_a_stop_string(
+    tokenizer: Tokenizer, size: int, ending: str, shown: str
+) -> None:
+    tokens = by_byte(tokenizer, f"abST{ending}")
+    text, increments, _ = run(tokenizer, tokens, [size], logprobs=0, stop=["STOP"])
+    entries = [entry for i in increments for entry in i.entries]
+    named = b"".join(tokenizer.token_bytes(entry.token_id) for entry in entries if entry.in_text)
+    assert (text, named.decode()) == (shown, shown)
+    assert all(len(i.entries) == len(i.token_ids) for i in increments)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.text(alphabet=st.sampled_from("abST OPüß🙂你\n"), min_size=1, max_size=40),
