@@ -62,7 +62,10 @@ class Tool(BaseModel):
     @property
     def template_function(self) -> dict[str, Any]:
         """As chat templates show it."""
-        return self.model_dump(exclude_unset=True)
+        formatted = self.model_dump(exclude_unset=True)
+        if not self.function.strict:  # the default, which some clients send
+            formatted["function"].pop("strict", None)
+        return formatted
 
     @property
     def as_tool_function(self) -> ToolFunction:

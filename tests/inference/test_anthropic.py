@@ -364,6 +364,16 @@ async def test_fault_87_a_block_for_the_server_alone_leaves_the_prompt_as_it_is(
         assert len({tuple(request.prompt_token_ids) for request in replica.received}) == 1
 
 
+async def test_fault_87_a_tool_that_is_not_strict_leaves_the_prompt_as_it_is(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for tool in (TOOL, {**TOOL, "strict": False}):
+            reply = await ask(gateway, messages=[USER], tools=[tool])
+            assert reply.status == 200, reply.body
+    assert len({tuple(request.prompt_token_ids) for request in replica.received}) == 1
+
+
 async def test_fault_88_an_overflow_is_told_in_the_words_that_agents_know(served: Gateway) -> None:
     for size in (700, 70_000):
         reply = await ask(served, messages=[{"role": "user", "content": "€" * size}])
