@@ -114,6 +114,7 @@ class IncrementalDetokenizer:
         self._skipped = special - preserved_token_ids if preserved_token_ids else special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
+        self._has_prompt_bytes = False
         self._window: WindowedDetokenizer | None = None
         if tokenizer.byte_rules is None:
             self._window = WindowedDetokenizer(
@@ -137,6 +138,7 @@ class IncrementalDetokenizer:
         data = self._tokenizer.join_bytes(tail, at_start=False)
         self._at_start = not data
         self._utf8.decode(data)
+        self._has_prompt_bytes = bool(self._utf8.getstate()[0])
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these tokens complete; "" while a character is unfinished."""
@@ -151,10 +153,18 @@ class IncrementalDetokenizer:
             self._at_start = not any(map(self._tokenizer.token_bytes, visible_ids))
         else:
             data = b"".join(map(self._tokenizer.token_bytes, visible_ids))
-        return self._utf8.decode(data)
+        return self._decode(data)
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for an unfinished character, else ""."""
         if self._window is not None:
             return self._window.flush()
-        return self._utf8.decode(b"", final=True)
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, final: bool = False) -> str:
+        text = self._utf8.decode(data, final)
+        if text and self._has_prompt_bytes:
+            # What the prompt's bytes begin either became a character, or is the prompt's U+FFFD.
+            self._has_prompt_bytes = False
+            return text.removeprefix(REPLACEMENT)
+        return text

@@ -97,7 +97,19 @@ def test_a_character_begun_in_the_prompt_is_finished(tokenizer_of):
     bear = tokenizer.encode("🐻")
     assert len(bear) > 2
     assert "".join(pushes(tokenizer, bear[:2], bear[2:])) == "🐻"
-    assert "".join(pushes(tokenizer, bear[:2], [])) in ("", "\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_first"])
+def test_fault_92_half_a_character_of_the_prompt_is_not_in_the_output(tokenizer_of, kind):
+    tokenizer = tokenizer_of(kind)
+    bear = tokenizer.encode("🐻")
+    for size in range(1, min(4, len(bear))):
+        prompt, rest = bear[: len(bear) - size], bear[-size:-1]
+        before = tokenizer.decode(prompt)
+        assert before.endswith("\ufffd")
+        for ids in ([], rest, [*rest, *tokenizer.encode("ab", add_special_tokens=False)]):
+            output = "".join(pushes(tokenizer, prompt, ids))
+            assert output == tokenizer.decode(prompt + ids)[len(before) :]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_first"])
