@@ -7,7 +7,9 @@ segment has one writer, which holds a lock on it; the next process goes on with 
 writer has left.
 
 Where the budget is short, a tenant with more than an equal share writes to segments of its own,
-which are deleted first: it can't push out what others have within theirs.
+which are deleted first: it can't push out what others have within theirs. Segments that are
+being written can't be deleted, and each process writes two of them: with many processes too few are
+left to keep the shares.
 
 A block's header is written after it, so a block is there whole or not at all; one that isn't, after
 a power failure, fails its authentication.
