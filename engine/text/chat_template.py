@@ -225,7 +225,8 @@ def render_chat(
         kwargs=kwargs,
     )
     control = _control_tokens(tokenizer)
-    inputs = [chat.messages, chat.inputs]
+    # With the mark, which a template of parts leaves unused: masked text must not become a picture.
+    inputs = [chat.messages, chat.inputs, chat.image_mark]
     if not control.may_begin_in(inputs):
         return tokenizer.encode(chat.render(), add_special_tokens=False, max_tokens=max_tokens)
     return _encode_guarded(tokenizer, control, chat, ControlTokenMask(control, inputs), max_tokens)
