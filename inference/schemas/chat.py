@@ -85,7 +85,7 @@ class InputAudio(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    data: str
+    data: str = Field(description="The file in base64.")
     format: Annotated[str, StringConstraints(max_length=20)] | None = None
 
 
@@ -126,8 +126,8 @@ class ContentPart(BaseModel):
     refusal: str | None = None
     image_url: ImageURL | str | None = None
     video_url: VideoURL | str | None = None
-    audio_url: AudioURL | str | None = None
-    input_audio: InputAudio | None = None
+    audio_url: AudioURL | str | None = Field(default=None, description="Address of a sound.")
+    input_audio: InputAudio | None = Field(default=None, description="Sound in base64.")
     file: DocumentFile | None = Field(default=None, description="Document of a file part.")
 
     @model_validator(mode="before")

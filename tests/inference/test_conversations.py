@@ -165,7 +165,7 @@ async def test_nobody_else_sees_it(served: Gateway) -> None:
     ("body", "param"),
     [
         ({"items": [HELLO] * 21}, "items"),
-        ({"items": [{"type": "file_search_call"}]}, "items[0].type"),
+        ({"items": [{"type": "unheard_of"}]}, "items[0].type"),
         ({"items": [{"type": "message", "role": "user"}]}, "items[0].content"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"odd": 1}, "odd"),
