@@ -197,7 +197,7 @@ KNOW_THEIR_DEVICE = tuple(
 ASK_FOR_IT = (
     "engine/devices/registry.py",
     "engine/devices/conformance/",
-    "engine/executor/multiproc_executor.py",
+    "engine/executor/rank_settings.py",
 )
 
 

@@ -44,8 +44,8 @@ def test_text_alone_is_read_where_nothing_may_be_drawn() -> None:
 
 
 def test_large_pages_are_drawn_small() -> None:
-    (page,) = read_pdf(pdf(["wide"], size="14400 20"), max_images=1)
-    assert open_image(page.image).size == (MAX_SIDE, 3)
+    (page,) = read_pdf(pdf(["wide"], size="14400 100"), max_images=1)
+    assert open_image(page.image).size == (MAX_SIDE, 11)
 
 
 @pytest.mark.parametrize(
