@@ -71,6 +71,18 @@ def add_role_option(parser: CommandParser) -> None:
 KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
 
 
+def add_media_limits(parser: CommandParser, default: str) -> None:
+    """Limits on media per minute. `default`: what the help says of a limit that isn't given."""
+    for name, meaning in (
+        ("media", "images, videos, documents and audio files per minute"),
+        ("media-bytes", "bytes of such files per minute"),
+        ("media-seconds", "seconds of decoding such files per minute"),
+    ):
+        parser.add_argument(
+            f"--{name}-per-minute", type=int, metavar="N", help=f"{meaning}{default}"
+        )
+
+
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's."""
 
@@ -130,17 +142,7 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         help="tokens per minute, prompts and outputs together; 0: no limit"
         + also("QUIRE_TOKENS_PER_MINUTE"),
     )
-    for name, meaning in (
-        ("media", "images, videos, documents and audio files per minute"),
-        ("media-bytes", "bytes of such files per minute"),
-        ("media-seconds", "seconds of decoding such files per minute"),
-    ):
-        parser.add_argument(
-            f"--{name}-per-minute",
-            type=int,
-            metavar="N",
-            help=f"{meaning}; 0: no limit{also('0')}",
-        )
+    add_media_limits(parser, f"; 0: no limit{also('0')}")
     parser.add_argument(
         "--max-running-requests",
         type=int,

@@ -62,7 +62,7 @@ class HasMediaLimits(models.Model):
         "media seconds per minute",
         null=True,
         blank=True,
-        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+        help_text="Seconds that decoding them takes. Empty: no limit.",
     )
 
     class Meta:

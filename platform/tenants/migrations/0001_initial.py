@@ -211,7 +211,7 @@ class Migration(migrations.Migration):
                     "media_seconds_per_minute",
                     models.PositiveBigIntegerField(
                         blank=True,
-                        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+                        help_text="Seconds that decoding them takes. Empty: no limit.",
                         null=True,
                         verbose_name="media seconds per minute",
                     ),
@@ -425,7 +425,7 @@ class Migration(migrations.Migration):
                     "media_seconds_per_minute",
                     models.PositiveBigIntegerField(
                         blank=True,
-                        help_text="Seconds of a processor that decoding them takes. Empty: no limit.",
+                        help_text="Seconds that decoding them takes. Empty: no limit.",
                         null=True,
                         verbose_name="media seconds per minute",
                     ),

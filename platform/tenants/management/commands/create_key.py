@@ -7,7 +7,7 @@ from django.core.management.base import CommandParser
 from common.commands import QuireCommand, comma_list, parse_expiry
 from tenants import actions, api_keys
 from tenants.actors import CLI_ACTOR
-from tenants.cli import find_account, find_tenant, warn_of_unknown_models
+from tenants.cli import add_media_limits, find_account, find_tenant, warn_of_unknown_models
 
 
 class Command(QuireCommand):
@@ -41,17 +41,7 @@ class Command(QuireCommand):
             metavar="N",
             help="tokens per minute, prompt plus output (default: the tenant's limit)",
         )
-        for name, meaning in (
-            ("media", "images, videos, documents and audio files per minute"),
-            ("media-bytes", "bytes of such files per minute"),
-            ("media-seconds", "seconds of decoding such files per minute"),
-        ):
-            parser.add_argument(
-                f"--{name}-per-minute",
-                type=int,
-                metavar="N",
-                help=f"{meaning} (default: the tenant's limit)",
-            )
+        add_media_limits(parser, " (default: the tenant's limit)")
         parser.add_argument(
             "--max-running-requests",
             type=int,
