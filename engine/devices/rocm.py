@@ -29,4 +29,4 @@ class RocmDevice(CudaDevice):
 
     @classmethod
     def check_hardware(cls) -> None:
-        """See `CudaDevice`: Triton compiles for whatever ROCm runs on."""
+        """See `CudaDevice`: no AMD GPU is refused."""
