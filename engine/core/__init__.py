@@ -1,1 +1,1 @@
-"""`EngineCore.step()` and what it calls: validation, harvest, exits, counters."""
+"""`EngineCore.step()` and what it calls: validation, outputs, ends, counters."""

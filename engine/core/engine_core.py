@@ -121,11 +121,13 @@ class EngineCore:
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.max_tokens_for, counts_placeholders=overlaps or pipelined
         )
-        self._admission = AdapterAdmission(
+        self._adapter_admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
         )
         self._kv_admission = KVAdmission(self.scheduler.num_cached_tokens)
-        self._entrance = RequestAdmission(self._admission, self.structured, self._kv_admission)
+        self._request_admission = RequestAdmission(
+            self._adapter_admission, self.structured, self._kv_admission
+        )
         #: Ranks of a launcher plan by themselves. What one has in an earlier step than another
         #: would give each of them other tokens.
         self._plans_alike = (
@@ -211,20 +213,20 @@ class EngineCore:
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
         message = drop_kv_quota(message, self.facts)
-        self._input_processor.check(message, self._admission.vocab_size(message))
+        self._input_processor.check(message, self._adapter_admission.vocab_size(message))
         if message.prompt_embeds is not None:
             prompt_embeds = to_tensor(message.prompt_embeds)
             message = msgspec.structs.replace(message, prompt_embeds=None)
         if message.media_data:
             media = {digest: decode_tensors(data) for digest, data in message.media_data.items()}
             message = msgspec.structs.replace(message, media_data={})
-        self._admission.check(message)
+        self._adapter_admission.check(message)
         if prompt_embeds is not None:
             self._input_processor.check_prompt_embeds(message, prompt_embeds)
         self._input_processor.check_media(
             message, media or {}, self.scheduler.encoder_cache.capacity
         )
-        waiting = len(self.scheduler.waiting) + self._entrance.num_waiting
+        waiting = len(self.scheduler.waiting) + self._request_admission.num_waiting
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
@@ -244,7 +246,7 @@ class EngineCore:
     def _admit(self, request: Request) -> bool:
         """Whether nothing has to come first."""
         try:
-            return self._entrance.admit(request)
+            return self._request_admission.admit(request)
         except QuireError:
             self.adapters.release(request)
             raise
@@ -311,7 +313,7 @@ class EngineCore:
             return False
         return bool(
             self.scheduler.has_work
-            or self._entrance.has_pending
+            or self._request_admission.has_pending
             or self._steps_in_flight
             or self.is_aligning
         )
@@ -328,7 +330,7 @@ class EngineCore:
         tokens come one call later.
         """
         started = time.perf_counter()
-        deltas = self._admit_ready() if self._entrance.has_pending else []
+        deltas = self._admit_ready() if self._request_admission.has_pending else []
         if self.is_aligning:
             deltas += self._outputs.aligner.pop_ready(WAIT_S if self._is_idle() else 0.0)
         # A step with an isolated sequence overlaps no other; an interrupt may have left one more.
@@ -426,7 +428,9 @@ class EngineCore:
         """Queue the requests that wait for nothing any more; answer those that can't be served."""
         deltas: list[TokenDelta] = []
         for request, error in (
-            self._wait_for_all() if self._plans_alike else self._entrance.poll_ready(self._is_idle)
+            self._wait_for_all()
+            if self._plans_alike
+            else self._request_admission.poll_ready(self._is_idle)
         ):
             if error is None:
                 self._queue(request)
@@ -438,9 +442,9 @@ class EngineCore:
 
     def _wait_for_all(self) -> list[tuple[Request, QuireError | None]]:
         """As they came, with all that is compiled or loaded for them."""
-        ready = list(self._entrance.poll_ready(lambda: True))
+        ready = list(self._request_admission.poll_ready(lambda: True))
         while self.structured.has_pending or any(self.adapters.loading_adapters):
-            ready += self._entrance.poll_ready(lambda: True)
+            ready += self._request_admission.poll_ready(lambda: True)
         return sorted(ready, key=lambda entry: entry[0].sequences[0].seq_id)
 
     def _is_idle(self) -> bool:
@@ -605,7 +609,7 @@ class EngineCore:
 
     def snapshot(self) -> EngineStats:
         """Load and totals as of now."""
-        stats = self._counters.snapshot(self._entrance.num_waiting)
+        stats = self._counters.snapshot(self._request_admission.num_waiting)
         self.adapters.fill_stats(stats)
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.fill_stats(stats)
