@@ -277,7 +277,7 @@ def _common(
     request: UserRequest, tenant: Tenant | None, error: QuireError | None
 ) -> dict[str, Any]:
     user = request.user
-    context = {**tenant_context(user, tenant), "error": error, "told": _flash(request, tenant)}
+    context = {**tenant_context(user, tenant), "error": error, "outcome": _flash(request, tenant)}
     if tenant is not None:
         role = access_role(user, tenant)
         context |= {
@@ -320,7 +320,7 @@ def _request_context(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
             entry = access_request(request.user, tenant, request_id)
         except NotFound:
             entry = None
-    return {"asked": request_id, "found": entry}
+    return {"searched_id": request_id, "entry": entry}
 
 
 def _row(

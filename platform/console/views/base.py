@@ -209,7 +209,7 @@ def render_outcome(
         return render(request, template, context, status=refusal.status)
     outcome = pop_one_time(request) if request.method == "GET" else {}
     status = error.status if error else 200
-    return render(request, template, {**context, "error": error, "told": outcome}, status=status)
+    return render(request, template, {**context, "error": error, "outcome": outcome}, status=status)
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:

@@ -112,10 +112,10 @@ def show(
 ) -> HttpResponse:
     """Render a tenant's page with the last outcome or error."""
     user = request.user
-    context: dict[str, Any] = {**tenant_context(user, tenant), "error": error, "told": {}}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "error": error, "outcome": {}}
     if tenant is not None:
         outcome = pop_one_time(request) if request.method == "GET" and error is None else {}
-        context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
+        context["outcome"] = outcome if outcome.get("tenant") == tenant.slug else {}
         context["may_write"] = may_write(user, tenant)
         if function is not None:
             context |= function(tenant, read_caller(request, tenant), **kwargs)

@@ -52,7 +52,7 @@ def show_budgets(
     """Render the page with the last outcome or error."""
     user = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
@@ -147,7 +147,7 @@ def show_prices(request: UserRequest, error: QuireError | None = None) -> HttpRe
         "names": sorted(names),
         "currency": settings.QUIRE.currency.upper(),
         "error": error,
-        "told": [str(message) for message in get_messages(request)],
+        "outcome": [str(message) for message in get_messages(request)],
     }
     return render(request, "console/prices.html", context, status=error.status if error else 200)
 

@@ -73,7 +73,7 @@ def _page(
     user = request.user
     if tenant is None:
         tenant = first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank

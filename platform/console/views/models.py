@@ -125,7 +125,7 @@ def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResp
         "operator": operator,
         "followed": _followed(user),
         "error": error,
-        "told": pop_one_time(request) if request.method == "GET" else {},
+        "outcome": pop_one_time(request) if request.method == "GET" else {},
     }
     status = error.status if error else 200
     return render(request, "console/models.html", context, status=status)
@@ -150,7 +150,7 @@ def show_one(
         "row": _row(model, beats, operator),
         "operator": operator,
         "error": error,
-        "told": pop_one_time(request) if request.method == "GET" and error is None else {},
+        "outcome": pop_one_time(request) if request.method == "GET" and error is None else {},
         "weights": model_details.weights_of(model_beats),
         "live": model_beats[0] if model_beats else None,
         "followed": _followed(user),

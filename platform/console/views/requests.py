@@ -197,7 +197,7 @@ def show(
                 role = access_role(user, tenant)
                 context |= {"owns": role == Role.OWNER, "manages": role.rank >= Role.ADMIN.rank}
                 outcome = pop_one_time(request) if request.method == "GET" else {}
-                context["told"] = outcome if outcome.get("tenant") == tenant.slug else {}
+                context["outcome"] = outcome if outcome.get("tenant") == tenant.slug else {}
     except QuireError as refusal:
         tenant, error = None, refusal
     matches = form.filter_queryset(rows)

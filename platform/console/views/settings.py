@@ -69,7 +69,7 @@ def show(
     """Render the page with the last outcome or error."""
     user = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
     if tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank:
         context |= {
             "manages": True,

@@ -74,7 +74,7 @@ def show(
     """Render the page with the last outcome or error."""
     user = request.user
     tenant = tenant or first_tenant(user)
-    context: dict[str, Any] = {**tenant_context(user, tenant), "told": outcome, "error": error}
+    context: dict[str, Any] = {**tenant_context(user, tenant), "outcome": outcome, "error": error}
     if tenant is not None and access_role(user, tenant) == Role.OWNER:
         kinds = [kind.name.replace("-", " ") for kind in data_kinds() if kind.rows]
         context |= {"owns": True, "kinds": kinds}
@@ -377,7 +377,7 @@ def _home(request: UserRequest, slug: str, error: QuireError | None = None) -> H
         "home": tenant,
         "membership": user.memberships.filter(tenant=tenant).first(),
         "admin": role.rank >= Role.ADMIN.rank,
-        "told": outcome if outcome.get("tenant") == slug else {},
+        "outcome": outcome if outcome.get("tenant") == slug else {},
         "error": error,
         "members": access_members(user, tenant).order_by("user__username")[:MAX_ROWS],
         "limits": current_limits(tenant),
