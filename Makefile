@@ -25,7 +25,7 @@ help:
 	@echo "make check           lint, types and quick unit tests: no Redis, no processes"
 	@echo "make test            install, then lint and run all tests but the slow ones"
 	@echo "make test-slow       the slow tests, and those in quarantine"
-	@echo "make coverage        which lines of platform/ and inference/ the tests run (htmlcov/)"
+	@echo "make coverage        which lines of platform/, inference/ and engine/ the tests run (htmlcov/)"
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
@@ -62,8 +62,8 @@ test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	$(BIN)/python -m pytest -m "slow or flaky" $(TESTS) $(ARGS)
 
 coverage: $(VENV)/.installed-test
-	$(PYTEST) -n $(WORKERS) $(PARALLEL) --cov=platform --cov=inference --cov-report=term:skip-covered --cov-report=html \
-	  -m "not slow and not gpu and not flaky and not system" $(UNIT) $(ARGS)
+	$(PYTEST) -n $(WORKERS) $(PARALLEL) --cov=platform --cov=inference --cov=engine --cov-report=term:skip-covered --cov-report=html \
+	  -m "not slow and not gpu and not flaky and not system" $(UNIT) tests/engine $(ARGS)
 
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m tests.kernels.sanitize address
