@@ -12,6 +12,7 @@ from typing import Any
 
 from django.conf import settings
 
+from common.draining import keep_open_while
 from common.log_context import bind_request
 from common.rates import decode_tokens_per_s
 from engine.contract.errors import InvalidRequest, QuireError
@@ -243,6 +244,7 @@ class PlaygroundConsumer(SessionConsumer):
     async def on_open(self) -> None:
         self._checked_at = time.monotonic()
         self._callers[None] = await caller_for_user(self.user)
+        keep_open_while(self.scope, lambda: bool(self._answers))
 
     async def on_close(self) -> None:
         """Abort what runs."""

@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from functools import partial
 
 import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from common.draining import SETTLE_S, is_busy
 from inference.engine_client.client import get_engine_client
 
-#: Seconds from the error that ends a stream until its task is cancelled.
-LAST_EVENT_TIMEOUT_S = 1
 CLOSE_REASON = "The gateway is shutting down: connect again to resume."
+#: Seconds between checks whether a socket's answers have ended.
+POLL_INTERVAL_S = 0.1
 
 
 class GatewayServer(uvicorn.Server):
     """At the end of its grace it fails what still runs, so that each stream ends with an event."""
 
-    def __init__(self, config: uvicorn.Config, grace: int) -> None:
+    def __init__(self, config: uvicorn.Config, grace: float) -> None:
         """`grace`: seconds that open requests get."""
-        config.timeout_graceful_shutdown = grace + LAST_EVENT_TIMEOUT_S
         super().__init__(config)
         self._grace = grace
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Called by uvicorn after SIGTERM or SIGINT."""
-        asyncio.get_running_loop().call_later(self._grace, get_engine_client().fail_all)
-        await super().shutdown(sockets)
+    async def _wait_tasks_to_complete(self) -> None:
+        """Called by uvicorn, which cancels what still runs at TimeoutError: streams whose clients
+        don't read. The application's own end gets the other half of `SETTLE_S`.
+        """
+        waiting = asyncio.ensure_future(super()._wait_tasks_to_complete())
+        await asyncio.wait([waiting], timeout=self._grace)
+        get_engine_client().fail_all()
+        # Counted from here: a process without a processor at its grace's end cuts no stream.
+        await asyncio.wait_for(waiting, SETTLE_S / 2)
 
 
 class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
     """Closes with a reason. Pages connect again at once, and their answers continue."""
 
     def shutdown(self) -> None:
-        """Called by uvicorn when the server ends, with close code 1012."""
+        """Called by uvicorn when the server ends: closes with code 1012, once no answer runs."""
+        if self.transport.is_closing():
+            return
+        if self.handshake_complete and is_busy(self.scope["state"]):
+            self.loop.call_later(POLL_INTERVAL_S, self.shutdown)
+            return
         self.conn.send_close = partial(  # type: ignore[method-assign]
             self.conn.send_close, reason=CLOSE_REASON
         )

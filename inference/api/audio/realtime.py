@@ -17,6 +17,7 @@ import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 
+from common.draining import keep_open_while
 from common.log_context import bind_request
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.multimodal.inputs import PreparedSound
@@ -112,6 +113,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         bind_request(request_id=self._id, tenant=self._caller.tenant)
         if model := query.get("model", [""])[0][:200]:
             self._session.audio.input.transcription.model = model
+        keep_open_while(self.scope, lambda: self._num_waiting > 0)
         self._expires_at = int(time.time() + MAX_SESSION_S)
         self._tasks = [
             asyncio.create_task(self._transcribe_turns()),

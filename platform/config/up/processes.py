@@ -29,7 +29,7 @@ from django.core.management.base import CommandError
 
 from catalog.processes import ManagedProcess, kill_when_stopped, spawn
 from catalog.slot import backoff, describe_exit
-from common.draining import DRAIN_SIGNAL
+from common.draining import DRAIN_SIGNAL, SETTLE_S
 from common.settings import APPS_DIR, record_flags
 
 logger = logging.getLogger(__name__)
@@ -204,8 +204,6 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-#: Seconds for a server to abort, behind its grace, what still runs and to write its usage.
-SETTLE_S = 6.0
 #: Options that name files.
 FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 
