@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -15,6 +17,7 @@ from django.db.utils import ConnectionHandler
 
 from chaos.database import NoDatabase, PostgreSQL
 from config.connections import database
+from config.management.commands.migrate import _migration_lock
 from tests.services import missing, running_pgbouncer, running_postgresql
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +130,25 @@ def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -
     assert key.startswith("sk-quire-")
     assert any(key[:19] in line for line in listed)
     assert 1 <= int(pooled) <= 5
+
+
+def test_the_lock_of_migrations_outlasts_limits_that_an_operator_set(database_url: str) -> None:
+    limits = quote("-c idle_in_transaction_session_timeout=200 -c lock_timeout=200")
+    settings = database(f"{database_url}?options={limits}", Path("/nowhere"))
+    connection: Any = ConnectionHandler({"default": settings})["default"]
+    order = []
+
+    def migrate_too() -> None:
+        with _migration_lock(connection):
+            order.append("second")
+
+    second = threading.Thread(target=migrate_too)
+    with _migration_lock(connection):
+        second.start()
+        time.sleep(0.6)
+        order.append("first")
+    second.join(60)
+    assert order == ["first", "second"]
 
 
 THROUGH_PGBOUNCER = """

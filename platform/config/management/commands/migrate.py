@@ -12,6 +12,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 #: Key of PostgreSQL's advisory lock; "quire" in ASCII.
 MIGRATION_LOCK = int.from_bytes(b"quire")
+#: Within a transaction that waits, and is idle then: a limit that an operator set for all would end
+#: it, and the lock with it. Servers before PostgreSQL 17 lack the last one.
+_WITHOUT_TIMEOUTS = """
+    SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN (
+        'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
+        'transaction_timeout'
+    )
+"""
 
 
 class Command(migrate.Command):
@@ -36,5 +44,6 @@ def _migration_lock(connection: BaseDatabaseWrapper) -> Iterator[None]:
     import psycopg
 
     with psycopg.connect(**connection.get_connection_params()) as lock:
+        lock.execute(_WITHOUT_TIMEOUTS)
         lock.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
         yield
