@@ -11,9 +11,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.core.files import File
@@ -43,7 +44,7 @@ def upload_object(name: str, path: Path, on_bytes: OnBytes | None = None) -> Non
 
     Raises: `ServiceUnavailable`.
     """
-    with _storage() as storage, path.open("rb") as file:
+    with _storage(reads=False) as storage, path.open("rb") as file:
         storage.delete(name)  # some back ends would choose another name
         content = CallbackIOWrapper(on_bytes, file) if on_bytes else file
         saved = storage.save(name, File(content))
@@ -117,31 +118,45 @@ def presigned_url(name: str, disposition: str) -> str | None:
     """
     if not (has_object_storage() and settings.QUIRE.presigned_downloads):
         return None
+    backend, content_type = settings.STORAGES[ALIAS]["BACKEND"], "application/octet-stream"
+    options: dict[str, Any] = {"expire": URL_LIFETIME_S}
+    if "GoogleCloud" in backend:
+        parameters = {"response_disposition": disposition, "response_type": content_type}
+        options = {"parameters": parameters | {"expiration": timedelta(seconds=URL_LIFETIME_S)}}
+    elif "Azure" in backend:
+        options["parameters"] = {"content_disposition": disposition, "content_type": content_type}
+    else:
+        options["parameters"] = {
+            "ResponseContentDisposition": disposition,
+            "ResponseContentType": content_type,
+        }
     with _storage() as storage:
-        url: str = storage.url(  # type: ignore[call-arg]
-            name,
-            parameters={
-                "ResponseContentDisposition": disposition,
-                "ResponseContentType": "application/octet-stream",
-            },
-            expire=URL_LIFETIME_S,
-        )
+        url: str = storage.url(name, **options)
     return url
 
 
 @contextmanager
-def _storage() -> Iterator[Storage]:
-    """The back end; what it raises becomes `ServiceUnavailable`, missing objects excepted."""
+def _storage(*, reads: bool = True) -> Iterator[Storage]:
+    """The back end; what it raises becomes `ServiceUnavailable`, and FileNotFoundError where an
+    object that is read is missing.
+    """
     try:
         yield storages[ALIAS]
     except (OSError, ServiceUnavailable):
         raise
     except Exception as error:  # each back end has a tree of errors of its own
-        if getattr(error, "status_code", None) == HTTPStatus.NOT_FOUND:  # Azure's
+        if reads and _is_missing(error):
             raise FileNotFoundError(str(error)) from error
         raise ServiceUnavailable(
             f"The object storage is unavailable ({type(error).__name__}). Try again later."
         ) from error
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether a back end says that there's no such object: Azure's, Google Cloud's or S3's."""
+    if isinstance(response := getattr(error, "response", None), dict):
+        return response.get("Error", {}).get("Code") in ("404", "NoSuchKey")
+    return HTTPStatus.NOT_FOUND in (getattr(error, name, None) for name in ("status_code", "code"))
 
 
 def trim_cache(folder: Path, max_bytes: int) -> None:

@@ -322,8 +322,8 @@ class QuireSettings(BaseSettings):
     )
     presigned_downloads: bool = _storage(
         False,
-        description="Redirect downloads of files to the object storage (S3). Clients must be able "
-        "to reach it.",
+        description="Redirect downloads of files to the object storage (S3, Google Cloud, Azure). "
+        "Clients must be able to reach it.",
     )
     adapter_dirs: Directories = _storage(
         default_factory=lambda data: (data["data_dir"], BASE_DIR / "demo" / "adapters"),
@@ -648,8 +648,12 @@ class QuireSettings(BaseSettings):
         """Settings that need each other."""
         if self.smtp_url and not self.mail_from:
             raise ValueError("QUIRE_MAIL_FROM must be set where QUIRE_SMTP_URL is")
-        if self.presigned_downloads and "S3" not in self.object_storage.get_secret_value():
-            raise ValueError("QUIRE_PRESIGNED_DOWNLOADS needs S3 as QUIRE_OBJECT_STORAGE")
+        storage = self.object_storage.get_secret_value()
+        clouds = ("S3", "GoogleCloud", "Azure")
+        if self.presigned_downloads and not any(cloud in storage for cloud in clouds):
+            raise ValueError(
+                "QUIRE_PRESIGNED_DOWNLOADS needs S3, Google Cloud or Azure as QUIRE_OBJECT_STORAGE"
+            )
         client = self.oidc_client_id and self.oidc_client_secret.get_secret_value()
         if self.oidc_issuer and not client:
             raise ValueError(

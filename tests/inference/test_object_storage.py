@@ -89,8 +89,8 @@ async def test_a_download_may_be_redirected_to_a_url_that_ends(
         assert response.read() == b"content"
 
 
-def test_presigned_downloads_need_s3(settings: Any) -> None:
-    with pytest.raises(ValueError, match="QUIRE_PRESIGNED_DOWNLOADS needs S3"):
+def test_presigned_downloads_need_a_cloud(settings: Any) -> None:
+    with pytest.raises(ValueError, match="QUIRE_PRESIGNED_DOWNLOADS needs S3, Google Cloud or"):
         settings.QUIRE.replace(presigned_downloads=True, object_storage="")
 
 
@@ -253,6 +253,47 @@ class AzureLikeStorage(InMemoryStorage):
         if not self.exists(name):
             raise self.Missing(name)
         return super()._open(name, mode)
+
+
+class GoogleCloudLikeStorage(InMemoryStorage):
+    """Fails and signs as `GoogleCloudStorage` of django-storages does, seen at fake-gcs-server."""
+
+    class NotFound(Exception):
+        code = 404
+
+    def get_modified_time(self, name: str) -> Any:
+        raise self.NotFound(name)
+
+    def url(self, name: str | None, parameters: Any = None) -> str:
+        return f"{name} {sorted(parameters)} {parameters['expiration']}"
+
+
+def test_an_object_that_went_meanwhile_and_a_url_at_google(settings: Any) -> None:
+    entry = {"BACKEND": f"{__name__}.GoogleCloudLikeStorage"}
+    settings.STORAGES = django_settings.STORAGES | {"objects": entry}
+    settings.QUIRE = settings.QUIRE.replace(
+        object_storage=json.dumps(entry), presigned_downloads=True
+    )
+    with pytest.raises(FileNotFoundError):
+        object_storage.modified_at("files/1/gone")
+    assert object_storage.presigned_url("files/1/a", "attachment") == (
+        "files/1/a ['expiration', 'response_disposition', 'response_type'] 0:05:00"
+    )
+
+
+def test_an_object_that_went_meanwhile_at_s3() -> None:
+    with pytest.raises(FileNotFoundError):
+        object_storage.modified_at("files/1/gone")
+
+
+def test_a_bucket_that_does_not_exist_is_an_unavailable_storage(
+    settings: Any, objects: dict[str, Any], tmp_path: Path
+) -> None:
+    entry = objects | {"OPTIONS": objects["OPTIONS"] | {"bucket_name": "none"}}
+    settings.STORAGES = django_settings.STORAGES | {"objects": entry}
+    (tmp_path / "file").write_bytes(b"content")
+    with pytest.raises(ServiceUnavailable):
+        object_storage.upload_object("files/1/a", tmp_path / "file")
 
 
 def test_a_back_end_without_folders_is_listed_and_read_like_the_others(
