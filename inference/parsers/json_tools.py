@@ -7,14 +7,25 @@ from typing import ClassVar
 
 from inference.parsers.state_machine import is_prefix
 from inference.parsers.tool_grammar import ToolCallFormat
-from inference.parsers.tool_parser import FENCE, ToolCallParser
+from inference.parsers.tool_parser import FENCE, MAX_HEADER, ToolCallParser
 
+#: How an object begins whose one field is the list, without white space and with it.
+_WRAPPER_START = '{"tool_calls":['
+_WRAPPER = re.compile(r'\s*\{\s*"tool_calls"\s*:\s*(?=\[)')
+#: Beginnings of lists that are JSON themselves.
+_JSON = (
+    "[",
+    '{"tool_calls":',
+    '{ "tool_calls":',
+    *(f'{{\n{indent}"tool_calls":' for indent in ("", "  ", "    ")),
+)
 #: A fence that stands before the list, or the language behind one that was read.
 _FENCE_START = re.compile(r"\s*(```)?[a-z_]*\s*")
 
 
 class ObjectListParser(ToolCallParser):
-    """Call objects after an opening text: one, several, or a list of them, perhaps in a fence.
+    """Call objects after an opening text: one, several, or a list of them, perhaps in a fence or as
+    the field `tool_calls` of an object.
 
     Attributes:
         openers: each opens a list. closers: what may stand after it.
@@ -26,17 +37,20 @@ class ObjectListParser(ToolCallParser):
     _began = False
     #: Brackets of lists that are open.
     _depth = 0
+    #: Whether the list is a field of an object.
+    _is_wrapped = False
 
     def _text(self) -> bool:
-        self._opening, self._began = self._find_marker(*self.openers), False
-        self._depth = 0
-        if self._opening:
-            self._state = self._list_start
-        return bool(self._opening)
+        self._opening = self._find_marker(*self.openers)
+        return bool(self._opening) and self._begin_list()
+
+    def _begin_list(self) -> bool:
+        self._began, self._depth, self._is_wrapped = False, 0, False
+        return self._goto(self._list_start)
 
     def _list_start(self) -> bool:
         """The list's bracket, or the brace of an object without a list."""
-        repeated = self._skip_repeated([opener for opener in self.openers if opener != "["])
+        repeated = self._skip_repeated([opener for opener in self.openers if opener not in _JSON])
         if repeated is not False:
             return bool(repeated)
         fence = _FENCE_START.match(self._buffer)
@@ -50,11 +64,22 @@ class ObjectListParser(ToolCallParser):
         if not self._is_finished and FENCE.startswith(rest):
             return False
         if rest.startswith("{"):
-            self._state = self._call_object
-            return True
+            return self._object_start(rest)
         if not rest.startswith("["):
             return self._parse_without_list()
         return self._goto(self._item)
+
+    def _object_start(self, rest: str) -> bool:
+        """An object instead of a list: a call, or what holds the list of calls."""
+        wrapper = _WRAPPER.match(self._buffer)
+        if wrapper is None:
+            start = "".join(rest[:MAX_HEADER].split())
+            if _WRAPPER_START.startswith(start) and not self._is_finished:
+                return False
+            return self._goto(self._call_object)
+        self._consume_opening(wrapper.end())
+        self._is_wrapped = True
+        return True
 
     def _parse_without_list(self) -> bool:
         return self._fail(self._opening)
@@ -101,6 +126,11 @@ class ObjectListParser(ToolCallParser):
 
     def _after_list(self) -> bool:
         """What closes the list, in the model's own way."""
+        if self._is_wrapped:
+            has_brace = self._skip_text("}")
+            if has_brace is None:
+                return False
+            self._is_wrapped = False
         for mark in (FENCE, *self.closers) if FENCE in self._opening else self.closers:
             has_mark = self._skip_text(mark)
             if has_mark is None:
@@ -121,8 +151,8 @@ class ObjectListParser(ToolCallParser):
             return False
         if not has_fence:
             return self._goto(self._after_list)
-        self._opening, self._gap, self._began, self._depth = FENCE, "", False, 0
-        return self._goto(self._list_start)
+        self._opening, self._gap = FENCE, ""
+        return self._begin_list()
 
 
 # -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
@@ -154,8 +184,8 @@ class Ernie45Parser(HermesParser):
     def _text(self) -> bool:
         marker = self._find_marker(OPEN, "<response>", "</response>")
         if marker == OPEN:
-            self._opening, self._began = OPEN, False
-            return self._goto(self._list_start)
+            self._opening = OPEN
+            return self._begin_list()
         self._after_call = self._after_call or bool(marker)  # white space next to a tag is none
         return bool(marker)
 
@@ -248,10 +278,8 @@ class JsonParser(ObjectListParser):
         if rest.startswith(("[", "{")):
             self._gap = self._buffer[: len(self._buffer) - len(rest)]
             self._buffer = rest
-            self._state = self._list_start
-        else:
-            self._state = self._plain_text
-        return True
+            return self._begin_list()
+        return self._goto(self._plain_text)
 
     def _after_failure(self) -> bool:
         self._state = self._plain_text
@@ -326,20 +354,12 @@ class InternLMParser(ObjectListParser):
     )
 
 
-#: How an object begins whose one field is the list.
-_IN_AN_OBJECT = (
-    '{"tool_calls":',
-    '{ "tool_calls":',
-    *(f'{{\n{indent}"tool_calls":' for indent in ("", "  ", "    ")),
-)
-
-
 class XlamParser(ObjectListParser):
     """xLAM: a list by itself, in a fenced block or after a mark, with or without text before it."""
 
     name = "xlam"
-    openers = ("[TOOL_CALLS]", "<tool_call>", *_IN_AN_OBJECT, FENCE, "[")
-    closers = ("</tool_call>", "}")
+    openers = ("[TOOL_CALLS]", "<tool_call>", *_JSON, FENCE)
+    closers = ("</tool_call>",)
     markers = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
     layout = ToolCallFormat(
         open="[",
@@ -351,6 +371,6 @@ class XlamParser(ObjectListParser):
 
     def _text(self) -> bool:
         has_more = super()._text()
-        if self._opening == "[":
-            self._buffer, self._opening = "[" + self._buffer, ""
+        if self._opening in _JSON:
+            self._buffer, self._opening = self._opening + self._buffer, ""
         return has_more

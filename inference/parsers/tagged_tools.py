@@ -27,6 +27,8 @@ from inference.parsers.tool_values import coerce_to_schema
 
 #: A parameter's name in a tag.
 KEY = re.compile(r"[^<>\"\n]{1,128}")
+#: Calls in an output's values that are taken for such: for each, the rest may be read once more.
+MAX_QUOTED_CALLS = 64
 
 
 class TaggedParser(ToolCallParser):
@@ -133,6 +135,7 @@ class TaggedParser(ToolCallParser):
         value = self._buffer[:position]
         self._buffer = self._buffer[position:]
         self._search_from, self._num_repeated, self._doubtful_end = 0, 0, None
+        self._quoted_depth, self._quoted_end = 0, None
         self._json, self._num_scanned = None, 0
         while self._buffer.lstrip().startswith(self.value_ends[0]):  # it may come twice
             self._buffer = self._buffer.lstrip().removeprefix(self.value_ends[0])
@@ -150,6 +153,13 @@ class TaggedParser(ToolCallParser):
     _search_from = 0
     #: The first mark, and its place, that ends the value unless a better end comes.
     _doubtful_end: tuple[int, str] | None = None
+    #: Calls that begin in the value and haven't ended.
+    _quoted_depth = 0
+    #: The first mark, and its place, that ends a value of such a call: or the value itself, where
+    #: what looked like a call's beginning has no end.
+    _quoted_end: tuple[int, str] | None = None
+    #: Calls in values so far.
+    _num_quoted = 0
     #: Characters behind the mark in question that repeat it.
     _num_repeated = 0
     #: Tells whether a value in JSON has ended, from its first `_num_scanned` characters.
@@ -161,31 +171,81 @@ class TaggedParser(ToolCallParser):
         """Where the value ends and by which mark; None while it goes on.
 
         A value may hold the marks themselves. So one of them ends it only where the call goes on
-        behind it as calls do, or if no such place comes before the next call or the text's end.
+        behind it as calls do, or if no such place comes before the next call or the text's end. It
+        may also hold calls, whose marks are theirs.
         """
         openers = (*self.openers, *filter(None, (self.function_mark,)))
         marks = _any_of((*self.value_ends, *openers))
         while (match := marks.search(self._buffer, self._search_from)) is not None:
             position, mark = match.start(), match[0]
+            after: int | None = match.end()
             if mark in self.value_ends:
                 verdict = self._ends_value(mark, position)
-                if verdict == "end":
+                if verdict == "end" and not self._quoted_depth:
                     return position, mark
-                if verdict == "unsure" and not self._is_finished:
-                    self._stream_value(position)
-                    return None
-                if verdict == "doubtful" and self._doubtful_end is None:
-                    self._doubtful_end = position, mark
+                if verdict == "end":
+                    after = self._skip_quoted_value(mark, position)
+                elif verdict == "unsure" and not self._is_finished:
+                    after = None
+                elif verdict == "doubtful" and not self._quoted_depth:
+                    self._doubtful_end = self._doubtful_end or (position, mark)
+            elif not self._streams and self._is_open_json(position):
+                pass  # in one of its strings
             elif self._doubtful_end is not None:
                 break
-            self._search_from = match.end() + self._num_repeated
+            else:
+                after = self._skip_quoted_opening(mark, position)
+            if after is None:
+                self._stream_value(position)
+                return None
+            self._search_from = after + self._num_repeated
             self._num_repeated = 0
         if match is not None or self._is_finished:
-            return self._doubtful_end
+            return self._doubtful_end or self._quoted_end
         keep = partial_suffix_length(self._buffer, (*self.value_ends, *openers))
         self._search_from = max(self._search_from, len(self._buffer) - keep)
         self._stream_value(len(self._buffer) - keep)
         return None
+
+    def _skip_quoted_opening(self, mark: str, position: int) -> int | None:
+        """Where a value goes on behind an opener in it, and behind the function's and the first
+        parameter's tag if these follow; None while more text is needed to tell.
+        """
+        after = position + len(mark)
+        if self._num_quoted >= MAX_QUOTED_CALLS:
+            return after
+        end = position + 2 * MAX_HEADER
+        if len(self._buffer) < end and not self._is_finished:
+            return None
+        start = position if mark == self.function_mark else after
+        function = self.function_tag.match(self._buffer, start, end)
+        header = function and self.parameter_tag.match(self._buffer, function.end(), end)
+        if not header or header["key"] is None:
+            return after
+        self._quoted_depth, self._num_quoted = self._quoted_depth + 1, self._num_quoted + 1
+        return header.end()
+
+    def _skip_quoted_value(self, mark: str, position: int) -> int | None:
+        """Where a value goes on behind a parameter of a call in it, and behind that call's end or
+        next parameter's tag; None while more text is needed to tell.
+        """
+        after = position + self._num_repeated
+        if mark == self.value_ends[0]:
+            after += len(mark)
+        end = after + 2 * MAX_HEADER
+        if len(self._buffer) < end and not self._is_finished:
+            return None
+        self._quoted_end, self._num_repeated = self._quoted_end or (position, mark), 0
+        header = self.parameter_tag.match(self._buffer, after, end)
+        if header is not None and header["key"] is not None:
+            return header.end()
+        self._quoted_depth -= 1
+        after = after if header is None else header.end()
+        window = self._buffer[after:end]
+        rest = window.lstrip()
+        while closer := next(filter(rest.startswith, self.closers), ""):
+            rest = rest.removeprefix(closer).lstrip()
+        return after + len(window) - len(rest)
 
     def _ends_value(self, mark: str, position: int) -> Literal["end", "doubtful", "no", "unsure"]:
         """Whether a mark ends the value."""
@@ -238,7 +298,7 @@ class TaggedParser(ToolCallParser):
 
     def _stream_value(self, end: int) -> None:
         """Pass on what is certain of a text before `end`."""
-        if not self._streams or self._doubtful_end is not None:
+        if not self._streams or self._doubtful_end is not None or self._quoted_end is not None:
             return
         if self.line_breaks and self._buffer[:end].endswith("\n"):
             end -= 1

@@ -58,6 +58,9 @@ def message(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
         f"```json\n{W}\n```\n```json\n{C}\n```",
         f"[[{W}, {C}]]",
         f"[[{W}], [{C}]]",
+        f'{{"tool_calls": [{W}, {C}]}}',
+        f'{{\n  "tool_calls" : [\n    {W},\n    {C}\n  ]\n}}',
+        f'```json\n{{"tool_calls":[{W}, {C}]}}\n```',
     ],
 )
 def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None:
@@ -88,6 +91,21 @@ def test_fault_95_marks_too_many_between_calls_are_no_content(name: str, body: s
 )
 def test_fault_95_xlams_brackets_and_fences_are_no_content(text: str) -> None:
     assert message("xlam", f"Hm.\n{text}") == ("Hm.", TWO)
+
+
+def test_fault_95_a_whole_answer_may_hold_its_calls_in_a_field() -> None:
+    text = f'{{"tool_calls": [{W}, {C}]}}'
+    for name in ("json", "llama4_pythonic"):
+        assert message(name, text) == ("", TWO)
+    assert message("llama3_json", text) == (text, [])  # an answer in JSON
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("calls", ["[]", '["a"]', "{}", "1", "[", "", " "])
+def test_fault_95_a_field_of_calls_that_are_none_stays_whole(name: str, calls: str) -> None:
+    before, after = OBJECTS[name]
+    text = f'{before}{{"tool_calls": {calls}}}{after}'
+    assert message(name, text) == (text, [])
 
 
 @pytest.mark.parametrize(

@@ -344,3 +344,50 @@ def test_fault_85_a_string_may_hold_its_mark(name: str, written: str, value: str
     text = CALLS[name].replace("VALUE", written.replace("M", mark))
     function = ToolFunction("f", TEXT)
     assert arguments_of(name, function, text) == {"v": value.replace("M", mark)}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize(
+    "value", ["CALL", "so: CALL.", "CALL and CALL, then CALL", "OPENING to begin", "OPENING"]
+)
+@pytest.mark.parametrize("parameters", [TEXT, {}], ids=["text", "any"])
+def test_fault_85_a_value_may_hold_calls_and_their_openings(
+    name: str, value: str, parameters: Any
+) -> None:
+    call = CALLS[name].replace("MORE", "")
+    value = value.replace("CALL", call.replace("VALUE", "1"))
+    value = value.replace("OPENING", call.partition("VALUE")[0].strip())
+    function = ToolFunction("f", parameters)
+    assert arguments_of(name, function, call.replace("VALUE", value)) == {"v": value}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_fault_85_a_value_may_hold_calls_in_json_strings(name: str) -> None:
+    call = CALLS[name].replace("MORE", "")
+    value = {"text": f"a{call.replace('VALUE', '1')}b", "list": [call.replace("VALUE", "2")]}
+    text = call.replace("VALUE", json.dumps(value, ensure_ascii=False))
+    function = ToolFunction("f", {"properties": {"v": {"type": "object"}}})
+    assert arguments_of(name, function, text) == {"v": value}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_fault_85_the_next_call_is_one_whatever_the_value_before_it_holds(name: str) -> None:
+    call = CALLS[name].replace("MORE", "")
+    opening = call.partition("VALUE")[0].strip()
+    for value in (call.replace("VALUE", "1"), f"{opening} to begin"):
+        text = f"{call.replace('VALUE', value)}\n{call.replace('VALUE', 'next')}"
+        plan = OutputParserConfig(tools=partial(parser_of(name), (ToolFunction("f", TEXT),)))
+        whole = read(plan, [text])
+        assert shape(read(plan, list(text))) == shape(whole)
+        calls = build_message(whole)["tool_calls"]
+        values = [json.loads(call["function"]["arguments"])["v"] for call in calls]
+        assert values == [value, "next"]
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_fault_85_no_number_of_calls_in_values_costs_too_much(name: str) -> None:
+    call = CALLS[name].replace("MORE", "")
+    opening, _, rest = call.partition("VALUE")
+    text = f"{opening}{opening}x{rest}" * 300
+    plan = OutputParserConfig(tools=partial(parser_of(name), (ToolFunction("f", TEXT),)))
+    assert build_message(read(plan, [text]))["tool_calls"]
