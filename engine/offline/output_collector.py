@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineFault, QuireError
 from engine.contract.lora import LoRARequest
 from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_fields import RequestOutputKind
@@ -205,7 +205,7 @@ class RequestOutputCollector:
 
     def push(self, delta: TokenDelta) -> bool:
         """Take a delta over; True when a stop string ended the output and the engine should stop
-        it. An error of the engine's ends all outputs and is kept in `error`.
+        it. An error of the engine or the tokenizer ends all outputs and is kept in `error`.
         """
         if self.error is not None:  # another output failed in the same step
             return False
@@ -215,12 +215,19 @@ class RequestOutputCollector:
                 if not assembler.output.finished:
                     assembler.finish("error")
             return False
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = self._entries(delta.prompt_logprobs)
         if delta.num_prompt_tokens and delta.index == 0:
             self._cached = delta.num_cached_tokens
         self._record_times(delta)
-        stopped = self._assemblers[delta.index].append(delta)
+        try:
+            if delta.prompt_logprobs is not None:
+                self._prompt_logprobs = self._entries(delta.prompt_logprobs)
+            stopped = self._assemblers[delta.index].append(delta)
+        except EngineFault as error:  # the tokenizer can't decode these tokens
+            self.error = error
+            for assembler in self._assemblers:
+                if not assembler.output.finished:
+                    assembler.output.finish_reason = "error"
+            return False
         if self.finished and self._last is not None and self._began is not None:
             arrival, tokens = self._metrics.arrival_time, self._metrics.num_generation_tokens
             self._figures.end(arrival, self._began, self._last, len(self._token_ids), tokens)

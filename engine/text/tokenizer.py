@@ -16,6 +16,7 @@ import tokenizers
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.chat_messages import without_surrogates
 from engine.text.tokenizer_backend import (
+    decode,
     encode,
     encode_ids,
     load_backend,
@@ -299,11 +300,12 @@ class Tokenizer:
 
         Raises:
             InvalidRequest: an id is negative or no integer.
+            EngineFault: the tokenizer's decoder fails on them.
         """
         token_ids = self._checked(ids)
         rules = self.byte_rules
         if rules is None:
-            return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return decode(self._backend, token_ids, skip_special_tokens=skip_special_tokens)
         if skip_special_tokens:
             token_ids = [token for token in token_ids if token not in self.special_token_ids]
         return self.join_bytes(token_ids, at_start=True).decode("utf-8", "replace")
@@ -321,7 +323,7 @@ class Tokenizer:
 
     def decode_window(self, ids: list[int], skip_special_tokens: bool) -> str:
         """The library's own decoding, for tokenizers without `byte_rules`."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return decode(self._backend, ids, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to a text that has begun; b"" for an id without a token."""

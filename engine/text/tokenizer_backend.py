@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
+from engine.contract.errors import (
+    ContextLengthExceeded,
+    EngineFault,
+    InvalidRequest,
+    ModelLoadError,
+)
 from engine.text.tokenizer_files import (
     TokenizerSettings,
     parse_object,
@@ -170,6 +175,19 @@ def tokenize(
             param="prompt",
         ) from error
     return encoding
+
+
+def decode(backend: tokenizers.Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    """The text of tokens. Raises `EngineFault` where the tokenizer's decoder fails on them."""
+    try:
+        text: str = backend.decode(ids, skip_special_tokens=skip_special_tokens)
+    except BaseException as error:  # a decoder may panic on certain tokens only
+        if not _is_library_error(error):
+            raise
+        raise EngineFault(
+            f"The model's tokenizer can't decode its tokens: {truncate_for_message(error)}."
+        ) from error
+    return text
 
 
 def _check_merges(text: str, path: Path) -> None:

@@ -200,7 +200,7 @@ class Generation:
         """The next deltas, at most one an output; [] after `wait_s` seconds without tokens, or
         where the new tokens have no text yet, such as half a character.
 
-        Raises: errors of the engine and the gateway. The generation is released.
+        Raises: errors of the engine, the gateway and the tokenizer. The generation is released.
         """
         if self._delivered:  # the caller has written the last deltas to its client
             self._continuity.mark_delivered()
@@ -209,6 +209,7 @@ class Generation:
             if chunks is None:
                 chunks = await self._submission.next_chunks(wait_s)
             self._key_revalidator.maybe_check()  # a key that is revoked ends its streams
+            deltas = [delta for chunk in chunks if (delta := self._apply_chunk(chunk)) is not None]
         except QuireError as error:
             self._error = error
             if error.code == EngineOverloaded.code:
@@ -217,7 +218,6 @@ class Generation:
                 )
             self.release()
             raise rename_error_param(error, self.job.field_names) from None
-        deltas = [delta for chunk in chunks if (delta := self._apply_chunk(chunk)) is not None]
         if self._continuity.is_missing_end(self.outputs):
             self._error = StreamNotFound()
             self.release()

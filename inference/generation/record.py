@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
+from engine.contract.errors import EngineFault
 from engine.contract.messages import FlightRecord
 from inference.engine_client.flight import InFlightRequest
 from inference.errors import as_quire_error
@@ -181,11 +182,14 @@ async def decode_content(generation: Generation, request_id: str) -> Content:
 
 
 def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
-    if len(ids) <= 2 * _MAX_STORED_TOKENS:
-        return tokenizer.decode(ids, skip_special_tokens=False)
     num_omitted = len(ids) - 2 * _MAX_STORED_TOKENS
-    first = tokenizer.decode(ids[:_MAX_STORED_TOKENS], skip_special_tokens=False)
-    last = tokenizer.decode(ids[-_MAX_STORED_TOKENS:], skip_special_tokens=False)
+    try:
+        if num_omitted <= 0:
+            return tokenizer.decode(ids, skip_special_tokens=False)
+        first = tokenizer.decode(ids[:_MAX_STORED_TOKENS], skip_special_tokens=False)
+        last = tokenizer.decode(ids[-_MAX_STORED_TOKENS:], skip_special_tokens=False)
+    except EngineFault as error:
+        return f"[{error.message}]"
     return f"{first}\n[{num_omitted} tokens]\n{last}"
 
 

@@ -18,7 +18,7 @@ from inference.rendering.prompts import FIM_FORMATS
 from metering.redis_scripts import redis_key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
-from tests.inference.tokenizer_folder import with_added_tokens
+from tests.inference.tokenizer_folder import with_added_tokens, with_panicking_decoder
 
 
 async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tokenizer) -> None:
@@ -248,6 +248,26 @@ async def test_what_is_missing_before_a_suffix_is_filled_in(
         (before, *tokenizer.encode(text), between, *behind, after)
         for text in ("the quick brown", "a")
     }
+
+
+async def test_fault_40_tokens_that_cant_be_decoded_fail_their_request_alone(
+    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = with_panicking_decoder(gateway.model_folder, tmp_path)
+    [bang] = tokenizer.encode("!", add_special_tokens=False)
+    fox = tokenizer.encode("fox", add_special_tokens=False)
+    replica = gateway.scripted(
+        lambda request, _: [bang] if request.prompt_token_ids == [7] else fox, model_path=folder
+    )
+    complete = gateway.client.complete
+    async with gateway.serving(replica):
+        bad, good, stream = await asyncio.gather(
+            complete([7]), complete([8]), complete([7], stream=True)
+        )
+    assert (bad.status, bad.error["code"]) == (500, "engine_fault")
+    assert "tokenizer can't decode" in bad.error["message"]
+    assert good.json()["choices"][0]["text"] == "fox"
+    assert b"tokenizer can't decode" in stream.body
 
 
 async def test_an_empty_suffix_is_none(served: Gateway) -> None:

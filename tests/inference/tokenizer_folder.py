@@ -45,6 +45,15 @@ def with_added_tokens(folder: Path, copy: Path, tokens: Sequence[str]) -> str:
     return str(copy)
 
 
+def with_panicking_decoder(folder: Path, copy: Path) -> str:
+    """A copy whose decoder panics on the token "!", which it cuts at both ends; its path."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.decoder = decoders.Strip(content="!", left=1, right=1)
+    tokenizer.save(str(copy / "tokenizer.json"))
+    (copy / "tokenizer_config.json").write_bytes((folder / "tokenizer_config.json").read_bytes())
+    return str(copy)
+
+
 def write_tokenizer(folder: Path) -> Path:
     """`tokenizer.json` and `tokenizer_config.json`; 512 entries, special tokens first."""
     tokenizer = Tokenizer(models.BPE())

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
+from engine import LLM, SamplingParams
+from engine.contract.errors import EngineFault, InvalidRequest, ModelLoadError, QuireError
 from engine.text import render_chat
+from engine.text.detokenizer import IncrementalDetokenizer
 from engine.text.jinja_sandbox import RenderLimits
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_files import eos_ids, read_generation_config, sampling_defaults
@@ -196,6 +198,41 @@ def test_fault_40_a_decoder_that_panics_over_an_empty_text(folder: Path) -> None
     content["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}
     path.write_text(json.dumps(content))
     refused(folder, "tokenizer.json", "no tokenizer")
+
+
+def panicking(folder: Path) -> Path:
+    """Let the decoder panic on the token "!" alone: it cuts one character at both ends."""
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["decoder"] = {"type": "Strip", "content": "!", "start": 1, "stop": 1}
+    path.write_text(json.dumps(content))
+    return folder
+
+
+def test_fault_40_a_decoder_that_panics_on_one_token(folder: Path) -> None:
+    tokenizer = load_tokenizer(panicking(folder))
+    [bang] = tokenizer.encode("!")
+    assert tokenizer.decode(tokenizer.encode("Hello")) == "Hello"
+    text = IncrementalDetokenizer(tokenizer, [])
+    for decode in (lambda: tokenizer.decode([bang]), lambda: text.push([bang])):
+        with pytest.raises(EngineFault, match="tokenizer can't decode"):
+            decode()
+
+
+def test_fault_40_a_request_with_such_a_token_fails_alone(
+    folder: Path, model_folder: Callable[[str], Path]
+) -> None:
+    llm = LLM(
+        str(model_folder("llama")), tokenizer=str(panicking(folder)), num_gpu_blocks_override=9
+    )
+    [bang] = llm.get_tokenizer().encode("!", add_special_tokens=False)
+    ids = llm.get_tokenizer().encode("Hello", add_special_tokens=False)
+    params = [SamplingParams(allowed_token_ids=[token], max_tokens=3) for token in (ids[0], bang)]
+    good, bad = llm.generate([ids, ids], params, use_tqdm=False)
+    assert isinstance(bad.error, EngineFault)
+    assert bad.outputs[0].finish_reason == "error"
+    assert good.error is None
+    assert good.outputs[0].text
 
 
 def test_fault_40_special_tokens_around_texts_that_are_not_there(
