@@ -388,11 +388,12 @@ async def test_fault_88_a_tool_is_offered_without_those_of_the_server(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     hosted = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+    advisor = {"type": "advisor_20260301", "name": "advisor", "model": "claude-opus-4-6"}
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
-        for tools in ([TOOL], [hosted, TOOL]):
+        for tools in ([TOOL], [hosted, TOOL], [TOOL, advisor]):
             assert (await ask(gateway, messages=[USER], tools=tools)).status == 200
-        first, second = replica.received
-        assert first.prompt_token_ids == second.prompt_token_ids
+        first, *others = replica.received
+        assert all(other.prompt_token_ids == first.prompt_token_ids for other in others)
         reply = await ask(gateway, messages=[USER], tools=[hosted])
         assert reply.status == 400
         assert "tools.0.type" in reply.json()["error"]["message"]
@@ -408,6 +409,28 @@ async def test_search_results_are_text(gateway: Gateway, tokenizer: Tokenizer) -
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
         for content in ([found], "T\nhttps://a\nb\nc"):
             reply = await ask(gateway, messages=[{"role": "user", "content": content}])
+            assert reply.status == 200, reply.body
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+
+
+async def test_fault_88_tools_that_a_search_has_given_are_named(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    use = {"type": "tool_use", "id": "t", "name": "ToolSearch", "input": {"query": "weather"}}
+    reference = {"type": "tool_reference", "tool_name": "get_weather"}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for content in ([reference], "Tool available: get_weather"):
+            result = {"type": "tool_result", "tool_use_id": "t", "content": content}
+            reply = await ask(
+                gateway,
+                messages=[
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": [use]},
+                    {"role": "user", "content": [result]},
+                ],
+                tools=[TOOL, {**TOOL, "name": "ToolSearch", "defer_loading": False}],
+            )
             assert reply.status == 200, reply.body
         first, second = replica.received
         assert first.prompt_token_ids == second.prompt_token_ids

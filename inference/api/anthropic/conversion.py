@@ -332,6 +332,8 @@ def _text(block: Block, param: str) -> str:
         return _document(block, param)
     if block.type == "search_result":
         return _search_result(block, param)
+    if block.type == "tool_reference":  # what Claude Code's search for tools gives
+        return f"Tool available: {_needed(block.tool_name, f'{param}.tool_name')}"
     if block.type != "text":
         raise UnsupportedField(
             f"Blocks of the type {block.type[:50]!r} are not supported.",

@@ -34,7 +34,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 #: Tools that Anthropic's servers run. Agents offer them beside their own; only these are offered.
-_HOSTED = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool_\w+|memory)_\d{8}")
+_HOSTED = re.compile(
+    r"(advisor|code_execution|memory|tool_search_tool_\w+|web_fetch|web_search)_\d{8}"
+)
 #: Reasoning that only who wrote it can read.
 REDACTED = "redacted_thinking"
 
@@ -57,6 +59,7 @@ class Block(BaseModel):
         default=None, description="Result of a tool, as text or blocks."
     )
     is_error: bool | None = None
+    tool_name: str | None = None
     source: dict[str, Any] | str | None = None
     title: str | None = None
     context: str | None = None
