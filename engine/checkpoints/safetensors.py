@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.contract.errors import ModelLoadError
+from engine.contract.errors import BadModelConfig, ModelLoadError
 from engine.contract.replica_state import READING, report_load_phase
 from engine.quantization.packing import DenseSource, WeightSource
+from engine.system.host import available_memory
 
 
 @cache
@@ -341,6 +342,23 @@ def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
         "it was quantised.",
         param="model",
     )
+
+
+def check_dummy_size(architecture: str, sizes: Mapping[str, int], num_bytes: int) -> None:
+    """Raise `BadModelConfig` for random weights that memory can't hold: no checkpoint bounds them.
+
+    Args:
+        sizes: of config.json, that they follow from.
+    """
+    available = available_memory()
+    if num_bytes > available:
+        named = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise BadModelConfig(
+            f"config.json of {architecture} ({named}) makes {num_bytes / (1 << 30):.1f} GiB of "
+            f"weights, but this machine has {available / (1 << 30):.1f} GiB of memory left. Make "
+            "it smaller by hf_overrides.",
+            param="model",
+        )
 
 
 class DummyWeights:

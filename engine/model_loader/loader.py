@@ -22,7 +22,7 @@ from engine.model_loader.model_impl import BuildRequest, LoadedImpl, build_model
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
 from engine.models.kv_scales import calibrate
-from engine.models.registry import load_plugins, read_config
+from engine.models.registry import check_sizes, load_plugins, read_config
 from engine.models.speech.whisper import WhisperModel
 from engine.pooling.pooler import Pooler
 from engine.quantization.report import log_lines as report_lines
@@ -117,6 +117,7 @@ def load_model(
     load_plugins()
     folder = resolve_folder(config)
     raw = apply_overrides(read_config(folder), config)
+    check_sizes(raw)  # overrides may set any
     _refuse_custom_code(raw, config, folder)
     generation = read_generation_config(folder)
     overrides = config.override_generation_config or {}

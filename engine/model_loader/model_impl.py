@@ -14,7 +14,7 @@ import torch
 import kernels
 from engine.checkpoints.gguf.folder import source_of
 from engine.checkpoints.load_format import open_weights
-from engine.checkpoints.safetensors import WeightReader
+from engine.checkpoints.safetensors import WeightReader, check_dummy_size
 from engine.contract.checkpoint_options import CHECKPOINT_METHODS, ONLINE_METHODS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
@@ -293,6 +293,22 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
     )
 
 
+def _check_dummy_size(spec: DecoderSpec, dtype: torch.dtype, order: BuildRequest) -> None:
+    """Raise `BadModelConfig` for random weights that the host's memory can't hold."""
+    if order.config.load_format != "dummy" or order.ops.device != HOST:
+        return
+    sizes = {
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+        **({} if spec.moe is None else {"num_experts": spec.moe.num_experts}),
+    }
+    # No method rounds to fewer than 4 bits.
+    bits = 8 * dtype.itemsize if order.quantized.rounds is None else 4
+    check_dummy_size(spec.architecture, sizes, spec.num_parameters * bits // 8)
+
+
 def _native(
     order: BuildRequest, outside: Any = None, vision: VisionFamily | None = None
 ) -> LoadedImpl:
@@ -330,6 +346,8 @@ def _native(
     ops = order.ops
     form, rounds = order.quantized.form, order.quantized.rounds
     check_online_quantization(rounds, ops)
+    if isinstance(spec, DecoderSpec):
+        _check_dummy_size(spec, dtype, order)
     weights = open_weights(folder, config, ops.device, form)
     if outside is None:
         ops = with_attention_backend(ops, spec, dtype, config)
@@ -337,8 +355,12 @@ def _native(
         spec = dataclasses.replace(
             spec, round_attention=rounds_attention and dtype == torch.bfloat16
         )
-        if vision is not None:
-            spec = locate_text(vision, spec, weights)
+        located = locate_text(spec, weights)
+        if located is None and vision is not None:
+            raise ModelLoadError(
+                f"{spec.architecture}: there is no text model in it.", param="model"
+            )
+        spec = located or spec  # a tensor that is absent is named where it is read
         kind = NativeDecoder if vision is None else VisionDecoder
         if spec.cross is not None:
             kind = WhisperModel
@@ -402,6 +424,8 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
         reject_ranks(order, "an encoder")
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
+    if isinstance(spec, DecoderSpec):
+        _check_dummy_size(spec, dtype, order)
     model, pooler = load_pooled(
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
         order.quantized.form, order.quantized.rounds, order.ranks,

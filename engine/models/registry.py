@@ -20,7 +20,7 @@ from engine.models.families import llama as olmo
 from engine.models.families import mla as latent
 from engine.models.families import remote_code as phi3small
 from engine.models.families import remote_code as remote
-from engine.models.families.common import Config, Family, SpecBuilder, common_fields
+from engine.models.families.common import ALIASES, Config, Family, SpecBuilder, common_fields
 from engine.text.tokenizer_files import parse_object, read_text
 
 _FAMILIES: dict[str, Family] = {
@@ -48,7 +48,28 @@ _SPELLINGS = {
     "StableLMEpochForCausalLM": "StableLmForCausalLM",
 }
 _FAMILIES |= {spelling: _FAMILIES[name] for spelling, name in _SPELLINGS.items()}
-_MAX_LAYERS = 10_000
+#: Sizes that no model comes near. Layers and experts are listed before weights are looked at, and
+#: random weights are made by these sizes alone.
+_MAX_SIZES = {
+    "num_hidden_layers": 10_000,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "vocab_size": 1 << 24,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "num_experts": 1 << 16,
+}
+#: Names of the same sizes in encoders and in families with experts, beside `ALIASES`.
+_SIZE_ALIASES = {
+    "depth": "num_hidden_layers",
+    "encoder_layers": "num_hidden_layers",
+    "decoder_layers": "num_hidden_layers",
+    "n_routed_experts": "num_experts",
+    "n_shared_experts": "num_experts",
+    "moe_num_experts": "num_experts",
+    "moe_intermediate_size": "intermediate_size",
+}
 _POSITIVE = (
     "hidden_size",
     "num_layers",
@@ -62,23 +83,32 @@ _POSITIVE = (
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """A model folder's config.json. Raises `ModelLoadError` if it's missing or no object."""
+    """A model folder's config.json. Raises `ModelLoadError` if it's missing, no object, absurd."""
     path = Path(folder) / "config.json"
     config = parse_object(read_text(path), path)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{path}: architectures must be a list of names.", param="model")
-    for part in (config, config.get("text_config")):
-        _check_depth(part if isinstance(part, dict) else {}, path)
+    check_sizes(config, str(path))
     return config
 
 
-def _check_depth(config: dict[str, Any], path: Path) -> None:
-    """Layers are listed, and in the Transformers bridge made, before weights are looked at."""
-    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
-        value = config.get(name)
-        if isinstance(value, (int, float)) and not value <= _MAX_LAYERS:
-            raise BadModelConfig(f"{path}: {name} must be at most {_MAX_LAYERS}.", param=name)
+def check_sizes(config: Config, source: str = "config.json") -> None:
+    """Raise `BadModelConfig` for a size beyond those of any model, in the configs within too."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            check_sizes(value, source)
+        max_size = _MAX_SIZES.get(_SIZE_ALIASES.get(name) or ALIASES.get(name, name))
+        if max_size is None or not isinstance(value, int | float | str):
+            continue
+        try:
+            is_too_large = not (int(value) if isinstance(value, str) else value) <= max_size
+        except ValueError:
+            continue  # no number, which is refused where it is read
+        if is_too_large:
+            raise BadModelConfig(
+                f"{source}: {name} must be at most {max_size}, got {value!r:.80}.", param=name
+            )
 
 
 def decoder_spec(config: Config) -> DecoderSpec:

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from engine.checkpoints.quantized_weights import dequantized_tensors
+from engine.checkpoints.safetensors import check_dummy_size
 from engine.checkpoints.torch_files import lacks_safetensors, read_pt
 from engine.contract.errors import ModelLoadError
 from engine.models.rotary_embedding import RopeSpec, rope_spec
@@ -240,6 +241,13 @@ class Source:
 
     def _random(self, options: dict[str, Any]) -> nn.Module:
         make = getattr(self._maker, "from_config", None) or self._maker._from_config
+        with torch.device("meta"):
+            shapes = make(self.config, **options)
+        text = self.config.get_text_config(decoder=True)
+        names = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+        sizes = {name: getattr(text, name) for name in names if hasattr(text, name)}
+        num_bytes = sum(parameter.nbytes for parameter in shapes.parameters())
+        check_dummy_size(self._name, sizes, num_bytes)
         model: nn.Module = make(self.config, **options)
         return model.eval()
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import kernels
 from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
-from engine.contract.errors import ModelLoadError, QuireError
+from engine.contract.errors import BadModelConfig, ModelLoadError, QuireError
 from engine.model_loader.loader import LoadedModel, load_model
 from tests.engine.models import Oracle, make_model
 
@@ -63,6 +63,53 @@ SIZES = (
 @pytest.mark.parametrize("name", SIZES)
 def test_fault_40_sizes_that_cannot_be(folder: Path, name: str, value: Any) -> None:
     refused(change(folder, **{name: value}))
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "CohereForCausalLM", "QuuxModel"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 10**15},
+        {"num_hidden_layers": str(10**15)},
+        {"n_layer": 10**15},
+        {"vocab_size": 10**12},
+        {"hidden_size": 1 << 30},
+        {"num_experts": 10**9},
+        {"text_config": {"n_routed_experts": 10**9}},
+        {"vision_config": {"depth": 10**15}},
+        {"audio_config": {"encoder_layers": 10**15}},
+    ],
+    ids=str,
+)
+def test_sizes_beyond_any_models_are_named_before_anything_is_made(
+    folder: Path, architecture: str, config: dict[str, Any]
+) -> None:
+    name, value = next(iter(config.items()))
+    if isinstance(value, dict):
+        [name] = value
+    for overrides in (None, config):
+        change(folder, architectures=[architecture], **({} if overrides else config))
+        if overrides:
+            for field in config:
+                change(folder, **{field: {} if field.endswith("_config") else 2})
+        settings = EngineConfig(
+            model=str(folder), cpu_kernels=False, skip_tokenizer_init=True, hf_overrides=overrides
+        )
+        with pytest.raises(BadModelConfig, match=f"{name} must be at most") as error:
+            load(settings)
+        assert error.value.param == name
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "CohereForCausalLM"])
+def test_random_weights_beyond_memory_are_refused_by_their_sizes(
+    folder: Path, architecture: str
+) -> None:
+    change(folder, architectures=[architecture], hidden_size=1 << 19, intermediate_size=1 << 20)
+    config = EngineConfig(
+        model=str(folder), cpu_kernels=False, skip_tokenizer_init=True, load_format="dummy"
+    )
+    with pytest.raises(BadModelConfig, match=r"hidden_size 524288.*[0-9.]+ GiB of weights"):
+        load(config)
 
 
 @pytest.mark.parametrize("tokenizer", ["whole", "gone", "broken"])
@@ -255,6 +302,24 @@ def test_fault_89_the_head_is_the_files_where_config_json_says_something_else(
     if head == "none":  # where transformers would draw one at random
         change(folder, tie_word_embeddings=True)
     assert tokens == Oracle(folder).greedy([3, 5, 7], 12)
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [("language_model.", "language_model.model."), ("", "model.language_model.")],
+)
+def test_fault_89_a_text_model_under_the_names_of_a_larger_one_is_read(
+    folder: Path, head: str, body: str
+) -> None:
+    """As training programs merge what was loaded as a model that sees."""
+    expected = greedy(folder)
+    file = folder / "model.safetensors"
+    tensors = {
+        body + name.removeprefix("model.") if name.startswith("model.") else head + name: tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    assert greedy(folder) == expected
 
 
 def test_a_pointer_in_place_of_weights_is_named(folder: Path) -> None:

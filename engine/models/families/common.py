@@ -29,7 +29,7 @@ ACTIVATIONS = {
 STATE_LAYERS = ("mamba", "linear_attention")
 ATTENTION_LAYERS = ("attention", "full_attention")
 #: Names of the same thing in older or other families.
-_ALIASES = {
+ALIASES = {
     "n_embd": "hidden_size",
     "d_model": "hidden_size",
     "n_layer": "num_hidden_layers",
@@ -80,7 +80,7 @@ class Family:
         config = self.prepare(config)
         renamed = {
             new: config[old]
-            for old, new in _ALIASES.items()
+            for old, new in ALIASES.items()
             if config.get(old) is not None and config.get(new) is None
         }
         present = {name: value for name, value in config.items() if value is not None}

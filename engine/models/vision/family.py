@@ -37,12 +37,20 @@ _TEXT_ARCHITECTURES = {
 }
 
 
+#: How names of a causal language model begin, in a checkpoint of its own and within a larger one:
+#: what stands before those outside `model.`, and what replaces `model.` itself.
+_TEXT_PREFIXES = (
+    ("", "model."),
+    ("language_model.", "language_model.model."),
+    ("", "model.language_model."),
+    ("", "model.text_model."),
+)
+
+
 class VisionFamily(ABC):
     """A vision tower, its connector, and how both are found in a checkpoint.
 
     Attributes:
-        text_prefixes: how names of the text part may begin: what stands before `model.` of a causal
-            language model, and what replaces `model.` itself.
         kinds: of media that `encode` takes, beside videos.
         takes_videos: whether `encode` takes several frames.
         bidirectional_span: see `DecoderSpec`.
@@ -51,12 +59,6 @@ class VisionFamily(ABC):
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     takes_videos: ClassVar[bool] = False
     bidirectional_span: int = 0
-
-    text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("language_model.", "language_model.model."),
-        ("", "model.language_model."),
-        ("", "model.text_model."),
-    )
 
     def __init__(self, config: Config) -> None:
         """`config`: config.json with the defaults of its parts filled in."""
@@ -123,16 +125,17 @@ class VisionDecoder(NativeDecoder):
         return self.family.encode(inputs)
 
 
-def locate_text(family: VisionFamily, spec: DecoderSpec, weights: Any) -> DecoderSpec:
+def locate_text(spec: DecoderSpec, weights: Any) -> DecoderSpec | None:
     """The text part's spec with the names that its weights have in this checkpoint.
 
-    Raises `ModelLoadError` where they are under none that the family knows.
+    Programs that train and merge write a text part under the larger model's names, and the other
+    way round. None: they are under no known names.
     """
-    for head_prefix, body_prefix in family.text_prefixes:
+    for head_prefix, body_prefix in _TEXT_PREFIXES:
         names = _prefixed(spec.names, head_prefix, body_prefix)
         if f"{names.embedding}.weight" in weights:
             return replace(spec, names=names)
-    raise ModelLoadError(f"{spec.architecture}: there is no text model in it.", param="model")
+    return None
 
 
 def _prefixed(names: WeightNames, head_prefix: str, body_prefix: str) -> WeightNames:

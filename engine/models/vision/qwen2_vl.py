@@ -6,8 +6,6 @@ Patches are rotated by row and column. In Qwen2.5-VL most layers attend within w
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -32,10 +30,6 @@ class Qwen2VL(VisionFamily):
     """
 
     takes_videos = True
-    text_prefixes: ClassVar[tuple[tuple[str, str], ...]] = (
-        ("", "model."),
-        ("", "model.language_model."),
-    )
 
     def load(self, loader: WeightLoader) -> None:
         vision = self.config["vision_config"]
