@@ -76,3 +76,22 @@ async def test_a_lifespan_that_fails_is_tried_again_at_the_next_request() -> Non
     for _ in range(2):
         await served({"type": "http"}, nothing, send)
     assert scopes == ["lifespan", "http"] * 2
+
+
+@pytest.mark.parametrize("can_answer", [True, False])
+async def test_a_websocket_to_a_path_that_isnt_there_gets_404(can_answer: bool) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    extensions = {"websocket.http.response": {}} if can_answer else {}
+    scope = {"type": "websocket", "path": "/nowhere", "headers": [], "extensions": extensions}
+    await asgi.unknown_websocket(scope, receive, send)
+    if can_answer:
+        assert [message.get("status") for message in sent] == [404, None]
+    else:
+        assert sent == [{"type": "websocket.close"}]
