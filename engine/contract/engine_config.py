@@ -221,8 +221,9 @@ class EngineConfig(Settings):
     kv_offloading_backend: str = cli_field(
         NATIVE,
         "where kv_offloading_size is: native, in host memory; a folder, which replicas of one "
-        "machine share and which survives a restart; or for all machines redis://HOST:PORT or "
-        "s3://BUCKET/PREFIX (needs the extra s3); see docs/kv-tiers.md",
+        "machine share and which survives a restart; for all machines redis://HOST:PORT or "
+        "s3://BUCKET/PREFIX (needs the extra s3); or tcp://HOST:PORT, memory that decode replicas "
+        "read there; see docs/kv-tiers.md",
     )
     kv_transfer_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,

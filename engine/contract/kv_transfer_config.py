@@ -15,9 +15,11 @@ OFFLOADING_CONNECTOR = "OffloadingConnector"
 MULTI_CONNECTOR = "MultiConnector"
 KV_BOTH, KV_PRODUCER, KV_CONSUMER = "kv_both", "kv_producer", "kv_consumer"
 KV_ROLES = (KV_BOTH, KV_PRODUCER, KV_CONSUMER)
-#: Where offloaded blocks are: host memory, or else a folder or a store of one of these URLs.
+#: Where offloaded blocks are: host memory, or else a folder, a store of one of these URLs, or each
+#: replica's memory, which others read at tcp://HOST:PORT.
 NATIVE = "native"
-REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3")
+PEER_SCHEME = "tcp"
+REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3", PEER_SCHEME)
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 PREEMPTION_MODES = ("recompute", "swap")
 _PARAM = "kv_transfer_config"

@@ -181,6 +181,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         isolated: it runs in steps of its own until it brings a token: replicas have died over steps
             that held it among others.
         prefilled: a prefill replica has just saved its prompt's blocks in the shared tier.
+        kv_peer: tcp://HOST:PORT of that replica where it serves them itself; "": it doesn't.
         message_version: see `engine.contract.message_version`.
     """
 
@@ -206,6 +207,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     media_data: dict[bytes, bytes] = msgspec.field(default_factory=dict)
     isolated: bool = False
     prefilled: bool = False
+    kv_peer: str = ""
     message_version: int = 1
 
     @property

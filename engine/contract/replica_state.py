@@ -351,11 +351,13 @@ class KVHandover(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
         key_space: sha256 of the storage and of all that keys of its blocks have in common, 64 hex
             digits: replicas with the same one can load one another's blocks.
         step_tokens: tokens of a step: shorter prompts take no second one.
+        address: tcp://HOST:PORT where it serves its blocks; "": they are in a storage.
     """
 
     role: str
     key_space: str
     step_tokens: int
+    address: str = ""
 
 
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -180,6 +180,7 @@ class EngineCore:
             role=self._kv_settings.kv_role,
             key_space=key_space,
             step_tokens=self.capacity.token_budget,
+            address=connector.address,
         )
 
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:

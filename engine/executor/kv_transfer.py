@@ -18,6 +18,7 @@ from engine.contract.kv_transfer_config import (
     MULTI_CONNECTOR,
     NATIVE,
     OFFLOADING_CONNECTOR,
+    PEER_SCHEME,
     KVTransferConfig,
 )
 from engine.contract.speculative_config import HEADS
@@ -27,6 +28,7 @@ from engine.kv_transfer.disk_tier import DiskTier
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.peer_tier import PeerTier
 from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
@@ -133,7 +135,8 @@ def _make_offloading_connector(
         host_bytes += size
     host, storage = HostTier(host_bytes), None
     if has_storage:
-        storage = StorageQueue(_make_storage_tier(backend, size, block_bytes), host)
+        tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
+        storage = StorageQueue(tier, host)
     return OffloadingConnector(
         host,
         config.block_size,
@@ -148,8 +151,15 @@ def _make_offloading_connector(
     )
 
 
-def _make_storage_tier(backend: str, capacity: int, block_bytes: int) -> StorageTier:
-    """The tier of a folder or URL. Raises `ConfigError`."""
+def _make_storage_tier(
+    backend: str, capacity: int, block_bytes: int, *, serves: bool
+) -> StorageTier:
+    """The tier of a folder or URL. Raises `ConfigError`.
+
+    `serves`: whether other replicas may read blocks from this one's memory.
+    """
+    if backend.startswith(f"{PEER_SCHEME}://"):
+        return PeerTier(backend, capacity, block_bytes, serves=serves)
     if "://" in backend:
         return RemoteTier(make_store(backend, capacity, block_bytes), capacity, block_bytes)
     return DiskTier(Path(backend).expanduser(), capacity, block_bytes)

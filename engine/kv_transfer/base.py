@@ -46,6 +46,9 @@ class RequestView(Protocol):
     @property
     def prefilled(self) -> bool: ...
 
+    @property
+    def kv_peer(self) -> str: ...
+
 
 class NewSequenceView(Protocol):
     """A sequence that starts in a step: see `NewSequence`."""
@@ -183,6 +186,11 @@ class KVConnectorBase(ABC):
         """Sha256 that is equal where replicas can load one another's blocks, 64 hex digits; "":
         others can't load them. Not in vLLM.
         """
+        return ""
+
+    @property
+    def address(self) -> str:
+        """tcp://HOST:PORT where other replicas read this one's blocks; "": nowhere. Not in vLLM."""
         return ""
 
     def wait_until_saved(self, timeout_s: float) -> None:  # noqa: B027

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ class HostTier:
     """Blocks by key, within a number of bytes. Thread-safe.
 
     The tenant with the most bytes gives its least recently used block, so that none can have more
-    than an equal share of what others use as well.
+    than an equal share of what others use as well. Blocks that are leased aren't evicted.
 
     A block's checksum covers its key and is compared before each use. It is XXH3 with a secret
     seed: 37 GB/s on the machine where keyed BLAKE2b has 1.4 GB/s, and memory isn't written by
@@ -39,10 +40,12 @@ class HostTier:
         self._lock = threading.Lock()
         self._blocks: dict[bytes, tuple[Payload, int]] = {}
         self._tenants: dict[bytes, str] = {}
-        #: By tenant the keys of its blocks, least recently used first.
+        #: By tenant the keys of its blocks that may be evicted, least recently used first.
         self._keys: dict[str, OrderedDict[bytes, None]] = {}
+        #: By key the time when a lease ends, the first to end first; the block may be missing.
+        self._leases: dict[bytes, float] = {}
         self._tenant_bytes: Counter[str] = Counter()
-        #: Tenants by their bytes, the most first.
+        #: Tenants with blocks that may be evicted by their bytes, the most first.
         self._largest = LazyHeap()
 
     def __len__(self) -> int:
@@ -60,14 +63,50 @@ class HostTier:
                 break
             blocks_in_budget.append((key, (payload, self._checksum(key, payload))))
         with self._lock:
+            self._end_leases(time.monotonic())
             # The last first: it is of no use without the others, so it is to be evicted first.
             for key, block in reversed(blocks_in_budget):
                 self._remove(key)
                 self._blocks[key], self._tenants[key] = block, tenant
-                self._keys.setdefault(tenant, OrderedDict())[key] = None
+                keys = self._keys.setdefault(tenant, OrderedDict())
+                if key not in self._leases:
+                    keys[key] = None
                 self._count_bytes(tenant, block[0].nbytes)
             while self.used_bytes > self.capacity and (largest := self._largest.first()):
                 self._remove(next(iter(self._keys[largest[0]])))
+            while self.used_bytes > self.capacity:  # all others are leased
+                self._remove(blocks_in_budget.pop()[0])
+
+    def lease(self, keys: Sequence[bytes], seconds: float) -> None:
+        """Don't evict blocks for so long, those included that are stored meanwhile."""
+        end = time.monotonic() + seconds
+        with self._lock:
+            for key in keys:
+                self._leases.pop(key, None)
+                self._leases[key] = end
+                if (tenant := self._tenants.get(key)) is not None:
+                    self._keys[tenant].pop(key, None)
+                    self._count_bytes(tenant, 0)
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        """End leases; the blocks count as just used."""
+        with self._lock:
+            for key in keys:
+                self._end_lease(key)
+
+    def _end_leases(self, now: float) -> None:
+        """End those whose time is over."""
+        while self._leases:
+            key, end = next(iter(self._leases.items()))
+            if end > now:
+                break
+            self._end_lease(key)
+
+    def _end_lease(self, key: bytes) -> None:
+        if self._leases.pop(key, None) is not None and key in self._tenants:
+            tenant = self._tenants[key]
+            self._keys[tenant][key] = None
+            self._count_bytes(tenant, 0)
 
     def tenant_bytes(self, tenant: str) -> int:
         """Bytes of a tenant's blocks."""
@@ -92,7 +131,8 @@ class HostTier:
         """Blocks of a sequence, in its order, were used; of them the last is evicted first."""
         with self._lock:
             for key in reversed(keys):
-                if (tenant := self._tenants.get(key)) is not None:
+                tenant = self._tenants.get(key)
+                if tenant is not None and key in self._keys[tenant]:
                     self._keys[tenant].move_to_end(key)
 
     def clear(self) -> None:
@@ -105,7 +145,7 @@ class HostTier:
         block = self._blocks.pop(key, None)
         if block is not None:
             tenant = self._tenants.pop(key)
-            del self._keys[tenant][key]
+            self._keys[tenant].pop(key, None)
             self._count_bytes(tenant, -block[0].nbytes)
 
     def _count_bytes(self, tenant: str, num_bytes: int) -> None:
@@ -116,7 +156,8 @@ class HostTier:
             self._largest.put(tenant, -self._tenant_bytes[tenant])
         else:
             self._largest.discard(tenant)
-            del self._keys[tenant], self._tenant_bytes[tenant]
+            if not self._tenant_bytes[tenant]:
+                del self._keys[tenant], self._tenant_bytes[tenant]
 
     def _checksum(self, key: bytes, payload: Payload) -> int:
         seed = self._seed ^ int.from_bytes(key[:8], "little")

@@ -145,6 +145,10 @@ class MultiConnector(KVConnectorBase):
     def key_space(self) -> str:
         return next(filter(None, (connector.key_space for connector in self.connectors)), "")
 
+    @property
+    def address(self) -> str:
+        return next(filter(None, (connector.address for connector in self.connectors)), "")
+
     def wait_until_saved(self, timeout_s: float) -> None:
         for connector in self.connectors:
             connector.wait_until_saved(timeout_s)

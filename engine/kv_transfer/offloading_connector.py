@@ -193,7 +193,12 @@ class OffloadingConnector(KVConnectorBase):
         # What takes longer than computing is of no use.
         timeout_s = max(_MIN_READ_S, len(keys) * self._compute_s)
         return storage.read_ahead(
-            keys, request.tenant, request.cache_namespace, timeout_s, refresh=request.prefilled
+            keys,
+            request.tenant,
+            request.cache_namespace,
+            timeout_s,
+            source=request.kv_peer,
+            refresh=request.prefilled,
         )
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
@@ -331,6 +336,11 @@ class OffloadingConnector(KVConnectorBase):
         self, request: RequestView, block_ids: list[list[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._swapped.pop(request.seq_id, None)
+        size, storage = self._block_size, self.storage
+        num_blocks = min(request.num_computed_tokens, len(request.token_ids)) // size
+        if storage is not None and storage.tier.address and num_blocks:
+            blocks = self._keys.blocks_of(request, 0, num_blocks * size)
+            storage.tier.lease([key for block in blocks for key in block.keys])
         return False, None
 
     def register_kv_caches(self, kv_caches: KVCaches) -> None:
@@ -400,6 +410,10 @@ class OffloadingConnector(KVConnectorBase):
         if self.storage is None or not (digest := self.storage.tier.digest):
             return ""
         return hashlib.sha256(digest + self._numerics + self._layout_digest).hexdigest()
+
+    @property
+    def address(self) -> str:
+        return "" if self.storage is None else self.storage.tier.address
 
     def wait_until_saved(self, timeout_s: float) -> None:
         if self.storage is not None:

@@ -137,7 +137,9 @@ class RemoteTier(StorageTier):
         self._record_stored(key, is_stored=payload is not None)
         return payload
 
-    def read_sequence(self, keys: Sequence[bytes], namespace: str) -> Iterator[Payload]:
+    def read_sequence(
+        self, keys: Sequence[bytes], namespace: str, source: str = ""
+    ) -> Iterator[Payload]:
         reads: deque[Future[Payload | None]] = deque()
         remaining = iter(keys)
         try:

@@ -97,18 +97,26 @@ class StorageQueue:
         namespace: str,
         timeout_s: float,
         *,
+        source: str = "",
         refresh: bool = False,
     ) -> Future[None]:
         """Read blocks of a tenant's sequence, in its order, up to the first that can't be read.
 
-        After `timeout_s` no further block is begun, and that is counted. `refresh`: look for blocks
-        that another replica has just written.
+        After `timeout_s` no further block is begun, and that is counted. `source`: see
+        `StorageTier.read_sequence`; `refresh`: look for blocks that another replica has just
+        written.
         """
         deadline = time.monotonic() + timeout_s
-        return self._readers.submit(self._read, keys, tenant, namespace, deadline, refresh)
+        return self._readers.submit(self._read, keys, tenant, namespace, source, deadline, refresh)
 
     def _read(
-        self, keys: Sequence[bytes], tenant: str, namespace: str, deadline: float, refresh: bool
+        self,
+        keys: Sequence[bytes],
+        tenant: str,
+        namespace: str,
+        source: str,
+        deadline: float,
+        refresh: bool,
     ) -> None:
         thread = threading.get_ident()
         with self._lock:
@@ -118,7 +126,7 @@ class StorageQueue:
             if time.monotonic() < min(deadline, self._closes_at):
                 if refresh:
                     self.tier.refresh()
-                for payload in self.tier.read_sequence(keys, namespace):
+                for payload in self.tier.read_sequence(keys, namespace, source):
                     blocks.append((keys[len(blocks)], payload))
                     if time.monotonic() > min(deadline, self._closes_at):
                         break

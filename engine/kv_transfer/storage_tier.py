@@ -134,9 +134,11 @@ class StorageTier(ABC):
         capacity: bytes.
         used_bytes: bytes that the storage takes, when they were last looked at.
         failures: number of blocks that couldn't be read or written, by reason.
+        address: tcp://HOST:PORT where other replicas read the blocks; "": they don't.
     """
 
     name: ClassVar[str]
+    address = ""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -168,8 +170,13 @@ class StorageTier(ABC):
         counted, and not tried again.
         """
 
-    def read_sequence(self, keys: Sequence[bytes], namespace: str) -> Iterator[Payload]:
-        """Blocks of one sequence, in its order, up to the first that can't be read."""
+    def read_sequence(
+        self, keys: Sequence[bytes], namespace: str, source: str = ""
+    ) -> Iterator[Payload]:
+        """Blocks of one sequence, in its order, up to the first that can't be read.
+
+        `source`: address of the replica that has them; "": they are in the storage.
+        """
         for key in keys:
             if (payload := self.read(key, namespace)) is None:
                 return
@@ -182,6 +189,9 @@ class StorageTier(ABC):
     @abstractmethod
     def measure_read(self) -> float:
         """Seconds that it takes to read a block."""
+
+    def lease(self, keys: Sequence[bytes]) -> None:  # noqa: B027
+        """Another replica is about to read a sequence's blocks: don't delete them for a while."""
 
     def refresh(self) -> None:  # noqa: B027
         """Look for blocks that others have written or deleted."""

@@ -95,6 +95,11 @@ class Sequence:
         return self.request.message.prefilled
 
     @property
+    def kv_peer(self) -> str:
+        """See `EngineRequest`."""
+        return self.request.message.kv_peer
+
+    @property
     def num_tokens(self) -> int:
         """Tokens known so far, prompt and output."""
         return len(self.token_ids)

@@ -272,7 +272,8 @@ class EngineClient:
     def try_assign(self, flight: InFlightRequest) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""
         slack = self.settings.affinity_slack
-        replicas = failover_candidates(flight, self.fleet.of_model(flight.model))
+        of_model = self.fleet.of_model(flight.model)
+        replicas = failover_candidates(flight, of_model)
         replica = choose_replica(
             replicas,
             flight.key,
@@ -286,9 +287,10 @@ class EngineClient:
         prefill = self._prefill_planner.choose(flight, replicas, replica, slack)
         if prefill is not None:
             replica = prefill
-            message = flight.assign_prefill(prefill.heartbeat)
+            message = flight.assign_prefill(prefill.heartbeat, prefill.kv_address)
         else:
-            message = flight.assign(replica.heartbeat)
+            peers = {peer.kv_address for peer in of_model}
+            message = flight.assign(replica.heartbeat, peers)
         beat = replica.heartbeat
         self._flights[flight.engine_id] = flight
         if flight.stream and prefill is None:

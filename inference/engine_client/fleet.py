@@ -125,6 +125,12 @@ class Replica:
         return handover is not None and handover.role == KV_PRODUCER
 
     @property
+    def kv_address(self) -> str:
+        """Where it serves its KV blocks to others, "": nowhere."""
+        handover = self.heartbeat.kv_handover
+        return "" if handover is None else handover.address
+
+    @property
     def load(self) -> int:
         """Requests it runs or queues, as far as this gateway knows."""
         stats = self.heartbeat.stats

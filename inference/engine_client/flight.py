@@ -90,7 +90,7 @@ class InFlightRequest:
             the engine said so; done when all records are there.
         is_prefilling: the present attempt computes its prompt alone, on a prefill replica.
         prefilled: a prefill replica has had it; whether or not that came to its end, none is asked
-        again.
+        again. kv_peer: where that serves the prompt's blocks; "": nowhere.
         num_prefill_cached_tokens: prompt tokens that the prefill replica had cached.
         placement_history: when it was given to which replica, or taken away for a reason
         (`time.perf_counter`).
@@ -127,6 +127,7 @@ class InFlightRequest:
     records_ready: asyncio.Future[None] | None = None
     is_prefilling: bool = False
     prefilled: bool = False
+    kv_peer: str = ""
     num_prefill_cached_tokens: int = 0
     placement_history: list[tuple[float, str, str]] = field(default_factory=list)
     log_fields: dict[str, Any] = field(default_factory=request_fields)
@@ -135,7 +136,7 @@ class InFlightRequest:
         count = self.request.sampling.num_sequences
         self.tokens = [[] for _ in range(count)]
         self.finished = [False] * count
-        self.prefilled = self.request.prefilled
+        self.prefilled, self.kv_peer = self.request.prefilled, self.request.kv_peer
         self.waiting_since = time.monotonic()
 
     @property
@@ -189,9 +190,13 @@ class InFlightRequest:
             or request.sampling.prompt_logprobs is not None
         )
 
-    def assign_prefill(self, beat: Heartbeat) -> EngineRequest:
-        """Begin an attempt that computes the prompt alone; the message to send."""
+    def assign_prefill(self, beat: Heartbeat, kv_peer: str) -> EngineRequest:
+        """Begin an attempt that computes the prompt alone; the message to send.
+
+        `kv_peer`: where the replica serves its blocks.
+        """
         self.is_prefilling = self.prefilled = True
+        self.kv_peer = kv_peer
         self._begin_attempt(beat)
         return msgspec.structs.replace(
             self.request,
@@ -207,8 +212,12 @@ class InFlightRequest:
         self.ran = self.ran or delta.finish_reason != "error"
         self.refund_attempt()
 
-    def assign(self, beat: Heartbeat) -> EngineRequest:
-        """Begin an attempt at a replica; the message to send: prompt and tokens so far."""
+    def assign(self, beat: Heartbeat, peers: Collection[str]) -> EngineRequest:
+        """Begin an attempt at a replica; the message to send: prompt and tokens so far.
+
+        `peers`: where replicas serve their blocks: none is asked that isn't among them, since
+        clients may name any.
+        """
         self.is_prefilling = False
         self._begin_attempt(beat)
         self.resumed = self.has_output
@@ -221,6 +230,7 @@ class InFlightRequest:
             skip_indices=[index for index, done in enumerate(self.finished) if done],
             isolated=self.runs_isolated,
             prefilled=self.prefilled,
+            kv_peer=self.kv_peer if self.kv_peer in peers else "",
         )
 
     def _begin_attempt(self, beat: Heartbeat) -> None:

@@ -392,6 +392,7 @@ class Job:
                 priority=self.priority,
                 cache_namespace=namespace,
                 prefilled=self.kv_transfer is not None and bool(self.kv_transfer.do_remote_prefill),
+                kv_peer="" if self.kv_transfer is None else self.kv_transfer.address,
                 adapter=self.model.adapter,
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,

@@ -182,13 +182,15 @@ class StreamOptions(BaseModel):
 
 
 class KVTransferParams(BaseModel):
-    """Where a prompt's KV blocks come from. Clients name no hosts and blocks: replicas find them by
-    their hashes in the tier that they share.
+    """Where a prompt's KV blocks come from. Clients name no blocks: replicas find them by their
+    hashes.
 
     Attributes:
         do_remote_decode: another replica goes on with the prompt; the answer has the
             `kv_transfer_params` of that one's request.
         do_remote_prefill: another replica has just computed the prompt.
+        remote_host, remote_port: where that replica serves the blocks; None: in the tier that both
+            share. Only replicas of the model are asked.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -198,8 +200,16 @@ class KVTransferParams(BaseModel):
     remote_engine_id: None = None
     remote_request_id: None = None
     remote_block_ids: None = None
-    remote_host: None = None
-    remote_port: None = None
+    remote_host: Annotated[str, Field(min_length=1, max_length=255)] | None = None
+    remote_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+    @property
+    def address(self) -> str:
+        """tcp://HOST:PORT of the replica that serves the blocks; "": they are in a tier."""
+        if self.remote_host is None or self.remote_port is None:
+            return ""
+        host = f"[{self.remote_host}]" if ":" in self.remote_host else self.remote_host
+        return f"tcp://{host}:{self.remote_port}"
 
 
 class GenerateRequest(FailFastModel):

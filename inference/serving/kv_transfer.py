@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from inference.engine_client.client import get_engine_client
 from inference.generation.generation import Generation
@@ -18,11 +19,12 @@ def transfer_params(generation: Generation) -> dict[str, Any] | None:
     replica = get_engine_client().fleet.get(generation.replica_id)
     if replica is None or replica.heartbeat.kv_handover is None:
         return None
+    address = urlsplit(replica.heartbeat.kv_handover.address)
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
         "remote_engine_id": None,
         "remote_block_ids": None,
-        "remote_host": None,
-        "remote_port": None,
+        "remote_host": address.hostname,
+        "remote_port": address.port,
     }

@@ -12,7 +12,7 @@ from django.db import transaction
 from catalog.models import ServedModel
 from common.errors import ServiceUnavailable
 from engine.contract.errors import InvalidRequest
-from engine.contract.kv_transfer_config import NATIVE
+from engine.contract.kv_transfer_config import NATIVE, PEER_SCHEME
 from engine.contract.replica_state import TierReport
 from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
@@ -39,10 +39,10 @@ def drop_tier(*, actor: Actor | User, model: ServedModel) -> TierReport:
 
 def _run(command: str, model: ServedModel) -> TierReport:
     backend = model.settings.get("kv_offloading_backend", NATIVE)
-    if backend == NATIVE:
+    if backend == NATIVE or backend.startswith(f"{PEER_SCHEME}://"):
         raise InvalidRequest(
-            f"{model.name} has no kv_offloading_backend: its blocks outside the KV cache are in "
-            "the memory of its replicas and end with them.",
+            f"{model.name} has no kv_offloading_backend that is a folder or store: its blocks "
+            "outside the KV cache are in the memory of its replicas and end with them.",
             param="kv_offloading_backend",
         )
     process = subprocess.run(

@@ -48,13 +48,17 @@ def request_of(seed: int) -> EngineRequest:
 
 @dataclass
 class Cluster:
-    """Replicas of one model that share a folder, and a gateway's client."""
+    """Replicas of one model, and a gateway's client.
+
+    `backend`: "" for a folder that they share.
+    """
 
     folder: Path
     model: Path
     url: str
     prefix: str
     client: EngineClient
+    backend: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @contextmanager
@@ -67,7 +71,7 @@ class Cluster:
                     *("--served-model-name", MODEL, "--max-num-batched-tokens", "32"),
                     *("--max-model-len", "512"),
                     *("--kv-offloading-size", "0.01"),
-                    *("--kv-offloading-backend", str(self.folder / "tier")),
+                    *("--kv-offloading-backend", self.backend or str(self.folder / "tier")),
                     *("--kv-transfer-config", f'{{"kv_role": "{role}"}}'),
                 )
                 process = replica(self.url, self.prefix, self.model, *flags, replica_id=replica_id)
@@ -145,7 +149,11 @@ async def cluster(live_redis: str, key_prefix: str, tmp_path: Path) -> AsyncIter
     await client.close()
 
 
-async def test_an_answer_is_the_same_whichever_side_is_killed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("backend", ["", "tcp://127.0.0.1:0"], ids=["folder", "peer"])
+async def test_an_answer_is_the_same_whichever_side_is_killed(
+    cluster: Cluster, backend: str
+) -> None:
+    cluster.backend = backend
     expected = cluster.expected(1, 2, 3)
     with cluster.start("p", "d1", "d2"):
         await cluster.until_ready("p", "d1", "d2")
@@ -172,11 +180,13 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(cluster: Cluster) 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("backend", ["", "tcp://127.0.0.1:0"], ids=["folder", "peer"])
 @pytest.mark.parametrize("side", ["p", "d"])
 async def test_an_answer_is_the_same_whenever_one_side_is_killed(
-    cluster: Cluster, side: str
+    cluster: Cluster, side: str, backend: str
 ) -> None:
     """100 moments of each."""
+    cluster.backend = backend
     rng = random.Random(side)
     numbers = range(100)
     expected = cluster.expected(*numbers)

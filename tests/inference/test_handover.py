@@ -29,8 +29,14 @@ from tests.inference.failing_over import (
 STEP = 4
 
 
-def handover(role: str, key_space: str = "k", step_tokens: int = STEP) -> KVHandover:
-    return KVHandover(role=role, key_space=key_space, step_tokens=step_tokens)
+#: Where a prefill replica serves its blocks.
+ADDRESS = "tcp://10.0.0.1:5600"
+
+
+def handover(
+    role: str, key_space: str = "k", step_tokens: int = STEP, address: str = ""
+) -> KVHandover:
+    return KVHandover(role=role, key_space=key_space, step_tokens=step_tokens, address=address)
 
 
 @asynccontextmanager
@@ -62,6 +68,37 @@ async def test_a_long_prompt_is_computed_on_a_prefill_replica_and_answered_on_an
     # What nobody reads isn't among the tokens that the ledger is held against.
     written = await gateway.redis.hkeys(redis_keys.written_tokens_key(gateway.prefix))
     assert not [field for field in written if redis_keys.is_prefill_request(field.decode())]
+
+
+async def test_the_replica_that_answers_hears_where_the_prompts_blocks_are(
+    gateway: Gateway,
+) -> None:
+    serving = handover("kv_producer", address=ADDRESS)
+    async with two(gateway, kv_handover=serving) as (producer, consumer):
+        await read(start(gateway))
+    assert [request.kv_peer for request in producer.received] == [""]
+    assert [request.kv_peer for request in consumer.received] == [ADDRESS]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "peer"),
+    [("10.0.0.1", 5600, ADDRESS), ("10.0.0.1", 5601, ""), ("metadata.internal", 80, "")],
+)
+async def test_a_client_can_name_no_host_but_one_of_the_models_replicas(
+    gateway: Gateway, host: str, port: int, peer: str
+) -> None:
+    """Replicas would connect to any that it likes."""
+    async with gateway.serving(gateway.fake(kv_handover=handover("kv_both", address=ADDRESS))):
+        first = await gateway.client.chat(kv_transfer_params={"do_remote_decode": True})
+        params = first.json()["kv_transfer_params"]
+    assert (params["remote_host"], params["remote_port"]) == ("10.0.0.1", 5600)
+    both = handover("kv_both", address=ADDRESS)
+    async with gateway.serving(gateway.fake(kv_handover=both)) as replica:
+        answer = await gateway.client.chat(
+            kv_transfer_params=params | {"remote_host": host, "remote_port": port}
+        )
+    assert answer.status == 200
+    assert [(request.prefilled, request.kv_peer) for request in replica.received] == [(True, peer)]
 
 
 async def test_a_prompt_that_was_answered_a_moment_ago_needs_no_prefill_replica(
@@ -197,9 +234,9 @@ async def test_without_a_shared_tier_nothing_is_handed_over(gateway: Gateway) ->
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("remote_host", "10.0.0.1"), ("remote_block_ids", [1]), ("remote_port", 1), ("tp_size", 1)],
+    [("remote_host", ""), ("remote_block_ids", [1]), ("remote_port", 65536), ("tp_size", 1)],
 )
-async def test_hosts_and_blocks_of_clients_are_refused_by_name(
+async def test_blocks_and_ports_that_are_none_are_refused_by_name(
     gateway: Gateway, name: str, value: Any
 ) -> None:
     async with gateway.serving(gateway.fake()):
