@@ -37,6 +37,7 @@ from engine.contract.kv_transfer_config import (
     NATIVE,
     PREEMPTION_MODES,
     REMOTE_SCHEMES,
+    check_ec_transfer,
     check_kv_transfer,
 )
 from engine.contract.observability import TRACES_VARIABLE as VARIABLE
@@ -232,6 +233,13 @@ class EngineConfig(Settings):
         "kv_offloading_size or swap_space OffloadingConnector",
         json=True,
         check=check_kv_transfer,
+    )
+    ec_transfer_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        "JSON of what saves and loads outputs of encoders where KV blocks are: ec_connector, "
+        "ec_role; default: nothing does",
+        json=True,
+        check=check_ec_transfer,
     )
     kv_events_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
         None,
@@ -622,6 +630,12 @@ class EngineConfig(Settings):
                 "kv_offloading_backend needs a kv_offloading_size above 0, the bytes that the "
                 "folder or store may take.",
                 param="kv_offloading_backend",
+            )
+        if self.ec_transfer_config and not self.kv_offloading_size:
+            raise ConfigError(
+                "ec_transfer_config needs a kv_offloading_size above 0, the bytes that outputs of "
+                "encoders and KV blocks may take.",
+                param="ec_transfer_config",
             )
         scheme, separator, _ = self.kv_offloading_backend.partition("://")
         if separator and scheme not in REMOTE_SCHEMES:

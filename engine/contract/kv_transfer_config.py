@@ -1,4 +1,4 @@
-"""`KVTransferConfig`: the connector that saves and loads KV blocks; vLLM's names. Torch-free."""
+"""Settings of what saves and loads KV blocks and outputs of encoders; vLLM's names. Torch-free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ PEER_SCHEME = "tcp"
 REMOTE_SCHEMES = ("redis", "rediss", "unix", "s3", PEER_SCHEME)
 LOAD_FAILURE_POLICIES = ("recompute", "fail")
 PREEMPTION_MODES = ("recompute", "swap")
-_PARAM = "kv_transfer_config"
+#: What saves and loads outputs of encoders.
+EC_CONNECTOR = "ECConnector"
+EC_BOTH, EC_PRODUCER, EC_CONSUMER = "ec_both", "ec_producer", "ec_consumer"
+EC_ROLES = (EC_BOTH, EC_PRODUCER, EC_CONSUMER)
+_PARAM, _EC_PARAM = "kv_transfer_config", "ec_transfer_config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +135,52 @@ class KVTransferConfig:
                 f"kv_load_failure_policy is of a {MULTI_CONNECTOR}, not of its connectors.",
                 param=_PARAM,
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ECTransferConfig:
+    """Settings of what saves and loads outputs of encoders. Raises `ConfigError` for a value out of
+    its range.
+
+    Attributes:
+        ec_connector: `ECConnector`, to the tiers of `kv_offloading_backend`.
+        ec_role: ec_producer only saves outputs, ec_consumer only loads them, ec_both does both.
+    """
+
+    ec_connector: str = EC_CONNECTOR
+    ec_role: str = EC_BOTH
+
+    @property
+    def saves(self) -> bool:
+        """Whether outputs are saved."""
+        return self.ec_role != EC_CONSUMER
+
+    @property
+    def loads(self) -> bool:
+        """Whether outputs are loaded."""
+        return self.ec_role != EC_PRODUCER
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """Build from JSON. Raises `ConfigError`."""
+        choices = {"ec_connector": (EC_CONNECTOR,), "ec_role": EC_ROLES}
+        for name, value in values.items():
+            if name not in choices:
+                raise ConfigError(
+                    f"{_EC_PARAM} has no {name!r}: {sorted(choices)}.", param=_EC_PARAM
+                )
+            if value not in choices[name]:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(choices[name])}; got {value!r}.",
+                    param=_EC_PARAM,
+                )
+        return cls(**values)
+
+
+def check_ec_transfer(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for an `ec_transfer_config` that can't be used; {} means none."""
+    if values:
+        ECTransferConfig.from_mapping(values)
 
 
 def check_kv_transfer(values: Mapping[str, Any]) -> None:

@@ -348,7 +348,7 @@ NEWER: tuple[VllmFlag, ...] = (
         dict,
         ({},),
         "weights and KV blocks stay where they are.",
-        "ec_manager_config ec_transfer_config weight_transfer_config",
+        "ec_manager_config weight_transfer_config",
     ),
     restricted_flag("enable_return_routed_experts", bool, (False,), "no experts are told of."),
 )

@@ -124,7 +124,7 @@ class EngineCore:
         self._adapter_admission = AdapterAdmission(
             self.adapters, self._input_processor.check_vocabulary, facts.vocab_size
         )
-        self._kv_admission = KVAdmission(self.scheduler.num_cached_tokens)
+        self._kv_admission = KVAdmission(self.scheduler.cached_prefix)
         self._request_admission = RequestAdmission(
             self._adapter_admission, self.structured, self._kv_admission
         )
@@ -231,9 +231,8 @@ class EngineCore:
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.make_request(message, on_done, prompt_embeds)
-        ready = self._admit(request)
         self._attach(request, prompt_embeds, media or {})
-        if ready:
+        if self._admit(request):
             self._queue(request)
         self.requests[message.request_id] = request
         return request
@@ -250,6 +249,8 @@ class EngineCore:
             return self._request_admission.admit(request)
         except QuireError:
             self.adapters.release(request)
+            for handle in request.attachment_handles:
+                self.executor.detach(handle)
             raise
 
     def _attach(
@@ -270,6 +271,8 @@ class EngineCore:
                 encoder_key(request.message, item),
                 handles[item.digest],
                 bidirectional=self.facts.bidirectional_span > 0,
+                tenant=request.message.tenant,
+                cache_namespace=request.message.cache_namespace,
             )
             for item in request.message.media
         ]
@@ -525,6 +528,8 @@ class EngineCore:
 
     def reset_encoder_cache(self) -> bool:
         """Forget what the encoder made of pictures; False while a request needs some of it."""
+        if self.scheduler.kv_connector is not None:
+            self.scheduler.kv_connector.reset_encoder_cache()
         return self.scheduler.encoder_cache.drop_unused()
 
     def _publish_events(self) -> None:

@@ -25,11 +25,13 @@ class KVAdmission:
         num_late: number of requests whose blocks came too late.
     """
 
-    def __init__(self, num_computed_tokens: Callable[[Sequence], int]) -> None:
-        """`num_computed_tokens`: of a new sequence, tokens that are in the KV cache."""
+    def __init__(self, cached_prefix: Callable[[Sequence], tuple[int, bool]]) -> None:
+        """`cached_prefix`: of a new sequence, tokens that are in the KV cache, and whether the
+        encoder's states that they attend to aren't.
+        """
         self.connector: KVConnectorBase | None = None
         self.num_late = 0
-        self._num_computed_tokens = num_computed_tokens
+        self._cached_prefix = cached_prefix
         #: By request id, with the time when it is late.
         self._waiting: dict[str, tuple[Request, float]] = {}
         #: Requests whose blocks were read, and the error of reading them.
@@ -49,7 +51,7 @@ class KVAdmission:
         first = request.sequences[0]
         if not first.reads_cache:
             return True
-        reading = self.connector.start_read_ahead(first, self._num_computed_tokens(first))
+        reading = self.connector.start_read_ahead(first, *self._cached_prefix(first))
         if reading is None:
             return True
         for sequence in request.sequences:

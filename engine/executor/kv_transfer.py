@@ -19,12 +19,14 @@ from engine.contract.kv_transfer_config import (
     NATIVE,
     OFFLOADING_CONNECTOR,
     PEER_SCHEME,
+    ECTransferConfig,
     KVTransferConfig,
 )
 from engine.contract.speculative_config import HEADS
 from engine.kv_transfer.base import KVConnectorBase, KVLoadError
 from engine.kv_transfer.block_buffers import BlockBuffers
 from engine.kv_transfer.disk_tier import DiskTier
+from engine.kv_transfer.ec_connector import ECConnector
 from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
@@ -33,6 +35,7 @@ from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
 from engine.models.decoder import NativeDecoder
+from engine.models.interface import SupportsMultiModal
 
 if TYPE_CHECKING:
     from engine.executor.worker import Worker
@@ -49,6 +52,15 @@ class KVTransfer:
     def __init__(self, connector: KVConnectorBase) -> None:
         self.connector = connector
         self._layers: dict[str, tuple[Tensor, ...]] = {}
+
+    @property
+    def ec_connector(self) -> ECConnector | None:
+        """What saves and loads outputs of encoders; None: nothing does."""
+        connectors = [self.connector]
+        if isinstance(self.connector, MultiConnector):
+            connectors = self.connector.connectors
+        offloading = (each for each in connectors if isinstance(each, OffloadingConnector))
+        return next((connector.ec_connector for connector in offloading), None)
 
     def register(self, model: Any) -> None:
         """Give the connector the model's new KV cache."""
@@ -92,6 +104,12 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             raise ConfigError(f"{param} can't be used: {reason}.", param=param)
         log.warning("swap_space isn't used: %s.", reason)
         return None
+    if config.ec_transfer_config and not isinstance(worker.loaded.model, SupportsMultiModal):
+        raise ConfigError(
+            f"ec_transfer_config can't be used: {worker.loaded.spec.architecture} has no encoder "
+            "whose outputs stand for tokens.",
+            param="ec_transfer_config",
+        )
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
     connectors = [_make_connector(part, config, worker) for part in settings.connectors]
@@ -137,12 +155,25 @@ def _make_offloading_connector(
     if has_storage:
         tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
         storage = StorageQueue(tier, host)
+    identity = msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank])
+    ec_connector = None
+    if config.ec_transfer_config:
+        ec_settings = ECTransferConfig.from_mapping(config.ec_transfer_config)
+        ec_connector = ECConnector(
+            host,
+            storage,
+            identity,
+            block_bytes,
+            saves=ec_settings.saves,
+            loads=ec_settings.loads,
+        )
     return OffloadingConnector(
         host,
         config.block_size,
-        msgspec.json.encode([numerics, worker.loaded.max_model_len, worker.rank]),
+        identity,
         layout,
         storage=storage,
+        ec_connector=ec_connector,
         saves=offloads and settings.saves,
         loads=offloads and settings.loads,
         # The state of a sequence whose drafts are being verified isn't that after its tokens.
@@ -178,7 +209,7 @@ def _gib(size: float) -> int:
 
 def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded; "": they can."""
-    loaded, layout = worker.loaded, worker.capacity.layout
+    loaded = worker.loaded
     name = loaded.spec.architecture
     if config.world_size > 1:
         return f"{config.world_size} ranks share the KV cache"
@@ -192,8 +223,6 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
         return "draft heads need hidden states of all blocks, which aren't saved"
     if loaded.facts.stateful and not loaded.facts.states_in_blocks:
         return f"sequences of {name} have states, which the Transformers bridge can't save"
-    if any(group.kind == "cross" for group in layout.groups):
-        return f"layers of {name} attend to an encoder, whose states aren't saved"
     return ""
 
 

@@ -40,8 +40,10 @@ from engine.models.sharding import PARAM, num_kv_copies
 from engine.sampling.custom_processors import LogitsProcessors
 from engine.sampling.logits_processor import LogitsProcessor, processor_classes
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.worker.encoder_runner import EncoderRunner
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import Attachments, BitmaskInbox, PendingStep, Runner
+from engine.worker.model_runner import ModelRunner
 from engine.worker.timed_runner import TimedRunner
 from kernels import KernelSet
 from kernels.interface import RankGroup
@@ -121,6 +123,8 @@ class Worker:
         self._is_serving = self._threads_set = False
         self._runner: Runner = cast(Any, None)
         self.kv_transfer: KVTransfer | None = None
+        #: Of the runner; None: it runs no encoder.
+        self._encoder: EncoderRunner | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.
@@ -335,6 +339,8 @@ class Worker:
             self.kv_transfer = make_kv_transfer(self._config, self)
         if self.kv_transfer is not None:
             self.kv_transfer.register(self.loaded.model)
+            if self._encoder is not None:
+                self._encoder.ec_connector = self.kv_transfer.ec_connector
 
     def _make_runner(self, batch: InputBatch) -> Runner:
         capacity = self.capacity
@@ -348,6 +354,7 @@ class Worker:
             custom=self._logits_processors(),
         )
         runner = self.device.make_runner(parts)
+        self._encoder = runner.encoder if isinstance(runner, ModelRunner) else None
         traced = self._config.traced_modules
         if not traced:
             return runner

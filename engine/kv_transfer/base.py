@@ -22,6 +22,23 @@ class KVConnectorMetadata(msgspec.Struct):
     """The connector's part of a step's plan; a subclass for each connector."""
 
 
+class MediaItemView(Protocol):
+    """Where a picture or sound stands in a prompt: see `MediaItem`."""
+
+    @property
+    def end(self) -> int: ...
+
+
+class EncoderItemView(Protocol):
+    """What an encoder reads for a request: see `EncoderItem`."""
+
+    @property
+    def item(self) -> MediaItemView: ...
+
+    @property
+    def key(self) -> bytes: ...
+
+
 class RequestView(Protocol):
     """The fields of a sequence that a connector may read."""
 
@@ -49,6 +66,12 @@ class RequestView(Protocol):
     @property
     def kv_peer(self) -> str: ...
 
+    @property
+    def encoder_key(self) -> bytes: ...
+
+    @property
+    def media(self) -> Sequence[EncoderItemView]: ...
+
 
 class NewSequenceView(Protocol):
     """A sequence that starts in a step: see `NewSequence`."""
@@ -61,6 +84,13 @@ class NewSequenceView(Protocol):
 
     @property
     def block_ids(self) -> list[list[int]]: ...
+
+
+class EncodeTaskView(Protocol):
+    """A run of the encoder: see `EncodeTask`."""
+
+    @property
+    def seq_id(self) -> int: ...
 
 
 class PlanView(Protocol):
@@ -80,6 +110,9 @@ class PlanView(Protocol):
 
     @property
     def checkpoints(self) -> list[tuple[int, int, int]]: ...
+
+    @property
+    def encode(self) -> Sequence[EncodeTaskView]: ...
 
 
 class KVLoadError(Exception):
@@ -114,12 +147,20 @@ class KVConnectorBase(ABC):
         """
 
     def start_read_ahead(
-        self, request: RequestView, num_computed_tokens: int
+        self, request: RequestView, num_computed_tokens: int, needs_encoding: bool = False
     ) -> Future[None] | None:
         """A new request has come: read its blocks after the first tokens where `start_load_kv`
-        finds them. The request waits until that is done; None: it needn't wait. Not in vLLM.
+        finds them, and with `needs_encoding` those of its encoder's states. The request waits until
+        that is done; None: it needn't wait. Not in vLLM.
         """
         return None
+
+    def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
+        """The request starts, and its encoder's states aren't in the KV cache: whether they are
+        loaded, so that the encoder needn't run. `block_ids`: its block tables by group. Not in
+        vLLM.
+        """
+        return False
 
     @abstractmethod
     def update_state_after_alloc(
@@ -206,6 +247,9 @@ class KVConnectorBase(ABC):
 
     def reset_cache(self) -> None:  # noqa: B027
         """Never load again what was saved so far: the model's weights may have changed."""
+
+    def reset_encoder_cache(self) -> None:  # noqa: B027
+        """Never load again what an encoder has made so far. Not in vLLM."""
 
     def shutdown(self) -> None:  # noqa: B027
         """Release memory, threads and files."""

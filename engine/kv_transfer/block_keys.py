@@ -53,6 +53,7 @@ class BlockKeys:
         self._requirements = [
             HitRequirement(group.num_required_blocks(block_size), (suffix,))
             for group, suffix in zip(layout.groups, self._suffixes, strict=True)
+            if group.kind != "cross"
         ]
 
     def first_key(self, cached_hash: bytes) -> bytes:
@@ -67,7 +68,7 @@ class BlockKeys:
         return [
             first,
             *(
-                hashlib.sha256(first + number.to_bytes(4, "little")).digest()
+                hashlib.sha256(first + _number(number)).digest()
                 for number in range(1, self._num_payloads[group])
             ),
         ]
@@ -82,6 +83,8 @@ class BlockKeys:
             hashes = [*hashes, request.block_hashes.hash_partial_block(token_ids, size, end)]
         blocks: list[tuple[int, KeyedBlock]] = []
         for index, group in enumerate(self._groups):
+            if group.kind == "cross":
+                continue
             if group.kind == "state":
                 keys = self.of_block(index, hashes[-1])
                 blocks.append((len(hashes) - 1, KeyedBlock(index, 0, keys)))
@@ -93,6 +96,17 @@ class BlockKeys:
             )
         blocks.sort(key=lambda entry: entry[0])
         return [block for _, block in blocks if block.keys]
+
+    def encoder_blocks(self, encoder_key: bytes) -> list[KeyedBlock]:
+        """The blocks of an encoder's states that a sequence attends to across; [] for b""."""
+        if not encoder_key:
+            return []
+        return [
+            KeyedBlock(index, position, self.of_block(index, encoder_key + _number(position)))
+            for index, group in enumerate(self._groups)
+            if group.kind == "cross"
+            for position in range(group.table_length(0, self._block_size))
+        ]
 
     def longest_hit(self, hashes: Sequence[bytes], is_saved: Callable[[bytes], bool]) -> int:
         """Number of blocks after those that a sequence has which can be loaded.
@@ -106,3 +120,7 @@ class BlockKeys:
             return all(map(is_saved, self.of_block(self._group_of[suffix], hashes[index])))
 
         return longest_common_hit(self._requirements, len(hashes), is_block_saved)
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(4, "little")

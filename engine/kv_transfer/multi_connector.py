@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -18,6 +17,7 @@ from engine.kv_transfer.base import (
     PlanView,
     RequestView,
 )
+from engine.kv_transfer.storage_queue import all_done
 
 
 class MultiMetadata(KVConnectorMetadata):
@@ -58,14 +58,20 @@ class MultiConnector(KVConnectorBase):
         return 0, False
 
     def start_read_ahead(
-        self, request: RequestView, num_computed_tokens: int
+        self, request: RequestView, num_computed_tokens: int, needs_encoding: bool = False
     ) -> Future[None] | None:
+        arguments = (request, num_computed_tokens, needs_encoding)
         readings = [
             reading
             for connector in self.connectors
-            if (reading := connector.start_read_ahead(request, num_computed_tokens)) is not None
+            if (reading := connector.start_read_ahead(*arguments)) is not None
         ]
-        return _all_done(readings) if readings else None
+        return all_done(readings) if readings else None
+
+    def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
+        return any(
+            connector.load_encoder_states(request, block_ids) for connector in self.connectors
+        )
 
     def update_state_after_alloc(
         self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
@@ -166,29 +172,10 @@ class MultiConnector(KVConnectorBase):
         for connector in self.connectors:
             connector.reset_cache()
 
+    def reset_encoder_cache(self) -> None:
+        for connector in self.connectors:
+            connector.reset_encoder_cache()
+
     def shutdown(self) -> None:
         for connector in self.connectors:
             connector.shutdown()
-
-
-def _all_done(readings: Sequence[Future[None]]) -> Future[None]:
-    """Done when all of them are; with the error of the last that failed, if any has."""
-    if len(readings) == 1:
-        return readings[0]
-    result: Future[None] = Future()
-    lock, num_pending, error = threading.Lock(), len(readings), None
-
-    def on_done(reading: Future[None]) -> None:
-        nonlocal num_pending, error
-        with lock:
-            num_pending -= 1
-            error = reading.exception() or error
-            is_last = not num_pending
-        if is_last and error is not None:
-            result.set_exception(error)
-        elif is_last:
-            result.set_result(None)
-
-    for reading in readings:
-        reading.add_done_callback(on_done)
-    return result

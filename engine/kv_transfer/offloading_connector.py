@@ -25,8 +25,9 @@ from engine.kv_transfer.base import (
 )
 from engine.kv_transfer.block_buffers import BlockBuffers, Payload
 from engine.kv_transfer.block_keys import BlockKeys, KeyedBlock
+from engine.kv_transfer.ec_connector import ECConnector
 from engine.kv_transfer.host_tier import HostTier
-from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue, all_done
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class OffloadingConnector(KVConnectorBase):
         layout: KVCacheConfig,
         *,
         storage: StorageQueue | None = None,
+        ec_connector: ECConnector | None = None,
         saves: bool,
         loads: bool,
         swaps: bool,
@@ -117,12 +119,13 @@ class OffloadingConnector(KVConnectorBase):
                 tokens, namespace and adapter.
             layout: the KV cache groups.
             storage: where saved blocks are written behind, and read ahead from.
+            ec_connector: saves and loads outputs of encoders there, too.
             saves: whether full blocks are saved as they are filled.
             loads: whether blocks are looked up for new sequences.
             swaps: whether all blocks of preempted sequences are saved.
             max_in_flight: steps that may run while the next is planned.
         """
-        self.host, self.storage = host, storage
+        self.host, self.storage, self.ec_connector = host, storage, ec_connector
         self._block_size, self._layout = block_size, layout
         self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
@@ -169,7 +172,21 @@ class OffloadingConnector(KVConnectorBase):
         return match.num_tokens, False
 
     def start_read_ahead(
-        self, request: RequestView, num_computed_tokens: int
+        self, request: RequestView, num_computed_tokens: int, needs_encoding: bool = False
+    ) -> Future[None] | None:
+        readings: list[Future[None]] = []
+        reading = self._read_blocks_ahead(request, num_computed_tokens, needs_encoding)
+        if reading is not None:
+            readings.append(reading)
+        if self.ec_connector is not None:
+            keys = [entry.key for entry in request.media if entry.item.end > num_computed_tokens]
+            readings += self.ec_connector.start_read_ahead(
+                keys, request.tenant, request.cache_namespace
+            )
+        return all_done(readings) if readings else None
+
+    def _read_blocks_ahead(
+        self, request: RequestView, num_computed_tokens: int, needs_encoding: bool
     ) -> Future[None] | None:
         storage, token_ids = self.storage, request.token_ids
         if storage is None or not self._loads_storage or storage.hangs:
@@ -184,9 +201,12 @@ class OffloadingConnector(KVConnectorBase):
             end = first + self._keys.longest_hit(
                 hashes, lambda key: key in self.host or storage.tier.may_contain(key)
             )
-        if end <= first:
-            return None
-        blocks = self._keys.blocks_of(request, first * size, end * size)
+        # What is read first is what all tokens need: up to the first block that can't be read.
+        blocks = self._keys.encoder_blocks(request.encoder_key) if needs_encoding else []
+        if not all(storage.tier.may_contain(key) for block in blocks for key in block.keys):
+            blocks = []
+        if end > first:
+            blocks += self._keys.blocks_of(request, first * size, end * size)
         keys = [key for block in blocks for key in block.keys if key not in self.host]
         if not keys:
             return None
@@ -220,16 +240,41 @@ class OffloadingConnector(KVConnectorBase):
         """The blocks of a sequence's tokens after the computed ones; none if one isn't in host
         memory as it was saved.
         """
+        blocks = self._read_host(self._keys.blocks_of(request, num_computed, num_tokens))
+        num_loaded = num_tokens - num_computed if blocks else 0
+        return _Match(request.block_hashes, num_computed, num_loaded, blocks)
+
+    def _read_host(self, keyed: Sequence[KeyedBlock]) -> list[tuple[KeyedBlock, list[Payload]]]:
+        """Blocks with their payloads; [] unless all are in host memory as they were saved."""
         blocks = []
-        for block in self._keys.blocks_of(request, num_computed, num_tokens):
+        for block in keyed:
             payloads = [
                 payload for key in block.keys if (payload := self.host.get(key)) is not None
             ]
             if len(payloads) < len(block.keys):
-                return _Match(request.block_hashes, num_computed, 0)
+                return []
             blocks.append((block, payloads))
         self.host.touch([key for block, _ in blocks for key in block.keys])
-        return _Match(request.block_hashes, num_computed, num_tokens - num_computed, blocks)
+        return blocks
+
+    def load_encoder_states(self, request: RequestView, block_ids: list[list[int]]) -> bool:
+        if not (self._loads_host or request.seq_id in self._swapped):
+            return False
+        blocks = self._read_host(self._keys.encoder_blocks(request.encoder_key))
+        self._load_later(request, block_ids, blocks)
+        return bool(blocks)
+
+    def _load_later(
+        self,
+        request: RequestView,
+        block_ids: list[list[int]],
+        blocks: Sequence[tuple[KeyedBlock, list[Payload]]],
+    ) -> None:
+        """Have blocks written into the KV cache by the step that starts a request."""
+        self._starting.setdefault(request.seq_id, []).extend(
+            (block.group, block_ids[block.group][block.position], payloads)
+            for block, payloads in blocks
+        )
 
     def update_state_after_alloc(
         self, request: RequestView, block_ids: list[list[int]], num_external_tokens: int
@@ -240,10 +285,7 @@ class OffloadingConnector(KVConnectorBase):
             self.num_looked_up_tokens += len(request.token_ids) - num_cached
         match, self._match = self._match, None
         if num_external_tokens and match is not None:
-            self._starting[request.seq_id] = [
-                (block.group, block_ids[block.group][block.position], payloads)
-                for block, payloads in match.blocks
-            ]
+            self._load_later(request, block_ids, match.blocks)
             if not is_swapped:
                 self.num_matched_tokens += num_external_tokens
 
@@ -280,11 +322,12 @@ class OffloadingConnector(KVConnectorBase):
         checkpoints: dict[int, list[tuple[int, int]]] = {}
         for seq_id, num_tokens, block_id in plan.checkpoints:
             checkpoints.setdefault(seq_id, []).append((num_tokens, block_id))
+        encoded = {task.seq_id for task in plan.encode}
         for sequence in scheduled:
             tracked, token_ids = self._tracked[sequence.seq_id], sequence.token_ids
             end = min(sequence.num_computed_tokens, len(token_ids)) // size
             states = checkpoints.get(sequence.seq_id, ())
-            if end <= tracked.num_saved and not states:
+            if end <= tracked.num_saved and not states and sequence.seq_id not in encoded:
                 tracked.num_computed = sequence.num_computed_tokens
                 continue
             hashes = sequence.block_hashes.hash_full_blocks(token_ids, size)
@@ -305,6 +348,9 @@ class OffloadingConnector(KVConnectorBase):
                 # Of drafts, and of tokens that are still being sampled, nothing is known.
                 if num_tokens % size == 0 and num_tokens <= len(token_ids)
             ]
+            if sequence.seq_id in encoded:
+                encoder_blocks = self._keys.encoder_blocks(sequence.encoder_key)
+                blocks += _planned(encoder_blocks, tracked.block_ids)
             tracked.num_saved = max(tracked.num_saved, end)
             tracked.num_computed = sequence.num_computed_tokens
             blocks = [block for block in blocks if not all(key in self._tier for key in block[2])]
@@ -325,10 +371,9 @@ class OffloadingConnector(KVConnectorBase):
             return
         if self._layout.state_group is not None and num_tokens < request.num_computed_tokens:
             return  # the state has taken in a token that isn't known
-        blocks = [
-            (block.group, block_ids[block.group][block.position], block.keys)
-            for block in self._keys.blocks_of(request, 0, num_tokens)
-        ]
+        keyed = self._keys.blocks_of(request, 0, num_tokens)
+        keyed += self._keys.encoder_blocks(request.encoder_key)
+        blocks = _planned(keyed, block_ids)
         self._swap_outs.append((request.tenant, request.cache_namespace, blocks))
         self._swapped[request.seq_id] = (num_tokens, self._step + 1)
 
@@ -464,10 +509,13 @@ class OffloadingConnector(KVConnectorBase):
     @property
     def _growing_groups(self) -> list[int]:
         """The groups whose blocks `block_size` tokens fill. A state is loaded once, so it counts
-        only where no layer attends.
+        only where no layer attends; an encoder's states don't grow.
         """
         groups = self._layout.groups
-        return [index for index, group in enumerate(groups) if group.layers] or [len(groups) - 1]
+        growing = [
+            index for index, group in enumerate(groups) if group.layers and group.kind != "cross"
+        ]
+        return growing or [len(groups) - 1]
 
     def _measure_load(self) -> float:
         """Seconds that it takes to load the blocks of `block_size` tokens; none may be in use
@@ -484,8 +532,18 @@ class OffloadingConnector(KVConnectorBase):
         self._make_keys()
         self._match = None
         self.host.clear()
+        self.reset_encoder_cache()
+
+    def reset_encoder_cache(self) -> None:
+        if self.ec_connector is not None:
+            self.ec_connector.reset_cache()
 
     def shutdown(self) -> None:
         if self.storage is not None:
             self.storage.close()
         self.host.clear()
+
+
+def _planned(blocks: Sequence[KeyedBlock], block_ids: list[list[int]]) -> list[PlannedBlock]:
+    """Blocks of a sequence with the block tables `block_ids`, by group."""
+    return [(block.group, block_ids[block.group][block.position], block.keys) for block in blocks]

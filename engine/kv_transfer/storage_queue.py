@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from engine.kv_transfer.block_buffers import Payload
@@ -99,15 +99,18 @@ class StorageQueue:
         *,
         source: str = "",
         refresh: bool = False,
+        more: Callable[[Payload], Sequence[bytes]] | None = None,
     ) -> Future[None]:
         """Read blocks of a tenant's sequence, in its order, up to the first that can't be read.
 
         After `timeout_s` no further block is begun, and that is counted. `source`: see
         `StorageTier.read_sequence`; `refresh`: look for blocks that another replica has just
-        written.
+        written; `more`: names the keys that follow by the first block.
         """
         deadline = time.monotonic() + timeout_s
-        return self._readers.submit(self._read, keys, tenant, namespace, source, deadline, refresh)
+        return self._readers.submit(
+            self._read, keys, tenant, namespace, source, deadline, refresh, more
+        )
 
     def _read(
         self,
@@ -117,6 +120,7 @@ class StorageQueue:
         source: str,
         deadline: float,
         refresh: bool,
+        more: Callable[[Payload], Sequence[bytes]] | None,
     ) -> None:
         thread = threading.get_ident()
         with self._lock:
@@ -126,16 +130,27 @@ class StorageQueue:
             if time.monotonic() < min(deadline, self._closes_at):
                 if refresh:
                     self.tier.refresh()
-                for payload in self.tier.read_sequence(keys, namespace, source):
-                    blocks.append((keys[len(blocks)], payload))
-                    if time.monotonic() > min(deadline, self._closes_at):
-                        break
+                blocks = self._read_blocks(keys, namespace, source, deadline)
+                if more is not None and blocks:
+                    following = more(blocks[0][1])
+                    blocks += self._read_blocks(following, namespace, source, deadline)
+                    keys = [*keys, *following]
             if len(blocks) < len(keys) and time.monotonic() > deadline:
                 self.tier.count_failure("late")
             self._host.put(blocks, tenant)
         finally:
             with self._lock:
                 del self._reading_since[thread]
+
+    def _read_blocks(
+        self, keys: Sequence[bytes], namespace: str, source: str, deadline: float
+    ) -> list[tuple[bytes, Payload]]:
+        blocks: list[tuple[bytes, Payload]] = []
+        for payload in self.tier.read_sequence(keys, namespace, source):
+            blocks.append((keys[len(blocks)], payload))
+            if time.monotonic() > min(deadline, self._closes_at):
+                break
+        return blocks
 
     def refresh_soon(self) -> None:
         """Look for blocks of other replicas, unless that was just done or still goes on."""
@@ -168,3 +183,26 @@ class StorageQueue:
 def _log_error(future: Future[None]) -> None:
     if (error := future.exception()) is not None:
         log.error("A storage tier failed", exc_info=error)
+
+
+def all_done(readings: Sequence[Future[None]]) -> Future[None]:
+    """Done when all of them are; with the error of the last that failed, if any has."""
+    if len(readings) == 1:
+        return readings[0]
+    result: Future[None] = Future()
+    lock, num_pending, error = threading.Lock(), len(readings), None
+
+    def on_done(reading: Future[None]) -> None:
+        nonlocal num_pending, error
+        with lock:
+            num_pending -= 1
+            error = reading.exception() or error
+            is_last = not num_pending
+        if is_last and error is not None:
+            result.set_exception(error)
+        elif is_last:
+            result.set_result(None)
+
+    for reading in readings:
+        reading.add_done_callback(on_done)
+    return result

@@ -334,7 +334,9 @@ class NativeDecoder(SupportsLoRA):
         return () if self._states is None else self._states.tensors()
 
     def kv_cache_tensors(self) -> list[tuple[Tensor, ...]]:
-        """By layer the tensors whose first dimension is the block; layers may share them."""
+        """By layer, those of cross attention last, the tensors whose first dimension is the block;
+        layers may share them.
+        """
         return [
             # The scales of an fp8 cache are the layer's, those of an int8 cache the tokens'.
             tuple(
@@ -342,7 +344,7 @@ class NativeDecoder(SupportsLoRA):
                 for tensor in (cache if cache.keys.dtype == torch.int8 else cache[:2])
                 if tensor is not None
             )
-            for cache in self.kv_caches
+            for cache in (*self.kv_caches, *self.cross_caches)
         ]
 
     def release_kv(self) -> None:

@@ -26,12 +26,15 @@ class EncoderItem:
             another's hit.
         handle: what the encoder reads, see `Executor.attach`.
         bidirectional: see `EncoderInput`.
+        tenant, cache_namespace: the request's.
     """
 
     item: MediaItem
     key: bytes
     handle: int
     bidirectional: bool = False
+    tenant: str = ""
+    cache_namespace: str = ""
 
     @property
     def inputs(self) -> list[EncoderInput]:
@@ -172,7 +175,15 @@ class EncoderCacheManager:
                 self.num_queries += 1
                 self._insert(key, entry.item.num_vectors)
                 self._refer(seq_id, key)
-                tasks.append(EncodeTask(key, entry.item.kind, entry.handle))
+                tasks.append(
+                    EncodeTask(
+                        key,
+                        entry.item.kind,
+                        entry.handle,
+                        tenant=entry.tenant,
+                        cache_namespace=entry.cache_namespace,
+                    )
+                )
         return tasks
 
     def _refer(self, seq_id: int, key: bytes) -> None:

@@ -60,6 +60,7 @@ class EncodeTask(msgspec.Struct, frozen=True):
         handle: what the encoder reads, see `Executor.attach`.
         seq_id: the sequence that starts with it, where its states go to blocks; else -1.
         block_ids: where their keys and values go, for cross attention; []: the worker keeps them.
+        tenant, cache_namespace: of the request that needs it first.
     """
 
     key: bytes
@@ -67,6 +68,8 @@ class EncodeTask(msgspec.Struct, frozen=True):
     handle: int
     seq_id: int = -1
     block_ids: list[int] = msgspec.field(default_factory=list)
+    tenant: str = ""
+    cache_namespace: str = ""
 
 
 class NewSequence(msgspec.Struct, omit_defaults=True):

@@ -129,6 +129,11 @@ class Sequence:
         )
 
     @property
+    def media(self) -> list[EncoderItem]:
+        """See `Request`."""
+        return self.request.media
+
+    @property
     def encoder_key(self) -> bytes:
         """Key of the states that it attends to; b"": its model has no encoder for them."""
         entry = self.request.encoder_input

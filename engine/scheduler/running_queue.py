@@ -243,7 +243,8 @@ class RunningQueue:
         is_new = step.is_new(victim)
         if step.remove(victim):
             self.uncache_from(victim, victim.num_computed_tokens)
-        if step.cancel_encoding(victim):
+        step.cancel_encoding(victim)
+        if is_new and victim.encoder_key:  # they were to be encoded or loaded in this step
             self._kv.uncache_states(victim.encoder_key)
         step.preempted.add(victim.request.message.tenant)
         self.preempt(victim)

@@ -168,9 +168,12 @@ class Scheduler:
         num_cached = self._runs.find_cached_prefix(sequence).num_tokens
         self.waiting.push(sequence, num_cached)
 
-    def num_cached_tokens(self, sequence: Sequence) -> int:
-        """Number of tokens at a new sequence's beginning that are in the KV cache."""
-        return self._runs.find_cached_prefix(sequence).num_tokens
+    def cached_prefix(self, sequence: Sequence) -> tuple[int, bool]:
+        """Number of tokens at a new sequence's beginning that are in the KV cache, and whether the
+        encoder must run because the states that they attend to aren't.
+        """
+        prefix = self._runs.find_cached_prefix(sequence)
+        return prefix.num_tokens, self.kv.needs_encoding(prefix)
 
     def _record_queue_position(self, sequence: Sequence, quota: TenantQuota) -> None:
         """Record for its client how many sequences come before a new one, and the ids of its own
@@ -532,7 +535,7 @@ class Scheduler:
         sequence.num_external_tokens = num_external
         self._runs.add(sequence)
         step.start(sequence, kv.get_block_tables(sequence.seq_id))
-        if encodes:
+        if encodes and not self._loads_encoder_states(sequence, step.plan.new[-1].block_ids):
             self.encoder_cache.charge_step(kv.encoder_length)
             step.encode_states(sequence, kv.get_state_blocks(sequence.seq_id))
         if self._runs.kv_connector is not None:
@@ -548,12 +551,22 @@ class Scheduler:
         """Number of tokens after a waiting sequence's cached prefix that the KV connector loads;
         None: not known yet.
         """
-        connector = self._runs.kv_connector
-        # What failed a step once isn't loaded again.
-        if connector is None or sequence.isolated or not sequence.reads_cache:
+        if (connector := self._loading_connector(sequence)) is None:
             return 0
         num_tokens, _ = connector.get_num_new_matched_tokens(sequence, num_computed)
         return num_tokens
+
+    def _loads_encoder_states(self, sequence: Sequence, block_ids: list[list[int]]) -> bool:
+        """Whether the KV connector loads the states that a starting sequence attends to."""
+        connector = self._loading_connector(sequence)
+        return connector is not None and connector.load_encoder_states(sequence, block_ids)
+
+    def _loading_connector(self, sequence: Sequence) -> KVConnectorBase | None:
+        """What loads blocks for a sequence that starts; None: they are computed."""
+        # What failed a step once isn't loaded again.
+        if sequence.isolated or not sequence.reads_cache:
+            return None
+        return self._runs.kv_connector
 
     @property
     def has_isolated_step(self) -> bool:
@@ -685,12 +698,11 @@ class Scheduler:
         counts: dict[Sequence, int] = {}
         for plan, scheduled in steps:
             self.encoder_cache.forget(plan.encode)
-            for task in plan.encode:
-                if task.block_ids:
-                    self.kv.uncache_states(task.key)
             started = {new.seq_id for new in plan.new}
             for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
                 num_loaded = sequence.num_external_tokens if sequence.seq_id in started else 0
+                if sequence.seq_id in started and sequence.encoder_key:
+                    self.kv.uncache_states(sequence.encoder_key)  # they may have been loaded
                 counts[sequence] = counts.get(sequence, 0) + count + num_loaded
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0

@@ -197,12 +197,9 @@ class StepBuilder:
             EncodeTask(entry.key, entry.item.kind, entry.handle, sequence.seq_id, block_ids)
         )
 
-    def cancel_encoding(self, sequence: Sequence) -> bool:
-        """Undo `encode_states`; whether there was any."""
-        tasks = [task for task in self.plan.encode if task.seq_id != sequence.seq_id]
-        canceled = len(tasks) < len(self.plan.encode)
-        self.plan.encode = tasks
-        return canceled
+    def cancel_encoding(self, sequence: Sequence) -> None:
+        """Undo `encode_states`."""
+        self.plan.encode = [task for task in self.plan.encode if task.seq_id != sequence.seq_id]
 
     def add_blocks(self, sequence: Sequence, blocks: list[list[Block]]) -> None:
         """Append new blocks, by KV cache group, to the tables of a sequence that the worker has."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.kv_transfer.ec_connector import ECConnector
 from engine.models.interface import EncoderDecoderModel, SupportsMultiModal
 from engine.multimodal.inputs import MediaTensors
 from engine.scheduler.plan import EncodeTask
@@ -18,6 +19,8 @@ class EncoderRunner:
 
     def __init__(self, model: SupportsMultiModal | EncoderDecoderModel) -> None:
         self._model = model
+        #: Saves outputs for other replicas, and loads theirs; None: nobody does.
+        self.ec_connector: ECConnector | None = None
         #: key -> [num_vectors, hidden]
         self._outputs: dict[bytes, Tensor] = {}
 
@@ -41,7 +44,7 @@ class EncoderRunner:
             if isinstance(self._model, EncoderDecoderModel):
                 self._model.encode_to_cache(tensors, task.block_ids)
             else:
-                self._outputs[task.key] = self._model.encode(task.kind, tensors)
+                self._outputs[task.key] = self._encode(self._model, task, tensors)
         if not ranges:
             return None
         indices = [torch.arange(entry.start, entry.end) for entry in ranges]
@@ -49,3 +52,14 @@ class EncoderRunner:
             self._outputs[entry.key][entry.offset :][: entry.end - entry.start] for entry in ranges
         ]
         return torch.cat(indices), torch.cat(vectors)
+
+    def _encode(self, model: SupportsMultiModal, task: EncodeTask, tensors: MediaTensors) -> Tensor:
+        """An item's output, loaded or computed."""
+        connector = self.ec_connector
+        if connector is None:
+            return model.encode(task.kind, tensors)
+        if (output := connector.start_load_caches(task.key)) is None:
+            output = model.encode(task.kind, tensors)
+            connector.save_caches(task.key, output, task.tenant, task.cache_namespace)
+            return output
+        return output.to(model.ops.device)

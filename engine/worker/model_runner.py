@@ -164,9 +164,9 @@ class ModelRunner:
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
-        self._encoder = None
+        self.encoder: EncoderRunner | None = None
         if isinstance(model, SupportsMultiModal | EncoderDecoderModel):
-            self._encoder = EncoderRunner(model)
+            self.encoder = EncoderRunner(model)
         self._alignment_recorder = (
             AlignmentRecorder() if isinstance(model, EncoderDecoderModel) else None
         )
@@ -237,8 +237,8 @@ class ModelRunner:
         """Hidden states that logits are computed from, and those to save."""
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
-        if self._encoder is not None:
-            inputs.context.encoder_embeds = self._encoder.run(
+        if self.encoder is not None:
+            inputs.context.encoder_embeds = self.encoder.run(
                 plan.dropped_encodings, inputs.encode, inputs.encoder_ranges
             )
         return self._hidden_states(inputs)

@@ -39,7 +39,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "gpu_memory_utilization num_gpu_blocks_override block_size enable_prefix_caching "
         "calculate_kv_scales quantization_param_path disable_sliding_window "
         "disable_hybrid_kv_cache_manager kv_offloading_size kv_offloading_backend "
-        "kv_transfer_config swap_space preemption_mode kv_events_config",
+        "kv_transfer_config ec_transfer_config swap_space preemption_mode kv_events_config",
     ),
     (
         "Steps and fairness",

@@ -20,7 +20,6 @@ from engine.kv_cache import BlockHashes
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.models import VOCAB
-from tests.engine.speech.models import make_whisper
 
 Folder = Callable[[str], Path]
 
@@ -261,16 +260,15 @@ def test_a_failed_step_leaves_no_block_that_was_never_loaded(
 
 
 def test_a_model_whose_blocks_cannot_be_saved_refuses_offloading_and_does_without_swap(
-    model_folder: Folder, tmp_path: Path
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="ranks"):
         make(model_folder("llama"), kv_offloading_size=0.01, tensor_parallel_size=2)
-    whisper = tmp_path / "whisper"
-    make_whisper(whisper)
-    with pytest.raises(ConfigError, match="attend to an encoder") as refusal:
-        make(whisper, kv_offloading_size=0.01, max_model_len=64)
+    monkeypatch.setattr(CpuDevice, "caches_prefixes", False)
+    with pytest.raises(ConfigError, match="caches no prefixes") as refusal:
+        make(model_folder("llama"), kv_offloading_size=0.01)
     assert refusal.value.param == "kv_offloading_size"
-    assert make(whisper, swap_space=0.01, max_model_len=64).scheduler.kv_connector is None
+    assert make(model_folder("llama"), swap_space=0.01).scheduler.kv_connector is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""`ECConnector`: outputs of an encoder in the tiers of KV blocks, by vLLM's names."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kv_transfer.block_buffers import Payload
+from engine.kv_transfer.host_tier import HostTier
+from engine.kv_transfer.storage_queue import READ_TIMEOUT_S, StorageQueue
+
+#: Before an output's bytes: its rows, its columns, and its dtype.
+_HEADER = struct.Struct("<II16s")
+
+
+class ECConnector:
+    """Saves what an encoder makes of a picture or of sound, and loads what any replica has saved.
+
+    An output is cut into payloads as long as those of KV blocks, so that it is stored, verified,
+    encrypted, counted and evicted as they are.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        storage: StorageQueue | None,
+        numerics: bytes,
+        block_bytes: int,
+        *,
+        saves: bool,
+        loads: bool,
+    ) -> None:
+        """
+        Args:
+            host: where outputs are read from.
+            storage: where saved outputs are written behind, and read ahead from; None: `host`.
+            numerics: digest of the model and of all else that decides an output's bytes but for
+                what the encoder reads.
+            block_bytes: bytes of a payload.
+            saves: whether outputs are saved.
+            loads: whether outputs are loaded.
+        """
+        self._host, self._storage = host, storage
+        self._numerics, self._block_bytes = numerics, block_bytes
+        self._saves, self._loads = saves, loads
+
+    def start_read_ahead(
+        self, keys: Sequence[bytes], tenant: str, namespace: str
+    ) -> list[Future[None]]:
+        """Read outputs of a request's items where `start_load_caches` finds them."""
+        storage = self._storage
+        if storage is None or not self._loads or storage.hangs:
+            return []
+        return [
+            storage.read_ahead(
+                [first], tenant, namespace, READ_TIMEOUT_S, more=self._following_keys(first)
+            )
+            for first in map(self._first_key, dict.fromkeys(keys))
+            if first not in self._host and storage.tier.may_contain(first)
+        ]
+
+    def start_load_caches(self, key: bytes) -> Tensor | None:
+        """The output [num_vectors, hidden] of an item as it was saved; None: there is none."""
+        first = self._first_key(key)
+        if not self._loads or (payload := self._host.get(first)) is None:
+            return None
+        payloads = [payload]
+        for following in self._following_keys(first)(payload):
+            if (payload := self._host.get(following)) is None:
+                return None
+            payloads.append(payload)
+        num_rows, width, name = _HEADER.unpack_from(payloads[0].data)
+        dtype = getattr(torch, name.rstrip(b"\0").decode())
+        size = num_rows * width * dtype.itemsize
+        raw = torch.from_numpy(np.concatenate(payloads)[_HEADER.size :][:size].copy())
+        return raw.view(dtype).view(num_rows, width)
+
+    def save_caches(self, key: bytes, output: Tensor, tenant: str, namespace: str) -> None:
+        """Save an item's output [num_vectors, hidden], for a tenant's cache namespace."""
+        first = self._first_key(key)
+        tier = self._host if self._storage is None else self._storage
+        if not self._saves or first in tier:
+            return
+        name = str(output.dtype).removeprefix("torch.").encode()
+        header = np.frombuffer(_HEADER.pack(*output.shape, name), np.uint8)
+        content: np.ndarray = output.detach().cpu().contiguous().view(torch.uint8).numpy().ravel()
+        padding = np.zeros(-(len(header) + len(content)) % self._block_bytes, np.uint8)
+        payloads = np.concatenate([header, content, padding]).reshape(-1, self._block_bytes)
+        keys = [first, *_numbered(first, len(payloads))]
+        # Copies, because each is evicted by itself.
+        blocks = [(key, payload.copy()) for key, payload in zip(keys, payloads, strict=True)]
+        self._host.put(blocks, tenant)
+        if self._storage is not None:
+            self._storage.queue_writes(blocks, namespace, tenant)
+
+    def reset_cache(self) -> None:
+        """Never load again what was saved so far."""
+        self._numerics = secrets.token_bytes(32)
+
+    def _first_key(self, key: bytes) -> bytes:
+        """Key of an output's first payload."""
+        return hashlib.sha256(self._numerics + b"encoder" + key).digest()
+
+    def _following_keys(self, first: bytes) -> Callable[[Payload], list[bytes]]:
+        """What names an output's other payloads by its first."""
+
+        def keys_after(payload: Payload) -> list[bytes]:
+            num_rows, width, name = _HEADER.unpack_from(payload.data)
+            dtype = getattr(torch, name.rstrip(b"\0").decode())
+            size = _HEADER.size + num_rows * width * dtype.itemsize
+            return _numbered(first, -(-size // self._block_bytes))
+
+        return keys_after
+
+
+def _numbered(first: bytes, count: int) -> list[bytes]:
+    """Keys of an output's payloads after the first of `count`."""
+    return [
+        hashlib.sha256(first + number.to_bytes(4, "little")).digest() for number in range(1, count)
+    ]

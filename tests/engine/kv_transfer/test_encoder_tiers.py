@@ -1,0 +1,248 @@
+"""What encoders make, in the tiers: states that tokens attend to across, vectors of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.core.engine_core import EngineCore
+from engine.models.interface import SupportsMultiModal
+from tests.engine.kv_transfer.remote_stores import running_store
+from tests.engine.kv_transfer.test_offloading import connector_of, make
+from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, picture
+from tests.engine.multimodal.test_vision_families import generate_tokens
+from tests.engine.speech.models import expected, make_whisper
+from tests.engine.speech.test_whisper import (
+    CASES,
+    NUM_TOKENS,
+    _count_encodings,
+    _llm,
+    _prompts,
+    _run,
+)
+
+Whisper = tuple[Path, list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
+    """A model's folder, and the tokens of `CASES`."""
+    folder = tmp_path_factory.mktemp("whisper")
+    model = make_whisper(folder)
+    return folder, [expected(model, samples, prompt, NUM_TOKENS) for samples, prompt in CASES]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine isn't a storage that hangs."""
+    for name in ("offloading_connector", "storage_queue", "ec_connector"):
+        monkeypatch.setattr(f"engine.kv_transfer.{name}.READ_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("engine.core.kv_admission.READ_TIMEOUT_S", 60.0)
+
+
+def core_of(llm: LLM) -> EngineCore:
+    return llm.llm_engine.core
+
+
+def forget_kv_cache(llm: LLM) -> None:
+    """Empty the KV cache, but no tier."""
+    assert core_of(llm).scheduler.kv.reset_prefix_cache()
+
+
+def test_states_that_left_the_kv_cache_are_loaded_rather_than_encoded(
+    whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, kv_offloading_size=0.01)
+    encoded = _count_encodings(llm, monkeypatch)
+    assert _run(llm, _prompts()) == wanted
+    assert len(encoded) == 3  # two of four heard the same
+    forget_kv_cache(llm)
+    assert _run(llm, _prompts()) == wanted
+    assert len(encoded) == 3
+    assert connector_of(core_of(llm)).num_matched_tokens
+    llm.reset_prefix_cache()
+    assert _run(llm, _prompts()[:1]) == wanted[:1]
+    assert len(encoded) == 4
+    core_of(llm).check_integrity()
+
+
+def test_another_replica_loads_states_from_a_folder_and_no_other_tenants(
+    whisper: Whisper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, wanted = whisper
+    settings: Any = {"kv_offloading_size": 0.01, "kv_offloading_backend": str(tmp_path)}
+    first = _llm(folder, **settings)
+    assert _run(first, _prompts(cache_salt="a")) == wanted
+    connector_of(core_of(first)).wait_until_saved(60)
+    second = _llm(folder, **settings)
+    encoded = _count_encodings(second, monkeypatch)
+    assert _run(second, _prompts(cache_salt="a")) == wanted
+    assert not encoded
+    assert _run(second, _prompts(cache_salt="b")) == wanted
+    assert len(encoded) == 3
+
+
+def test_states_that_have_changed_in_host_memory_are_encoded_again(
+    whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, kv_offloading_size=0.01)
+    encoded = _count_encodings(llm, monkeypatch)
+    _run(llm, _prompts()[:1])
+    forget_kv_cache(llm)
+    host = connector_of(core_of(llm)).host
+    for payload, _ in host._blocks.values():
+        payload[17] ^= 4
+    assert _run(llm, _prompts()[:1]) == wanted[:1]
+    assert len(encoded) == 2
+    assert host.failures["checksum"]
+
+
+def test_states_whose_load_failed_are_encoded_and_not_cached(
+    whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, kv_offloading_size=0.01)
+    encoded = _count_encodings(llm, monkeypatch)
+    _run(llm, _prompts())
+    forget_kv_cache(llm)
+    buffers = connector_of(core_of(llm))._buffers
+    write = buffers.write
+
+    def fail(*args: Any) -> None:
+        monkeypatch.setattr(buffers, "write", write)
+        raise OSError("no memory")
+
+    monkeypatch.setattr(buffers, "write", fail)
+    assert _run(llm, _prompts()) == wanted
+    assert len(encoded) > 3
+    assert _run(llm, _prompts()) == wanted
+    core_of(llm).check_integrity()
+
+
+def test_preempted_sequences_take_their_states_along(
+    whisper: Whisper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, wanted = whisper
+    llm = _llm(folder, swap_space=0.01)
+    core = core_of(llm)
+    encoded = _count_encodings(llm, monkeypatch)
+    step, calls = core.step, 0
+
+    def step_with_preemptions() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 10:
+            return step()
+        deltas = core.preempt_all()
+        core.scheduler.kv.reset_prefix_cache()
+        return deltas
+
+    core.step = step_with_preemptions  # type: ignore[method-assign]
+    assert _run(llm, _prompts()) == wanted
+    assert core.scheduler.num_preemptions
+    assert len(encoded) == 3
+    core.check_integrity()
+
+
+@pytest.fixture(params=["folder", "redis", "native"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "redis":
+        with running_store("redis", tmp_path) as records:
+            yield records.url
+    else:
+        yield "native" if request.param == "native" else str(tmp_path / "tier")
+
+
+def seeing(folder: Path, backend: str, **settings: Any) -> LLM:
+    return LLM(
+        str(folder),
+        dtype="float32",
+        num_gpu_blocks_override=256,
+        kv_offloading_size=0.01,
+        kv_offloading_backend=backend,
+        **settings,
+    )
+
+
+def count_pictures(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kinds of what the model encodes from now on."""
+    model: SupportsMultiModal = core_of(llm).executor.worker.loaded.model
+    encode, kinds = model.encode, list[str]()
+
+    def counted(kind: str, tensors: Any) -> Any:
+        kinds.append(kind)
+        return encode(kind, tensors)
+
+    monkeypatch.setattr(model, "encode", counted)
+    return kinds
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_another_replica_reads_what_an_encoder_made_of_a_picture(
+    family: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In prompts that have nothing else in common; vectors of Qwen3-VL are longer than tokens'."""
+    folder = tmp_path / "model"
+    FAMILIES[family](folder)
+    image = f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>" if "qwen" in family else IMAGE_TOKEN
+    one, two = picture(1, 60, 40), picture(2, 90, 40)
+    first = [{"prompt": f"{image} was here.", "multi_modal_data": {"image": one}}]
+    second = [{"prompt": f"See {image}", "multi_modal_data": {"image": one}}]
+    other = [{"prompt": f"See {image}", "multi_modal_data": {"image": two}}]
+    plain = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    wanted = [generate_tokens(plain, prompts) for prompts in (second, other)]
+
+    role = "ec_both" if backend == "native" else "ec_producer"
+    encoding = seeing(folder, backend, ec_transfer_config={"ec_role": role})
+    generate_tokens(encoding, first)
+    connector_of(core_of(encoding)).wait_until_saved(60)
+    if backend == "native":  # host memory is no other replica's
+        reading = encoding
+        core_of(reading).scheduler.encoder_cache.drop_unused()
+    else:
+        reading = seeing(folder, backend, ec_transfer_config={"ec_role": "ec_consumer"})
+    kinds = count_pictures(reading, monkeypatch)
+    assert generate_tokens(reading, second) == wanted[0]
+    assert not kinds
+    assert generate_tokens(reading, other) == wanted[1]
+    assert kinds == ["image"]
+    core_of(reading).scheduler.kv.reset_prefix_cache()
+    core_of(reading).reset_encoder_cache()
+    assert generate_tokens(reading, second) == wanted[0]
+    assert kinds == ["image", "image"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ec_transfer_config": {"ec_role": "ec_both"}}, "needs a kv_offloading_size"),
+        ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_role": "kv_both"}}, "ec_role must"),
+        ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_connector": "X"}}, "ec_connector"),
+        ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_ip": "::"}}, "has no 'ec_ip'"),
+    ],
+)
+def test_settings_of_encoders_outputs_that_cannot_work_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as refusal:
+        EngineConfig(model="m", **settings)
+    assert refusal.value.param == "ec_transfer_config"
+
+
+def test_models_without_outputs_for_tokens_are_refused(whisper: Whisper) -> None:
+    with pytest.raises(ConfigError, match="no encoder whose outputs stand for tokens") as refusal:
+        make(
+            whisper[0],
+            kv_offloading_size=0.01,
+            max_model_len=64,
+            ec_transfer_config={"ec_role": "ec_both"},
+        )
+    assert refusal.value.param == "ec_transfer_config"
