@@ -319,9 +319,11 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_tier_failures_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_capacity_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    #: By tier that new sequences' tokens were loaded from: their number, and seconds that computing
-    #: them would have taken longer, by what was measured at the start.
+    #: By tier that new sequences' tokens were loaded from: their number, those that it has had and
+    #: that a larger one would still have, and seconds that computing the former would have taken
+    #: longer, by what was measured at the start.
     kv_tier_hit_tokens_total: dict[str, int] = msgspec.field(default_factory=dict)
+    kv_tier_evicted_tokens_total: dict[str, int] = msgspec.field(default_factory=dict)
     kv_tier_saved_seconds_total: dict[str, float] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0

@@ -6,8 +6,8 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 #: A reader's thread may have to wait so long for its turn on a busy machine.
 _MIN_READ_S = 0.5
+
+#: Blocks that have left the tier are remembered up to so many times its capacity.
+GHOST_FACTOR = 4
 
 #: Of which the fastest counts: others may have waited for the machine.
 _NUM_MEASUREMENTS = 3
@@ -93,6 +96,8 @@ class OffloadingConnector(KVConnectorBase):
         num_matched_tokens: tokens of new sequences that were loaded.
         num_looked_up_tokens: tokens of new sequences that weren't in the KV cache.
         num_saved_blocks: blocks that were saved.
+        num_evicted_tokens: tokens of new sequences that a tier `GHOST_FACTOR` times as large would
+            have had, and that weren't loaded.
     """
 
     metadata_type = OffloadingMetadata
@@ -141,6 +146,9 @@ class OffloadingConnector(KVConnectorBase):
         #: By step the blocks to write into the KV cache.
         self._loading: deque[tuple[int, list[LoadedBlock]]] = deque()
         self.num_looked_up_tokens = self.num_matched_tokens = self.num_saved_blocks = 0
+        self.num_evicted_tokens = 0
+        #: Keys that were saved, whether or not the tier still has them; the last saved last.
+        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         #: Whether loading blocks is faster than computing their tokens: from host memory, and from
         #: the storage.
         self._loads_host = self._loads_storage = loads
@@ -283,11 +291,29 @@ class OffloadingConnector(KVConnectorBase):
         if not is_swapped:
             num_cached = request.num_computed_tokens - num_external_tokens
             self.num_looked_up_tokens += len(request.token_ids) - num_cached
+            self.num_evicted_tokens += self._count_evicted(request)
         match, self._match = self._match, None
         if num_external_tokens and match is not None:
             self._load_later(request, block_ids, match.blocks)
             if not is_swapped:
                 self.num_matched_tokens += num_external_tokens
+
+    def _count_evicted(self, request: RequestView) -> int:
+        """Tokens after a sequence's computed ones whose blocks the tier has had and lost."""
+        size, token_ids = self._block_size, request.token_ids
+        hashes = request.block_hashes.hash_full_blocks(token_ids, size)
+        hashes = hashes[request.num_computed_tokens // size : (len(token_ids) - 1) // size]
+        num_saved = self._keys.longest_hit(hashes, self._ghosts.__contains__)
+        num_present = self._keys.longest_hit(hashes[:num_saved], self._tier.__contains__)
+        return (num_saved - num_present) * size
+
+    def _record_saved(self, keys: Iterable[bytes]) -> None:
+        tier = self.host if self.storage is None else self.storage.tier
+        for key in keys:
+            self._ghosts.pop(key, None)
+            self._ghosts[key] = None
+        while len(self._ghosts) * self._buffers.block_bytes > GHOST_FACTOR * tier.capacity:
+            self._ghosts.popitem(last=False)
 
     def build_connector_meta(
         self, plan: PlanView, scheduled: Sequence[RequestView]
@@ -353,6 +379,7 @@ class OffloadingConnector(KVConnectorBase):
                 blocks += _planned(encoder_blocks, tracked.block_ids)
             tracked.num_saved = max(tracked.num_saved, end)
             tracked.num_computed = sequence.num_computed_tokens
+            self._record_saved(key for block in blocks for key in block[2])
             blocks = [block for block in blocks if not all(key in self._tier for key in block[2])]
             if blocks:
                 saves.append((sequence.tenant, sequence.cache_namespace, blocks))
@@ -478,6 +505,7 @@ class OffloadingConnector(KVConnectorBase):
         stats.kv_tier_bytes = {host.name: host.used_bytes}
         stats.kv_tier_capacity_bytes = {host.name: host.capacity}
         stats.kv_tier_hit_tokens_total = {self._tier_name: self.num_matched_tokens}
+        stats.kv_tier_evicted_tokens_total = {self._tier_name: self.num_evicted_tokens}
         stats.kv_tier_saved_seconds_total = {
             self._tier_name: self.num_matched_tokens * self._saved_s_per_token
         }
@@ -531,6 +559,7 @@ class OffloadingConnector(KVConnectorBase):
         self._numerics = secrets.token_bytes(32)
         self._make_keys()
         self._match = None
+        self._ghosts.clear()
         self.host.clear()
         self.reset_encoder_cache()
 

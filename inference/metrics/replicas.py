@@ -280,6 +280,11 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
         "Prompt tokens that were loaded from a tier.",
         labels=(*ENGINE_LABELS, "tier"),
     )
+    evicted = CounterMetricFamily(
+        "quire:kv_tier_evicted_tokens",
+        "Prompt tokens that a tier of 4 times its size would have loaded, too.",
+        labels=(*ENGINE_LABELS, "tier"),
+    )
     saved_seconds = CounterMetricFamily(
         "quire:kv_tier_saved_seconds",
         "Seconds that computing these tokens would have taken longer, as measured at the start.",
@@ -299,12 +304,13 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
             saved.add_metric(labels, stats.kv_tier_saved_blocks_total)
         for tier, num_tokens in stats.kv_tier_hit_tokens_total.items():
             hits.add_metric([*labels, tier], num_tokens)
+            evicted.add_metric([*labels, tier], stats.kv_tier_evicted_tokens_total.get(tier, 0))
             saved_seconds.add_metric(
                 [*labels, tier], stats.kv_tier_saved_seconds_total.get(tier, 0.0)
             )
         for reason, count in stats.kv_tier_failures_total.items():
             failures.add_metric([*labels, reason], count)
-    yield from (used, capacity, saved, hits, saved_seconds, failures)
+    yield from (used, capacity, saved, hits, evicted, saved_seconds, failures)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

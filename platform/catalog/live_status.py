@@ -94,6 +94,7 @@ class KVTier:
 
     Attributes:
         hit_tokens: prompt tokens that were loaded from it.
+        evicted_tokens: prompt tokens that it would have had, too, with 4 times its capacity.
         saved_seconds: that computing them would have taken longer.
     """
 
@@ -102,6 +103,7 @@ class KVTier:
     used_bytes: int
     capacity_bytes: int
     hit_tokens: int
+    evicted_tokens: int
     saved_seconds: float
 
 
@@ -115,6 +117,7 @@ def tiers_of(beat: Heartbeat) -> list[KVTier]:
             used_bytes,
             stats.kv_tier_capacity_bytes.get(name, 0),
             stats.kv_tier_hit_tokens_total.get(name, 0),
+            stats.kv_tier_evicted_tokens_total.get(name, 0),
             stats.kv_tier_saved_seconds_total.get(name, 0.0),
         )
         for name, used_bytes in sorted(stats.kv_tier_bytes.items())

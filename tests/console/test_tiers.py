@@ -19,6 +19,7 @@ STATS: dict[str, Any] = {
     "kv_tier_capacity_bytes": {"host": 8 << 20, "disk": 4 << 30},
     "num_requests_swapped": 2,
     "kv_tier_hit_tokens_total": {"disk": 6400},
+    "kv_tier_evicted_tokens_total": {"disk": 3200},
     "kv_tier_saved_seconds_total": {"disk": 2.54},
     "kv_tier_failures_total": {"authentication": 3},
 }
@@ -33,8 +34,8 @@ def test_tiers_of_running_replicas_are_listed(
     call_command("list_tiers", stdout=out)
     head, disk, host = out.getvalue().splitlines()
     assert head.split()[:3] == ["MODEL", "REPLICA", "TIER"]
-    assert disk.split()[1:] == ["r1", "disk", "1", "GiB", "4", "GiB", "2", "6400", "2.5"]
-    assert host.split()[1:] == ["r1", "host", "3", "MiB", "8", "MiB", "2", "0", "0.0"]
+    assert disk.split()[1:] == ["r1", "disk", "1", "GiB", "4", "GiB", "2", "6400", "3200", "2.5"]
+    assert host.split()[1:] == ["r1", "host", "3", "MiB", "8", "MiB", "2", "0", "0", "0.0"]
     assert capsys.readouterr().err == "r1: 3 blocks not used or saved: authentication\n"
 
 
@@ -67,5 +68,6 @@ def test_operators_see_a_models_tiers_and_what_they_saved(beat: Beat, login: Log
     page = login("root").get(f"/console/models/{model.pk}/").content.decode()
     assert "KV tiers" in page
     assert "6,400" in page
+    assert "3,200" in page
     assert "2.5" in page
     assert "KV tiers" not in login("ada").get(f"/console/models/{model.pk}/").content.decode()

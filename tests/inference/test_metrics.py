@@ -381,6 +381,7 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
         kv_tier_bytes={"host": 50, "disk": 60},
         kv_tier_capacity_bytes={"host": 100, "disk": 600},
         kv_tier_hit_tokens_total={"disk": 64},
+        kv_tier_evicted_tokens_total={"disk": 32},
         kv_tier_saved_seconds_total={"disk": 1.5},
     )
     text = exposition({}, [beat(stats=stats)]).decode()
@@ -396,6 +397,7 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
     assert values(text, "quire:kv_tier_bytes", tier="disk") == [60]
     assert values(text, "quire:kv_tier_capacity_bytes", tier="disk") == [600]
     assert values(text, "quire:kv_tier_hit_tokens_total", tier="disk") == [64]
+    assert values(text, "quire:kv_tier_evicted_tokens_total", tier="disk") == [32]
     assert values(text, "quire:kv_tier_saved_seconds_total", tier="disk") == [1.5]
     assert values(text, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == [64]
 

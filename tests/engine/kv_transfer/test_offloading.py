@@ -17,7 +17,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.devices.cpu import CpuDevice
 from engine.kv_cache import BlockHashes
-from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.offloading_connector import GHOST_FACTOR, OffloadingConnector
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.models import VOCAB
 
@@ -238,6 +238,29 @@ def test_host_memory_stays_within_its_budget(model_folder: Folder) -> None:
         run(core, {"a": prompt(seed, 70)})
         assert 0 < host.used_bytes <= host.capacity
         assert host.used_bytes == sum(block.nbytes for block, _ in host._blocks.values())
+
+
+def test_tokens_that_a_larger_tier_would_have_loaded_are_counted(model_folder: Folder) -> None:
+    core = make(model_folder("llama"), kv_offloading_size=0.0001)
+    connector = connector_of(core)
+    size = connector._buffers.block_bytes
+    num_fitting = connector.host.capacity // size
+    assert num_fitting >= 4
+    prompts = [{"a": prompt(seed, 70)} for seed in range(num_fitting // 4 + 1)]
+    for each in prompts:  # 4 blocks of each
+        run(core, each)
+    assert connector.num_evicted_tokens == 0
+    forget_kv_cache(core)
+    run(core, prompts[0])
+    loaded, evicted = connector.num_matched_tokens, connector.num_evicted_tokens
+    assert evicted
+    assert loaded + evicted == 64
+    for seed in range(100, 100 + GHOST_FACTOR * (num_fitting // 4 + 1)):
+        run(core, {"a": prompt(seed, 70)})
+    forget_kv_cache(core)
+    run(core, prompts[0])
+    assert connector.num_evicted_tokens == evicted  # so large a tier is no upper bound of use
+    assert len(connector._ghosts) * size <= GHOST_FACTOR * connector.host.capacity
 
 
 def test_a_failed_step_leaves_no_block_that_was_never_loaded(

@@ -18,7 +18,7 @@ class Command(QuireCommand):
         self.table(
             (
                 *("MODEL", "REPLICA", "TIER", "USED", "CAPACITY", "SWAPPED", "HIT TOKENS"),
-                "SAVED SECONDS",
+                *("EVICTED TOKENS", "SAVED SECONDS"),
             ),
             [
                 (
@@ -29,6 +29,7 @@ class Command(QuireCommand):
                     size(tier.capacity_bytes),
                     beat.stats.num_requests_swapped,
                     tier.hit_tokens,
+                    tier.evicted_tokens,
                     f"{tier.saved_seconds:.1f}",
                 )
                 for beat in beats
