@@ -108,6 +108,11 @@ class BlockKeys:
             for position in range(group.table_length(0, self._block_size))
         ]
 
+    @property
+    def are_all_needed(self) -> bool:
+        """Whether a prefix needs the blocks of all of its tokens, not those of its end alone."""
+        return all(kind.num_required_blocks is None for kind in self._requirements)
+
     def longest_hit(self, hashes: Sequence[bytes], is_saved: Callable[[bytes], bool]) -> int:
         """Number of blocks after those that a sequence has which can be loaded.
 

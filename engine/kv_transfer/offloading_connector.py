@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import secrets
@@ -209,6 +210,8 @@ class OffloadingConnector(KVConnectorBase):
             end = first + self._keys.longest_hit(
                 hashes, lambda key: key in self.host or storage.tier.may_contain(key)
             )
+            if end > first and not (self._keys.are_all_needed or storage.tier.is_indexed):
+                return self._read_longest_hit_ahead(request, first, end)
         # What is read first is what all tokens need: up to the first block that can't be read.
         blocks = self._keys.encoder_blocks(request.encoder_key) if needs_encoding else []
         if not all(storage.tier.may_contain(key) for block in blocks for key in block.keys):
@@ -228,6 +231,32 @@ class OffloadingConnector(KVConnectorBase):
             source=request.kv_peer,
             refresh=request.prefilled,
         )
+
+    def _read_longest_hit_ahead(
+        self, request: RequestView, first: int, end: int
+    ) -> Future[None] | None:
+        """Read ahead where windows and states of a prompt's end are of use alone if the storage
+        has those of the same end, which it must be asked for.
+        """
+        storage, size = self.storage, self._block_size
+        if storage is None:
+            return None
+        hashes = request.block_hashes.hash_full_blocks(request.token_ids, size)[first:end]
+        timeout_s = max(_MIN_READ_S, len(hashes) * self._compute_s)
+        deadline = time.monotonic() + timeout_s
+        keys, host, tier = self._keys, self.host, storage.tier
+
+        def is_saved(key: bytes) -> bool:
+            return key in host or (time.monotonic() < deadline and tier.is_stored(key))
+
+        def keys_to_read() -> list[bytes]:
+            num_blocks = keys.longest_hit(hashes, functools.cache(is_saved))
+            if not num_blocks:
+                return []
+            blocks = keys.blocks_of(request, first * size, (first + num_blocks) * size)
+            return [key for block in blocks for key in block.keys if key not in host]
+
+        return storage.read_ahead(keys_to_read, request.tenant, request.cache_namespace, timeout_s)
 
     def _find(self, request: RequestView, num_computed: int, num_swapped: int) -> _Match:
         """The longest run of verified blocks after a sequence's first `num_computed` tokens."""

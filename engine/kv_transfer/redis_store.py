@@ -77,6 +77,10 @@ class RedisStore(RemoteStore):
             record: bytes | None = self._get([_INDEX, _PREFIX + key], [self._member(key)])
             return record
 
+    def contains(self, key: bytes) -> bool:
+        with _store_errors():
+            return bool(self._client.exists(_PREFIX + key))
+
     def set(self, key: bytes, record: bytes) -> None:
         with _store_errors():
             arguments: list[Any] = [self._member(key), record, self._capacity, _PREFIX]

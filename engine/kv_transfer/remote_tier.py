@@ -55,6 +55,10 @@ class RemoteStore(ABC):
         """A record; None: there is none."""
 
     @abstractmethod
+    def contains(self, key: bytes) -> bool:
+        """Whether there is a record."""
+
+    @abstractmethod
     def set(self, key: bytes, record: bytes) -> None:
         """Store a record; others are evicted where the store's capacity requires it."""
 
@@ -89,6 +93,7 @@ class RemoteTier(StorageTier):
     """
 
     name = "remote"
+    is_indexed = False
 
     def __init__(self, store: RemoteStore, capacity: int, block_bytes: int) -> None:
         """Nothing is asked of the store yet: replicas start without it, too."""
@@ -117,6 +122,15 @@ class RemoteTier(StorageTier):
 
     def may_contain(self, key: bytes) -> bool:
         return not self.is_paused
+
+    def is_stored(self, key: bytes) -> bool:
+        if self.is_paused:
+            return False
+        try:
+            return self._store.contains(key)
+        except StoreError as error:
+            self._pause("read_error", error)
+            return False
 
     def read(self, key: bytes, namespace: str) -> Payload | None:
         if self.is_paused:

@@ -75,6 +75,16 @@ class S3Store(RemoteStore):
     def get(self, key: bytes) -> bytes | None:
         return self._get_object(self._name(key))
 
+    def contains(self, key: bytes) -> bool:
+        with _store_errors():
+            try:
+                self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                    return False
+                raise
+            return True
+
     def set(self, key: bytes, record: bytes) -> None:
         with self._lock:
             self._unlisted_bytes += len(record)

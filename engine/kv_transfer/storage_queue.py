@@ -92,7 +92,7 @@ class StorageQueue:
 
     def read_ahead(
         self,
-        keys: Sequence[bytes],
+        keys: Sequence[bytes] | Callable[[], Sequence[bytes]],
         tenant: str,
         namespace: str,
         timeout_s: float,
@@ -102,6 +102,7 @@ class StorageQueue:
         more: Callable[[Payload], Sequence[bytes]] | None = None,
     ) -> Future[None]:
         """Read blocks of a tenant's sequence, in its order, up to the first that can't be read.
+        Keys that only the storage tells are found in the reader's thread.
 
         After `timeout_s` no further block is begun, and that is counted. `source`: see
         `StorageTier.read_sequence`; `refresh`: look for blocks that another replica has just
@@ -114,7 +115,7 @@ class StorageQueue:
 
     def _read(
         self,
-        keys: Sequence[bytes],
+        keys: Sequence[bytes] | Callable[[], Sequence[bytes]],
         tenant: str,
         namespace: str,
         source: str,
@@ -127,6 +128,8 @@ class StorageQueue:
             self._reading_since[thread] = time.monotonic()
         blocks: list[tuple[bytes, Payload]] = []
         try:
+            if callable(keys):
+                keys = keys()
             if time.monotonic() < min(deadline, self._closes_at):
                 if refresh:
                     self.tier.refresh()

@@ -134,10 +134,12 @@ class StorageTier(ABC):
         capacity: bytes.
         used_bytes: bytes that the storage takes, when they were last looked at.
         failures: number of blocks that couldn't be read or written, by reason.
+        is_indexed: whether `may_contain` knows what is stored.
         address: tcp://HOST:PORT where other replicas read the blocks; "": they don't.
     """
 
     name: ClassVar[str]
+    is_indexed: ClassVar[bool] = True
     address = ""
 
     def __init__(self, capacity: int) -> None:
@@ -163,6 +165,10 @@ class StorageTier(ABC):
     @abstractmethod
     def may_contain(self, key: bytes) -> bool:
         """Whether a block is worth a try to read it."""
+
+    def is_stored(self, key: bytes) -> bool:
+        """Whether the storage has a block now; asks it where it isn't indexed."""
+        return self.may_contain(key)
 
     @abstractmethod
     def read(self, key: bytes, namespace: str) -> Payload | None:

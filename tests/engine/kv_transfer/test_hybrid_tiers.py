@@ -13,6 +13,7 @@ import pytest
 
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
+from tests.engine.kv_transfer.remote_stores import running_store
 from tests.engine.kv_transfer.test_disk_offloading import WRITER, failures, flush, on_disk
 from tests.engine.kv_transfer.test_offloading import (
     Folder,
@@ -194,3 +195,34 @@ def test_a_connector_of_another_package_is_refused_for_a_hybrid(hybrid: Folder) 
     with pytest.raises(ConfigError, match="sliding windows or states") as refusal:
         make(hybrid("lfm2"), kv_transfer_config=config)
     assert refusal.value.param == "kv_transfer_config"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("redis", name) for name in ("mistral", "qwen2-window", "granite4", "mamba2")]
+    + [("s3", "granite4")],
+)
+def test_a_prompt_that_goes_on_from_anothers_loads_that_ones_end_from_a_store(
+    hybrid: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    """What windows and states of its end need is nothing that the store has."""
+    for module in (
+        "redis_store.TIMEOUT_S",
+        "s3_store.TIMEOUT_S",
+        "offloading_connector._MIN_READ_S",
+    ):
+        monkeypatch.setattr(f"engine.kv_transfer.{module}", 60.0)
+    shared = prompt(1, 81)
+    longer = {"b": [*shared, *prompt(2, 90)]}
+    expected = run(make(hybrid(name)), longer)
+    with running_store(kind, tmp_path) as records:
+        settings = {"kv_offloading_size": 0.02, "kv_offloading_backend": records.url}
+        first = make(hybrid(name), **settings)
+        run(first, {"a": shared})
+        flush(first)
+        first.shutdown()
+        second = make(hybrid(name), **settings)
+        assert run(second, longer) == expected
+        assert connector_of(second).num_matched_tokens == 80
+        assert not failures(second)
+        second.shutdown()
