@@ -59,8 +59,14 @@ class KVTransfer:
         connectors = [self.connector]
         if isinstance(self.connector, MultiConnector):
             connectors = self.connector.connectors
-        offloading = (each for each in connectors if isinstance(each, OffloadingConnector))
-        return next((connector.ec_connector for connector in offloading), None)
+        return next(
+            (
+                connector.ec_connector
+                for connector in connectors
+                if isinstance(connector, OffloadingConnector)
+            ),
+            None,
+        )
 
     def register(self, model: Any) -> None:
         """Give the connector the model's new KV cache."""

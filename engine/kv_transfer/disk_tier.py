@@ -47,8 +47,8 @@ from engine.kv_transfer.storage_tier import (
 log = logging.getLogger(__name__)
 
 SUFFIX = ".kv"
-#: The budget in segments: what is deleted at once is a 32nd of it.
-NUM_SEGMENTS = 32
+#: The budget in segments: as many as eight processes that write two each leave enough of.
+NUM_SEGMENTS = 128
 #: Time without writes after the disk was full.
 _FULL_PAUSE_S = 10.0
 

@@ -10,29 +10,51 @@ import redis
 
 from engine.contract.errors import ConfigError
 from engine.kv_transfer.remote_tier import TIMEOUT_S, RemoteStore, StoreError
+from engine.kv_transfer.storage_tier import HEADER, OWNER_BYTES
 from engine.system.redis_client import replica_client
 
 _PREFIX = b"quire:kv:"
 _SECRET = _PREFIX + b"secret"
-#: Sorted set of all records by their last use in Redis's own time; a member is the key and then
-#: the record's length.
-_INDEX = _PREFIX + b"index"
+#: Sorted set of a tenant's records by their last use in Redis's own time, with its tag after it; a
+#: member is the key and then the record's length.
+_INDEX = _PREFIX + b"index:"
+#: The same for all records of releases that didn't tell tenants apart; they are evicted first.
+_OLD_INDEX = _PREFIX + b"index"
+#: Sorted set of the tenants' tags by their bytes.
+_OWNERS = _PREFIX + b"owners"
 _USED_BYTES = _PREFIX + b"bytes"
 
 _KEY_BYTES = 32
+#: A tenant's tag ends a record's header.
+_OWNER = slice(HEADER.size - OWNER_BYTES, HEADER.size)
 #: Records whose names are read at once to remove them.
 _NUM_CLEARED = 1000
 
-#: KEYS: index, used bytes, record. ARGV: member, record, capacity, prefix.
+#: KEYS: index, used bytes, record, owners, old index. ARGV: member, record, capacity, prefix,
+#: owner, prefix of indices.
 _SET = """
 local used = tonumber(redis.call('GET', KEYS[2]) or '0')
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
   used = used + #ARGV[2]
+  redis.call('ZINCRBY', KEYS[4], #ARGV[2], ARGV[5])
   while used > tonumber(ARGV[3]) do
-    local oldest = redis.call('ZPOPMIN', KEYS[1])
-    if #oldest == 0 then used = #ARGV[2]; break end
-    redis.call('DEL', ARGV[4] .. string.sub(oldest[1], 1, 32))
-    used = used - tonumber(string.sub(oldest[1], 33))
+    local oldest = redis.call('ZPOPMIN', KEYS[5])
+    if #oldest == 0 then
+      local largest = redis.call('ZREVRANGE', KEYS[4], 0, 1)
+      local owner = largest[1]
+      if owner == ARGV[5] and redis.call('EXISTS', KEYS[1]) == 0 then owner = largest[2] end
+      if not owner then used = #ARGV[2]; break end
+      oldest = redis.call('ZPOPMIN', ARGV[6] .. owner)
+      if #oldest == 0 then
+        redis.call('ZREM', KEYS[4], owner)
+      else
+        redis.call('ZINCRBY', KEYS[4], -string.sub(oldest[1], 33), owner)
+      end
+    end
+    if #oldest > 0 then
+      redis.call('DEL', ARGV[4] .. string.sub(oldest[1], 1, 32))
+      used = used - tonumber(string.sub(oldest[1], 33))
+    end
   end
 end
 local now = redis.call('TIME')
@@ -40,21 +62,29 @@ redis.call('SET', KEYS[3], ARGV[2])
 redis.call('ZADD', KEYS[1], now[1] + now[2] / 1000000, ARGV[1])
 redis.call('SET', KEYS[2], string.format('%.0f', used))
 """
-#: KEYS: index, record. ARGV: member.
+#: KEYS: prefix of indices, record. ARGV: member, first and last byte of the owner.
 _GET = """
-local now = redis.call('TIME')
-redis.call('ZADD', KEYS[1], 'XX', now[1] + now[2] / 1000000, ARGV[1])
-return redis.call('GET', KEYS[2])
+local record = redis.call('GET', KEYS[2])
+if record then
+  local now = redis.call('TIME')
+  local index = KEYS[1] .. string.sub(record, ARGV[2], ARGV[3])
+  redis.call('ZADD', index, 'XX', now[1] + now[2] / 1000000, ARGV[1])
+end
+return record
 """
-#: KEYS: index, used bytes, record. ARGV: member, the record's length.
+#: KEYS: index, used bytes, record, owners. ARGV: member, the record's length, owner.
 _DELETE = """
-if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 then redis.call('DECRBY', KEYS[2], ARGV[2]) end
+if redis.call('ZREM', KEYS[1], ARGV[1]) == 1 then
+  redis.call('DECRBY', KEYS[2], ARGV[2])
+  redis.call('ZINCRBY', KEYS[4], -ARGV[2], ARGV[3])
+end
 redis.call('DEL', KEYS[3])
 """
 
 
 class RedisStore(RemoteStore):
-    """Records in a Redis; the least recently used are evicted by each that is set.
+    """Records in a Redis; each that is set evicts the least recently used ones of the tenant with
+    the most bytes, so that none can push out what others have within an equal share.
 
     Its scripts keep the bytes within the capacity at every moment, whichever replica dies when.
     """
@@ -74,7 +104,8 @@ class RedisStore(RemoteStore):
 
     def get(self, key: bytes) -> bytes | None:
         with _store_errors():
-            record: bytes | None = self._get([_INDEX, _PREFIX + key], [self._member(key)])
+            arguments: list[Any] = [self._member(key), _OWNER.start + 1, _OWNER.stop]
+            record: bytes | None = self._get([_INDEX, _PREFIX + key], arguments)
             return record
 
     def contains(self, key: bytes) -> bool:
@@ -83,33 +114,44 @@ class RedisStore(RemoteStore):
 
     def set(self, key: bytes, record: bytes) -> None:
         with _store_errors():
-            arguments: list[Any] = [self._member(key), record, self._capacity, _PREFIX]
-            self._set([_INDEX, _USED_BYTES, _PREFIX + key], arguments)
+            owner = record[_OWNER]
+            arguments: list[Any] = [self._member(key), record, self._capacity, _PREFIX, owner]
+            keys = [_INDEX + owner, _USED_BYTES, _PREFIX + key, _OWNERS, _OLD_INDEX]
+            self._set(keys, [*arguments, _INDEX])
 
     def delete(self, key: bytes) -> None:
         with _store_errors():
-            arguments: list[Any] = [self._member(key), self._record_bytes]
-            self._delete([_INDEX, _USED_BYTES, _PREFIX + key], arguments)
+            name = _PREFIX + key
+            owner: Any = self._client.getrange(name, _OWNER.start, _OWNER.stop - 1)
+            arguments: list[Any] = [self._member(key), self._record_bytes, owner]
+            self._delete([_INDEX + owner, _USED_BYTES, name, _OWNERS], arguments)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
         with _store_errors():
-            for member, _ in self._client.zscan_iter(_INDEX):
-                record: Any = self._client.get(_PREFIX + member[:_KEY_BYTES])
-                if record is not None:  # evicted meanwhile
-                    yield member[:_KEY_BYTES], record
+            for index, _ in self._indices():
+                for member, _ in self._client.zscan_iter(index):
+                    record: Any = self._client.get(_PREFIX + member[:_KEY_BYTES])
+                    if record is not None:  # evicted meanwhile
+                        yield member[:_KEY_BYTES], record
 
     def clear(self) -> int:
         num_removed = 0
         with _store_errors():
-            while True:
-                members: list[Any] = self._client.zrange(_INDEX, 0, _NUM_CLEARED - 1)
-                if not members:
-                    break
-                for member in members:
-                    key, length = member[:_KEY_BYTES], member[_KEY_BYTES:]
-                    self._delete([_INDEX, _USED_BYTES, _PREFIX + key], [member, length])
-                num_removed += len(members)
+            for index, owner in self._indices():
+                while True:
+                    members: list[Any] = self._client.zrange(index, 0, _NUM_CLEARED - 1)
+                    if not members:
+                        break
+                    for member in members:
+                        name, length = _PREFIX + member[:_KEY_BYTES], member[_KEY_BYTES:]
+                        self._delete([index, _USED_BYTES, name, _OWNERS], [member, length, owner])
+                    num_removed += len(members)
         return num_removed
+
+    def _indices(self) -> list[tuple[bytes, bytes]]:
+        """(index, owner) of all owners; of the old index the owner is b""."""
+        owners: Any = self._client.zrange(_OWNERS, 0, -1)
+        return [(_OLD_INDEX, b""), *((_INDEX + owner, owner) for owner in owners)]
 
     def get_secret(self, new_secret: bytes) -> bytes:
         with _store_errors():

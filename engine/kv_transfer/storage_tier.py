@@ -29,6 +29,7 @@ HEADER = struct.Struct("<4sI32s12sQ4s")
 _MAGIC = b"QKV2"
 NONCE_BYTES = 12
 TAG_BYTES = 16
+OWNER_BYTES = 4
 SECRET_BYTES = 32
 
 
@@ -114,8 +115,8 @@ class BlockCipher:
         return payload
 
     def owner_tag(self, tenant: str) -> bytes:
-        """[4] bytes by which a tenant's bytes are counted, and that don't tell its name."""
-        return hmac.digest(self._secret, b"owner" + tenant.encode(), "sha256")[:4]
+        """[OWNER_BYTES] by which a tenant's bytes are counted, and that don't tell its name."""
+        return hmac.digest(self._secret, b"owner" + tenant.encode(), "sha256")[:OWNER_BYTES]
 
     def _cipher(self, namespace: str) -> AESGCM:
         """The cipher of a cache namespace. Its key needs the tier's secret and the namespace,

@@ -221,7 +221,7 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("changes", "message"),
     [
         ({"ec_transfer_config": {"ec_role": "ec_both"}}, "needs a kv_offloading_size"),
         ({"kv_offloading_size": 1, "ec_transfer_config": {"ec_role": "kv_both"}}, "ec_role must"),
@@ -230,10 +230,10 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     ],
 )
 def test_settings_of_encoders_outputs_that_cannot_work_are_refused(
-    settings: dict[str, Any], message: str
+    changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as refusal:
-        EngineConfig(model="m", **settings)
+        EngineConfig(model="m", **changes)
     assert refusal.value.param == "ec_transfer_config"
 
 

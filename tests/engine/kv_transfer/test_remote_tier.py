@@ -20,6 +20,7 @@ from engine.kv_transfer.remote_tier import RemoteTier, make_store, record_bytes
 from engine.kv_transfer.s3_store import S3Store
 from tests.engine.kv_transfer.remote_stores import (
     Records,
+    RedisRecords,
     S3Records,
     running_s3,
     running_store,
@@ -108,6 +109,51 @@ def test_a_capacity_holds_at_every_moment(records: Records, make_tier: MakeTier)
         tier.refresh()
         assert tier.used_bytes == size
     assert is_intact(tiers[1], 44)
+
+
+def test_tenants_share_a_redis_equally_in_every_sample(tmp_path: Path) -> None:
+    """Each is within its share, or the others' shares aren't used; the capacity always holds."""
+    random_ = random.Random(1)
+    with running_store("redis", tmp_path) as records:
+        assert isinstance(records, RedisRecords)
+        tiers = [
+            RemoteTier(make_store(records.url, CAPACITY, BLOCK), CAPACITY, BLOCK) for _ in range(2)
+        ]
+        for seed in range(4):
+            assert tiers[0].write(key(seed), small(seed), "n", "quiet")
+        for seed in range(100, 400):
+            tenant = random_.choice(("loud", "louder"))
+            assert tiers[seed % 2].write(key(seed), small(seed), "n", tenant)
+            sizes = sorted(size for _, size in records.client.zrange(
+                "quire:kv:owners", 0, -1, withscores=True))  # fmt: skip
+            assert sum(sizes) == int(records.client.get("quire:kv:bytes")) <= CAPACITY
+            assert sum(sizes) == len(records.names()) * record_bytes(BLOCK)
+            assert sizes[0] == 4 * record_bytes(BLOCK) or seed < 110
+        assert sizes == [4 * record_bytes(BLOCK), 8 * record_bytes(BLOCK), 8 * record_bytes(BLOCK)]
+        assert all(is_intact(tiers[1], seed) for seed in range(4))
+        assert len(dict(tiers[0]._store.records())) == 20
+        assert tiers[0]._store.clear() == 20
+        assert not records.names()
+        assert int(records.client.get("quire:kv:bytes")) == 0
+        for tier in tiers:
+            tier.close()
+
+
+def test_what_releases_without_shares_have_stored_is_evicted_first(tmp_path: Path) -> None:
+    with running_store("redis", tmp_path) as records:
+        assert isinstance(records, RedisRecords)
+        size = record_bytes(BLOCK)
+        for seed in range(20):
+            records.client.set(b"quire:kv:" + key(seed), bytes(size))
+            records.client.zadd("quire:kv:index", {key(seed) + str(size).encode(): seed})
+        records.client.set("quire:kv:bytes", 20 * size)
+        tier = RemoteTier(make_store(records.url, CAPACITY, BLOCK), CAPACITY, BLOCK)
+        for seed in range(100, 115):
+            assert tier.write(key(seed), small(seed), "n", "a")
+            assert len(records.names()) == 20
+        assert records.client.zcard("quire:kv:index") == 5
+        assert len(list(tier._store.records())) == 20
+        tier.close()
 
 
 def test_a_capacity_holds_where_records_may_not_be_deleted(
