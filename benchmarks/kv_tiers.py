@@ -5,7 +5,8 @@
 Each measurement is in a process of its own. One computes a prompt, writes its KV blocks and kills
 itself; the next one has the same prompt. With `--idle` also how long decode steps of one sequence
 take with a tier and without, in turns; with `--writing` the gaps of a stream beside prompts whose
-blocks are written, and without a tier; with `--checks` the parts of a block's restore. Prints JSON.
+blocks are written, and without a tier; with `--checks` the parts of a block's restore; with
+`--lengths` first tokens of shorter prompts, restored and computed. Prints JSON.
 """
 
 from __future__ import annotations
@@ -198,6 +199,38 @@ def checks(args: argparse.Namespace) -> dict[str, float]:
     }
 
 
+def by_length(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Seconds to first tokens of prompts of 64 tokens and more, in turns restored from the tier and
+    computed without one: medians, and the slowest restore over the better of them.
+    """
+    core, without = make_core(args), make_core(args, tier=False)
+    connector = core.scheduler.kv_connector
+    if not isinstance(connector, OffloadingConnector) or connector.storage is None:
+        raise TypeError("The engine has no disk tier.")
+    rows, length = [], 64
+    while length <= args.tokens:
+        computed, restored = [], []
+        first_token(core, length)
+        connector.storage.flush()
+        for _ in range(args.rounds):
+            without.scheduler.kv.reset_prefix_cache()
+            computed.append(first_token(without, length)["seconds"])
+            core.scheduler.kv.reset_prefix_cache()
+            connector.host.clear()
+            restored.append(first_token(core, length)["seconds"])
+        better = min(statistics.median(computed), statistics.median(restored))
+        rows.append(
+            {
+                "tokens": length,
+                "computed_s": statistics.median(computed),
+                "restored_s": statistics.median(restored),
+                "slowest_over_better": max(restored) / better,
+            }
+        )
+        length *= 2
+    return rows
+
+
 def main() -> int:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kv_tiers", description=__doc__)
@@ -210,15 +243,20 @@ def main() -> int:
     parser.add_argument("--idle", action="store_true", help="measure decode steps, too")
     parser.add_argument("--writing", action="store_true", help="measure gaps beside writes, too")
     parser.add_argument("--checks", action="store_true", help="measure parts of a restore, too")
+    parser.add_argument("--lengths", action="store_true", help="measure shorter prompts, too")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.once:
         run_once(args)
-    report: dict[str, Any] = {"first_token": [measure_round(args) for _ in range(args.rounds)]}
+    report: dict[str, Any] = {}
+    if not args.lengths:
+        report["first_token"] = [measure_round(args) for _ in range(args.rounds)]
     if args.idle:
         report["idle"] = idle_cost(args)
     if args.writing:
         report["writing"] = writing_cost(args)
+    if args.lengths:
+        report["by_length"] = by_length(args)
     if args.checks:
         report["checks"] = checks(args)
     print(json.dumps(report, indent=1))

@@ -170,6 +170,7 @@ def _make_offloading_connector(
             storage,
             identity,
             block_bytes,
+            worker.kernels.device,
             saves=ec_settings.saves,
             loads=ec_settings.loads,
         )

@@ -33,6 +33,7 @@ class ECConnector:
         storage: StorageQueue | None,
         numerics: bytes,
         block_bytes: int,
+        device: torch.device,
         *,
         saves: bool,
         loads: bool,
@@ -44,11 +45,12 @@ class ECConnector:
             numerics: digest of the model and of all else that decides an output's bytes but for
                 what the encoder reads.
             block_bytes: bytes of a payload.
+            device: where outputs are.
             saves: whether outputs are saved.
             loads: whether outputs are loaded.
         """
         self._host, self._storage = host, storage
-        self._numerics, self._block_bytes = numerics, block_bytes
+        self._numerics, self._block_bytes, self._device = numerics, block_bytes, device
         self._saves, self._loads = saves, loads
 
     def start_read_ahead(
@@ -80,7 +82,7 @@ class ECConnector:
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         size = num_rows * width * dtype.itemsize
         raw = torch.from_numpy(np.concatenate(payloads)[_HEADER.size :][:size].copy())
-        return raw.view(dtype).view(num_rows, width)
+        return raw.view(dtype).view(num_rows, width).to(self._device)
 
     def save_caches(self, key: bytes, output: Tensor, tenant: str, namespace: str) -> None:
         """Save an item's output [num_vectors, hidden], for a tenant's cache namespace."""

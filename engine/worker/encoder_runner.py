@@ -61,5 +61,4 @@ class EncoderRunner:
         if (output := connector.start_load_caches(task.key)) is None:
             output = model.encode(task.kind, tensors)
             connector.save_caches(task.key, output, task.tenant, task.cache_namespace)
-            return output
-        return output.to(model.ops.device)
+        return output
