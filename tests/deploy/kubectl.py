@@ -14,7 +14,8 @@ from typing import Any
 
 from tests.deploy.helm import KUBECTL
 
-#: Kinds of a cluster with KEDA, the Prometheus Operator and the Gateway API: plural -> kind.
+#: Kinds of a cluster with KEDA, the Prometheus Operator, LeaderWorkerSets and the Gateway API:
+#: plural -> kind.
 KINDS: dict[str, dict[str, str]] = {
     "v1": {
         "services": "Service",
@@ -28,6 +29,7 @@ KINDS: dict[str, dict[str, str]] = {
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "monitoring.coreos.com/v1": {"servicemonitors": "ServiceMonitor"},
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
+    "leaderworkerset.x-k8s.io/v1": {"leaderworkersets": "LeaderWorkerSet"},
     "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
     "inference.networking.k8s.io/v1": {"inferencepools": "InferencePool"},
 }

@@ -6,9 +6,12 @@ The folder of a pod stands for its root file system; claims are folders that pod
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -27,7 +30,8 @@ SHUTDOWN_DELAY_S = 5.0
 class Pod:
     """One pod of a workload: `spec` is its template's, `secret` what `envFrom` refers to.
 
-    `tree`: the checkout that is its image. `place`: its network.
+    `tree`: the checkout that is its image. `place`: its network. `variables`: more that its
+    arguments may refer to.
 
     Attributes:
         ports: by name. accepts_until: when it may refuse connections, by `time.monotonic`.
@@ -41,7 +45,9 @@ class Pod:
         secret: dict[str, str],
         tree: Path = ROOT,
         place: Place = LOOPBACK,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._variables = {"POD_NAME": name, **variables}
         self.place, self.accepts_until = place, math.inf
         self.name, self.spec, self.folder, self.tree = name, spec, folder, tree
         (self.container,) = spec["containers"]
@@ -106,7 +112,9 @@ class Pod:
         ports = {str(port["containerPort"]): port["name"] for port in declared}
         if word in ports:
             return str(self.ports[ports[word]])
-        return {"0.0.0.0": self.place.listen_address, "$(POD_NAME)": self.name}.get(word, word)
+        if word == "0.0.0.0":
+            return self.place.listen_address
+        return re.sub(r"\$\((\w+)\)", lambda name: self._variables[name[1]], word)
 
     def url(self, port: str, path: str = "") -> str:
         """Where its port of that name is reached."""

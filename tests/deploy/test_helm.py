@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not HELM.exists(), reason="helm is missing: make
 
 VERSIONS = [f"1.{minor}" for minor in range(31, 38)]
 #: Kinds of other people's, whose schemas aren't Kubernetes'.
-FOREIGN = {"ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute"}
+FOREIGN = {"ServiceMonitor", "ScaledObject", "InferencePool", "HTTPRoute", "LeaderWorkerSet"}
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 #: A release in which everything is on, so that every value can have an effect.
 FULL: dict[str, Any] = {
@@ -73,10 +73,19 @@ def objects(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]
 def templates(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name of a workload -> its pod's template."""
     kinds = ("Deployment", "StatefulSet", "Job")
+    made = objects(values)
     return {
-        one["metadata"]["name"]: one["spec"]["template"]
-        for one in objects(values)
-        if one["kind"] in kinds
+        one["metadata"]["name"]: one["spec"]["template"] for one in made if one["kind"] in kinds
+    } | groups(made)
+
+
+def groups(made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name of a LeaderWorkerSet and of a pod of it -> that pod's template."""
+    return {
+        f"{one['metadata']['name']} {role}": one["spec"]["leaderWorkerTemplate"][role]
+        for one in made
+        if one["kind"] == "LeaderWorkerSet"
+        for role in ("leaderTemplate", "workerTemplate")
     }
 
 
@@ -137,7 +146,7 @@ def with_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     return merged(FULL, nested)
 
 
-#: `modelDefaults.nodes` has one value that is taken.
+#: Of `modelDefaults.nodes` other values need models in folders.
 LEAVES = [path for path in leaves(DEFAULTS) if path != ("modelDefaults", "nodes")]
 
 
@@ -175,6 +184,45 @@ def test_a_models_arguments_come_behind_those_of_all() -> None:
     assert spec["containers"][0]["args"][-2:] == ["--device=openvino", "--max-num-seqs=4"]
 
 
+#: A model whose ranks cross machines.
+ON_TWO_MACHINES: dict[str, Any] = {
+    "name": "big",
+    "source": "/models/big",
+    "nodes": 2,
+    "replicas": 3,
+    "args": ["--pipeline-parallel-size=2"],
+}
+
+
+def test_a_model_on_two_machines_is_a_set_of_leaders_and_workers() -> None:
+    made = objects(merged(FULL, {"models": [ON_TWO_MACHINES]}))
+    (group,) = [one for one in made if one["kind"] == "LeaderWorkerSet"]
+    assert "StatefulSet" not in {one["kind"] for one in made}
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert (group["spec"]["replicas"], template["size"]) == (3, 2)
+    leader, worker = (
+        template[name]["spec"]["containers"][0]["args"]
+        for name in ("leaderTemplate", "workerTemplate")
+    )
+    assert leader[2:4] == ["engine", "/models/big"]
+    assert worker[2:5] == ["up", "--headless", "--node-rank=$(LWS_WORKER_INDEX)"]
+    for shared in ("--nnodes=2", "--master-addr=$(LWS_LEADER_ADDRESS)", *ON_TWO_MACHINES["args"]):
+        assert shared in leader
+        assert shared in worker
+    named = {one["kind"]: one for one in made if one["metadata"]["name"] == "quire-model-big"}
+    # The first one's name is known before it's ready, and only it answers probes and requests.
+    service = named["Service"]["spec"]
+    assert service["publishNotReadyAddresses"] is True
+    assert service["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    policy = named["NetworkPolicy"]["spec"]
+    assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
+    for pod in groups(made).values():
+        for version in VERSIONS:
+            kubernetes_validate.validate(
+                {"apiVersion": "v1", "kind": "Pod", **pod}, version, strict=True
+            )
+
+
 def sets_of_values() -> Iterator[dict[str, Any]]:
     """What operators choose from, in all combinations that touch each other, and the presets."""
     switches: list[list[dict[str, Any]]] = [
@@ -200,6 +248,9 @@ def sets_of_values() -> Iterator[dict[str, Any]]:
         for key in path:
             value = value[key]
         yield with_value(path, other(path, value))
+
+    for more in ({}, {"autoscaling": {"enabled": True}, "cache": {"size": "7Gi"}}):
+        yield merged(FULL, {"models": [{**ON_TWO_MACHINES, **more}]})
 
 
 SETS = list(sets_of_values())
@@ -250,7 +301,7 @@ def test_helm_finds_nothing_wrong(preset: str) -> None:
         ({"models": [{"name": "a/b", "source": "x"}, {"name": "A-b", "source": "x"}]}, "rename"),
         (
             {"models": [{"name": "qwen", "source": "x", "nodes": 2}]},
-            "models: qwen: nodes must be 1, got 2: all ranks of a replica run on one machine",
+            'qwen: source must be a folder of modelFiles where nodes is above 1, got "x"',
         ),
         ({"modelDefaults": {"nodes": 0}}, "nodes"),
         ({"settings": {"REDIS_URL": "redis://:password@redis"}}, "REDIS_URL"),

@@ -24,7 +24,8 @@ from catalog.processes import spawn
 from tests.deploy.api_server import ApiServer
 from tests.deploy.helm import HELM
 from tests.deploy.network import Network, pod_network
-from tests.deploy.test_helm import objects
+from tests.deploy.pods import Pod
+from tests.deploy.test_helm import groups, objects
 from tests.deploy.variables import ROOT
 from tests.object_storage import new_bucket
 from tests.services import running_postgresql, running_redis
@@ -259,6 +260,30 @@ def test_no_stream_breaks_between_two_releases_in_both_directions(
                 assert {pod.tree for pod in cluster.endpoints(GATEWAY)} == {release}
     finally:
         git("git", "worktree", "remove", "--force", str(tree))
+
+
+@pytest.mark.slow
+def test_a_model_on_two_machines_answers_as_on_one(cluster: Cluster) -> None:
+    model = {"name": "spread", "source": str(ROOT / "demo" / "model"), "nodes": 2}
+    model["args"] = [*VALUES["models"][0]["args"], "--pipeline-parallel-size=2"]
+    made = objects(VALUES | {"models": [model]}, cluster.chart)
+    places = [cluster.network.join() for _ in range(2)]
+    pods = []
+    try:
+        for index, (name, template) in enumerate(groups(made).items()):
+            variables = {
+                "LWS_LEADER_ADDRESS": places[0].address,
+                "LWS_WORKER_INDEX": str(index),
+            }
+            about = (name.replace(" ", "-"), template["spec"], cluster.folder, cluster.secret)
+            pods.append(Pod(*about, ROOT, places[index], variables))
+        pods[0].await_ready()
+        assert cluster.ask("spread") == cluster.ask("demo")
+    finally:
+        for pod in pods:
+            pod.kill()
+        for place in places:
+            cluster.network.leave(place)
 
 
 def git(*command: str) -> str:

@@ -208,6 +208,20 @@ spec:
     {{- end }}
 {{- end -}}
 
+{{- /* Of a model's pods. `.`: its values. */ -}}
+{{- define "quire.cacheClaim" -}}
+{{- with .cache.size -}}
+volumeClaimTemplates:
+  - metadata: {name: cache}
+    spec:
+      accessModes: [ReadWriteOnce]
+      {{- with $.cache.storageClass }}
+      storageClassName: {{ . }}
+      {{- end }}
+      resources: {requests: {storage: {{ . }}}}
+{{- end }}
+{{- end -}}
+
 {{- define "quire.deployment" -}}
 apiVersion: apps/v1
 kind: Deployment
