@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.deploy.proxies import free_port
 
@@ -43,6 +44,8 @@ class Place:
 
 
 LOOPBACK = Place()
+#: Networks of 254 addresses: a test of a hundred starts from zero gives out so many.
+NUM_SUBNETS = 512
 
 
 class Network:
@@ -56,42 +59,56 @@ class Network:
 
 
 class Bridge(Network):
-    """Gives out network namespaces; their bridge has this process's address, `.1`.
+    """Gives out network namespaces; on their network this process has the address `.1`.
+
+    The bridge is in a namespace of its own: a host that drops what it forwards, as Docker has it,
+    would drop what goes over a bridge too. Addresses are of 198.18.0.0/15, which RFC 2544 reserves
+    for tests.
 
     Raises subprocess.CalledProcessError where the machine refuses them.
     """
 
     def __init__(self) -> None:
-        number = os.getpid() % 2**16
-        self._name, self._subnet = f"quire{number}", f"10.{number >> 8}.{number & 255}"
+        numbers = ((os.getpid() + shift) % NUM_SUBNETS for shift in range(NUM_SUBNETS))
+        number = next(n for n in numbers if not Path(f"/run/netns/quire{n}").exists())
+        self._name = f"quire{number}"
+        self._subnet = f"198.{18 + (number >> 8)}.{number & 255}"
         self._numbers = itertools.count(2)
-        _ip("link", "add", self._name, "type", "bridge")
+        _ip("netns", "add", self._name)
         try:
+            _ip("-n", self._name, "link", "add", "br0", "type", "bridge")
+            _ip("-n", self._name, "link", "set", "br0", "up")
+            self._plug(self._name, "host")
             _ip("address", "add", f"{self._subnet}.1/24", "dev", self._name)
             _ip("link", "set", self._name, "up")
             self.leave(self.join())
         except subprocess.CalledProcessError:
-            self.close()
+            _ip("netns", "delete", self._name)
             raise
 
     def join(self) -> Place:
         number = next(self._numbers)  # of a rolling upgrade's pods none gets another one's address
-        namespace, cable = f"{self._name}-{number}", f"{self._name}p{number}"
-        address = f"{self._subnet}.{number}"
+        namespace, address = f"{self._name}-{number}", f"{self._subnet}.{number}"
         _ip("netns", "add", namespace)
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        _ip("link", "set", cable, "master", self._name, "up")
+        self._plug("eth0", f"pod{number}", "netns", namespace)
         _ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", namespace, "link", "set", device, "up")
         return Place(address, ("nsenter", f"--net=/run/netns/{namespace}"))
+
+    def _plug(self, device: str, socket: str, *namespace: str) -> None:
+        """Make a device and the cable from it to the bridge."""
+        cable = ("type", "veth", "peer", "name", socket, "netns", self._name)
+        _ip("link", "add", device, *namespace, *cable)
+        _ip("-n", self._name, "link", "set", socket, "master", "br0", "up")
 
     def leave(self, place: Place) -> None:
         """Remove a namespace, and its cable with it."""
         _ip("netns", "delete", f"{self._name}-{place.address.rpartition('.')[2]}")
 
     def close(self) -> None:
-        _ip("link", "delete", self._name)
+        _ip("link", "delete", self._name)  # with its namespace it would go a little later
+        _ip("netns", "delete", self._name)
 
 
 @contextmanager
