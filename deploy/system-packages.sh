@@ -2,7 +2,7 @@
 # Install the operating system's packages that are missing (Debian and its relatives).
 #   run    what serving profits from: a C++ compiler for the CPU kernels
 #   test   what the tests use besides: a real Redis, PostgreSQL, PgBouncer, Chromium, node, nginx,
-#          Caddy and iproute2
+#          Caddy, HAProxy and iproute2
 # None of the servers is started: whoever needs one starts it.
 # Without apt or the right to use it, says what is missing and goes on: serving works without a
 # compiler (slower), and the tests that need a missing program say so.
@@ -13,7 +13,7 @@ if [ "${1:-run}" = test ]; then
   commands+=([redis-server]=redis-server [fc-list]=fontconfig [node]=nodejs [npm]=npm)
   commands+=([chromium-headless-shell]=chromium-headless-shell)
   commands+=([nginx]=nginx-light [caddy]=caddy [openssl]=openssl)
-  commands+=([pgbouncer]=pgbouncer [ip]=iproute2)
+  commands+=([pgbouncer]=pgbouncer [haproxy]=haproxy [ip]=iproute2)
   PATH="$PATH:/usr/sbin"  # where Debian keeps nginx
 fi
 
