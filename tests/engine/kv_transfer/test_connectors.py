@@ -13,8 +13,9 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
 from engine.kv_transfer.base import KVConnectorBase, KVConnectorBase_V1
-from engine.kv_transfer.multi_connector import MultiConnector, _all_done
+from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
+from engine.kv_transfer.storage_queue import all_done
 from tests.engine.kv_transfer.outside import DictConnector
 from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, message, prompt, run
 
@@ -143,12 +144,12 @@ def test_vllms_name_of_the_base_class_is_known() -> None:
 def test_a_request_waits_for_all_readings_and_hears_of_a_failure() -> None:
     first: Future[None] = Future()
     second: Future[None] = Future()
-    both = _all_done([first, second])
+    both = all_done([first, second])
     first.set_exception(OSError("bad disk"))
     assert not both.done()
     second.set_result(None)
     assert isinstance(both.exception(), OSError)
-    assert _all_done([second]) is second
+    assert all_done([second]) is second
 
 
 @pytest.mark.parametrize(

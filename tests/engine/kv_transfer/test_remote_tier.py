@@ -260,6 +260,7 @@ def test_of_100_faults_none_gives_other_bytes(records: Records, make_tier: MakeT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a server of S3 in Python
 def test_of_10000_faults_none_gives_other_bytes(records: Records, make_tier: MakeTier) -> None:
     inject_faults(records, make_tier, 10_000, seed=2)
 
