@@ -31,7 +31,7 @@ os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 #: A test's tier follows from the fixtures that it uses, directly or through others. One that starts
 #: programs by itself has the mark `service` or `system` in its file.
-SERVICE_FIXTURES = {"redis_url", "each_redis_url", "adapters_here"}
+SERVICE_FIXTURES = {"redis_url", "redis_server_url", "adapter_store"}
 SYSTEM_FIXTURES = {"browser", "product", "seeded", "site", "watched"}
 
 
@@ -97,7 +97,7 @@ def live_redis(redis_url: str, key_prefix: str, settings: Any) -> str:
 
 
 #: What a migration writes and no test changes. To write it anew takes longer than most tests.
-KEPT_TABLES = {"django_content_type", "auth_permission"}
+PERMANENT_TABLES = {"django_content_type", "auth_permission"}
 #: What is looked at when a transaction ends is looked at now: a table with something left to look
 #: at gets no trigger.
 DUE = "SET CONSTRAINTS ALL IMMEDIATE"
@@ -111,10 +111,10 @@ def _tables_may_be_emptied() -> Iterator[None]:
 
     from tenants.audit import create_triggers_sql, drop_triggers_sql
 
-    plain, vendor = connection.ops.sql_flush, connection.vendor
+    baseline, vendor = connection.ops.sql_flush, connection.vendor
 
     def sql_flush(style: Any, tables: list[str], **kwargs: Any) -> list[str]:
-        emptied = [table for table in tables if table not in KEPT_TABLES]
+        emptied = [table for table in tables if table not in PERMANENT_TABLES]
         if vendor == "postgresql":  # to truncate them makes new files for each, and takes its time
             deletes = [f"DELETE FROM {connection.ops.quote_name(table)}" for table in emptied]
             # Keys that lead elsewhere are looked at when the last table is empty.
@@ -125,7 +125,7 @@ def _tables_may_be_emptied() -> Iterator[None]:
             ]
         return [
             *drop_triggers_sql(vendor),
-            *plain(style, emptied, **kwargs),
+            *baseline(style, emptied, **kwargs),
             *create_triggers_sql(vendor),
         ]
 
@@ -151,7 +151,7 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
 
 
 @pytest.fixture
-def adapters_here(tmp_path: Path, settings: Any) -> Iterator[Path]:
+def adapter_store(tmp_path: Path, settings: Any) -> Iterator[Path]:
     """Adapters in a folder of the test's own, a program that stands in for the engine's check, and
     no workers: tests do their work. Gives the folder that adapters may be loaded from.
     """

@@ -23,7 +23,7 @@ def covering(*, indirect: Sequence[str] = (), **axes: Sequence[Any]) -> pytest.M
     chosen = set(few(tuple(len(values) for values in axes.values())))
     params = [
         pytest.param(
-            *(values[place] for values, place in zip(axes.values(), choice, strict=True)),
+            *(values[index] for values, index in zip(axes.values(), choice, strict=True)),
             marks=() if choice in chosen else pytest.mark.slow,
         )
         for choice in itertools.product(*(range(len(values)) for values in axes.values()))
@@ -38,12 +38,12 @@ def few(sizes: tuple[int, ...]) -> list[Choice]:
     """
     every = {choice: _pairs(choice) for choice in itertools.product(*map(range, sizes))}
     missing = set().union(*every.values())
-    found = []
+    combinations = []
     while missing:
         best = max(every, key=lambda choice: len(every[choice] & missing))
-        found.append(best)
+        combinations.append(best)
         missing -= every[best]
-    return found
+    return combinations
 
 
 def _pairs(choice: Choice) -> set[tuple[tuple[int, int], ...]]:

@@ -63,8 +63,8 @@ def _locked(code: str) -> Iterator[None]:
 
 @cache
 def _tables() -> bytes:
-    with once_a_run(__file__, _migrate) as made:
-        return (made / NAME).read_bytes()
+    with once_a_run(__file__, _migrate) as migrated:
+        return (migrated / NAME).read_bytes()
 
 
 def _migrate(folder: Path) -> None:

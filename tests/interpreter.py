@@ -28,18 +28,18 @@ from triton.runtime import interpreter
 from tests.interpreter_operators import FUNCTIONS, NO_SHAPE, NUMBERS, OPERATORS
 
 _POINTER = np.dtype(np.uint64)
-_plain_patch = interpreter._patch_lang
+_interpreted_patch = interpreter._patch_lang
 
 
 @functools.cache
 def _patches() -> list[tuple[Any, str, Any]]:
     """(object, attribute, what the interpreter puts there), for `tl` and `tl.core`."""
     anywhere = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    scope = _plain_patch(anywhere)
-    found = {(id(obj), name): (obj, name, vars(obj)[name]) for obj, name, _ in scope._changes}
+    scope = _interpreted_patch(anywhere)
+    changes = {(id(obj), name): (obj, name, vars(obj)[name]) for obj, name, _ in scope._changes}
     scope.restore()
-    found[id(tl.dtype), "to_ir"] = tl.dtype, "to_ir", _to_ir
-    return [(obj, name, _quick(obj, name, _direct(new))) for obj, name, new in found.values()]
+    changes[id(tl.dtype), "to_ir"] = tl.dtype, "to_ir", _to_ir
+    return [(obj, name, _quick(obj, name, _direct(new))) for obj, name, new in changes.values()]
 
 
 def _quick(obj: Any, name: str, new: Any) -> Any:
@@ -51,13 +51,13 @@ def _quick(obj: Any, name: str, new: Any) -> Any:
 def _direct(new: Any) -> Any:
     """A function of the language that is handed the interpreter's semantics at once."""
     member = (getattr(new, "__kwdefaults__", None) or {}).get("member")
-    plain = getattr(member, "__wrapped__", None)
-    if plain is None:
+    baseline = getattr(member, "__wrapped__", None)
+    if baseline is None:
         return new
     semantic = interpreter.interpreter_semantic
 
     def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
-        return plain(*args, _semantic=semantic, **kwargs)
+        return baseline(*args, _semantic=semantic, **kwargs)
 
     return call
 
@@ -86,70 +86,85 @@ class _Scope:
 @functools.cache
 def _parameters(fn: Any) -> tuple[tuple[str, ...], dict[str, Any], frozenset[str]]:
     """A kernel's parameters, their defaults, and which of them are constants."""
-    found = inspect.signature(fn).parameters
+    parameters = inspect.signature(fn).parameters
     defaults = {
-        name: each.default for name, each in found.items() if each.default is not each.empty
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if parameter.default is not parameter.empty
     }
-    constants = interpreter.GridExecutor(fn, list(found), ()).constexprs
-    return tuple(found), defaults, frozenset(constants)
+    constants = interpreter.GridExecutor(fn, list(parameters), ()).constexprs
+    return tuple(parameters), defaults, frozenset(constants)
 
 
 #: What is given to a kernel as it is.
-_HERE = frozenset({int, float, bool, str, type(None)})
+_HOST_TYPES = frozenset({int, float, bool, str, type(None)})
 
 
-def _is_here(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and given.is_cpu
+def _is_on_host(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor) and argument.is_cpu
 
 
-_plain_launch = interpreter.GridExecutor.__call__
+_interpreted_launch = interpreter.GridExecutor.__call__
 
 
 def _launch(self: Any, *args: Any, **kwargs: Any) -> None:
     """`GridExecutor.__call__` where all tensors are in this process's memory."""
     names, defaults, constants = _parameters(self.fn)
-    given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-    here = all(type(each) in _HERE or _is_here(each) for each in given.values())
-    if self.pre_run_hooks or not here or len(args) > len(names) or not given.keys() >= {*names}:
-        _plain_launch(self, *args, **kwargs)
+    arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    is_on_host = all(
+        type(argument) in _HOST_TYPES or _is_on_host(argument) for argument in arguments.values()
+    )
+    if (
+        self.pre_run_hooks
+        or not is_on_host
+        or len(args) > len(names)
+        or not arguments.keys() >= {*names}
+    ):
+        _interpreted_launch(self, *args, **kwargs)
         return
     _Scope()
     called = {
-        name: given[name] if name in constants else interpreter._implicit_cvt(given[name])
+        name: arguments[name] if name in constants else interpreter._implicit_cvt(arguments[name])
         for name in names
     }
     grid = self.grid(called) if callable(self.grid) else self.grid
     sizes = (*grid, 1, 1)[:3]
     builder = interpreter.interpreter_builder
     builder.set_grid_dim(*sizes)
-    for place in np.ndindex(*sizes):
-        builder.set_grid_idx(*place)
+    for grid_index in np.ndindex(*sizes):
+        builder.set_grid_idx(*grid_index)
         try:
             self.fn(**called)
         except Exception as error:
             raise interpreter.InterpreterError(repr(error)) from error
 
 
-_plain_dtype = functools.cache(interpreter._get_np_dtype)
+_interpreted_dtype = functools.cache(interpreter._get_np_dtype)
 
 
 def _np_dtype(dtype: tl.dtype) -> np.dtype[Any]:
     """numpy's type of an element; types are equal by their names, and blocks have many."""
     element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
-    return _POINTER if isinstance(element, tl.pointer_type) else _plain_dtype(element)
+    return _POINTER if isinstance(element, tl.pointer_type) else _interpreted_dtype(element)
 
 
 @functools.cache
 def _parts(shape: tuple[int, ...]) -> tuple[Any, int, str, Any, Any]:
     """What a block of this shape has of it: shape, elements, name; and a tensor, as constants."""
-    plain = tl.block_type.__new__(tl.block_type)
-    _plain_block(plain, tl.int1, list(shape))
+    baseline_path = tl.block_type.__new__(tl.block_type)
+    _interpreted_block(baseline_path, tl.int1, list(shape))
     constants = tl.core.tuple([tl.constexpr(size) for size in shape])
-    name = plain.name.removesuffix(f"{tl.int1}>")
-    return plain.shape, plain.numel, name, constants, tl.constexpr(plain.numel)
+    name = baseline_path.name.removesuffix(f"{tl.int1}>")
+    return (
+        baseline_path.shape,
+        baseline_path.numel,
+        name,
+        constants,
+        tl.constexpr(baseline_path.numel),
+    )
 
 
-_plain_block: Callable[..., None] = tl.block_type.__init__
+_interpreted_block: Callable[..., None] = tl.block_type.__init__
 _ONE = tl.constexpr(1)
 
 
@@ -171,7 +186,7 @@ def _tensor(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
 
 
 _OFFSETS = ("int32", "int64")
-_plain_check = TritonSemantic.binary_op_type_checking_impl
+_interpreted_check = TritonSemantic.binary_op_type_checking_impl
 
 
 def _check(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -179,18 +194,22 @@ def _check(self: Any, lhs: Any, rhs: Any, *args: Any, **kwargs: Any) -> tuple[An
 
     A small number beside a tensor takes the tensor's type.
     """
-    left, right = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
-    if left is not None and right is not None:
+    remaining_path, right = getattr(lhs, "dtype", None), getattr(rhs, "dtype", None)
+    if remaining_path is not None and right is not None:
         name = right.name
-        if left.name == name and name in NUMBERS:
+        if remaining_path.name == name and name in NUMBERS:
             return _of_one_shape(self, lhs, rhs)
-        if name in _OFFSETS and isinstance(left, tl.pointer_type) and args and args[0]:
+        if name in _OFFSETS and isinstance(remaining_path, tl.pointer_type) and args and args[0]:
             return _of_one_shape(self, lhs, rhs)
-    elif left is not None and type(rhs) in NUMBERS.get(left.name, ()) and abs(rhs) < 2**31:
-        return _of_one_shape(self, lhs, _constant(cast(Any, type(rhs)), rhs, left.name))
+    elif (
+        remaining_path is not None
+        and type(rhs) in NUMBERS.get(remaining_path.name, ())
+        and abs(rhs) < 2**31
+    ):
+        return _of_one_shape(self, lhs, _constant(cast(Any, type(rhs)), rhs, remaining_path.name))
     elif right is not None and type(lhs) in NUMBERS.get(right.name, ()) and abs(lhs) < 2**31:
         return _of_one_shape(self, _constant(cast(Any, type(lhs)), lhs, right.name), rhs)
-    return _plain_check(self, lhs, rhs, *args, **kwargs)
+    return _interpreted_check(self, lhs, rhs, *args, **kwargs)
 
 
 def _of_one_shape(self: Any, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:

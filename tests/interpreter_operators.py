@@ -34,10 +34,10 @@ def tensor(data: np.ndarray[Any, Any], kind: tl.dtype, type_: tl.dtype, like: An
     """
     handle = Handle.__new__(Handle)
     handle.data, handle.dtype, handle.attr = data, kind, {}
-    made = tl.tensor.__new__(tl.tensor)
-    made.handle, made.type, made.dtype = handle, type_, type_.scalar
-    made.shape, made.numel = like.shape, like.numel
-    return made
+    tensor = tl.tensor.__new__(tl.tensor)
+    tensor.handle, tensor.type, tensor.dtype = handle, type_, type_.scalar
+    tensor.shape, tensor.numel = like.shape, like.numel
+    return tensor
 
 
 def _bool(like: Any) -> tl.dtype:
@@ -63,7 +63,7 @@ def _fits(number: Any, numbers: tuple[type, ...]) -> bool:
 
 
 def _operator(
-    plain: Any, operation: Any, kinds: dict[str, tuple[type, ...]], truths: bool, swapped: bool
+    baseline: Any, operation: Any, kinds: dict[str, tuple[type, ...]], truths: bool, swapped: bool
 ) -> Callable[..., Any]:
     """One of two operands.
 
@@ -76,18 +76,18 @@ def _operator(
     def call(self: tl.tensor, other: Any, _semantic: Any = None) -> Any:
         name = self.dtype.name
         if name not in kinds:
-            return plain(self, other)
+            return baseline(self, other)
         if type(other) is tl.constexpr:
             other = other.value
         if type(other) is tl.tensor:
             wide = _wide(self, other)
             if other.dtype.name != name or wide is None:
-                return plain(self, other)
+                return baseline(self, other)
             value = other.handle.data
         elif _fits(other, kinds[name]):
             wide, value = self, other
         else:
-            return plain(self, other)
+            return baseline(self, other)
         mine = self.handle.data
         data = operation(value, mine) if swapped else operation(mine, value)
         return tensor(data, self.handle.dtype, _bool(wide) if truths else wide.type, wide)
@@ -95,19 +95,19 @@ def _operator(
     return call
 
 
-def _add(plain: Any) -> Callable[..., Any]:
+def _add(baseline: Any) -> Callable[..., Any]:
     """Numbers; and a pointer with offsets."""
-    numbers = _operator(plain, np.add, NUMBERS, truths=False, swapped=False)
+    numbers = _operator(baseline, np.add, NUMBERS, truths=False, swapped=False)
 
     def call(self: tl.tensor, other: Any, _semantic: Any = None) -> Any:
         pointer = self.dtype
         if type(pointer) is not tl.pointer_type:
             return numbers(self, other)
         if type(other) is not tl.tensor or other.dtype.name not in _OFFSETS:
-            return plain(self, other)
+            return baseline(self, other)
         wide = _wide(self, other)
         if wide is None:
-            return plain(self, other)
+            return baseline(self, other)
         size = max(1, pointer.element_ty.primitive_bitwidth // 8)
         data = self.handle.data + size * other.handle.data.astype(np.uint64)
         type_ = self.type if wide is self else wide.type.with_element_ty(pointer)
@@ -116,57 +116,57 @@ def _add(plain: Any) -> Callable[..., Any]:
     return call
 
 
-def _divide(plain: Any) -> Callable[..., Any]:
+def _divide(baseline: Any) -> Callable[..., Any]:
     """Whole numbers, towards zero."""
 
     def divided(one: Any, other: Any) -> Any:
         return (one - np.fmod(one, other)) // other
 
-    return _operator(plain, divided, _WHOLE, truths=False, swapped=False)
+    return _operator(baseline, divided, _PYTHON_INTEGERS, truths=False, swapped=False)
 
 
-_WHOLE: dict[str, tuple[type, ...]] = {"int32": (int,), "int64": (int,)}
+_PYTHON_INTEGERS: dict[str, tuple[type, ...]] = {"int32": (int,), "int64": (int,)}
 
 
-def _item(plain: Any) -> Callable[..., Any]:
+def _item(baseline: Any) -> Callable[..., Any]:
     """`block[:, None]` and the like."""
 
     def call(self: tl.tensor, slices: Any, _semantic: Any = None) -> Any:
         data = self.handle.data
         every = type(slices) is tuple and all(s is None or s == slice(None) for s in slices)
         if not every or self.shape is NO_SHAPE or data.shape != tuple(self.type.shape):
-            return plain(self, slices)
+            return baseline(self, slices)
         data = data[slices]
         return tl.tensor(Handle(data, self.dtype), tl.block_type(self.dtype, data.shape))
 
     return call
 
 
-def _where(plain: Any) -> Callable[..., Any]:
+def _where(baseline: Any) -> Callable[..., Any]:
     def call(condition: Any, x: Any, y: Any, _semantic: Any = None) -> Any:
         if type(condition) is tl.tensor and condition.dtype.name == "int1":
-            made = _chosen(condition, x, y)
-            if made is not None:
-                return made
-        return plain(condition, x, y)
+            result = _chosen(condition, x, y)
+            if result is not None:
+                return result
+        return baseline(condition, x, y)
 
     return call
 
 
 def _chosen(condition: tl.tensor, x: Any, y: Any) -> tl.tensor | None:
     """None: that's for Triton to say."""
-    tensors = [each for each in (x, y) if type(each) is tl.tensor]
+    tensors = [operand for operand in (x, y) if type(operand) is tl.tensor]
     name = tensors[0].dtype.name if tensors else ""
     if name not in NUMBERS:
         return None
     wide: Any = condition
     values = []
-    for each in (x, y):
-        if type(each) is tl.tensor and each.dtype.name == name:
-            wide = _wide(wide, each)
-            values.append(each.handle.data)
-        elif _fits(each, NUMBERS[name]):
-            values.append(each)
+    for one_tensor in (x, y):
+        if type(one_tensor) is tl.tensor and one_tensor.dtype.name == name:
+            wide = _wide(wide, one_tensor)
+            values.append(one_tensor.handle.data)
+        elif _fits(one_tensor, NUMBERS[name]):
+            values.append(one_tensor)
         else:
             return None
         if wide is None:
@@ -189,7 +189,7 @@ def _memory(pointer: Any, mask: Any) -> tuple[Any, Any, Any] | None:
     kind = _element(pointer.dtype.name, pointer.dtype.element_ty)
     addresses = pointer.handle.data
     if mask is None:
-        found = np.ones(addresses.shape, bool)
+        tensor = np.ones(addresses.shape, bool)
     elif (
         type(mask) is not tl.tensor
         or mask.dtype.name != "int1"
@@ -197,19 +197,19 @@ def _memory(pointer: Any, mask: Any) -> tuple[Any, Any, Any] | None:
     ):
         return None
     else:
-        found = np.broadcast_to(mask.handle.data, addresses.shape)
-    return None if kind is None else (kind, addresses, found)
+        tensor = np.broadcast_to(mask.handle.data, addresses.shape)
+    return None if kind is None else (kind, addresses, tensor)
 
 
-def _load(plain: Any) -> Callable[..., Any]:
+def _load(baseline: Any) -> Callable[..., Any]:
     def call(pointer: Any, mask: Any = None, other: Any = None, **more: Any) -> Any:
-        known = _memory(pointer, mask)
-        if known is None or not _is_zero(other) or more.keys() - {"_semantic"}:
-            return plain(pointer, mask, other, **more)
-        kind, addresses, found = known
+        registered_memory = _memory(pointer, mask)
+        if registered_memory is None or not _is_zero(other) or more.keys() - {"_semantic"}:
+            return baseline(pointer, mask, other, **more)
+        kind, addresses, tensor_type = registered_memory
         element = pointer.dtype.element_ty
         data = interpreter._interpreter.load(
-            addresses, found, np.zeros(addresses.shape, kind), kind
+            addresses, tensor_type, np.zeros(addresses.shape, kind), kind
         )
         type_ = element
         if pointer.shape is not NO_SHAPE:
@@ -224,24 +224,28 @@ def _is_zero(other: Any) -> bool:
     return other is None or (type(other) in (int, float) and str(other) in ("0", "0.0"))
 
 
-def _store(plain: Any) -> Callable[..., Any]:
+def _store(baseline: Any) -> Callable[..., Any]:
     def call(pointer: Any, value: Any, mask: Any = None, **more: Any) -> Any:
-        known = _memory(pointer, mask)
-        fits = type(value) is tl.tensor and known is not None and not more.keys() - {"_semantic"}
+        registered_memory = _memory(pointer, mask)
+        fits = (
+            type(value) is tl.tensor
+            and registered_memory is not None
+            and not more.keys() - {"_semantic"}
+        )
         if not fits or value.dtype.name != pointer.dtype.element_ty.name:
-            return plain(pointer, value, mask, **more)
+            return baseline(pointer, value, mask, **more)
         if _wide(pointer, value) is not pointer:
-            return plain(pointer, value, mask, **more)
-        _, addresses, found = cast(Any, known)
+            return baseline(pointer, value, mask, **more)
+        _, addresses, tensor_type = cast(Any, registered_memory)
         data = np.broadcast_to(value.handle.data, addresses.shape)
-        interpreter._interpreter.store(addresses, data, found)
+        interpreter._interpreter.store(addresses, data, tensor_type)
         return None
 
     return call
 
 
 def _two(operation: Any, kinds: dict[str, Any], truths: bool = False, swapped: bool = False) -> Any:
-    return lambda plain: _operator(plain, operation, kinds, truths, swapped)
+    return lambda baseline: _operator(baseline, operation, kinds, truths, swapped)
 
 
 #: Attribute of `tl.tensor` -> makes its operator out of Triton's.

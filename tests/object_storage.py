@@ -57,7 +57,7 @@ class KillingProxy:
 
     def __init__(self, address: str, num_bytes: int) -> None:
         self._target = urlsplit(address)
-        self._left = num_bytes
+        self._remaining = num_bytes
         self.process: subprocess.Popen[bytes] | None = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -78,8 +78,8 @@ class KillingProxy:
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                self._left -= len(data)
-                if self._left < 0 and self.process is not None:
+                self._remaining -= len(data)
+                if self._remaining < 0 and self.process is not None:
                     self.process.send_signal(signal.SIGKILL)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)

@@ -34,8 +34,8 @@ def install(package: Path, target: Path, **more: dict[str, str]) -> Path:
     info.mkdir(parents=True)
     for module in package.glob("*.py"):
         shutil.copy(module, target)
-    told = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    (info / "METADATA").write_text(told, encoding="utf-8")
+    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
     lines = [
         line
         for group, named in points.items()
@@ -48,5 +48,5 @@ def install(package: Path, target: Path, **more: dict[str, str]) -> Path:
 def project_of(package: Path) -> dict[str, Any]:
     """The table `project` of its pyproject.toml."""
     text = (package / "pyproject.toml").read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text)["project"]
-    return found
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    return project

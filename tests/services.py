@@ -65,10 +65,10 @@ def running_postgresql() -> Iterator[str]:
 
 @contextmanager
 def _cluster(folder: Path) -> Iterator[str]:
-    found = sorted(glob.glob(POSTGRES_BINARIES))
-    if not found:
+    globs = sorted(glob.glob(POSTGRES_BINARIES))
+    if not globs:
         missing("PostgreSQL's programs aren't in /usr/lib/postgresql (apt-get install postgresql)")
-    programs = Path(found[-1])
+    programs = Path(globs[-1])
     user = "postgres" if os.getuid() == 0 else None
     if user:
         shutil.chown(folder, user)

@@ -26,6 +26,6 @@ options = {
     "temperature": 0,
     "messages": [{"role": "user", "content": "Anna is 30 years old."}],
 }
-whole = client.chat.completions.create(max_retries=0, **options)
+full_completion = client.chat.completions.create(max_retries=0, **options)
 *_, last = client.chat.completions.create_partial(**options)
-print(json.dumps({"whole": whole.model_dump(), "streamed": last.model_dump()}))
+print(json.dumps({"whole": full_completion.model_dump(), "streamed": last.model_dump()}))

@@ -42,8 +42,8 @@ def config() -> str:
 
 def free_port() -> int:
     """One of loopback's."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def end_with_parent() -> None:
@@ -56,7 +56,7 @@ def wait_for(client: openai.OpenAI, proxy: subprocess.Popen[bytes], log: Path) -
     end = time.monotonic() + START_S
     while proxy.poll() is None and time.monotonic() < end:
         try:
-            return sorted(each.id for each in client.models.list())
+            return sorted(model.id for model in client.models.list())
         except openai.APIConnectionError:
             time.sleep(0.3)
     raise RuntimeError(f"The proxy doesn't answer: {log.read_text(errors='replace')[-2000:]}")
@@ -64,10 +64,10 @@ def wait_for(client: openai.OpenAI, proxy: subprocess.Popen[bytes], log: Path) -
 
 def ask(client: openai.OpenAI) -> dict[str, object]:
     """Through both of LiteLLM's ways to such a server: whole, streamed, with a tool, as vectors."""
-    told: dict[str, object] = {}
+    answers: dict[str, object] = {}
     for name in ("guide", "plain"):
-        whole = client.chat.completions.create(model=name, messages=ASK, temperature=0)
-        told[name] = whole.choices[0].message.content
+        full_completion = client.chat.completions.create(model=name, messages=ASK, temperature=0)
+        answers[name] = full_completion.choices[0].message.content
         stream = client.chat.completions.create(
             model=name,
             messages=ASK,
@@ -76,10 +76,12 @@ def ask(client: openai.OpenAI) -> dict[str, object]:
             stream_options={"include_usage": True},
         )
         chunks = list(stream)
-        told[f"{name}_streamed"] = "".join(
+        answers[f"{name}_streamed"] = "".join(
             chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
         )
-        told[f"{name}_tokens"] = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+        answers[f"{name}_tokens"] = [
+            chunk.usage.completion_tokens for chunk in chunks if chunk.usage
+        ]
     weather = {
         "type": "function",
         "function": {
@@ -100,16 +102,16 @@ def ask(client: openai.OpenAI) -> dict[str, object]:
         parallel_tool_calls=False,
     )
     calls = called.choices[0].message.tool_calls or []
-    told["calls"] = [
+    answers["calls"] = [
         [call.function.name, sorted(json.loads(call.function.arguments))] for call in calls
     ]
     vectors = client.embeddings.create(model="vectors", input=["Paris", "Rome"])
-    told["vectors"] = [len(each.embedding) for each in vectors.data]
+    answers["vectors"] = [len(vector.embedding) for vector in vectors.data]
     try:
         client.chat.completions.create(model="guide", messages=ASK, temperature=-1)
     except openai.BadRequestError as error:
-        told["refused"] = str(error)
-    return told
+        answers["refused"] = str(error)
+    return answers
 
 
 def main() -> None:
@@ -131,11 +133,11 @@ def main() -> None:
             base_url=f"http://127.0.0.1:{port}/v1", api_key=MASTER_KEY, max_retries=0, timeout=60
         )
         try:
-            told = {"models": wait_for(client, proxy, log)} | ask(client)
+            answers = {"models": wait_for(client, proxy, log)} | ask(client)
         finally:
             proxy.terminate()
             proxy.wait(timeout=30)
-    print(json.dumps(told))
+    print(json.dumps(answers))
 
 
 main()

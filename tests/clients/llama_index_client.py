@@ -44,7 +44,7 @@ print(
     json.dumps(
         {
             "whole": llm.chat(ask).message.content,
-            "streamed": "".join(piece.delta or "" for piece in llm.stream_chat(ask)),
+            "streamed": "".join(chunk.delta or "" for chunk in llm.stream_chat(ask)),
             "completed": llm.complete("What is the capital of France?").text,
             "calls": [
                 call.tool_name

@@ -15,7 +15,9 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-base_url, api_key, name = (os.environ[each] for each in ("BASE_URL", "API_KEY", "MODEL"))
+base_url, api_key, name = (
+    os.environ[name_of_variable] for name_of_variable in ("BASE_URL", "API_KEY", "MODEL")
+)
 set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
 settings = ModelSettings(temperature=0.0, max_tokens=200)
@@ -32,23 +34,23 @@ def get_weather(city: str) -> str:
 
 async def main() -> None:
     """Ask over both APIs."""
-    told = {}
+    results = {}
     kinds = {
         "responses": OpenAIResponsesModel(name, client),
         "chat": OpenAIChatCompletionsModel(name, client),
     }
     for kind, model in kinds.items():
         agent = Agent(name="guide", model=model, model_settings=settings)
-        told[kind] = (await Runner.run(agent, ASK)).final_output
+        results[kind] = (await Runner.run(agent, ASK)).final_output
         streamed = Runner.run_streamed(agent, ASK)
         async for _ in streamed.stream_events():
             pass
-        told[f"{kind}_streamed"] = streamed.final_output
+        results[f"{kind}_streamed"] = streamed.final_output
         forced = ModelSettings(temperature=0.0, max_tokens=200, tool_choice="get_weather")
         guide = Agent(name="guide", model=model, model_settings=forced, tools=[get_weather])
         await Runner.run(guide, "What is the weather in Rome?", max_turns=3)
-    told["calls"] = len(asked)
-    print(json.dumps(told))
+    results["calls"] = len(asked)
+    print(json.dumps(results))
 
 
 asyncio.run(main())

@@ -13,7 +13,9 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-base_url, api_key, name = (os.environ[each] for each in ("BASE_URL", "API_KEY", "MODEL"))
+base_url, api_key, name = (
+    os.environ[name_of_variable] for name_of_variable in ("BASE_URL", "API_KEY", "MODEL")
+)
 provider = OpenAIProvider(base_url=base_url, api_key=api_key)
 anthropic = AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=api_key)
 chat = OpenAIChatModel(name, provider=provider)
@@ -32,14 +34,14 @@ class Answer(BaseModel):
 
 async def main() -> None:
     """Ask each of them."""
-    told = {}
+    outputs = {}
     for kind, model in (("chat", chat), ("responses", responses), ("messages", messages)):
-        told[kind] = (await Agent(model, model_settings=settings).run(ASK)).output
+        outputs[kind] = (await Agent(model, model_settings=settings).run(ASK)).output
     async with Agent(chat, model_settings=settings).run_stream(ASK) as stream:
-        told["streamed"] = await stream.get_output()
+        outputs["streamed"] = await stream.get_output()
     formed = Agent(chat, output_type=NativeOutput(Answer), model_settings=settings)
-    told["structured"] = sorted((await formed.run(ASK)).output.model_dump())
-    print(json.dumps(told))
+    outputs["structured"] = sorted((await formed.run(ASK)).output.model_dump())
+    print(json.dumps(outputs))
 
 
 asyncio.run(main())

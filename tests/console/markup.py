@@ -8,27 +8,27 @@ from html.parser import HTMLParser
 class _Finder(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.problems: list[str] = []
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = dict(attrs)
         if tag == "style" or (tag == "script" and "src" not in names):
-            self.found.append(f"inline <{tag}>")
+            self.problems.append(f"inline <{tag}>")
         for name, value in attrs:
             if name == "style" or name.startswith("on"):
-                self.found.append(f"<{tag} {name}>")
+                self.problems.append(f"<{tag} {name}>")
             if name in ("src", "href", "action") and value:
                 self.addresses.append(value)
                 if value.strip().lower().startswith("javascript:"):
-                    self.found.append(f"<{tag} {name}={value}>")
+                    self.problems.append(f"<{tag} {name}={value}>")
 
 
 def inline_code(html: str) -> list[str]:
     """Inline scripts, styles, event handlers and `javascript:` addresses."""
     finder = _Finder()
     finder.feed(html)
-    return finder.found
+    return finder.problems
 
 
 def foreign_addresses(html: str) -> list[str]:

@@ -63,12 +63,12 @@ class Provider:
         if parts.path == "/.well-known/openid-configuration":
             names = {"authorization_endpoint": "authorize", "token_endpoint": "token"}
             names |= {"userinfo_endpoint": "userinfo", "jwks_uri": "jwks"}
-            found = {name: f"{self.url}/{path}" for name, path in names.items()}
+            endpoints = {name: f"{self.url}/{path}" for name, path in names.items()}
             methods = ["client_secret_post"]
             _json(
                 handler,
                 {
-                    **found,
+                    **endpoints,
                     "issuer": self.url,
                     "token_endpoint_auth_methods_supported": methods,
                     "code_challenge_methods_supported": ["S256"],
@@ -103,8 +103,8 @@ class Provider:
         if form.get("grant_type") == "refresh_token":
             self.asked += 1
             person = self.refreshes.pop(form["refresh_token"], None)
-            known = (form.get("client_id"), form.get("client_secret")) == (CLIENT, SECRET)
-            if person is None or not known:
+            is_registered = (form.get("client_id"), form.get("client_secret")) == (CLIENT, SECRET)
+            if person is None or not is_registered:
                 _json(handler, {"error": "invalid_grant"}, 400)
             else:
                 self._give(handler, person)
@@ -129,11 +129,11 @@ class Provider:
         now = int(time.time())
         claims = {**person, "iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 60}
         token = jwt.encode(claims, self.key, algorithm="RS256", headers={"kid": KEY_ID})
-        given = {"access_token": access, "token_type": "Bearer", "id_token": token}
+        grant = {"access_token": access, "token_type": "Bearer", "id_token": token}
         if self.offline:  # a new one each time
-            given["refresh_token"] = secrets.token_urlsafe(16)
-            self.refreshes[given["refresh_token"]] = person
-        _json(handler, given)
+            grant["refresh_token"] = secrets.token_urlsafe(16)
+            self.refreshes[grant["refresh_token"]] = person
+        _json(handler, grant)
 
 
 def _json(handler: BaseHTTPRequestHandler, value: Any, status: int = 200) -> None:

@@ -64,8 +64,8 @@ class Relay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         with suppress(ConnectionError):
-            while piece := await reader.read(65536):
-                writer.write(piece)
+            while chunk := await reader.read(65536):
+                writer.write(chunk)
                 await writer.drain()
         writer.close()
         self._writers.remove(writer)

@@ -77,20 +77,20 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         await self.send(json.dumps(frame))
 
     async def play(self, frame: dict[str, Any]) -> None:
-        id_, said, started = frame["id"], frame["messages"][-1]["content"], time.monotonic()
-        if isinstance(said, list):
-            said = describe_parts(said)
-        script = read_script(said, frame)
+        id_, content, started = frame["id"], frame["messages"][-1]["content"], time.monotonic()
+        if isinstance(content, list):
+            content = describe_parts(content)
+        script = read_script(content, frame)
         await self.say(type="start", id=id_, request_id=f"req-{id_}", model=frame["model"])
         text, cut = script.get("text", ""), script.get("cut", 7)
-        for each in script.get("frames", []):
-            await self.say(**each, id=id_)
+        for one_frame in script.get("frames", []):
+            await self.say(**one_frame, id=id_)
             await asyncio.sleep(script.get("pause", 0.0))
-        for kind, whole in (("reasoning", script.get("reasoning", "")), ("delta", text)):
-            for at in range(0, len(whole), cut):
+        for kind, full in (("reasoning", script.get("reasoning", "")), ("delta", text)):
+            for index in range(0, len(full), cut):
                 if id_ in self.stopped:
                     break
-                await self.say(type=kind, id=id_, text=whole[at : at + cut])
+                await self.say(type=kind, id=id_, text=full[index : index + cut])
                 await asyncio.sleep(script.get("pause", 0.0))
         if "close" in script:
             await self.close(script["close"])
@@ -127,11 +127,11 @@ def describe_parts(parts: list[dict[str, Any]]) -> str:
     return f"{len(files)} pictures, {' '.join(texts) or 'no text'}"
 
 
-def read_script(said: str, frame: dict[str, Any]) -> dict[str, Any]:
+def read_script(reported_text: str, frame: dict[str, Any]) -> dict[str, Any]:
     """What the message asks for."""
-    if frame["messages"][-1]["role"] == "tool" or not said.startswith("{"):
-        return {"text": f"You said: {said}"}
-    script = json.loads(said)
+    if frame["messages"][-1]["role"] == "tool" or not reported_text.startswith("{"):
+        return {"text": f"You said: {reported_text}"}
+    script = json.loads(reported_text)
     if script.get("echo"):
         text = json.dumps({k: v for k, v in frame.items() if k != "messages"}, indent=1)
         roles = [message["role"] for message in frame["messages"]]

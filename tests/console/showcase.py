@@ -117,11 +117,11 @@ def history(tenants: dict[str, Any]) -> None:
     for width, start in buckets():
         hour = start % DAY_S / 3600
         loads = {slug: share * wave(hour + late) for slug, (share, late) in SHARES.items()}
-        whole = [traffic(width, start, 0, sum(loads.values()))]
-        rows += whole + [
+        full = [traffic(width, start, 0, sum(loads.values()))]
+        rows += full + [
             traffic(width, start, tenants[slug].pk, load) for slug, load in loads.items()
         ]
-        held = 200 + 130 * wave(hour)
+        active_blocks = 200 + 130 * wave(hour)
         pools.append(
             PoolSample(
                 width=width,
@@ -131,8 +131,8 @@ def history(tenants: dict[str, Any]) -> None:
                 running=5 * wave(hour),
                 waiting=max(0.0, 3 * wave(hour) - 4),
                 blocks=640,
-                active_blocks=held * 0.6,
-                cached_blocks=held * 0.7,
+                active_blocks=active_blocks * 0.6,
+                cached_blocks=active_blocks * 0.7,
             )
         )
     TrafficSample.objects.bulk_create(rows)
@@ -142,8 +142,10 @@ def history(tenants: dict[str, Any]) -> None:
 def buckets() -> Iterator[tuple[int, int]]:
     """(width, start) of all that is kept of the last day."""
     now = int(time.time())
-    for width, kept in ((10, 7200), (60, 26 * 3600), (600, DAY_S)):
-        yield from ((width, at) for at in range(now // width * width - kept, now, width))
+    for width, retention_s in ((10, 7200), (60, 26 * 3600), (600, DAY_S)):
+        yield from (
+            (width, index) for index in range(now // width * width - retention_s, now, width)
+        )
 
 
 def wave(hour: float) -> float:

@@ -23,7 +23,7 @@ from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
 from tests.platform.adapters import ready
 
-pytestmark = pytest.mark.usefixtures("adapters_here", "login")
+pytestmark = pytest.mark.usefixtures("adapter_store", "login")
 REPLICA = "quill-1"
 
 
@@ -37,10 +37,10 @@ def live(name: str = "tone", tenant: str | None = "acme", seed: int = 0) -> Adap
     return version
 
 
-def says(beat: Beat, *pinned: AdapterVersion, room: int = 1 << 30, slots: int = 0) -> None:
+def says(beat: Beat, *pinned: AdapterVersion, capacity: int = 1 << 30, slots: int = 0) -> None:
     """A replica's heartbeat."""
     states = [AdapterStatus(digest=v.digest, tier="device", pinned=True) for v in pinned]
-    stats = {"adapter_capacity_bytes": room, "adapter_slots": slots}
+    stats = {"adapter_capacity_bytes": capacity, "adapter_slots": slots}
     beat(heartbeat(REPLICA, adapters=states, stats=stats))
 
 
@@ -50,20 +50,20 @@ def words(live_redis: str, key_prefix: str) -> Any:
     client = redis.Redis.from_url(live_redis)
     key = redis_keys.inbox_key(REPLICA, key_prefix)
 
-    def take() -> dict[str, bool]:
-        told = [protocol.decode_inbox(fields[protocol.STREAM_FIELD])
+    def read_pins() -> dict[str, bool]:
+        inboxes = [protocol.decode_inbox(fields[protocol.STREAM_FIELD])
                 for _, fields in client.xrange(key)]  # fmt: skip
         client.delete(key)
-        found = {}
-        for each in told:
-            assert isinstance(each, ControlRequest)
-            assert each.command == "load_adapter"
-            assert each.adapter is not None
-            assert each.adapter.path == str(content_path(each.adapter.digest))
-            found[each.adapter.digest] = each.pin
-        return found
+        pins = {}
+        for control in inboxes:
+            assert isinstance(control, ControlRequest)
+            assert control.command == "load_adapter"
+            assert control.adapter is not None
+            assert control.adapter.path == str(content_path(control.adapter.digest))
+            pins[control.adapter.digest] = control.pin
+        return pins
 
-    yield take
+    yield read_pins
     client.close()
 
 
@@ -92,28 +92,28 @@ def test_replicas_are_told_what_a_pinned_name_stands_for(beat: Beat, words: Any)
 
 def test_only_replicas_of_its_model_that_serve_are_told(beat: Beat, words: Any) -> None:
     actions.pin(actor=CLI_ACTOR, adapter=live().adapter)
-    room = {"adapter_capacity_bytes": 1 << 30}
-    beat(heartbeat(REPLICA, model="another", stats=room))
+    budget = {"adapter_capacity_bytes": 1 << 30}
+    beat(heartbeat(REPLICA, model="another", stats=budget))
     assert pins.sync_pins() == 0
-    beat(heartbeat(REPLICA, state="sleeping", stats=room))
+    beat(heartbeat(REPLICA, state="sleeping", stats=budget))
     assert pins.sync_pins() == 0
 
 
 def test_at_most_half_of_the_memory_may_be_pinned(beat: Beat, words: Any) -> None:
     first, second = live(), live("second", tenant=None, seed=2)
     size = first.num_bytes
-    says(beat, room=4 * size - 1)
+    says(beat, capacity=4 * size - 1)
     actions.pin(actor=CLI_ACTOR, adapter=first.adapter)
     with pytest.raises(Conflict, match=rf"1 versions of {size} bytes are pinned") as refused:
         actions.pin(actor=CLI_ACTOR, adapter=second.adapter)
     assert refused.value.code == pins.FULL
     assert not Adapter.objects.get(pk=second.adapter_id).pinned
-    says(beat, room=4 * size)
+    says(beat, capacity=4 * size)
     actions.pin(actor=CLI_ACTOR, adapter=second.adapter)
-    says(beat, room=4 * size - 1)  # another replica came, which has less
+    says(beat, capacity=4 * size - 1)  # another replica came, which has less
     pins.sync_pins()
     assert words() == {first.digest: True}
-    says(beat, room=1 << 30, slots=2)
+    says(beat, capacity=1 << 30, slots=2)
     with pytest.raises(Conflict, match="and 1 slots"):
         actions.pin(actor=CLI_ACTOR, adapter=live("third", seed=3).adapter)
 

@@ -22,7 +22,7 @@ from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
 from tests.platform.adapters import added, ready
 
-pytestmark = pytest.mark.usefixtures("adapters_here")
+pytestmark = pytest.mark.usefixtures("adapter_store")
 
 
 @pytest.fixture
@@ -76,9 +76,9 @@ def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion)
     ada = login("ada")
     assert "version 1 is live" in do(ada, tone, "promote", version="1", percent="100")
     second = ready(SYSTEM_ACTOR, tone.adapter.tenant, tone.adapter.served_model, seed=2)
-    told = do(ada, tone, "promote", version="2", percent="10", alias="tone")
-    assert "version 2 now gets 10 % of the requests" in told
-    assert 'class="split-canary" x="90" width="10"' in told
+    html = do(ada, tone, "promote", version="2", percent="10", alias="tone")
+    assert "version 2 now gets 10 % of the requests" in html
+    assert 'class="split-canary" x="90" width="10"' in html
     assert "version 1 answers all requests again" in do(ada, tone, "rollback", alias="tone")
     assert "tone-next: version 2" in do(ada, tone, "promote", version="2", new_alias="tone-next")
     assert "is no longer a name of this" in do(ada, tone, "alias/delete", alias="tone-next")
@@ -187,10 +187,10 @@ def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
 
 
 def test_operators_add_from_a_folder_and_others_dont(
-    login: Login, tone: AdapterVersion, adapters_here: Any
+    login: Login, tone: AdapterVersion, adapter_store: Any
 ) -> None:
-    adapter_folder(adapters_here / "new", seed=9)
-    form = {"tenant": "acme", "model": "quill", "name": "new", "source": str(adapters_here / "new")}
+    adapter_folder(adapter_store / "new", seed=9)
+    form = {"tenant": "acme", "model": "quill", "name": "new", "source": str(adapter_store / "new")}
     for name, status in (("ada", 403), ("member", 403), ("olga", 404), ("root", 302)):
         answer = login(name).post("/console/adapters/fetch/", {**form, "shared": "yes"})
         assert answer.status_code == status, name

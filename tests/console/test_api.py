@@ -27,7 +27,7 @@ ENDPOINTS = ["/console/api/models", "/console/api/overview", "/console/api/usage
 
 
 def models(client: Client) -> dict[str, dict[str, Any]]:
-    return {each["id"]: each for each in client.get("/console/api/models").json()["models"]}
+    return {model["id"]: model for model in client.get("/console/api/models").json()["models"]}
 
 
 def overview(client: Client) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def overview(client: Client) -> dict[str, Any]:
     return response.json()
 
 
-def names(found: list[dict[str, Any]]) -> set[str]:
-    return {each["id"] for each in found}
+def names(rows: list[dict[str, Any]]) -> set[str]:
+    return {row["id"] for row in rows}
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -64,8 +64,8 @@ def test_the_playground_lists_loaded_models_of_the_users_tenant(login: Login) ->
 @pytest.mark.usefixtures("committed")
 def test_the_playground_offers_no_model_that_only_embeds(login: Login, beat: Beat) -> None:
     beat(heartbeat("r1", "quill", tasks=["embed", "token_embed"]))
-    shown = [model["id"] for model in login("ada").get("/console/api/models").json()["models"]]
-    assert shown == ["acme-private"]
+    ids = [model["id"] for model in login("ada").get("/console/api/models").json()["models"]]
+    assert ids == ["acme-private"]
     listed = login("ada").get("/console/api/overview").json()["models"]
     assert "quill" in [model["id"] for model in listed]
 
@@ -96,12 +96,12 @@ def test_the_playground_lists_the_models_of_the_tenant_that_is_named(login: Logi
     add_member(actor=SYSTEM_ACTOR, tenant=rival, user=ada, role=Role.MEMBER)
 
     def listed(query: str) -> tuple[str, set[str]]:
-        found = client.get(f"/console/api/models{query}").json()
-        assert found["tenants"] == [
+        payload = client.get(f"/console/api/models{query}").json()
+        assert payload["tenants"] == [
             {"id": "acme", "name": "Acme"},
             {"id": "rival", "name": "Rival"},
         ]
-        return found["tenant"], names(found["models"])
+        return payload["tenant"], names(payload["models"])
 
     assert listed("") == ("acme", {"quill", "acme-private"})
     assert listed("?tenant=rival") == ("rival", {"quill", "rival-private"})
@@ -110,9 +110,9 @@ def test_the_playground_lists_the_models_of_the_tenant_that_is_named(login: Logi
 
 @pytest.mark.usefixtures("committed")
 def test_a_tenant_that_is_not_the_users_is_not_taken(login: Login) -> None:
-    found = login("olga").get("/console/api/models?tenant=acme").json()
-    assert found["tenant"] == "rival"
-    assert found["tenants"] == [{"id": "rival", "name": "Rival"}]
+    payload = login("olga").get("/console/api/models?tenant=acme").json()
+    assert payload["tenant"] == "rival"
+    assert payload["tenants"] == [{"id": "rival", "name": "Rival"}]
     everything = login("root").get("/console/api/models?tenant=rival").json()
     assert (everything["tenant"], len(everything["tenants"])) == ("rival", 2)
 
@@ -177,11 +177,11 @@ def test_fault_50_what_a_shared_cache_holds_and_finds_is_for_operators(
         "spec_decode_num_draft_tokens_total": 9, "spec_decode_num_accepted_tokens_total": 5,
     }  # fmt: skip
     beat(heartbeat("q-0", stats=stats))
-    told = {"num_free_blocks", "num_cached_blocks", "prefix_hits", "prefix_queries"}
-    told |= {"drafts", "draft_tokens", "accepted_tokens"}
-    assert not told & overview(login("ada"))["replicas"][0].keys()
+    fields = {"num_free_blocks", "num_cached_blocks", "prefix_hits", "prefix_queries"}
+    fields |= {"drafts", "draft_tokens", "accepted_tokens"}
+    assert not fields & overview(login("ada"))["replicas"][0].keys()
     seen = overview(login("root"))["replicas"][0]
-    assert told <= seen.keys()
+    assert fields <= seen.keys()
     assert (seen["drafts"], seen["draft_tokens"], seen["accepted_tokens"]) == (4, 9, 5)
     pools = {who: login(who).get("/console/api/history").json()["pools"] for who in ("ada", "root")}
     assert "active_blocks" in pools["ada"]
@@ -218,8 +218,11 @@ def test_models_say_how_many_pictures_they_take(login: Login, beat: Beat) -> Non
     seeing = heartbeat("p-0", "acme-private")
     beat(msgspec.structs.replace(seeing, model=msgspec.structs.replace(seeing.model, sees=True)))
     beat(heartbeat("q-0"))
-    shown = models(login("ada"))
-    assert (shown["quill"]["max_images"], shown["acme-private"]["max_images"]) == (0, 64)
+    models_by_name = models(login("ada"))
+    assert (
+        models_by_name["quill"]["max_images"],
+        models_by_name["acme-private"]["max_images"],
+    ) == (0, 64)
 
 
 @pytest.mark.usefixtures("committed")
@@ -302,14 +305,14 @@ def test_usage_is_summed_by_tenant_and_model_for_its_members_alone(login: Login)
     use("acme", "quill", number=1, tokens=100)
     use("acme", "quill", number=2, tokens=50)
     use("rival", "quill", number=1, tokens=7)
-    found = login("ada").get("/console/api/usage").json()
-    assert len(found["days"]) == 14
-    (row,) = found["rows"]
+    payload = login("ada").get("/console/api/usage").json()
+    assert len(payload["days"]) == 14
+    (row,) = payload["rows"]
     assert (row["tenant"], row["model"], row["requests"]) == ("acme", "quill", 2)
     assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (150, 75, 20)
     assert row["by_day"] == [0] * 13 + [170]
-    *before, today = found["daily"]
-    assert [set(day.values()) for day in before] == [{0}] * 13
+    *initial, today = payload["daily"]
+    assert [set(day.values()) for day in initial] == [{0}] * 13
     assert today == {name: row[name] for name in today}
 
 
@@ -338,12 +341,12 @@ def test_failures_come_with_the_end_of_their_logs_for_operators_alone(
     for number in range(30):
         log.write(f"line {number}")
     log.flush()
-    found = login("root").get("/console/api/overview").json()["failures"]
-    assert {each["id"]: each["detail"] for each in found} == {
+    failures = login("root").get("/console/api/overview").json()["failures"]
+    assert {failure["id"]: failure["detail"] for failure in failures} == {
         "quill-sick": "out of memory",
         "quill-dead": "killed by a signal",
     }
-    (dead,) = [each for each in found if each["id"] == "quill-dead"]
+    (dead,) = [failure for failure in failures if failure["id"] == "quill-dead"]
     assert dead["log"].splitlines()[-1].endswith("line 29")
     assert len(dead["log"].splitlines()) == 20
     assert "failures" not in login("ada").get("/console/api/overview").json()

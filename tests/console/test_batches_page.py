@@ -20,9 +20,9 @@ LINE = b'{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Batches that workers were told of."""
-    found: list[str] = []
-    monkeypatch.setattr(pages, "send_job", lambda kind, public_id: found.append(public_id))
-    return found
+    job_ids: list[str] = []
+    monkeypatch.setattr(pages, "send_job", lambda kind, public_id: job_ids.append(public_id))
+    return job_ids
 
 
 @pytest.fixture
@@ -77,15 +77,17 @@ def test_progress_and_errors_are_told(login: Login) -> None:
     batch = Batch.objects.get()
     actions.start_batch(row=batch, total=8)
     actions.update_progress(row=batch, completed=5, failed=1, usage={})
-    (told,) = ada.get("/console/api/batches?tenant=acme").json()["batches"]
-    assert (told["percent"], told["completed"], told["failed"]) == (75, 5, 1)
-    assert told["left"].startswith("about")
+    (reported,) = ada.get("/console/api/batches?tenant=acme").json()["batches"]
+    assert (reported["percent"], reported["completed"], reported["failed"]) == (75, 5, 1)
+    assert reported["left"].startswith("about")
     problem = {"line": 3, "code": "invalid", "param": "body", "message": "<b>No body.</b>"}
     actions.fail_batch(row=batch, errors=[problem])
     page = ada.get(f"/console/batches/{batch.public_id}/?tenant=acme").content.decode()
     assert "&lt;b&gt;No body.&lt;/b&gt;" in page
-    (told,) = ada.get(f"/console/api/batches?tenant=acme&batch={batch.public_id}").json()["batches"]
-    assert (told["open"], told["errors"]) == (False, 1)
+    (reported,) = ada.get(f"/console/api/batches?tenant=acme&batch={batch.public_id}").json()[
+        "batches"
+    ]
+    assert (reported["open"], reported["errors"]) == (False, 1)
     listed = ada.get("/console/batches/?tenant=acme").content.decode()
     assert "&lt;b&gt;No body.&lt;/b&gt;" in listed
 
@@ -116,9 +118,9 @@ def test_strangers_find_nothing_and_viewers_only_look(login: Login) -> None:
         for path in paths:
             assert other.get(path).status_code == 404
             assert other.get(f"{path}?tenant=acme").status_code == 404
-        own = "rival" if name == "olga" else "acme"
+        visible_tenant = "rival" if name == "olga" else "acme"
         for path in (f"{paths[0]}delete/", f"{paths[1]}cancel/"):
-            assert other.post(f"{path}?tenant={own}").status_code == 404
+            assert other.post(f"{path}?tenant={visible_tenant}").status_code == 404
         answer = other.get(f"/console/api/batches?tenant=acme&batch={batch.public_id}")
         assert answer.status_code == 404
         assert upload(other).status_code == 404
@@ -142,8 +144,10 @@ def test_what_is_wrong_is_said(login: Login, settings: Any) -> None:
     assert "The file is empty." in upload(ada, b"").content.decode()
     assert "the limit is 100" in upload(ada, b"x" * 101).content.decode()
     assert "Days must be" in upload(ada, days="31").content.decode()
-    wrong = ada.post("/console/batches/add/?tenant=acme", {"file": "", "endpoint": "/v1/x"})
-    assert wrong.status_code == 400
+    invalid_response = ada.post(
+        "/console/batches/add/?tenant=acme", {"file": "", "endpoint": "/v1/x"}
+    )
+    assert invalid_response.status_code == 400
     gone = {"file": "file-none", "endpoint": "/v1/completions", "window": "24h"}
     assert ada.post("/console/batches/add/?tenant=acme", gone).status_code == 404
     late = {**gone, "window": "99d"}

@@ -36,7 +36,9 @@ def figures(concurrency: int, rate: float, seconds: float) -> dict[str, Any]:
     }
 
 
-def ended(model: ServedModel, name: str, *results: dict[str, Any], **fields: Any) -> BenchmarkRun:
+def finished_run(
+    model: ServedModel, name: str, *results: dict[str, Any], **fields: Any
+) -> BenchmarkRun:
     return BenchmarkRun.objects.create(
         public_id=name,
         served_model=model,
@@ -53,9 +55,9 @@ def ended(model: ServedModel, name: str, *results: dict[str, Any], **fields: Any
 def test_an_operator_starts_and_stops_a_benchmark(login: Login, quill: ServedModel) -> None:
     root, page = login("root"), f"/console/models/{quill.pk}/"
     assert "Requests in flight" in root.get(page).content.decode()
-    shown = root.post(f"{page}benchmark/", FORM, follow=True).content.decode()
-    assert "A benchmark of quill is starting." in shown
-    assert "0 of 2 levels are done" in shown
+    text = root.post(f"{page}benchmark/", FORM, follow=True).content.decode()
+    assert "A benchmark of quill is starting." in text
+    assert "0 of 2 levels are done" in text
     (run,) = BenchmarkRun.objects.all()
     progress = root.get("/console/api/model", {"model": quill.pk}).json()["benchmark"]
     assert progress == f"{run.public_id} queued 0"
@@ -65,14 +67,17 @@ def test_an_operator_starts_and_stops_a_benchmark(login: Login, quill: ServedMod
     run.refresh_from_db()
     assert run.status == "stopped"
     assert root.get("/console/api/model", {"model": quill.pk}).json()["benchmark"] == ""
-    wrong = root.post(f"{page}benchmark/", {**FORM, "levels": "1;4"})
-    assert (wrong.status_code, wrong.context["error"].param) == (400, "levels")
+    invalid_response = root.post(f"{page}benchmark/", {**FORM, "levels": "1;4"})
+    assert (invalid_response.status_code, invalid_response.context["error"].param) == (
+        400,
+        "levels",
+    )
 
 
 def test_runs_are_compared_in_one_chart(login: Login, quill: ServedModel) -> None:
-    ended(quill, "bench-1", figures(1, 40.0, 0.2), figures(4, 110.0, 0.3))
-    ended(quill, "bench-2", figures(1, 50.0, 0.16), figures(4, 180.0, 0.18))
-    ended(quill, "bench-3", status="failed", error="No replica.")
+    finished_run(quill, "bench-1", figures(1, 40.0, 0.2), figures(4, 110.0, 0.3))
+    finished_run(quill, "bench-2", figures(1, 50.0, 0.16), figures(4, 180.0, 0.18))
+    finished_run(quill, "bench-3", status="failed", error="No replica.")
     response = login("root").get(f"/console/models/{quill.pk}/")
     chart, text = response.context["benchmark_chart"], response.content.decode()
     assert [curve.run.public_id for curve in chart.curves] == ["bench-2", "bench-1"]
@@ -85,7 +90,7 @@ def test_runs_are_compared_in_one_chart(login: Login, quill: ServedModel) -> Non
 
 
 def test_points_lie_within_the_axes(quill: ServedModel) -> None:
-    run = ended(quill, "bench-1", figures(1, 0.013, 12.5), figures(8, 9_999.0, 0.004))
+    run = finished_run(quill, "bench-1", figures(1, 0.013, 12.5), figures(8, 9_999.0, 0.004))
     chart = draw([run])
     assert chart is not None
     for point in chart.curves[0].points:
@@ -106,8 +111,11 @@ def test_the_same_by_the_api(login: Login, quill: ServedModel) -> None:
     stopped = root.post(f"{path}stop/", {"benchmark": name}, content_type=json)
     assert stopped.json()["status"] == "stopped"
     assert [row["id"] for row in root.get(path).json()] == [name]
-    wrong = root.post(path, {**body, "levels": []}, content_type=json)
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "levels")
+    invalid_response = root.post(path, {**body, "levels": []}, content_type=json)
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (
+        400,
+        "levels",
+    )
     for client in (login("ada"), login("nobody")):
         assert client.get(path).status_code in (403, 404)
         assert client.post(path, body, content_type=json).status_code in (403, 404)

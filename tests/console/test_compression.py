@@ -51,29 +51,33 @@ async def test_a_download_is_its_readers_alone(pages: AsgiClient, media: str) ->
 
 async def test_pages_and_scripts_are_packed_for_whoever_unpacks(pages: AsgiClient) -> None:
     for path in ("/login/", SCRIPT):
-        plain = await pages.open("GET", path).reply()
+        baseline_reply = await pages.open("GET", path).reply()
         first = await pages.open("GET", path, headers=PACKED).reply()
         again = await pages.open("GET", path, headers=PACKED).reply()
         for reply in (first, again):
             assert reply.headers["content-encoding"] == "gzip"
-            assert int(reply.headers["content-length"]) == len(reply.body) < len(plain.body)
-        assert "content-encoding" not in plain.headers
-        assert {reply.headers["vary"] for reply in (plain, first)} >= {plain.headers["vary"]}
-        assert "Accept-Encoding" in plain.headers["vary"]
-    assert text_of(first) == text_of(again) == text_of(plain)
-    known = PACKED | {"if-none-match": first.headers["etag"]}
-    assert (await pages.open("GET", SCRIPT, headers=known).reply()).status == 304
+            assert (
+                int(reply.headers["content-length"]) == len(reply.body) < len(baseline_reply.body)
+            )
+        assert "content-encoding" not in baseline_reply.headers
+        assert {reply.headers["vary"] for reply in (baseline_reply, first)} >= {
+            baseline_reply.headers["vary"]
+        }
+        assert "Accept-Encoding" in baseline_reply.headers["vary"]
+    assert text_of(first) == text_of(again) == text_of(baseline_reply)
+    headers = PACKED | {"if-none-match": first.headers["etag"]}
+    assert (await pages.open("GET", SCRIPT, headers=headers).reply()).status == 304
 
 
 @pytest.mark.django_db
 def test_a_synchronous_chain_packs_the_same() -> None:
     client = Client()
-    plain, packed = client.get("/login/"), client.get("/login/", headers=PACKED)
+    baseline_response, packed = client.get("/login/"), client.get("/login/", headers=PACKED)
     assert packed["Content-Encoding"] == "gzip"
-    assert int(packed["Content-Length"]) == len(packed.content) < len(plain.content)
+    assert int(packed["Content-Length"]) == len(packed.content) < len(baseline_response.content)
     assert b"<title>" in gzip.decompress(packed.content)
-    assert "Accept-Encoding" in plain["Vary"]
-    assert "Content-Encoding" not in plain
+    assert "Accept-Encoding" in baseline_response["Vary"]
+    assert "Content-Encoding" not in baseline_response
     script: Any = client.get(SCRIPT, headers=PACKED)
     assert script["Content-Encoding"] == "gzip"
     assert int(script["Content-Length"]) == len(script.content)

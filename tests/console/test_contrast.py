@@ -27,9 +27,9 @@ def blocks() -> dict[str, dict[str, str]]:
     light = TOKENS.split(":root {", 1)[1].split("}", 1)[0]
     system = TOKENS.split(':root:not([data-theme="light"]) {', 1)[1].split("}", 1)[0]
     chosen = TOKENS.split(':root[data-theme="dark"] {', 1)[1].split("}", 1)[0]
-    found = re.compile(r"--([a-z-]+):\s*([^;]+);")
+    pattern = re.compile(r"--([a-z-]+):\s*([^;]+);")
     return {
-        name: dict(found.findall(block))
+        name: dict(pattern.findall(block))
         for name, block in (("light", light), ("system", system), ("dark", chosen))
     }
 
@@ -67,14 +67,14 @@ def test_edges_have_a_contrast_of_at_least_3(theme: str) -> None:
 
 
 def test_dark_is_the_same_by_system_and_by_choice() -> None:
-    found = blocks()
-    assert found["system"] == found["dark"]
+    colours = blocks()
+    assert colours["system"] == colours["dark"]
 
 
 def test_dark_changes_every_colour_of_light() -> None:
-    found = blocks()
-    literal = {name for name, value in found["light"].items() if not value.startswith("var(")}
-    assert literal <= found["dark"].keys()
+    colours = blocks()
+    literal = {name for name, value in colours["light"].items() if not value.startswith("var(")}
+    assert literal <= colours["dark"].keys()
 
 
 def test_only_the_tokens_name_colours() -> None:

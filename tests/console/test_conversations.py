@@ -21,12 +21,15 @@ def send(client: Client, method: str, url: str, **body: Any) -> Any:
 
 def test_a_conversation_is_kept_found_changed_and_deleted(login: Login) -> None:
     ada = login("ada")
-    made = send(ada, "POST", URL, document=talk("Where is Lisbon?")).json()
-    assert (made["title"], made["version"], made["own"]) == ("Where is Lisbon?", 1, True)
-    one = f"{URL}/{made['id']}"
+    payload = send(ada, "POST", URL, document=talk("Where is Lisbon?")).json()
+    assert (payload["title"], payload["version"], payload["own"]) == ("Where is Lisbon?", 1, True)
+    one = f"{URL}/{payload['id']}"
     assert ada.get(one).json()["document"]["turns"][0]["text"] == "Where is Lisbon?"
     listed = ada.get(URL, {"q": "lisbon"}).json()
-    assert (listed["kept"], [row["id"] for row in listed["conversations"]]) == (True, [made["id"]])
+    assert (listed["kept"], [row["id"] for row in listed["conversations"]]) == (
+        True,
+        [payload["id"]],
+    )
     assert ada.get(URL, {"q": "porto"}).json()["conversations"] == []
     written = send(ada, "PUT", one, document=talk("Where is Porto?"), version=1).json()
     assert written["version"] == 2
@@ -34,26 +37,26 @@ def test_a_conversation_is_kept_found_changed_and_deleted(login: Login) -> None:
     assert (late.status_code, late.json()["error"]["param"]) == (409, "version")
     named = send(ada, "PATCH", one, title="Cities", shared=True).json()
     assert (named["title"], named["shared"]) == ("Cities", True)
-    assert send(ada, "DELETE", one).json() == {"id": made["id"], "deleted": True}
+    assert send(ada, "DELETE", one).json() == {"id": payload["id"], "deleted": True}
     assert ada.get(one).status_code == 404
 
 
 def test_fault_38_others_conversations_are_not_there(login: Login) -> None:
     ada, olga = login("ada"), login("olga")
-    made = send(ada, "POST", URL, document=talk("Ours")).json()
-    one = f"{URL}/{made['id']}"
+    payload = send(ada, "POST", URL, document=talk("Ours")).json()
+    one = f"{URL}/{payload['id']}"
     send(ada, "PATCH", one, shared=True)
     calls = [
         olga.get(one),
         send(olga, "PUT", one, document=talk("x"), version=1),
         send(olga, "PATCH", one, title="x"),
         send(olga, "DELETE", one),
-        olga.get(URL, {"tenant": made["tenant"]}),
-        send(olga, "POST", f"{URL}?tenant={made['tenant']}", document=talk("x")),
+        olga.get(URL, {"tenant": payload["tenant"]}),
+        send(olga, "POST", f"{URL}?tenant={payload['tenant']}", document=talk("x")),
     ]
     assert [call.status_code for call in calls] == [404] * 6
     colleague = User.objects.create(username="carl")
-    tenant = Tenant.objects.get(slug=made["tenant"])
+    tenant = Tenant.objects.get(slug=payload["tenant"])
     Membership.objects.create(tenant=tenant, user=colleague, role=Role.VIEWER)
     carl = login("carl")
     seen = carl.get(one).json()
@@ -83,19 +86,25 @@ def test_folders_group_ones_own_conversations(login: Login) -> None:
 def test_presets_are_the_tenants(login: Login) -> None:
     ada, olga = login("ada"), login("olga")
     body: dict[str, Any] = {"prompt": "Summarise this: ", "options": {"system": "Be brief."}}
-    made = send(ada, "POST", PRESETS, name=" Brief\n", **body).json()
-    assert made == {"id": made["id"], "name": "Brief", "by": "ada", "may_change": True, **body}
-    assert ada.get(PRESETS).json() == {"presets": [made]}
+    payload = send(ada, "POST", PRESETS, name=" Brief\n", **body).json()
+    assert payload == {
+        "id": payload["id"],
+        "name": "Brief",
+        "by": "ada",
+        "may_change": True,
+        **body,
+    }
+    assert ada.get(PRESETS).json() == {"presets": [payload]}
     assert olga.get(PRESETS).json() == {"presets": []}
-    assert ada.get(f"{PRESETS}/{made['id']}").json() == made
+    assert ada.get(f"{PRESETS}/{payload['id']}").json() == payload
     calls = [
-        olga.get(f"{PRESETS}/{made['id']}"),
+        olga.get(f"{PRESETS}/{payload['id']}"),
         olga.get(PRESETS, {"tenant": "acme"}),
         send(olga, "POST", f"{PRESETS}?tenant=acme", name="Brief", **body),
-        send(olga, "DELETE", f"{PRESETS}/{made['id']}"),
+        send(olga, "DELETE", f"{PRESETS}/{payload['id']}"),
     ]
     assert [call.status_code for call in calls] == [404] * 4
-    for wrong, param in (
+    for change, param in (
         ({"name": " "}, "name"),
         ({"name": 1}, "name"),
         ({"prompt": "\0"}, "prompt"),
@@ -104,10 +113,10 @@ def test_presets_are_the_tenants(login: Login) -> None:
         ({"options": {"html": "x"}}, "options"),
         ({"options": []}, "options"),
     ):
-        answer = send(ada, "POST", PRESETS, **{"name": "A", **body, **wrong})
+        answer = send(ada, "POST", PRESETS, **{"name": "A", **body, **change})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert send(ada, "POST", PRESETS, name="A").json()["error"]["param"] == "prompt"
-    assert send(ada, "DELETE", f"{PRESETS}/{made['id']}").json()["deleted"] is True
+    assert send(ada, "DELETE", f"{PRESETS}/{payload['id']}").json()["deleted"] is True
     assert ada.get(PRESETS).json() == {"presets": []}
 
 

@@ -26,56 +26,56 @@ from tests.console.test_every_route import ALL
 #: From whom on a route is open. Whoever is below may not, whoever isn't of Acme finds nothing.
 RANKS = ("viewer", "member", "admin", "owner", "operator")
 OUTSIDE = ("outsider", "nobody", "stranger")
-LOOK, WORK, RUN, OWN, OPERATE = RANKS
+VIEW, WORK, RUN, OWNER, OPERATE = RANKS
 EVERYBODY, MEMBERS = "everybody", "who belongs to any tenant"
 HIS = "the member whose it is, and nobody else"
 ROUTES: dict[str, dict[str, str]] = {
     "GET": {
-        "console/": LOOK,
-        "console/adapters/": LOOK,
-        "console/adapters/<pk>/": LOOK,
+        "console/": VIEW,
+        "console/adapters/": VIEW,
+        "console/adapters/<pk>/": VIEW,
         "console/alerts/": OPERATE,
         "console/feedback/export/": RUN,
-        "console/api/adapters": LOOK,
-        "console/api/batches": LOOK,
-        "console/api/conversations": LOOK,
-        "console/api/presets": LOOK,
-        "console/api/presets/<public_id>": LOOK,
+        "console/api/adapters": VIEW,
+        "console/api/batches": VIEW,
+        "console/api/conversations": VIEW,
+        "console/api/presets": VIEW,
+        "console/api/presets/<public_id>": VIEW,
         "console/api/conversations/<public_id>": HIS,
-        "console/api/fairness": LOOK,
+        "console/api/fairness": VIEW,
         "console/api/find": EVERYBODY,
         "console/mcp-servers/": OPERATE,
         "console/nodes/": OPERATE,
         "console/people/": OPERATE,
-        "console/playground/<kind>/": LOOK,
-        "console/api/history": LOOK,
+        "console/playground/<kind>/": VIEW,
+        "console/api/history": VIEW,
         "console/api/model": MEMBERS,
         "console/api/model-states": EVERYBODY,
-        "console/api/models": LOOK,
-        "console/api/overview": LOOK,
+        "console/api/models": VIEW,
+        "console/api/overview": VIEW,
         "console/api/replica-log": OPERATE,
         "console/api/usage": EVERYBODY,
         "console/audit/": RUN,
-        "console/batches/": LOOK,
-        "console/batches/<public_id>/": LOOK,
-        "console/budgets/": LOOK,
-        "console/data/": LOOK,
-        "console/fairness/": LOOK,
-        "console/files/": LOOK,
+        "console/batches/": VIEW,
+        "console/batches/<public_id>/": VIEW,
+        "console/budgets/": VIEW,
+        "console/data/": VIEW,
+        "console/fairness/": VIEW,
+        "console/files/": VIEW,
         "console/files/<public_id>/": WORK,
-        "console/keys/": LOOK,
-        "console/kv/": LOOK,
-        "console/members/": LOOK,
+        "console/keys/": VIEW,
+        "console/kv/": VIEW,
+        "console/members/": VIEW,
         "console/models/": EVERYBODY,
         "console/models/<pk>/": MEMBERS,
         "console/prices/": EVERYBODY,
-        "console/requests/": LOOK,
-        "console/requests/<name>/": LOOK,
+        "console/requests/": VIEW,
+        "console/requests/<name>/": VIEW,
         "console/settings/": OPERATE,
         "console/tenants/": EVERYBODY,
-        "console/tenants/<slug>/": LOOK,
-        "console/usage/": LOOK,
-        "console/webhook/": LOOK,
+        "console/tenants/<slug>/": VIEW,
+        "console/usage/": VIEW,
+        "console/webhook/": VIEW,
     },
     "POST": {
         "console/adapters/<pk>/alias/delete/": RUN,
@@ -87,7 +87,7 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/alerts/webhook/delete/": OPERATE,
         "console/alerts/webhook/set/": OPERATE,
         "console/alerts/webhook/test/": OPERATE,
-        "console/api/feedback/<name>": LOOK,
+        "console/api/feedback/<name>": VIEW,
         "console/api/pictures": WORK,
         "console/api/run/completions": WORK,
         "console/api/run/embeddings": WORK,
@@ -104,9 +104,9 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/batches/add/": WORK,
         "console/budgets/<pk>/delete/": RUN,
         "console/budgets/set/": RUN,
-        "console/data/erase/": OWN,
-        "console/data/export/": OWN,
-        "console/data/keep/": OWN,
+        "console/data/erase/": OWNER,
+        "console/data/export/": OWNER,
+        "console/data/keep/": OWNER,
         "console/files/<public_id>/delete/": WORK,
         "console/files/upload/": WORK,
         "console/invitations/<pk>/revoke/": RUN,
@@ -128,9 +128,9 @@ ROUTES: dict[str, dict[str, str]] = {
         "console/models/add/": OPERATE,
         "console/prices/<pk>/delete/": OPERATE,
         "console/prices/set/": OPERATE,
-        "console/requests/store/": OWN,
+        "console/requests/store/": OWNER,
         "console/requests/views/<pk>/delete/": HIS,
-        "console/requests/views/save/": LOOK,
+        "console/requests/views/save/": VIEW,
         "console/service-accounts/<pk>/retire/": RUN,
         "console/service-accounts/add/": RUN,
         "console/tenants/<slug>/limits/": OPERATE,
@@ -192,8 +192,8 @@ def people(login: Login) -> dict[str, Client]:
         user = User.objects.create_user(name, f"{name}@example.org", "a quiet page of ink")
         actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
     names = {"owner": "ada", "outsider": "olga", "operator": "root"}
-    found = {name: login(names.get(name, name)) for name in (*RANKS, "outsider", "nobody")}
-    return found | {"stranger": Client()}
+    clients = {name: login(names.get(name, name)) for name in (*RANKS, "outsider", "nobody")}
+    return clients | {"stranger": Client()}
 
 
 def rows_of(acme: Tenant) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def path_of(route: str, rows: dict[str, Any]) -> str:
 def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
     people: dict[str, Client],
 ) -> None:
-    rows, wrong = rows_of(Tenant.objects.get(slug="acme")), []
+    rows, problems = rows_of(Tenant.objects.get(slug="acme")), []
     deeds = AuditEntry.objects.count()
     for method, route in ASKED:
         with transaction.atomic():
@@ -318,15 +318,15 @@ def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
                 allowed = may(name, ROUTES[method][route])
                 if allowed and route in ELSEWHERE:
                     continue
-                told = ask(people[name], method, path_of(route, rows), rows)
-                if not right(name, told, allowed=allowed):
-                    wrong.append((method, route, name, told.status_code))
+                response = ask(people[name], method, path_of(route, rows), rows)
+                if not right(name, response, allowed=allowed):
+                    problems.append((method, route, name, response.status_code))
                 if not allowed and AuditEntry.objects.count() != deeds:
-                    wrong.append((method, route, name, "did something"))
+                    problems.append((method, route, name, "did something"))
                 if allowed and method == "POST":
                     break  # the deed is done
             transaction.set_rollback(True)
-    assert not wrong, "\n".join(map(str, wrong))
+    assert not problems, "\n".join(map(str, problems))
 
 
 #: What is done with a key by the API, where no login is asked for; the playground's own; a person's
@@ -337,34 +337,34 @@ DONE_BY_KEYS = ("console/api/", "console/batches/", "console/files/", "console/r
 def test_fault_80_what_needs_a_recent_login_by_rest_needs_one_in_the_console(
     people: dict[str, Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, wrong = rows_of(Tenant.objects.get(slug="acme")), []
+    rows, problems = rows_of(Tenant.objects.get(slug="acme")), []
     monkeypatch.setattr(reauthentication, "is_recently_authenticated", lambda request: False)
     deeds = AuditEntry.objects.count()
     for route, rank in ROUTES["POST"].items():
         if not route.startswith(DONE_BY_KEYS):
-            told = ask(people[rank], "POST", path_of(route, rows), rows)
-            if "/account/reauthenticate/" not in told.headers.get("Location", ""):
-                wrong.append((route, told.status_code))
-    assert not wrong, "\n".join(map(str, wrong))
+            response = ask(people[rank], "POST", path_of(route, rows), rows)
+            if "/account/reauthenticate/" not in response.headers.get("Location", ""):
+                problems.append((route, response.status_code))
+    assert not problems, "\n".join(map(str, problems))
     assert AuditEntry.objects.count() == deeds
 
 
-def may(name: str, least: str) -> bool:
-    """Whether a route that's open from `least` on is for this kind of person."""
+def may(name: str, minimum: str) -> bool:
+    """Whether a route that's open from `minimum` on is for this kind of person."""
     wide = {EVERYBODY: (*RANKS, "outsider", "nobody"), MEMBERS: (*RANKS, "outsider"), HIS: (WORK,)}
-    if least in wide:
-        return name in wide[least]
-    return name in RANKS and RANKS.index(name) >= RANKS.index(least)
+    if minimum in wide:
+        return name in wide[minimum]
+    return name in RANKS and RANKS.index(name) >= RANKS.index(minimum)
 
 
-def right(name: str, told: Any, *, allowed: bool) -> bool:
+def right(name: str, response: Any, *, allowed: bool) -> bool:
     """Whether that's what one gets who may, or who may not."""
     if name == "stranger":
-        leads = told.status_code == 302 and "/login/" in told["Location"]
-        return leads or told.status_code == 401
+        leads = response.status_code == 302 and "/login/" in response["Location"]
+        return leads or response.status_code == 401
     if allowed:
-        return told.status_code not in (401, 403, 404) and told.status_code < 500
-    return told.status_code in (401, 403, 404)
+        return response.status_code not in (401, 403, 404) and response.status_code < 500
+    return response.status_code in (401, 403, 404)
 
 
 def ask(client: Client, method: str, path: str, rows: dict[str, Any]) -> Any:

@@ -47,18 +47,18 @@ ASKED = (401, 403)
 def routes() -> Iterator[str]:
     """Every route of the product, with its parts in angle brackets."""
 
-    def walk(patterns: list[URLPattern | URLResolver], before: str) -> Iterator[str]:
-        for each in patterns:
-            here = before + str(each.pattern)
-            if isinstance(each, URLResolver):
-                yield from walk(each.url_patterns, here)
+    def walk(patterns: list[URLPattern | URLResolver], parent_path: str) -> Iterator[str]:
+        for pattern in patterns:
+            path = parent_path + str(pattern.pattern)
+            if isinstance(pattern, URLResolver):
+                yield from walk(pattern.url_patterns, path)
             else:
-                yield here
+                yield path
 
     for raw in walk(get_resolver().url_patterns, ""):
-        plain = simplify_regex(raw.replace(r"(?:/.*)?", "").replace(".*", ""))
-        plain = re.sub(r"<\w+:(\w+)>", r"<\1>", plain.lstrip("/"))
-        yield plain.replace("\\Z", "")
+        baseline = simplify_regex(raw.replace(r"(?:/.*)?", "").replace(".*", ""))
+        baseline = re.sub(r"<\w+:(\w+)>", r"<\1>", baseline.lstrip("/"))
+        yield baseline.replace("\\Z", "")
 
 
 def sample(route: str) -> str:
@@ -83,14 +83,14 @@ def test_each_route_asks_who_one_is_or_was_looked_at() -> None:
     client = Client(raise_request_exception=False)
     open_ones = []
     for route in (route for route in ALL if route not in REVIEWED):
-        told = {}
+        answers = {}
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
             answer = client.generic(method, sample(route), content_type="application/json")
-            told[method] = answer.status_code, answer.headers.get("Location", "")
+            answers[method] = answer.status_code, answer.headers.get("Location", "")
         # A method that a route doesn't have is refused before anybody is asked.
-        had = {method: each for method, each in told.items() if each[0] != 405}
-        if not had or not all(asks(*each) for each in had.values()):
-            open_ones.append((route, told))
+        had = {method: outcome for method, outcome in answers.items() if outcome[0] != 405}
+        if not had or not all(asks(*outcome) for outcome in had.values()):
+            open_ones.append((route, answers))
     assert open_ones == []
 
 

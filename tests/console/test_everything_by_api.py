@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "platform" / name for name in ("console", "accounts", "kv_map")]
 REST = ROOT / "platform" / "management_api"
 #: What pages alone do, and why.
-PAGES_ALONE = {
+PAGES_WITHOUT_API = {
     "tenants.actions.get_open_invitation": "whoever has the link, who needn't be known yet",
     "tenants.actions.accept_invitation": "the same",
     "tenants.actions.sign_up_with_invitation": "the same",
@@ -39,11 +39,11 @@ def actions_in(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.ImportFrom) or node.module is None:
             continue
         for alias in node.names:
-            whole = f"{node.module}.{alias.name}"
+            full = f"{node.module}.{alias.name}"
             if alias.name == "actions":
-                modules[alias.asname or alias.name] = whole
+                modules[alias.asname or alias.name] = full
             elif node.module.endswith(".actions") and alias.name.islower():
-                yield whole
+                yield full
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             module = modules.get(node.value.id)
@@ -52,11 +52,13 @@ def actions_in(path: Path) -> Iterator[str]:
 
 
 def actions_below(*folders: Path) -> set[str]:
-    return {name for each in folders for file in each.rglob("*.py") for name in actions_in(file)}
+    return {
+        name for folder in folders for file in folder.rglob("*.py") for name in actions_in(file)
+    }
 
 
 def test_each_action_of_a_page_is_one_of_the_apis() -> None:
     rest = actions_below(REST, ROOT / "inference")
     pages = actions_below(*PAGES)
     assert len(pages) > 40
-    assert pages - rest == set(PAGES_ALONE)
+    assert pages - rest == set(PAGES_WITHOUT_API)

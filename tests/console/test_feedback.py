@@ -11,7 +11,7 @@ from django.utils import timezone
 from metering.models import RequestContent, RequestFeedback
 from tenants.models import Tenant
 from tests.console.conftest import Login
-from tests.console.test_requests import NOTE, make, requests  # noqa: F401  # a fixture
+from tests.console.test_requests import TRACE, make, requests  # noqa: F401  # a fixture
 
 pytestmark = pytest.mark.usefixtures("requests")
 PATH = "/console/api/feedback/chatcmpl-acme"
@@ -57,7 +57,7 @@ def test_others_requests_get_no_feedback(login: Login) -> None:
 
 def test_admins_export_it_with_prompts_and_answers_that_are_kept(login: Login) -> None:
     acme = Tenant.objects.get(slug="acme")
-    make("chatcmpl-second", "acme", NOTE, status=200)
+    make("chatcmpl-second", "acme", TRACE, status=200)
     RequestContent.objects.create(
         request_id="chatcmpl-acme", tenant=acme, prompt="Hi?", answer="Hé!", at=timezone.now()
     )
@@ -65,8 +65,8 @@ def test_admins_export_it_with_prompts_and_answers_that_are_kept(login: Login) -
     give(login, "mia", "/console/api/feedback/chatcmpl-second", good=True)
     answer = login("adam").get("/console/feedback/export/", {"tenant": "acme"})
     lines = [json.loads(line) for line in b"".join(answer.streaming_content).splitlines()]
-    known = [(line["good"], line["comment"], line["prompt"], line["answer"]) for line in lines]
-    assert known == [(False, "No.", "Hi?", "Hé!"), (True, "", None, None)]
+    rows = [(line["good"], line["comment"], line["prompt"], line["answer"]) for line in lines]
+    assert rows == [(False, "No.", "Hi?", "Hé!"), (True, "", None, None)]
     assert lines[0]["model"] == "quill"
     assert login("mia").get("/console/feedback/export/", {"tenant": "acme"}).status_code == 403
     assert login("olga").get("/console/feedback/export/", {"tenant": "acme"}).status_code == 404

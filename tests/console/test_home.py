@@ -24,7 +24,7 @@ from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.test_ledger_pages import use
-from tests.console.test_requests import NOTE, make
+from tests.console.test_requests import TRACE, make
 
 pytestmark = pytest.mark.usefixtures("rows")
 DAY = date(2026, 3, 1)
@@ -46,7 +46,7 @@ def test_home_says_that_all_is_well_or_what_is_not_and_since_when(login: Login) 
 
 def test_home_tells_a_tenant_of_failed_requests_and_spent_budgets(login: Login) -> None:
     for number in range(20):
-        make(f"chatcmpl-{number}", "acme", NOTE, status=500 if number < 2 else 200)
+        make(f"chatcmpl-{number}", "acme", TRACE, status=500 if number < 2 else 200)
     acme = Tenant.objects.get(slug="acme")
     money.set_budget(actor=SYSTEM_ACTOR, tenant=acme, period="day", tokens=0)
     texts = [problem.text for problem in home(login, "ada").context["problems"]]
@@ -62,17 +62,17 @@ def test_first_steps_are_ticked_off_and_then_go(login: Login) -> None:
     assert set(steps().values()) == {False}
     rival = Tenant.objects.get(slug="rival")
     actions.create_key(actor=SYSTEM_ACTOR, tenant=rival, name="one")
-    make("chatcmpl-rival", "rival", NOTE, status=200)
+    make("chatcmpl-rival", "rival", TRACE, status=200)
     assert [title for title, done in steps().items() if not done] == ["Invite the first member"]
-    nobody = User.objects.get(username="nobody")
-    actions.add_member(actor=SYSTEM_ACTOR, tenant=rival, user=nobody, role=Role.VIEWER)
+    outsider = User.objects.get(username="nobody")
+    actions.add_member(actor=SYSTEM_ACTOR, tenant=rival, user=outsider, role=Role.VIEWER)
     assert steps() == {}
 
 
 def test_the_slowest_requests_are_the_readers(login: Login) -> None:
-    make("chatcmpl-slow", "acme", NOTE, status=200, duration_ms=9000.0)
-    make("chatcmpl-fast", "acme", NOTE, status=200, duration_ms=10.0)
-    make("chatcmpl-rival", "rival", NOTE, status=200, duration_ms=99_000.0)
+    make("chatcmpl-slow", "acme", TRACE, status=200, duration_ms=9000.0)
+    make("chatcmpl-fast", "acme", TRACE, status=200, duration_ms=10.0)
+    make("chatcmpl-rival", "rival", TRACE, status=200, duration_ms=99_000.0)
     slowest = home(login, "ada").context["slowest"]
     assert [entry.request_id for entry in slowest] == ["chatcmpl-slow", "chatcmpl-fast"]
 

@@ -36,7 +36,7 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture
-def admin(callers: dict[str, Caller], adapters_here: Path) -> Iterator[Caller]:
+def admin(callers: dict[str, Caller], adapter_store: Path) -> Iterator[Caller]:
     """Acme's admin by key, while an adapter of another tenant's is live."""
     rival, quill = Tenant.objects.get(slug="rival"), ServedModel.objects.get(name="quill")
     theirs = ready(SYSTEM_ACTOR, rival, quill, name="theirs", seed=500)
@@ -47,18 +47,18 @@ def admin(callers: dict[str, Caller], adapters_here: Path) -> Iterator[Caller]:
         content = store.content_path(theirs.digest)
         return theirs.state, {path.name: path.read_bytes() for path in content.iterdir()}
 
-    before = state()
-    assert before[0] == VersionState.LIVE
+    initial_state = state()
+    assert initial_state[0] == VersionState.LIVE
     yield callers["admin's key"]
-    assert state() == before
+    assert state() == initial_state
 
 
-def left() -> set[str]:
+def remaining_digests() -> set[str]:
     """What is in the store beside the neighbour's: contents, uploads, half-made folders."""
-    known = set(AdapterVersion.objects.values_list("digest", flat=True))
-    found = {path.name for path in store.adapters_dir().iterdir()} - known - {"uploads"}
+    existing_digests = set(AdapterVersion.objects.values_list("digest", flat=True))
+    names = {path.name for path in store.adapters_dir().iterdir()} - existing_digests - {"uploads"}
     uploads = store.adapters_dir() / "uploads"
-    return found | ({path.name for path in uploads.iterdir()} if uploads.is_dir() else set())
+    return names | ({path.name for path in uploads.iterdir()} if uploads.is_dir() else set())
 
 
 def begin(caller: Caller, sizes: dict[str, Any], name: str = "bad") -> Any:
@@ -67,19 +67,19 @@ def begin(caller: Caller, sizes: dict[str, Any], name: str = "bad") -> Any:
 
 def upload(caller: Caller, files: Files) -> Any:
     """From its announcement to the answer to `finish`."""
-    begun = begin(caller, {name: len(content) for name, content in files.items()})
-    assert begun.status_code == 201, begun.content
-    at = f"{ROOT}{begun.json()['id']}/"
+    started_response = begin(caller, {name: len(content) for name, content in files.items()})
+    assert started_response.status_code == 201, started_response.content
+    prefix = f"{ROOT}{started_response.json()['id']}/"
     for name, content in files.items():
         sent = caller.client.generic(
             "PATCH",
-            f"{at}files/{name}/",
+            f"{prefix}files/{name}/",
             content,
             content_type="application/octet-stream",
             headers={**caller.headers, "Upload-Offset": "0"},
         )
         assert sent.status_code == 200, sent.content
-    return caller.ask("POST", f"{at}finish/")
+    return caller.ask("POST", f"{prefix}finish/")
 
 
 # -- refused before anything is sent ----------------------------------------------------------
@@ -101,12 +101,12 @@ ANNOUNCED: dict[str, tuple[str, Any, str, int]] = {
 def test_what_is_announced_is_refused_by_its_field(admin: Caller, kind: str) -> None:
     name, sizes, param, status = ANNOUNCED[kind]
     answer = begin(admin, sizes, name)
-    told = answer.json()["error"]
-    assert (answer.status_code, told["param"].partition(".")[0]) == (status, param), told
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"].partition(".")[0]) == (status, param), error
     if (param, status) == ("name", 400):
-        assert "Letters, digits and . _ @ / - inside" in told["message"]
+        assert "Letters, digits and . _ @ / - inside" in error["message"]
     assert not AdapterUpload.objects.exists()
-    assert left() == set()
+    assert remaining_digests() == set()
 
 
 # -- refused when it has come -----------------------------------------------------------------
@@ -173,14 +173,14 @@ ZOO: dict[str, tuple[Files, str]] = {
 def test_what_has_come_is_refused_by_its_field_and_goes(admin: Caller, kind: str) -> None:
     files, param = ZOO[kind]
     answer = upload(admin, files)
-    told = answer.json()["error"]
-    assert (answer.status_code, told["param"], told["code"]) == (400, param, "invalid_adapter"), (
-        told
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_adapter"), (
+        error
     )
-    assert str(store.adapters_dir()) not in told["message"]
+    assert str(store.adapters_dir()) not in error["message"]
     assert not AdapterUpload.objects.exists()
     assert not Adapter.objects.filter(name="bad").exists()
-    assert left() == set()
+    assert remaining_digests() == set()
 
 
 # -- refused by the check, which knows the model ----------------------------------------------
@@ -216,12 +216,12 @@ def test_what_the_check_finds_never_answers(
 
     monkeypatch.setattr(check, "run_validation", real)
     files, named = spoilt(how)
-    made = upload(admin, files)
-    assert made.status_code == 201
+    file = upload(admin, files)
+    assert file.status_code == 201
     version = AdapterVersion.objects.get(adapter__name="bad")
     work.process_version(version.pk)
-    found = admin.get(f"/api/tenants/acme/adapters/{version.adapter_id}/versions/1/")
-    assert found["state"] == "failed"
+    response = admin.get(f"/api/tenants/acme/adapters/{version.adapter_id}/versions/1/")
+    assert response["state"] == "failed"
     version.refresh_from_db()
     assert version.report["error"]["param"] == named
     refused = admin.ask(

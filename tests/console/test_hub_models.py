@@ -32,12 +32,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     folder = tmp_path / "hub"
     shutil.copytree(DEMO, folder)
     (folder / "pytorch_model.bin").write_bytes(bytes(10_000_000))
-    with Hub(REPOSITORY, folder) as found:
-        template = f"{found.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+    with Hub(REPOSITORY, folder) as hub:
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        yield found
+        yield hub
 
 
 @pytest.fixture
@@ -46,10 +46,10 @@ def cache(tmp_path: Path) -> dict[str, str]:
     return {"download_dir": str(tmp_path / "cache")}
 
 
-def wanted(hub: Hub) -> int:
+def download_bytes(hub: Hub) -> int:
     """Bytes of what a load fetches."""
     kinds = (".json", ".safetensors", ".jinja")
-    return sum(each.stat().st_size for each in hub.files() if each.suffix in kinds)
+    return sum(file.stat().st_size for file in hub.files() if file.suffix in kinds)
 
 
 def weights(hub: Hub) -> list[str]:
@@ -66,9 +66,14 @@ def test_the_form_says_how_much_it_is_and_what_it_needs(
     page = login("root").post("/console/models/add/", asked)
     text = page.content.decode()
     assert page.status_code == 200
-    assert f"<dt>To download</dt><dd>{filesizeformat(wanted(hub))}," in text
-    for told in ("LlamaForCausalLM", "Weights in memory", "Free on the disk now", "It fits."):
-        assert told in text, told
+    assert f"<dt>To download</dt><dd>{filesizeformat(download_bytes(hub))}," in text
+    for expected_text in (
+        "LlamaForCausalLM",
+        "Weights in memory",
+        "Free on the disk now",
+        "It fits.",
+    ):
+        assert expected_text in text, expected_text
     # The headers of the weights, and no more of them.
     assert weights(hub) == ["bytes=0-100000"]
     assert not ServedModel.objects.filter(name="tiny").exists()
@@ -76,14 +81,14 @@ def test_the_form_says_how_much_it_is_and_what_it_needs(
 
 
 def test_the_estimate_is_the_one_of_the_files_themselves(hub: Hub, cache: dict[str, str]) -> None:
-    found = get_download_info(REPOSITORY, cache)
-    assert found.checkpoint == read_checkpoint(Path(DEMO))
-    assert (found.nbytes, found.cached_bytes, found.remaining_bytes) == (
-        wanted(hub),
+    download_info = get_download_info(REPOSITORY, cache)
+    assert download_info.checkpoint == read_checkpoint(Path(DEMO))
+    assert (download_info.nbytes, download_info.cached_bytes, download_info.remaining_bytes) == (
+        download_bytes(hub),
         0,
-        wanted(hub),
+        download_bytes(hub),
     )
-    assert found.fits
+    assert download_info.fits
 
 
 def test_shards_are_told_by_their_index(hub: Hub, cache: dict[str, str]) -> None:
@@ -116,9 +121,9 @@ def test_weights_that_are_none_still_have_a_size(
     hub: Hub, cache: dict[str, str], content: bytes
 ) -> None:
     (hub.folder / "model.safetensors").write_bytes(content)
-    found = get_download_info(REPOSITORY, cache)
-    assert found.nbytes == wanted(hub)
-    assert found.checkpoint is None or found.checkpoint.parameters == 0
+    download_info = get_download_info(REPOSITORY, cache)
+    assert download_info.nbytes == download_bytes(hub)
+    assert download_info.checkpoint is None or download_info.checkpoint.parameters == 0
 
 
 def test_a_models_page_and_the_api_ask_when_they_are_asked(
@@ -129,11 +134,11 @@ def test_a_models_page_and_the_api_ask_when_they_are_asked(
     page = root.get(f"/console/models/{model.pk}/").content.decode()
     assert "asks the hub for their size" in page
     assert hub.asked == []
-    told = root.get(f"/console/models/{model.pk}/?hub=yes&sequences=2").content.decode()
-    assert "To download" in told
-    assert "KV cache of 2 sequences" in told
+    text = root.get(f"/console/models/{model.pk}/?hub=yes&sequences=2").content.decode()
+    assert "To download" in text
+    assert "KV cache of 2 sequences" in text
     answer = root.get(f"/api/models/{model.pk}/download/").json()
-    assert (answer["nbytes"], answer["there"], answer["fits"]) == (wanted(hub), 0, True)
+    assert (answer["nbytes"], answer["there"], answer["fits"]) == (download_bytes(hub), 0, True)
     assert root.get(f"/api/models/{model.pk}/need/").json()["fits"] is True
     owner = login("ada").get(f"/console/models/{model.pk}/?hub=yes")
     assert "To download" not in owner.content.decode()
@@ -143,7 +148,7 @@ def test_what_was_downloaded_is_known_without_the_hub(
     login: Login, hub: Hub, cache: dict[str, str]
 ) -> None:
     snapshot_download(REPOSITORY, cache_dir=cache["download_dir"], allow_patterns=["*.json"])
-    part = sum(each.stat().st_size for each in hub.files() if each.suffix == ".json")
+    part = sum(file.stat().st_size for file in hub.files() if file.suffix == ".json")
     assert get_download_info(REPOSITORY, cache).cached_bytes == part
     snapshot_download(REPOSITORY, cache_dir=cache["download_dir"])
     hub.asked.clear()
@@ -236,9 +241,9 @@ def test_a_hub_that_does_not_answer_is_named(
     model = ServedModel.objects.create(name="tiny", source="someone/else", settings=cache)
     answer = login("root").get(f"/api/models/{model.pk}/download/")
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "hub_unavailable")
-    with pytest.raises(InvalidRequest) as wrong:
+    with pytest.raises(InvalidRequest) as invalid_error:
         get_download_info("some one/else", cache)
-    assert wrong.value.param == "source"
+    assert invalid_error.value.param == "source"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     off = login("root").get(f"/console/models/{model.pk}/?hub=yes").content.decode()
     assert "is disabled (HF_HUB_OFFLINE)" in off

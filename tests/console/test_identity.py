@@ -54,8 +54,8 @@ def sign_on(provider: Provider, client: Client | None = None, **claims: Any) -> 
 
 
 def role_of(name: str, slug: str = "acme") -> str | None:
-    found = Membership.objects.filter(user__username=name, tenant__slug=slug).first()
-    return found.role if found else None
+    membership = Membership.objects.filter(user__username=name, tenant__slug=slug).first()
+    return membership.role if membership else None
 
 
 def test_somebody_new_comes_in_with_what_their_groups_are_worth(
@@ -260,7 +260,7 @@ def test_a_code_may_come_a_step_late_and_works_once(
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "held"),
+    ("asked", "name", "required"),
     [
         (["operator"], "root", True),
         (["operator"], "ada", False),
@@ -270,12 +270,12 @@ def test_a_code_may_come_a_step_late_and_works_once(
     ],
 )
 def test_a_role_may_ask_for_a_second_factor(
-    login: Login, settings: Any, asked: list[str], name: str, held: bool
+    login: Login, settings: Any, asked: list[str], name: str, required: bool
 ) -> None:
     settings.QUIRE = settings.QUIRE.replace(mfa_roles=asked)
     client = login(name)
     answer = client.get("/console/")
-    if held:
+    if required:
         assert answer["Location"] == "/account/2fa/?required=yes"
         assert client.get("/console/api/usage").json()["error"]["code"] == "second_factor_required"
         assert client.get("/account/2fa/").status_code == 200
@@ -317,29 +317,33 @@ def test_a_recovery_code_works_once(login: Login) -> None:
 
 
 def test_sessions_are_seen_and_ended(rows: None) -> None:
-    here, there = Client(), Client()
-    for client in (here, there):
+    local_client, remote_client = Client(), Client()
+    for client in (local_client, remote_client):
         client.post("/login/", {"login": "ada", "password": PASSWORD})
-    page = here.get("/account/sessions/").content.decode()
+    page = local_client.get("/account/sessions/").content.decode()
     assert page.count("127.0.0.1") == 2
-    here.post("/account/sessions/")
-    assert (here.get("/").status_code, there.get("/").status_code) == (200, 302)
+    local_client.post("/account/sessions/")
+    assert (local_client.get("/").status_code, remote_client.get("/").status_code) == (200, 302)
 
 
 def test_one_session_is_ended_and_the_others_go_on(rows: None) -> None:
     clients = [Client() for _ in range(3)]
     for client in clients:
         client.post("/login/", {"login": "ada", "password": PASSWORD})
-    here, there, elsewhere = clients
+    local_client, second, elsewhere = clients
     ends = re.findall(
-        r"/account/sessions/\d+/end/", here.get("/account/sessions/").content.decode()
+        r"/account/sessions/\d+/end/", local_client.get("/account/sessions/").content.decode()
     )
     assert len(ends) == 2, "not one for the session that looks"
     stranger = Client()
     stranger.post("/login/", {"login": "root", "password": PASSWORD})
     assert stranger.post(ends[0]).status_code == 404
-    assert here.post(ends[0]).status_code == 302
-    assert [each.get("/").status_code for each in (here, there, elsewhere)] == [200, 302, 200]
+    assert local_client.post(ends[0]).status_code == 302
+    assert [client.get("/").status_code for client in (local_client, second, elsewhere)] == [
+        200,
+        302,
+        200,
+    ]
     assert AuditEntry.objects.filter(action="session.end", actor_label="ada").count() == 1
 
 
@@ -347,7 +351,7 @@ def test_a_forgotten_password_is_set_anew_by_mail(login: Login, settings: Any) -
     settings.QUIRE = settings.QUIRE.replace(
         smtp_url="smtp://mail.example", mail_from="quire@mail.example"
     )
-    there = login("ada")
+    remote_client = login("ada")
     for address in ("ada@example.org", "stranger@example.org"):
         assert Client().post("/account/password/reset/", {"email": address}).status_code == 302
     (sent,) = mail.outbox
@@ -356,7 +360,7 @@ def test_a_forgotten_password_is_set_anew_by_mail(login: Login, settings: Any) -
     form = guest.get(path)["Location"]
     guest.post(form, {"password1": NEW, "password2": NEW})
     assert User.objects.get(username="ada").check_password(NEW)
-    assert there.get("/").status_code == 302
+    assert remote_client.get("/").status_code == 302
     assert AuditEntry.objects.filter(action="user.set_password", target_label="ada").exists()
     assert Client().get(path).status_code == 200, "a link works once"
 
@@ -391,8 +395,8 @@ def test_dangerous_acts_ask_for_the_password_again_after_a_while(
     assert answer["Location"].startswith("/account/reauthenticate/?next=")
     assert not ApiKey.objects.exists()
     assert client.get("/console/keys/").status_code == 200
-    wrong = client.post(answer["Location"], {"password": "wrong"})
-    assert wrong.status_code == 200
+    invalid_response = client.post(answer["Location"], {"password": "wrong"})
+    assert invalid_response.status_code == 200
     client.post(answer["Location"], {"password": PASSWORD, "next": "/console/keys/"})
     assert ApiKey.objects.count() == 1, "what was asked for goes on by itself"
 

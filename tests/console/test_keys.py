@@ -36,8 +36,8 @@ def join(name: str, role: Role) -> None:
 
 
 def secret_in(html: str) -> str:
-    (found,) = re.findall(rf'value="({secrets.PREFIX}\w+)"', html)
-    return str(found)
+    (secret,) = re.findall(rf'value="({secrets.PREFIX}\w+)"', html)
+    return str(secret)
 
 
 def test_a_new_keys_secret_is_in_the_answer_and_never_again(login: Login) -> None:
@@ -57,11 +57,11 @@ def test_a_new_keys_secret_is_in_the_answer_and_never_again(login: Login) -> Non
 
 def test_with_many_keys_the_form_is_one_click_away(login: Login) -> None:
     client = login("ada")
-    for count, there in ((5, False), (6, True)):
+    for count, is_offered in ((5, False), (6, True)):
         while ApiKey.objects.filter(tenant__slug="acme").count() < count:
             key_of("ada")
         page = client.get(PAGE).content.decode()
-        assert ('href="#make-title"' in page) is there
+        assert ('href="#make-title"' in page) is is_offered
         assert 'id="make-title"' in page
 
 
@@ -156,14 +156,14 @@ def test_fault_23_foreign_keys_and_tenants_are_not_there(login: Login, deed: str
 
 
 def test_only_operators_are_offered_the_operators_scope(login: Login) -> None:
-    wanted = NEW | {"scopes": ["operator"]}
+    invalid_form = NEW | {"scopes": ["operator"]}
     ada = login("ada")
     assert 'value="operator"' not in ada.get(PAGE).content.decode()
-    assert "operator is not one of" in ada.post(PAGE, wanted).content.decode()
+    assert "operator is not one of" in ada.post(PAGE, invalid_form).content.decode()
     assert ApiKey.objects.count() == 0
     root = login("root")
     assert 'value="operator"' in root.get(PAGE).content.decode()
-    root.post(PAGE, wanted)
+    root.post(PAGE, invalid_form)
     assert ApiKey.objects.get().scopes == ["operator"]
 
 

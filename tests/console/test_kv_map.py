@@ -29,38 +29,38 @@ from tests.console.conftest import Beat, Login
 from tests.console.seed import PASSWORD
 from tests.engine.helpers import Driver
 
-Shown = dict[int, tuple[Any, ...]]
+CellUsers = dict[int, tuple[Any, ...]]
 
 
 class Page:
     """What a page holds after the frames that it got."""
 
     def __init__(self) -> None:
-        self.cells: Shown = {}
+        self.cells: CellUsers = {}
         self.frames: list[dict[str, Any]] = []
 
-    def apply_frame(self, told: dict[str, Any] | None) -> None:
-        if told is None:
+    def apply_frame(self, frame: dict[str, Any] | None) -> None:
+        if frame is None:
             return
-        self.frames.append(told)
-        if told.get("whole"):
+        self.frames.append(frame)
+        if frame.get("whole"):
             self.cells = {}
-        for slot in told.get("gone", ()):
+        for slot in frame.get("gone", ()):
             del self.cells[slot]
-        for slot, refs, cached, owner, users, adapter, _ in told["blocks"]:
-            words = told["words"]
+        for slot, refs, cached, owner, users, adapter, _ in frame["blocks"]:
+            words = frame["words"]
             names = tuple(sorted(words[user] for user in users))
             self.cells[slot] = (refs, cached, words[owner], names, words[adapter])
 
 
 def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
-    rng, made = (
+    rng, kv_map_builder = (
         random.Random(3),
         KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r"), "r", "r-1"),
     )
     driver, mirror = Driver(num_blocks=40, token_budget=30), Mirror()
     sight, page, alive = TenantBlockView("acme"), Page(), []
-    made.watch(b"1")
+    kv_map_builder.watch(b"1")
     for turn in range(100):
         tenant = rng.choice(["acme", "rival"])
         prompt = [rng.randrange(5) for _ in range(rng.randrange(4, 20))]
@@ -70,67 +70,67 @@ def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
             driver.step()
         if alive and rng.random() < 0.4:
             driver.scheduler.finish(alive.pop(0), "abort")
-        frame = made.frame(driver.scheduler)
+        frame = kv_map_builder.frame(driver.scheduler)
         changed = mirror.apply_frame(frame)
         assert changed is not None
         page.apply_frame(
             sight.full_frame(mirror) if turn == 0 else sight.delta(mirror, changed, frame.evicted)
         )
-        own = sorted(
+        owned_cells = sorted(
             (cell.refs, int(cell.cached), cell.owner, tuple(sorted(cell.users)), cell.adapter)
             for cell in mirror.cells.values()
             if cell.owner == "acme" and (cell.refs or cell.cached)
         )
-        assert sorted(page.cells.values()) == own
+        assert sorted(page.cells.values()) == owned_cells
         # Slots are dense: no gap tells of others' blocks between.
         assert all(slot < 40 for slot in page.cells)
     assert "rival" not in repr(page.frames)
-    assert not any("num_free" in told or "num_cached" in told for told in page.frames)
+    assert not any("num_free" in frame or "num_cached" in frame for frame in page.frames)
 
 
-def run(others: list[int], warm: bool) -> list[dict[str, Any]]:
+def run(prompt: list[int], warm: bool) -> list[dict[str, Any]]:
     """What Acme's page is sent while Rival sends a prompt that hits its own cache, or doesn't."""
-    made = KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r"), "r", "r-1")
+    kv_map_builder = KVMapBuilder(KVMapPublisher(redis.Redis(), "none", "r"), "r", "r-1")
     driver, mirror, sight = (
         Driver(num_blocks=200, token_budget=50),
         Mirror(),
         TenantBlockView("acme"),
     )
-    first = driver.add(others if warm else [99, *others[1:]], tenant="rival", namespace="rival")
+    first = driver.add(prompt if warm else [99, *prompt[1:]], tenant="rival", namespace="rival")
     driver.step()
     driver.scheduler.finish(first, "stop")
     mine = driver.add(list(range(30)), tenant="acme", namespace="acme")
     driver.step()
-    made.watch(b"1")
-    mirror.apply_frame(made.frame(driver.scheduler))
-    told = [sight.full_frame(mirror)]
-    driver.add(others, tenant="rival", namespace="rival", max_tokens=3)
+    kv_map_builder.watch(b"1")
+    mirror.apply_frame(kv_map_builder.frame(driver.scheduler))
+    frames = [sight.full_frame(mirror)]
+    driver.add(prompt, tenant="rival", namespace="rival", max_tokens=3)
     for _ in range(6):
         driver.step()
-        frame = made.frame(driver.scheduler)
+        frame = kv_map_builder.frame(driver.scheduler)
         changed = mirror.apply_frame(frame)
         assert changed is not None
         if (news := sight.delta(mirror, changed, frame.evicted)) is not None:
-            told.append(news)
+            frames.append(news)
     assert mine.num_output_tokens > 0
-    return [{k: v for k, v in each.items() if k != "at"} for each in told]
+    return [{k: v for k, v in frame_data.items() if k != "at"} for frame_data in frames]
 
 
 def test_fault_50_a_tenants_map_is_the_same_whether_anothers_guess_is_cached_or_not() -> None:
-    others = list(range(40, 80))
-    assert run(others, warm=True) == run(others, warm=False)
+    other_prompt = list(range(40, 80))
+    assert run(other_prompt, warm=True) == run(other_prompt, warm=False)
 
 
 def owned_by(*owners: str, number: int = 1) -> KVMapFrame:
     """Cached blocks 0, 1, ... of these tenants; a whole frame if it's the first."""
     words = sorted({*owners, ""})
-    told = frame(number, whole=number == 1)
-    told.words, told.num_blocks = words, len(owners)
-    told.blocks = [
+    reported_frame = frame(number, full=number == 1)
+    reported_frame.words, reported_frame.num_blocks = words, len(owners)
+    reported_frame.blocks = [
         KVMapBlock(block_id, 0, True, words.index(owner), [], 0)
         for block_id, owner in enumerate(owners)
     ]
-    return told
+    return reported_frame
 
 
 def test_a_page_that_opens_is_told_of_a_large_pool_in_pieces(
@@ -154,14 +154,14 @@ def test_a_page_that_opens_is_told_of_a_large_pool_in_pieces(
     operator, tenant = (page for _, page in views.values())
     assert (len(operator.cells), len(tenant.cells)) == (45, 13)
     assert [cell[2] for cell in operator.cells.values()].count(acme) == 13
-    assert max(len(told["blocks"]) for page in (operator, tenant) for told in page.frames) == 10
-    assert [told.get("whole", False) for told in tenant.frames] == [True, False, False]
+    assert max(len(frame["blocks"]) for page in (operator, tenant) for frame in page.frames) == 10
+    assert [frame.get("whole", False) for frame in tenant.frames] == [True, False, False]
     # Nine of others lie between two of its own: its first piece is as full as if none did.
     assert len(tenant.frames[0]["blocks"]) == 10
     assert not any(view.pending_blocks or view.next_frame(mirror) for view, _ in views.values())
 
 
-def frame(number: int, run: int = 1, *, whole: bool = False) -> KVMapFrame:
+def frame(number: int, run: int = 1, *, full: bool = False) -> KVMapFrame:
     return KVMapFrame(
         replica_id="r",
         incarnation="r-1",
@@ -172,7 +172,7 @@ def frame(number: int, run: int = 1, *, whole: bool = False) -> KVMapFrame:
         block_size=16,
         num_free=4,
         num_cached=0,
-        whole=whole,
+        whole=full,
     )
 
 
@@ -191,8 +191,10 @@ async def test_a_question_that_was_taken_for_an_old_one_is_asked_again(
             while not seen.is_set():
                 number += 1
                 asked = int(await client.get(watch_key("r", key_prefix)) or 1)
-                told = frame(number) if asked == 1 else frame(1, asked, whole=True)
-                await client.publish(frames_key("r", key_prefix), msgspec.msgpack.encode(told))
+                reported_frame = frame(number) if asked == 1 else frame(1, asked, full=True)
+                await client.publish(
+                    frames_key("r", key_prefix), msgspec.msgpack.encode(reported_frame)
+                )
                 await asyncio.sleep(0.02)
     finally:
         kv_hub.hub.leave("r", listener)
@@ -202,7 +204,7 @@ async def test_a_question_that_was_taken_for_an_old_one_is_asked_again(
 def test_a_frame_that_does_not_follow_asks_for_a_whole_one() -> None:
     mirror = Mirror()
     assert mirror.apply_frame(frame(2)) is None
-    assert mirror.apply_frame(frame(1, whole=True)) == set()
+    assert mirror.apply_frame(frame(1, full=True)) == set()
     assert mirror.apply_frame(frame(2)) == set()
     assert mirror.apply_frame(frame(4)) is None
     assert mirror.apply_frame(frame(2, run=2)) is None
@@ -240,9 +242,9 @@ def test_who_sees_which_replica_and_the_button(
     page = client.get("/console/kv/").content.decode()
     assert ("acme-1" in page) == sees
     assert ('id="proof-form"' in page) == proves
-    told = client.get("/api/blocks/acme-1/", {"tenant": "acme"})
+    response = client.get("/api/blocks/acme-1/", {"tenant": "acme"})
     # Nobody publishes for this heartbeat: whoever may look hears that.
-    assert told.status_code == (503 if sees else 404)
+    assert response.status_code == (503 if sees else 404)
     if who not in ("root", "nobody"):
         assert client.get("/api/blocks/acme-1/").status_code == 404
     body = {"tenant": "acme", "model": "acme-private"}

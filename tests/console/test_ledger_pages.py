@@ -34,11 +34,11 @@ PAGES = ("usage", "budgets", "webhook", "data")
 
 @pytest.fixture
 def acme(rows: None) -> Tenant:
-    found = Tenant.objects.get(slug="acme")
+    tenant = Tenant.objects.get(slug="acme")
     for name, role in ROLES.items():
         user = User.objects.create_user(name, f"{name}@example.org", "a long password")
-        actions.add_member(actor=SYSTEM_ACTOR, tenant=found, user=user, role=role)
-    return found
+        actions.add_member(actor=SYSTEM_ACTOR, tenant=tenant, user=user, role=role)
+    return tenant
 
 
 def use(tenant: Tenant, number: int = 0, **fields: Any) -> None:
@@ -73,9 +73,9 @@ def test_a_strangers_tenant_is_not_found(login: Login, acme: Tenant, page: str) 
 
 def test_posts_of_strangers_change_nothing(login: Login, acme: Tenant) -> None:
     client = login("olga")
-    made = money.set_budget(actor=SYSTEM_ACTOR, tenant=acme, period="day", tokens=5)
+    budget = money.set_budget(actor=SYSTEM_ACTOR, tenant=acme, period="day", tokens=5)
     money.set_webhook(actor=SYSTEM_ACTOR, tenant=acme, url="https://x.example/in")
-    for path in ("budgets/set/", f"budgets/{made.pk}/delete/", "webhook/set/", "webhook/delete/"):
+    for path in ("budgets/set/", f"budgets/{budget.pk}/delete/", "webhook/set/", "webhook/delete/"):
         form = {"tenant": "acme", "period": "day", "tokens": 1, "url": "https://y.example"}
         assert client.post(f"/console/{path}", form).status_code == 404, path
     for path in ("webhook/test/", "data/keep/", "data/export/", "data/erase/"):
@@ -151,8 +151,8 @@ def test_more_than_is_read_at_once_comes_page_by_page_and_the_file_has_all(
         monkeypatch.setattr(report_pages, name, 3)
     ada = User.objects.get(username="ada")
     for number in range(6):  # two models a day
-        at = datetime(2026, 3, 1 + number // 2, 12, tzinfo=UTC)
-        use(acme, number, model=f"m{number}", started_at=at, user_id=ada.pk)
+        started_at = datetime(2026, 3, 1 + number // 2, 12, tzinfo=UTC)
+        use(acme, number, model=f"m{number}", started_at=started_at, user_id=ada.pk)
     query = {**of, "first": "2026-03-01", "last": "2026-03-03", "by": "model"}
     client = login("root")
     text = text_of(client, "/console/usage/", **query)
@@ -186,8 +186,8 @@ def test_the_whole_installations_usage_is_the_operators(login: Login, acme: Tena
     assert "acme" in text
     assert "rival" in text
     assert login("ada").get("/console/usage/", query).status_code == 403
-    own = {**query, "all": "no", "tenant": "acme"}
-    assert "rival" not in text_of(login("ada"), "/console/usage/", **own)
+    query_of_tenant = {**query, "all": "no", "tenant": "acme"}
+    assert "rival" not in text_of(login("ada"), "/console/usage/", **query_of_tenant)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +233,10 @@ def test_admins_set_budgets_of_keys_and_operators_all(login: Login, acme: Tenant
 def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tenant) -> None:
     root = login("root")
     form = {"tenant": "acme", "period": "day", "tokens": "5"}
-    for name, told in (("quil", True), ("quill", False), ("acme-private", False)):
+    for name, is_unknown in (("quil", True), ("quill", False), ("acme-private", False)):
         root.post("/console/budgets/set/", {**form, "model": name})
         page = text_of(root, "/console/budgets/", tenant="acme")
-        assert (f"No model or adapter is called {name} today" in page) == told, name
+        assert (f"No model or adapter is called {name} today" in page) == is_unknown, name
     assert page.count("no model has this name now") == 1
     root.post("/console/prices/set/", {"model": "quil", "input": "1", "output": "2"})
     page = text_of(root, "/console/prices/")
@@ -302,7 +302,7 @@ def test_prices_are_seen_by_members_and_set_by_operators(login: Login, acme: Ten
         text = text_of(login(name), "/console/prices/")
         assert "acme-private" not in text
         assert "No model that you may use has a price" in text
-    begun, coming = Price.objects.order_by("valid_from")
+    started, coming = Price.objects.order_by("valid_from")
     assert login("ada").post(f"/console/prices/{coming.pk}/delete/").status_code == 403
     UsageEntry.objects.create(
         request_id="billed",
@@ -311,16 +311,16 @@ def test_prices_are_seen_by_members_and_set_by_operators(login: Login, acme: Ten
         model="acme-private",
         cost_nanos=1,
         stream=False,
-        started_at=begun.valid_from,
+        started_at=started.valid_from,
         prompt_tokens=9,
         cached_tokens=0,
         completion_tokens=1,
         status=200,
         duration_ms=1.0,
     )
-    assert client.post(f"/console/prices/{begun.pk}/delete/").status_code == 409
+    assert client.post(f"/console/prices/{started.pk}/delete/").status_code == 409
     assert client.post(f"/console/prices/{coming.pk}/delete/").status_code == 302
-    assert Price.objects.get() == begun
+    assert Price.objects.get() == started
 
 
 # -- webhook ----------------------------------------------------------------------------------
@@ -339,12 +339,12 @@ def test_admins_set_try_and_take_away_the_webhook(
     bad = client.post("/console/webhook/set/", {**form, "url": "file:///etc/passwd"})
     assert bad.status_code == 400
     assert client.post("/console/webhook/test/", {"tenant": "acme"}).status_code == 302
-    made = WebhookDelivery.objects.get()
-    webhooks.deliver_event(made.pk)
+    delivery = WebhookDelivery.objects.get()
+    webhooks.deliver_event(delivery.pk)
     text = text_of(client, "/console/webhook/", tenant="acme")
-    assert made.event_id in text
+    assert delivery.event_id in text
     assert ">500<" in text
-    again = f"/console/webhook/{made.pk}/again/"
+    again = f"/console/webhook/{delivery.pk}/again/"
     assert client.post(again, {"tenant": "acme"}).status_code == 409, "it still waits"
     WebhookDelivery.objects.update(next_try_at=None)
     assert client.post(again, {"tenant": "acme"}).status_code == 302
@@ -411,8 +411,8 @@ def test_an_owner_keeps_takes_along_and_erases(
     with zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content))) as archive:
         assert "usage.jsonl" in archive.namelist()
     assert AuditEntry.objects.filter(action="tenant.export", actor_label="ada").exists()
-    wrong = client.post("/console/data/erase/", {"tenant": "acme", "confirm": "Acme"})
-    assert wrong.status_code == 400
+    invalid_response = client.post("/console/data/erase/", {"tenant": "acme", "confirm": "Acme"})
+    assert invalid_response.status_code == 400
     done = client.post("/console/data/erase/", {"tenant": "acme", "confirm": "acme"})
     assert done["Location"] == "/login/"
     assert client.get("/console/").status_code == 302, "logged out"
@@ -465,8 +465,8 @@ def test_a_key_whose_limits_are_refused_is_not_made(login: Login, acme: Tenant) 
     answer = login("ada").post("/console/keys/", {**form, "addresses": "10.0.0.1/8"})
     assert answer.status_code == 400
     assert "isn&#x27;t an address range" in answer.content.decode()
-    wrong = login("ada").post("/console/keys/", {**form, "requests_per_minute": "many"})
-    assert "field-error" in wrong.content.decode()
+    invalid_response = login("ada").post("/console/keys/", {**form, "requests_per_minute": "many"})
+    assert "field-error" in invalid_response.content.decode()
     spends = login("mia").post("/console/keys/", {**form, "spending": "1"})
     assert spends.status_code == 403, "Only admins set a spending limit"
     assert not ApiKey.objects.filter(name="bad").exists()

@@ -91,7 +91,7 @@ async def want(page: WebsocketCommunicator, *topics: list[str | None]) -> list[d
     """Subscribe, and read what is so now; all else that comes until then."""
     await page.send_json_to({"type": "want", "topics": list(topics)})
     await page.send_json_to({"type": "ping"})
-    others: list[dict[str, Any]] = []
+    other_frames: list[dict[str, Any]] = []
     num_answered, answered = 0, False
     while not answered or num_answered < len(topics):
         frame = await page.receive_json_from(timeout=30)
@@ -100,11 +100,13 @@ async def want(page: WebsocketCommunicator, *topics: list[str | None]) -> list[d
             continue
         num_answered += 1
         if frame["type"] != "data":
-            others.append(frame)
-    return others
+            other_frames.append(frame)
+    return other_frames
 
 
-async def told(page: WebsocketCommunicator, tenant: str, data: dict[str, Any]) -> dict[str, Any]:
+async def send_frame(
+    page: WebsocketCommunicator, tenant: str, data: dict[str, Any]
+) -> dict[str, Any]:
     """Publish until it comes: joining a group takes the layer a moment."""
     pk = (await Tenant.objects.aget(slug=tenant)).pk
     for _ in range(50):
@@ -130,7 +132,7 @@ async def test_members_hear_their_tenant_and_no_other(name: str) -> None:
         assert await want(page, ["spoken", "acme"]) == []
         rival = (await Tenant.objects.aget(slug="rival")).pk
         await broadcast("spoken", {"of": "rival"}, tenant_id=rival)
-        frame = await told(page, "acme", {"of": "acme"})
+        frame = await send_frame(page, "acme", {"of": "acme"})
         data = {"of": "acme"}
         assert frame == {"type": "data", "topic": "spoken", "tenant": "acme", "data": data}
 
@@ -158,7 +160,7 @@ async def test_fault_23_what_is_not_ones_own_is_refused_and_the_socket_stays(
 async def test_operators_hear_all_tenants_at_once() -> None:
     async with socket("root") as page:
         await want(page, ["spoken", None])
-        assert (await told(page, "rival", {"n": 1}))["data"] == {"n": 1}
+        assert (await send_frame(page, "rival", {"n": 1}))["data"] == {"n": 1}
 
 
 async def test_what_is_so_now_comes_at_once_and_one_task_reads_it_for_all_who_look() -> None:
@@ -180,13 +182,13 @@ async def test_of_several_gateways_one_reads_a_topic_and_all_hear_it(
     monkeypatch.setitem(TOPICS, "counted", topic)
     reads.clear()
     key = ("counted", (await Tenant.objects.aget(slug="acme")).pk)
-    others = [Leader(), Leader()]
+    leaders = [Leader(), Leader()]
     async with socket("ada") as page:
         await page.send_json_to({"type": "want", "topics": [["counted", "acme"]]})
-        for other in others:
+        for other in leaders:
             other.add(topic, key, page)
         numbers = [(await page.receive_json_from(timeout=30))["data"]["number"] for _ in range(10)]
-        for other in others:
+        for other in leaders:
             other.remove(key, page)
     # Each read was heard once: three that read would have sent more than was read by one.
     assert numbers == list(range(1, 11))
@@ -301,11 +303,11 @@ async def test_who_comes_while_rights_are_looked_at_ends_no_look(
     async def lose_later() -> None:
         later.set()
 
-    def look(users: set[int]) -> dict[int, set[int]]:
+    def find_tenants(users: set[int]) -> dict[int, set[int]]:
         watch._watched[lose_later] = (2, {7})  # as `watch` does in the loop
         return {user: set() for user in users}
 
-    monkeypatch.setattr("console.live.hub._allowed_tenants", look)
+    monkeypatch.setattr("console.live.hub._allowed_tenants", find_tenants)
     monkeypatch.setattr("console.live.hub.POLL_INTERVAL_S", 0.01)
     watch.watch(lose, 1, {7})
     await asyncio.wait_for(lost.wait(), 30)

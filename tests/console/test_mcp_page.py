@@ -90,8 +90,8 @@ def test_the_same_by_the_api(login: Login, url: str) -> None:
     assert tested["tools"][0]["name"] == "forecast"
     assert root.put(f"{API}weather/", {"public": True}, content_type=json).json()["url"] == url
     assert [row["name"] for row in root.get(API).json()["results"]] == ["weather"]
-    wrong = root.put(f"{API}other/", {"uri": url}, content_type=json)
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "uri")
+    invalid_response = root.put(f"{API}other/", {"uri": url}, content_type=json)
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (400, "uri")
     for name in ("ada", "nobody"):
         client = login(name)
         assert client.get(API).status_code == 403
@@ -117,8 +117,8 @@ def test_a_servers_words_do_not_steer_the_terminal() -> None:
 
 @pytest.mark.usefixtures("rows")
 def test_the_same_by_commands(url: str) -> None:
-    said = run("set_mcp_server", "weather", "--url", url, "--tenant", "acme")
-    assert "weather is set. Tools: forecast" in said
+    printed = run("set_mcp_server", "weather", "--url", url, "--tenant", "acme")
+    assert "weather is set. Tools: forecast" in printed
     assert "acme" in run("list_mcp_servers")
     assert "The weather of a city." in run("check_mcp_server", "weather")
     assert "all" in run("set_mcp_server", "weather", "--public") + run("list_mcp_servers")

@@ -67,19 +67,19 @@ def test_each_kind_of_person_sees_the_page_or_not(people: dict[str, Client], kin
     assert people[kind].get(PAGE, {"tenant": "acme"}).status_code == SEES[kind]
     audit = {**SEES, "member": 403, "viewer": 403}
     assert people[kind].get(AUDIT, {"tenant": "acme"}).status_code == audit[kind]
-    whole = people[kind].get(AUDIT, {"all": "yes"}).status_code
-    assert whole == {"operator": 200, "stranger": 302}.get(kind, 403)
+    full_status_code = people[kind].get(AUDIT, {"all": "yes"}).status_code
+    assert full_status_code == {"operator": 200, "stranger": 302}.get(kind, 403)
 
 
 @pytest.mark.parametrize("kind", MAY)
 def test_each_kind_of_person_may_do_each_deed_or_not(people: dict[str, Client], kind: str) -> None:
     acme = Tenant.objects.get(slug="acme")
-    made = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email="x@example.org")
+    invited = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email="x@example.org")
     account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="ci")
-    before = AuditEntry.objects.count()
+    initial_audit_entry_count = AuditEntry.objects.count()
     deeds: dict[str, dict[str, str]] = {
         f"{PAGE}invite/": {"email": "new@example.org", "role": "member"},
-        f"/console/invitations/{made.invitation.pk}/revoke/": {},
+        f"/console/invitations/{invited.invitation.pk}/revoke/": {},
         "/console/service-accounts/add/": {"name": "nightly", "role": "member"},
         f"/console/service-accounts/{account.pk}/retire/": {},
         f"{PAGE}{row_of('viewer').pk}/role/": {"role": "member"},
@@ -93,7 +93,9 @@ def test_each_kind_of_person_may_do_each_deed_or_not(people: dict[str, Client], 
         if kind == "stranger":
             assert answer["Location"].startswith("/login/")
         assert people[kind].get(address).status_code in (302, 405)
-    assert (AuditEntry.objects.count() == before) == (kind not in ("owner", "admin", "operator"))
+    assert (AuditEntry.objects.count() == initial_audit_entry_count) == (
+        kind not in ("owner", "admin", "operator")
+    )
 
 
 def test_an_admin_cannot_reach_above(people: dict[str, Client]) -> None:
@@ -112,12 +114,12 @@ def test_rows_of_another_tenant_are_not_there(people: dict[str, Client]) -> None
     rival = Tenant.objects.get(slug="rival")
     theirs = Membership.objects.get(tenant=rival)
     account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=rival, name="ci")
-    made = actions.invite(actor=SYSTEM_ACTOR, tenant=rival, email="x@example.org").invitation
+    invitation = actions.invite(actor=SYSTEM_ACTOR, tenant=rival, email="x@example.org").invitation
     for address in (
         f"{PAGE}{theirs.pk}/role/",
         f"{PAGE}{theirs.pk}/remove/",
         f"/console/service-accounts/{account.pk}/retire/",
-        f"/console/invitations/{made.pk}/revoke/",
+        f"/console/invitations/{invitation.pk}/revoke/",
     ):
         assert (
             people["owner"].post(address, {"tenant": "acme", "role": "viewer"}).status_code == 404
@@ -178,12 +180,12 @@ def test_somebody_who_is_logged_in_joins_as_they_are(people: dict[str, Client]) 
 @pytest.mark.parametrize("end", ["revoked", "expired", "replaced", "inviter", "demoted", "off"])
 def test_a_link_that_has_ended_lets_nobody_in(people: dict[str, Client], end: str) -> None:
     link = invite(people["admin"])
-    made = Invitation.objects.get()
+    invitation = Invitation.objects.get()
     acme = Tenant.objects.get(slug="acme")
     if end == "revoked":
-        actions.revoke_invitation(actor=SYSTEM_ACTOR, invitation=made)
+        actions.revoke_invitation(actor=SYSTEM_ACTOR, invitation=invitation)
     elif end == "expired":
-        Invitation.objects.update(expires_at=made.created_at)
+        Invitation.objects.update(expires_at=invitation.created_at)
     elif end == "replaced":
         invite(people["admin"])
     elif end == "inviter":
@@ -274,9 +276,9 @@ def test_the_log_is_exported_without_other_tenants(people: dict[str, Client]) ->
     assert rows[0]["action"] == "service_account.create"
     assert rows[0]["target"] == "'=1+1"
     answer = people["operator"].get(AUDIT, {"format": "json", "all": "yes"})
-    found = json.loads(b"".join(answer.streaming_content))  # type: ignore[attr-defined]
-    assert {"acme", "rival"} <= {row["tenant"] for row in found}
-    assert len(found) == AuditEntry.objects.count()
+    payload = json.loads(b"".join(answer.streaming_content))  # type: ignore[attr-defined]
+    assert {"acme", "rival"} <= {row["tenant"] for row in payload}
+    assert len(payload) == AuditEntry.objects.count()
     refused = people["member"].get(AUDIT, {"format": "json", "tenant": "acme"})
     assert refused.status_code == 403
 

@@ -41,9 +41,9 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("given", SETTINGS)
-def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> None:
-    form = SettingsForm(given)
+@pytest.mark.parametrize("values", SETTINGS)
+def test_what_is_shown_and_sent_back_is_what_it_was(values: dict[str, Any]) -> None:
+    form = SettingsForm(values)
     data = QueryDict(mutable=True)
     for name, option in form.options.items():
         if option.kind == "pairs":
@@ -52,13 +52,13 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
         else:
             data[PREFIX + name] = option.value
     again = SettingsForm()
-    assert again.read(data) == given
+    assert again.read(data) == values
     assert not again.has_errors
-    assert sum(group.num_set for group in form.groups) == len(given)
+    assert sum(group.num_set for group in form.groups) == len(values)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "text"),
     [
         ("max_model_len", "0", "at least 1"),
         ("max_model_len", "many", "whole number"),
@@ -74,13 +74,13 @@ def test_what_is_shown_and_sent_back_is_what_it_was(given: dict[str, Any]) -> No
         ("tool_call_parser", "nobody", "hermes"),
     ],
 )
-def test_an_error_stands_at_its_field(field: str, value: str, told: str) -> None:
+def test_an_error_stands_at_its_field(field: str, value: str, text: str) -> None:
     form = SettingsForm()
     more = {"speculative_config__value": "1"} if field.startswith("spec") else {}
     form.read(sent(**{field: value}, **more))
-    wrong = {name: option.error for name, option in form.options.items() if option.error}
-    assert list(wrong) == [field.partition("__")[0]]
-    assert told in wrong[field.partition("__")[0]]
+    invalid_errors = {name: option.error for name, option in form.options.items() if option.error}
+    assert list(invalid_errors) == [field.partition("__")[0]]
+    assert text in invalid_errors[field.partition("__")[0]]
 
 
 def test_what_no_single_field_can_know_stands_at_the_one_that_the_engine_names() -> None:

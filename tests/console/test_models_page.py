@@ -43,9 +43,9 @@ def member(name: str, role: str) -> None:
 
 
 def form(**more: Any) -> dict[str, Any]:
-    plain = {"source": DEMO, "num_replicas": "1", "num_spares": "0", "idle_minutes": "0"}
-    plain["num_prefill"] = "0"
-    return {**plain, "public": "on", "managed": "on", **more}
+    baseline = {"source": DEMO, "num_replicas": "1", "num_spares": "0", "idle_minutes": "0"}
+    baseline["num_prefill"] = "0"
+    return {**baseline, "public": "on", "managed": "on", **more}
 
 
 @pytest.mark.parametrize("role", ["owner", "admin", "member", "viewer"])
@@ -69,7 +69,7 @@ def test_a_tenants_people_see_their_models_and_no_more(
     log = client.get(f"/console/api/replica-log?model={quill.pk}&replica=quill-0")
     assert log.status_code == 403
     assert "detail" not in client.get(f"/console/api/model?model={quill.pk}").json()
-    names = {each["name"] for each in client.get("/console/api/model-states").json()["models"]}
+    names = {model["name"] for model in client.get("/console/api/model-states").json()["models"]}
     assert names == {"quill", "acme-private", "shelved"}
 
 
@@ -78,12 +78,12 @@ DEEDS = ("load", "unload", "sleep", "wake", "restart", "delete", "settings")
 
 @pytest.mark.parametrize("deed", DEEDS)
 def test_only_operators_do_anything(login: Login, quill: ServedModel, deed: str) -> None:
-    before = ServedModel.objects.values().get(pk=quill.pk)
+    initial_served_model = ServedModel.objects.values().get(pk=quill.pk)
     assert login("ada").post(f"/console/models/{quill.pk}/{deed}/", form()).status_code == 403
     stranger = login("ada").post(f"/console/models/{private('rival-private').pk}/{deed}/", form())
     assert stranger.status_code in (403, 404)
     assert login("nobody").post(f"/console/models/{private().pk}/{deed}/").status_code in (403, 404)
-    assert ServedModel.objects.values().get(pk=quill.pk) == before
+    assert ServedModel.objects.values().get(pk=quill.pk) == initial_served_model
 
 
 def test_an_outsider_sees_a_sentence(login: Login) -> None:
@@ -96,8 +96,8 @@ def test_what_it_needs_is_worked_out_before_it_is_loaded(login: Login, quill: Se
     assert "LlamaForCausalLM" in page
     assert "KV cache of 4 sequences of 1,000 tokens" in page
     assert "It fits." in page
-    wrong = root.get(f"/console/models/{quill.pk}/?sequences=none").content.decode()
-    assert "sequences must be a whole number" in wrong
+    invalid_text = root.get(f"/console/models/{quill.pk}/?sequences=none").content.decode()
+    assert "sequences must be a whole number" in invalid_text
 
 
 def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
@@ -109,12 +109,14 @@ def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
     assert "Required memory" in looked.content.decode()
     assert not ServedModel.objects.filter(name="tiny").exists()
     done = root.post("/console/models/add/", sent)
-    made = ServedModel.objects.get(name="tiny")
-    assert done["Location"] == f"/console/models/{made.pk}/"
-    assert made.settings == {"max_model_len": 512, "quantization": "int8"}
-    assert (made.aliases, made.fallbacks) == (["small", "smaller"], ["quill"])
-    assert (made.idle_minutes, made.desired_state) == (30, DesiredState.LOADED)
-    assert AuditEntry.objects.get(action="model.load", target_id=made.pk).actor_label == "root"
+    served_model = ServedModel.objects.get(name="tiny")
+    assert done["Location"] == f"/console/models/{served_model.pk}/"
+    assert served_model.settings == {"max_model_len": 512, "quantization": "int8"}
+    assert (served_model.aliases, served_model.fallbacks) == (["small", "smaller"], ["quill"])
+    assert (served_model.idle_minutes, served_model.desired_state) == (30, DesiredState.LOADED)
+    assert (
+        AuditEntry.objects.get(action="model.load", target_id=served_model.pk).actor_label == "root"
+    )
     again = root.post("/console/models/add/", sent)
     assert again.status_code == 400
     assert "A model with this name exists already" in again.content.decode()
@@ -159,9 +161,12 @@ def test_a_fallback_must_be_another_model_and_stays_while_it_is_one(
 ) -> None:
     root = login("root")
     shelved = ServedModel.objects.get(name="shelved")
-    for given, told in ((["nothing"], "not found."), (["quill"], "must be another model")):
-        page = root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=given))
-        assert told in page.content.decode()
+    for fallbacks, expected_text in (
+        (["nothing"], "not found."),
+        (["quill"], "must be another model"),
+    ):
+        page = root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=fallbacks))
+        assert expected_text in page.content.decode()
     root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=["shelved"]))
     refused = root.post(f"/console/models/{shelved.pk}/delete/")
     assert refused.status_code == 409
@@ -184,9 +189,9 @@ def test_load_stop_and_delete(login: Login, quill: ServedModel) -> None:
 def test_a_load_is_told_in_phases_and_bytes(login: Login, quill: ServedModel, beat: Beat) -> None:
     phase = LoadPhase(phase="reading", done=50, total=200)
     beat(heartbeat("quill-0", state="loading", load_progress=0.2, loading=phase))
-    found = login("root").get(f"/console/api/model?model={quill.pk}").json()
-    assert found["state"] == "loading"
-    (replica,) = found["detail"]
+    payload = login("root").get(f"/console/api/model?model={quill.pk}").json()
+    assert payload["state"] == "loading"
+    (replica,) = payload["detail"]
     assert replica["phase"] == "Reading and converting weights"
     assert (replica["bytes_done"], replica["bytes_total"]) == (50, 200)
 
@@ -235,7 +240,7 @@ def test_known_models_are_suggested_with_whether_they_fit(
 ) -> None:
     monkeypatch.setattr("catalog.sizing.available_memory", lambda: 5 << 30)
     page = login("root").get("/console/models/add/")
-    fits = {each.source: each.fits for each in page.context["suggestions"]}
+    fits = {suggestion.source: suggestion.fits for suggestion in page.context["suggestions"]}
     assert fits["Qwen/Qwen3-0.6B"]
     assert not fits["Qwen/Qwen3-8B"]
     link = "?source=Qwen%2FQwen3-0.6B&amp;name=qwen3-0.6b"

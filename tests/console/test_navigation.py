@@ -33,9 +33,9 @@ def test_every_page_that_is_built_is_found_under_its_address() -> None:
 
 
 def test_names_and_addresses_are_each_ones_own() -> None:
-    found = list(pages())
-    assert len({page.name for page in found}) == len(found)
-    assert len({page.address for page in found}) == len(found)
+    navigation_pages = list(pages())
+    assert len({page.name for page in navigation_pages}) == len(navigation_pages)
+    assert len({page.address for page in navigation_pages}) == len(navigation_pages)
 
 
 def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +73,12 @@ def test_no_entry_leads_where_nothing_but_a_refusal_is(
     actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=role)
     asked = {"Audit log", "Webhooks", "Data"}
 
-    def shown() -> set[str]:
+    def visible_pages() -> set[str]:
         return {e["page"].title for s in navigation(user, "/") for e in s["entries"]} & asked
 
-    assert shown() == sees
+    assert visible_pages() == sees
     Tenant.objects.filter(pk=acme.pk).update(active=False)
-    assert shown() == set()
+    assert visible_pages() == set()
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,13 @@ def test_replicas_stand_under_their_hosts_with_their_device_and_load(
     assert nodes["gpu-1"].resident_bytes == 3 << 30
     assert (broken.replica_id, broken.state, broken.beat) == ("quill-1", "failed", None)
     text = page.content.decode()
-    for shown in ("NVIDIA H200", "no memory", "not-in-the-catalogue", f"/models/{quill.pk}/"):
-        assert shown in text
+    for expected_text in (
+        "NVIDIA H200",
+        "no memory",
+        "not-in-the-catalogue",
+        f"/models/{quill.pk}/",
+    ):
+        assert expected_text in text
     assert "quill-2" not in text
 
 

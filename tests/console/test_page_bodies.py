@@ -40,8 +40,8 @@ async def test_fault_52_a_strangers_body_is_refused_before_it_is_read(
 
 
 async def test_a_browser_gets_a_page_and_a_wrong_key_is_401(pages: AsgiClient) -> None:
-    shown = {**FORM, "accept": "text/html", "content-length": str(8 << 20)}
-    reply = await pages.open("POST", "/login/", parts=[PART], headers=shown).reply()
+    headers = {**FORM, "accept": "text/html", "content-length": str(8 << 20)}
+    reply = await pages.open("POST", "/login/", parts=[PART], headers=headers).reply()
     assert reply.status == 413
     assert "Too much at once" in reply.body.decode()
     assert "default-src 'none'" in reply.headers["content-security-policy"]

@@ -75,7 +75,7 @@ def test_a_conversation_keeps_the_pictures_of_its_questions() -> None:
     images = [{"id": "file-1", "name": "fox.png"}]
     document["turns"][0]["images"] = images
     assert validate_document(document)["turns"][0]["images"] == images
-    for wrong in ([{"id": "file-1"}], [{"id": "x" * 65, "name": ""}], images * 65, "file-1"):
-        document["turns"][0]["images"] = wrong
+    for invalid in ([{"id": "file-1"}], [{"id": "x" * 65, "name": ""}], images * 65, "file-1"):
+        document["turns"][0]["images"] = invalid
         with pytest.raises(InvalidRequest, match="No conversation"):
             validate_document(document)

@@ -30,7 +30,7 @@ from tenants.models import AuditEntry, Role, Tenant, User
 from tests.console.conftest import Login
 from tests.console.seed import PASSWORD
 
-NOTE = RequestTrace(
+TRACE = RequestTrace(
     header_id="theirs-1",
     admitted_ms=2.0,
     replica="r2",
@@ -78,20 +78,20 @@ def requests(rows: None) -> None:
     for name, role in (("vera", Role.VIEWER), ("mia", Role.MEMBER), ("adam", Role.ADMIN)):
         user = User.objects.get(username=name)
         actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=role)
-    make("chatcmpl-acme", "acme", NOTE, status=200, finish_reason="stop", prompt_tokens=602)
+    make("chatcmpl-acme", "acme", TRACE, status=200, finish_reason="stop", prompt_tokens=602)
     refused = RequestTrace(header_id="late-1", code="rate_limit_exceeded", message="Too many.")
     make("refused-1", "acme", refused, status=429, code="rate_limit_exceeded", times=7)
-    make("chatcmpl-rival", "rival", NOTE, status=200)
+    make("chatcmpl-rival", "rival", TRACE, status=200)
 
 
-def make(name: str, slug: str, note: RequestTrace, **fields: Any) -> RequestEntry:
+def make(name: str, slug: str, trace: RequestTrace, **fields: Any) -> RequestEntry:
     values = {"endpoint": "chat.completions", "model": "quill", "duration_ms": 160.0, **fields}
     return RequestEntry.objects.create(
         request_id=name,
-        header_id=note.header_id,
+        header_id=trace.header_id,
         tenant=Tenant.objects.get(slug=slug),
         started_at=timezone.now() - timedelta(minutes=1),
-        detail=encode_trace(note),
+        detail=encode_trace(trace),
         **values,
     )
 
@@ -115,8 +115,8 @@ SEEN = {
 def test_each_sees_the_requests_of_their_tenants_and_no_others(
     login: Login, requests: None, who: str
 ) -> None:
-    told = get(login, who, "/api/requests/").json()["results"]
-    assert {each["id"] for each in told} == SEEN[who]
+    results = get(login, who, "/api/requests/").json()["results"]
+    assert {row["id"] for row in results} == SEEN[who]
     for name in SEEN["root"]:
         status = 200 if name in SEEN[who] else 404
         for path in (f"/api/requests/{name}/", f"/console/requests/{name}/"):
@@ -150,17 +150,25 @@ def test_any_id_leads_to_the_request(login: Login, requests: None) -> None:
 def test_requests_are_narrowed(login: Login, requests: None) -> None:
     ada = login("ada")
 
-    def found(**query: str) -> set[str]:
-        return {each["id"] for each in ada.get("/api/requests/", query).json()["results"]}
+    def find_ids(**query: str) -> set[str]:
+        return {row["id"] for row in ada.get("/api/requests/", query).json()["results"]}
 
-    assert found(status="refused") == found(status="429") == found(status="4xx") == {"refused-1"}
-    assert found(status="2xx") == found(id="theirs-1") == {"chatcmpl-acme"}
-    assert found(model="other") == found(tenant="rival") == found(user="ada") == set()
+    assert (
+        find_ids(status="refused")
+        == find_ids(status="429")
+        == find_ids(status="4xx")
+        == {"refused-1"}
+    )
+    assert find_ids(status="2xx") == find_ids(id="theirs-1") == {"chatcmpl-acme"}
+    assert find_ids(model="other") == find_ids(tenant="rival") == find_ids(user="ada") == set()
     soon = (timezone.now() + timedelta(hours=1)).isoformat()
-    assert found(after=soon) == set()
-    assert found(before=soon) == {"chatcmpl-acme", "refused-1"}
-    wrong = ada.get("/api/requests/", {"status": "odd"})
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "status")
+    assert find_ids(after=soon) == set()
+    assert find_ids(before=soon) == {"chatcmpl-acme", "refused-1"}
+    invalid_response = ada.get("/api/requests/", {"status": "odd"})
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (
+        400,
+        "status",
+    )
 
 
 def test_a_search_is_not_told_of_newer_requests(login: Login, requests: None) -> None:
@@ -206,11 +214,11 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
         OutputTrace(number=number, queue_ms=1.0, prefill_ms=3.0, num_chunks=1, chunks=[(1, 4)])
         for number in (0, 1)
     ]
-    for each in outputs:
-        each.steps = 1
-    note = RequestTrace(asked={"task": "embed", "dimensions": 8}, outputs=outputs)
+    for trace_output in outputs:
+        trace_output.steps = 1
+    trace = RequestTrace(asked={"task": "embed", "dimensions": 8}, outputs=outputs)
     fields = {"endpoint": "embeddings", "finish_reason": "stop", "status": 200}
-    make("embeddings-1", "acme", note, **fields)
+    make("embeddings-1", "acme", trace, **fields)
     page = login("ada").get("/console/requests/embeddings-1/").content.decode()
     for text in ("prompt 1: 1 chunk", "result ready", "dimensions"):
         assert text in page, text
@@ -219,7 +227,7 @@ def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
 
 
 def test_the_timeline_ends_after_the_last_event_of_either_clock(requests: None) -> None:
-    entry = make("short-1", "acme", NOTE, status=200, finish_reason="stop")
+    entry = make("short-1", "acme", TRACE, status=200, finish_reason="stop")
     entry.duration_ms = 100.0  # the gateway's; the replica counted 150 ms after its dispatch at 3
     chart = timeline_chart(entry, request_detail_json(User.objects.get(username="ada"), entry))
     assert chart is not None
@@ -243,8 +251,8 @@ def test_what_was_asked_is_for_admins_and_owners(
         answer="a quiet answer",
         at=timezone.now(),
     )
-    told = login(who).get("/api/requests/chatcmpl-acme/").json()["content"]
-    assert (told is not None) == reads
+    content = login(who).get("/api/requests/chatcmpl-acme/").json()["content"]
+    assert (content is not None) == reads
     page = login(who).get("/console/requests/chatcmpl-acme/").content.decode()
     assert ("a quiet answer" in page) == reads
     assert "<script>alert" not in page
@@ -288,7 +296,7 @@ def test_erasing_a_tenant_takes_its_requests_along(requests: None) -> None:
 
 @pytest.mark.usefixtures("requests")
 def test_an_id_leads_to_its_request_though_another_came_with_it_as_header(login: Login) -> None:
-    make("chatcmpl-acme-2", "acme", NOTE, status=200)
+    make("chatcmpl-acme-2", "acme", TRACE, status=200)
     make("chatcmpl-shadow", "rival", RequestTrace(header_id="chatcmpl-acme-2"), status=200)
     page = get(login, "root", "/console/requests/chatcmpl-acme-2/")
     assert page.context["entry"].request_id == "chatcmpl-acme-2"
@@ -357,11 +365,11 @@ def test_views_are_saved_listed_and_deleted_by_rest(login: Login, requests: None
         sent = {"name": name, "query": query}
         return client.post(url, json.dumps(sent), content_type="application/json")
 
-    made = send("slow", "sort=-duration&tenant=rival&page=3&slower_ms=2000")
-    assert made.status_code == 201
-    assert made.json()["query"] == "slower_ms=2000&sort=-duration"
+    response = send("slow", "sort=-duration&tenant=rival&page=3&slower_ms=2000")
+    assert response.status_code == 201
+    assert response.json()["query"] == "slower_ms=2000&sort=-duration"
     again = send("slow", "slower_ms=9000").json()
-    assert again == {"id": made.json()["id"], "name": "slow", "query": "slower_ms=9000"}
+    assert again == {"id": response.json()["id"], "name": "slow", "query": "slower_ms=9000"}
     assert [view["id"] for view in client.get(url).json()["results"]] == [again["id"]]
     assert ("slow", False) in views_of(client.get("/console/requests/?tenant=acme"))
     assert send("empty", "tenant=acme").json()["error"]["param"] == "query"

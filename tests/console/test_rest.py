@@ -54,42 +54,42 @@ def callers(login: Login) -> dict[str, Caller]:
         user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
         actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=user, role=Role(name))
     names = {"owner": "ada", "outsider": "olga", "operator": "root"}
-    found = {
+    callers = {
         name: Caller(login(names.get(name, name)))
         for name in ("owner", "admin", "member", "viewer", "outsider", "operator")
     }
-    found["stranger"] = Caller(Client())
+    callers["stranger"] = Caller(Client())
     wide = ["inference", "models:read", "tenant:admin", "usage:read"]
 
-    def key(tenant: Tenant, actor: Any = SYSTEM_ACTOR, given: Any = wide, **more: Any) -> Caller:
-        made = actions.create_key(actor=actor, tenant=tenant, scopes=given, **more)
-        return by_key(made.secret)
+    def key(tenant: Tenant, actor: Any = SYSTEM_ACTOR, scopes: Any = wide, **more: Any) -> Caller:
+        key = actions.create_key(actor=actor, tenant=tenant, scopes=scopes, **more)
+        return by_key(key.secret)
 
-    found["admin's key"] = key(acme, User.objects.get(username="admin"))
-    found["outsider's key"] = key(rival, User.objects.get(username="olga"))
-    found["operator's key"] = key(acme, User.objects.get(username="root"), scopes.ALL)
-    found["plain key"] = key(acme, given=["inference"])
+    callers["admin's key"] = key(acme, User.objects.get(username="admin"))
+    callers["outsider's key"] = key(rival, User.objects.get(username="olga"))
+    callers["operator's key"] = key(acme, User.objects.get(username="root"), scopes.ALL)
+    callers["plain key"] = key(acme, scopes=["inference"])
     for name, tenant in (("program", acme), ("rival program", rival)):
         account = actions.create_service_account(
             actor=SYSTEM_ACTOR, tenant=tenant, name=name, role=Role.ADMIN
         )
-        found[name] = key(tenant, service_account=account)
-    return found
+        callers[name] = key(tenant, service_account=account)
+    return callers
 
 
 #: What is answered to whom: those who run the tenant, its other people, strangers, operators.
 MANAGERS = ("owner", "admin", "admin's key", "program")
 OPERATORS = ("operator", "operator's key")
-OTHERS = ("member", "viewer")
+MEMBERS = ("member", "viewer")
 OUTSIDERS = ("outsider", "outsider's key", "rival program")
 
 
 def expect(ok: int, *, members: int, outsiders: int = 404, managers: int = 0) -> dict[str, int]:
-    found = dict.fromkeys(OPERATORS, ok)
-    found |= dict.fromkeys(MANAGERS, managers or ok)
-    found |= dict.fromkeys(OTHERS, members)
-    found |= dict.fromkeys(OUTSIDERS, outsiders)
-    return {**found, "stranger": 401, "plain key": 403}
+    expected = dict.fromkeys(OPERATORS, ok)
+    expected |= dict.fromkeys(MANAGERS, managers or ok)
+    expected |= dict.fromkeys(MEMBERS, members)
+    expected |= dict.fromkeys(OUTSIDERS, outsiders)
+    return {**expected, "stranger": 401, "plain key": 403}
 
 
 NEW_USER = {"username": "new", "email": "new@example.org"}
@@ -171,15 +171,17 @@ class Rows(dict[str, int]):
     """
 
     def __missing__(self, kind: str) -> int:
-        self[kind] = made = row_of(kind, Tenant.objects.get(slug="acme"), next(NUMBERS))
-        return made
+        self[kind] = row = row_of(kind, Tenant.objects.get(slug="acme"), next(NUMBERS))
+        return row
 
 
 def row_of(kind: str, acme: Tenant, number: int) -> int:
     """A fresh one's key."""
     if kind == "account":
-        made = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name=f"row {number}")
-        return int(made.pk)
+        service_account = actions.create_service_account(
+            actor=SYSTEM_ACTOR, tenant=acme, name=f"row {number}"
+        )
+        return int(service_account.pk)
     if kind == "invitation":
         invited = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email=f"i{number}@example.org")
         return int(invited.invitation.pk)
@@ -203,35 +205,37 @@ def answered_otherwise(
 
     `ask`: a route's statuses by caller.
     """
-    wrong = []
+    problems = []
     for route, expected in routes.items():
         with transaction.atomic():
-            told = ask(*route)
+            response = ask(*route)
             transaction.set_rollback(True)
         cache.clear()  # it counts how often somebody asks
-        if told != expected:
-            differs = {name: told[name] for name in told if told[name] != expected[name]}
-            wrong.append(f"{route[0]} {route[1]}: {differs}")
-    return wrong
+        if response != expected:
+            differs = {
+                name: response[name] for name in response if response[name] != expected[name]
+            }
+            problems.append(f"{route[0]} {route[1]}: {differs}")
+    return problems
 
 
 def answers(callers: dict[str, Caller], method: str, path: str, body: str) -> dict[str, int]:
     """The status of each caller's answer."""
-    told, rows = {}, Rows()
+    status_codes, rows = {}, Rows()
     for name, caller in callers.items():
         sent = json.loads(body) if body else None
         if sent and "username" in sent and sent["username"] == "new":
-            sent["username"] = f"new-{len(told)}"
+            sent["username"] = f"new-{len(status_codes)}"
         if sent and sent.get("name") in ("ci", "Made"):
             sent["name"] = f"{sent['name']} {next(NUMBERS)}"
         answer = caller.ask(method, f"/api/{path.format_map(rows)}", sent)
-        told[name] = answer.status_code
+        status_codes[name] = answer.status_code
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         elif method != "GET":  # the deed is done, and the next one needs a row to do it to
             rows = Rows()
             Membership.objects.filter(user__username="nobody").delete()
-    return told
+    return status_codes
 
 
 def test_every_route_and_method_is_in_the_table() -> None:
@@ -251,11 +255,11 @@ def test_every_route_and_method_is_in_the_table() -> None:
     for method, path, _ in ROUTES:
         path = path.partition("?")[0]
         shape = path.replace("tenants/acme/", "tenants/(?P<slug>[a-z0-9-]{1,63})/", 1)
-        own = ("", "new-cache-namespace/", "export/", "erase/")
-        whole = shape if path.removeprefix("tenants/acme/") in own else path
+        tenant_paths = ("", "new-cache-namespace/", "export/", "erase/")
+        full_shape = shape if path.removeprefix("tenants/acme/") in tenant_paths else path
         for name in ("user", "membership", "account", "invitation", "key", "entry"):
-            whole = whole.replace(f"{{{name}}}", "(?P<pk>[0-9]{1,18})")
-        asked.add((method, whole))
+            full_shape = full_shape.replace(f"{{{name}}}", "(?P<pk>[0-9]{1,18})")
+        asked.add((method, full_shape))
     assert served <= asked
 
 
@@ -273,15 +277,17 @@ def test_a_key_is_used_within_its_tenant_whatever_its_holder_may(
 
 def test_a_secret_is_in_the_answer_that_made_it_alone(callers: dict[str, Caller]) -> None:
     admin = callers["admin's key"]
-    made = admin.ask("POST", "/api/tenants/acme/keys/", {"name": "ci"}).json()
-    assert made["secret"].startswith(made["prefix"].removesuffix("..."))
-    assert made["secret"] not in str(admin.get(f"/api/tenants/acme/keys/{made['id']}/"))
+    payload = admin.ask("POST", "/api/tenants/acme/keys/", {"name": "ci"}).json()
+    assert payload["secret"].startswith(payload["prefix"].removesuffix("..."))
+    assert payload["secret"] not in str(admin.get(f"/api/tenants/acme/keys/{payload['id']}/"))
     assert "digest" not in str(admin.get("/api/tenants/acme/keys/"))
 
 
 def test_a_key_gives_no_scope_that_it_hasnt(callers: dict[str, Caller]) -> None:
-    for given in (["operator"], ["inference", "operator"]):
-        answer = callers["admin's key"].ask("POST", "/api/tenants/acme/keys/", {"scopes": given})
+    for key_scopes in (["operator"], ["inference", "operator"]):
+        answer = callers["admin's key"].ask(
+            "POST", "/api/tenants/acme/keys/", {"scopes": key_scopes}
+        )
         assert answer.status_code == 403
 
 
@@ -315,8 +321,8 @@ def test_lists_are_paged_and_narrowed(callers: dict[str, Caller]) -> None:
         membership=Membership.objects.get(user__username="viewer"),
         role="member",
     )
-    found = admin.get("/api/tenants/acme/audit/?action=member.change_role")["results"]
-    assert [row["changes"] for row in found] == [{"role": ["viewer", "member"]}]
+    results = admin.get("/api/tenants/acme/audit/?action=member.change_role")["results"]
+    assert [row["changes"] for row in results] == [{"role": ["viewer", "member"]}]
     assert admin.get("/api/tenants/acme/audit/?after=2999-01-01T00:00:00Z")["count"] == 0
     assert admin.ask("GET", "/api/tenants/acme/audit/?after=soon").status_code == 400
 
@@ -366,8 +372,8 @@ def test_guessing_keys_is_bounded_here_too(login: Login, monkeypatch: pytest.Mon
     monkeypatch.setattr(guesses, "WINDOW_S", 10**10)
     monkeypatch.setattr(guesses, "_local", {})
     monkeypatch.setattr(guesses, "MAX_FAILED_KEYS", 5)
-    told = [by_key(f"sk-quire-{n}").ask("GET", "/api/users/").status_code for n in range(7)]
-    assert told == [401] * 5 + [429] * 2
+    status_codes = [by_key(f"sk-quire-{n}").ask("GET", "/api/users/").status_code for n in range(7)]
+    assert status_codes == [401] * 5 + [429] * 2
 
 
 def test_asking_too_often_is_refused(
@@ -376,8 +382,10 @@ def test_asking_too_often_is_refused(
     from rest_framework.throttling import ScopedRateThrottle
 
     monkeypatch.setattr(ScopedRateThrottle, "THROTTLE_RATES", {"management": "3/min"})
-    told = [callers["admin's key"].ask("GET", "/api/tenants/").status_code for _ in range(4)]
-    assert told == [200, 200, 200, 429]
+    status_codes = [
+        callers["admin's key"].ask("GET", "/api/tenants/").status_code for _ in range(4)
+    ]
+    assert status_codes == [200, 200, 200, 429]
     assert callers["program"].ask("GET", "/api/tenants/").status_code == 200
 
 
@@ -400,12 +408,12 @@ def test_fault_28_keys_are_revoked_though_redis_is_away(
 
 
 def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) -> None:
-    found = callers["member"].get("/api/openapi.json")
-    assert "/api/tenants/{tenant}/members/{id}/" in found["paths"]
-    assert "/api/users/{id}/password/" in found["paths"]
-    assert set(found["paths"]["/api/audit/"]) == {"get"}
-    assert found["info"]["title"] == "Quire: management"
-    assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    response = callers["member"].get("/api/openapi.json")
+    assert "/api/tenants/{tenant}/members/{id}/" in response["paths"]
+    assert "/api/users/{id}/password/" in response["paths"]
+    assert set(response["paths"]["/api/audit/"]) == {"get"}
+    assert response["info"]["title"] == "Quire: management"
+    assert response["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     assert capfd.readouterr().err == ""  # nothing that the generator couldn't make out
 
 
@@ -421,12 +429,12 @@ def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) 
 def test_a_field_that_is_misspelt_is_refused_by_name(
     callers: dict[str, Caller], method: str, path: str, body: dict[str, Any], field: str
 ) -> None:
-    before = ApiKey.objects.count(), User.objects.count()
+    initial = ApiKey.objects.count(), User.objects.count()
     if path == "users/1/":
         path = f"users/{User.objects.get(username='member').pk}/"
     answer = callers["operator"].ask(method, f"/api/{path}", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
-    assert (ApiKey.objects.count(), User.objects.count()) == before
+    assert (ApiKey.objects.count(), User.objects.count()) == initial
 
 
 @pytest.mark.parametrize("query", ["limit=-1", "limit=0", "limit=x", "limit=", "offset=-1"])

@@ -21,7 +21,7 @@ from tests.console.test_rest import Caller, answered_otherwise, callers, expect
 from tests.platform.adapters import ready
 
 __all__ = ["callers"]
-pytestmark = pytest.mark.usefixtures("adapters_here")
+pytestmark = pytest.mark.usefixtures("adapter_store")
 
 NUMBERS = itertools.count(1)
 DIGEST = "d" * 64
@@ -86,9 +86,9 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
 
 
 @pytest.fixture
-def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
+def new_adapter(callers: dict[str, Caller], adapter_store: Any) -> Any:
     """Rows of each kind: a deed takes them away."""
-    adapter_folder(adapters_here / "tone")
+    adapter_folder(adapter_store / "tone")
     acme, quill = Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill")
     UsageEntry.objects.create(
         request_id="chatcmpl-1",
@@ -105,18 +105,18 @@ def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
         duration_ms=1.0,
         stream=False,
     )
-    own = ready(SYSTEM_ACTOR, acme, quill, name="tone", seed=500).adapter
+    local_adapter = ready(SYSTEM_ACTOR, acme, quill, name="tone", seed=500).adapter
     shared = ready(SYSTEM_ACTOR, None, quill, name="ours", seed=501).adapter
 
     def make() -> dict[str, Any]:
         AdapterUpload.objects.all().delete()
         Adapter.objects.filter(name__startswith="new").delete()
-        found = {"adapter": own, "shared": shared}
-        for name, row in found.items():
+        adapters = {"adapter": local_adapter, "shared": shared}
+        for name, row in adapters.items():
             copy = AdapterVersion.objects.filter(adapter=row).first()
             if copy is None or not Adapter.objects.filter(pk=row.pk).exists():
                 owner = acme if name == "adapter" else None
-                found[name] = ready(SYSTEM_ACTOR, owner, quill, name=f"n{next(NUMBERS)}").adapter
+                adapters[name] = ready(SYSTEM_ACTOR, owner, quill, name=f"n{next(NUMBERS)}").adapter
             else:
                 row.aliases.update(version=None, previous=None, canary=None)
                 row.versions.update(state="ready")
@@ -128,67 +128,73 @@ def fresh(callers: dict[str, Caller], adapters_here: Any) -> Any:
             files=FILES,
             num_bytes=sum(FILES.values()),
         )
-        pks = {name: row.pk for name, row in found.items()}
+        pks = {name: row.pk for name, row in adapters.items()}
         return {**pks, "upload": upload.public_id}
 
     return make
 
 
-def test_each_route_answers_everybody_as_it_should(callers: dict[str, Caller], fresh: Any) -> None:
-    assert not answered_otherwise(ROUTES, lambda *route: answers(callers, fresh, *route))
+def test_each_route_answers_everybody_as_it_should(
+    callers: dict[str, Caller], new_adapter: Any
+) -> None:
+    assert not answered_otherwise(ROUTES, lambda *route: answers(callers, new_adapter, *route))
 
 
 def answers(
-    callers: dict[str, Caller], fresh: Any, method: str, path: str, body: str
+    callers: dict[str, Caller], new: Any, method: str, path: str, body: str
 ) -> dict[str, int]:
     """The status of each caller's answer."""
-    told, rows = {}, fresh()
+    status_codes, rows = {}, new()
     for name, caller in callers.items():
         sent = json.loads(body) if body else None
         if sent and ("files" in sent or "path" in sent or "repository" in sent):
             sent |= NEW
         answer = caller.ask(method, f"/api/{path.format(**rows)}", sent)
-        told[name] = answer.status_code
+        status_codes[name] = answer.status_code
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         elif method != "GET":  # the deed is done, and the next one needs rows to do it to
-            rows = fresh()
-    return told
+            rows = new()
+    return status_codes
 
 
 def test_an_upload_by_api_from_its_first_byte_to_the_digest(
-    callers: dict[str, Caller], fresh: Any
+    callers: dict[str, Caller], new_adapter: Any
 ) -> None:
     admin, files = callers["admin's key"], adapter_bytes(9)
     sizes = {name: len(content) for name, content in files.items()}
     root = "/api/tenants/acme/adapters/"
-    begun = admin.ask("POST", f"{root}uploads/", {**NEW, "files": sizes, "promote": True}).json()
-    assert {name: file["offset"] for name, file in begun["files"].items()} == dict.fromkeys(
-        files, 0
-    )
+    started_payload = admin.ask(
+        "POST", f"{root}uploads/", {**NEW, "files": sizes, "promote": True}
+    ).json()
+    assert {
+        name: file["offset"] for name, file in started_payload["files"].items()
+    } == dict.fromkeys(files, 0)
 
-    def send(name: str, at: int, content: bytes) -> Any:
+    def send(name: str, offset: int, content: bytes) -> Any:
         return admin.client.generic(
             "PATCH",
-            f"{root}uploads/{begun['id']}/files/{name}/",
+            f"{root}uploads/{started_payload['id']}/files/{name}/",
             content,
             content_type="application/octet-stream",
-            headers={**admin.headers, "Upload-Offset": str(at)},
+            headers={**admin.headers, "Upload-Offset": str(offset)},
         )
 
     for name, content in files.items():
         assert send(name, 0, content[:20]).json()["files"][name]["offset"] == 20
-        wrong = send(name, 0, content)
-        assert (wrong.status_code, wrong["Upload-Offset"]) == (409, "20")
+        invalid_response = send(name, 0, content)
+        assert (invalid_response.status_code, invalid_response["Upload-Offset"]) == (409, "20")
         assert send(name, 20, content[20:]).status_code == 200
-    made = admin.ask("POST", f"{root}uploads/{begun['id']}/finish/").json()
-    assert made["state"] == "uploaded"
-    assert len(made["digest"]) == 64
+    payload = admin.ask("POST", f"{root}uploads/{started_payload['id']}/finish/").json()
+    assert payload["state"] == "uploaded"
+    assert len(payload["digest"]) == 64
     assert send("adapter_config.json", 0, b"x").status_code == 404
 
 
-def test_offsets_and_names_of_pieces_are_checked(callers: dict[str, Caller], fresh: Any) -> None:
-    rows, admin = fresh(), callers["admin's key"]
+def test_offsets_and_names_of_pieces_are_checked(
+    callers: dict[str, Caller], new_adapter: Any
+) -> None:
+    rows, admin = new_adapter(), callers["admin's key"]
     path = f"/api/tenants/acme/adapters/uploads/{rows['upload']}/files/"
     for name, offset, status in (
         ("adapter_config.json", "-1", 400),
@@ -207,8 +213,8 @@ def test_offsets_and_names_of_pieces_are_checked(callers: dict[str, Caller], fre
         assert answer.status_code == status, name
 
 
-def test_a_stranger_gets_at_nothing(callers: dict[str, Caller], fresh: Any) -> None:
-    rows = fresh()
+def test_a_stranger_gets_at_nothing(callers: dict[str, Caller], new_adapter: Any) -> None:
+    rows = new_adapter()
     for name in ("outsider", "outsider's key", "rival program"):
         rival = callers[name]
         for path in (
@@ -226,22 +232,28 @@ def test_a_stranger_gets_at_nothing(callers: dict[str, Caller], fresh: Any) -> N
         assert rival.ask("DELETE", shared).status_code == 403
 
 
-def test_a_servers_path_is_shown_to_operators_alone(callers: dict[str, Caller], fresh: Any) -> None:
-    fresh()
-    made = callers["operator"].ask("POST", "/api/adapters/", {**NEW, "path": "tone"}).json()
-    assert made["source"].startswith("/")
-    found = callers["viewer"].get("/api/tenants/acme/adapters/?name=new")["results"]
-    assert found[0]["versions"][0]["source"] == "the server"
+def test_a_servers_path_is_shown_to_operators_alone(
+    callers: dict[str, Caller], new_adapter: Any
+) -> None:
+    new_adapter()
+    payload = callers["operator"].ask("POST", "/api/adapters/", {**NEW, "path": "tone"}).json()
+    assert payload["source"].startswith("/")
+    results = callers["viewer"].get("/api/tenants/acme/adapters/?name=new")["results"]
+    assert results[0]["versions"][0]["source"] == "the server"
 
 
-def test_which_digest_answered(callers: dict[str, Caller], fresh: Any) -> None:
-    found = callers["viewer"].get("/api/tenants/acme/requests/chatcmpl-1/")
-    assert (found["model"], found["adapter"], found["adapter_digest"]) == ("quill", "tone", DIGEST)
+def test_which_digest_answered(callers: dict[str, Caller], new_adapter: Any) -> None:
+    response = callers["viewer"].get("/api/tenants/acme/requests/chatcmpl-1/")
+    assert (response["model"], response["adapter"], response["adapter_digest"]) == (
+        "quill",
+        "tone",
+        DIGEST,
+    )
     assert callers["viewer"].ask("GET", "/api/tenants/acme/requests/no/").status_code == 404
 
 
-def test_a_sessions_upload_needs_csrf(login: Login, fresh: Any) -> None:
-    rows = fresh()
+def test_a_sessions_upload_needs_csrf(login: Login, new_adapter: Any) -> None:
+    rows = new_adapter()
     strict = Client(enforce_csrf_checks=True)
     strict.cookies = login("ada").cookies
     answer = strict.generic(

@@ -41,20 +41,25 @@ def test_fallbacks_and_idle_minutes_are_set(login: Login, quill: ServedModel) ->
     body = {"fallbacks": ["shelved"], "idle_minutes": 15}
     saved = login("root").patch(path, body, content_type="application/json").json()
     assert (saved["fallbacks"], saved["idle_minutes"]) == (["shelved"], 15)
-    wrong = login("root").patch(path, {"fallbacks": ["no"]}, content_type="application/json")
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "fallbacks")
+    invalid_response = login("root").patch(
+        path, {"fallbacks": ["no"]}, content_type="application/json"
+    )
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (
+        400,
+        "fallbacks",
+    )
 
 
 def test_fault_79_of_two_changes_neither_happens_where_the_second_fails(
     login: Login, quill: ServedModel
 ) -> None:
-    before = quill.idle_minutes
+    initial_idle_minutes = quill.idle_minutes
     body = {"idle_minutes": 15, "tenants": ["nowhere"]}
     path = f"/api/models/{quill.pk}/"
     refused = login("root").patch(path, body, content_type="application/json")
     assert refused.status_code in (400, 404)
     quill.refresh_from_db()
-    assert quill.idle_minutes == before
+    assert quill.idle_minutes == initial_idle_minutes
 
 
 def test_a_parser_that_nobody_knows_is_refused_before_a_model_is_loaded(
@@ -62,9 +67,12 @@ def test_a_parser_that_nobody_knows_is_refused_before_a_model_is_loaded(
 ) -> None:
     body = {"settings": {"reasoning_parser": "nobody"}}
     path = f"/api/models/{quill.pk}/"
-    wrong = login("root").patch(path, body, content_type="application/json")
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "settings")
-    assert "minimax_m2" in wrong.json()["error"]["message"]
+    invalid_response = login("root").patch(path, body, content_type="application/json")
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (
+        400,
+        "settings",
+    )
+    assert "minimax_m2" in invalid_response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,15 @@ MANAGERS = {
 @pytest.mark.parametrize("who", list(MANAGERS))
 def test_each_route_for_each_key(world: World, who: str) -> None:
     secret = secret_of(world, who)
-    found = [
+    replies = [
         call("GET", BUDGETS, secret),
         call("POST", BUDGETS, secret, BUDGET),
         call("POST", BUDGETS, secret, {**BUDGET, "key": world.key.pk}),
         call("GET", PRICES, secret),
         call("POST", PRICES, secret, PRICE),
     ]
-    assert [reply.status_code for reply in found] == MANAGERS[who]
-    for reply in found:
+    assert [reply.status_code for reply in replies] == MANAGERS[who]
+    for reply in replies:
         if reply.status_code >= 400:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -109,8 +109,8 @@ def test_prices_name_nothing_that_is_another_tenants(world: World) -> None:
         money.set_price(actor=SYSTEM_ACTOR, **{**PRICE, "model": name})
 
     def seen(who: str) -> set[str]:
-        found = call("GET", PRICES, secret_of(world, who)).json()["results"]
-        return {each["model"] for each in found}
+        results = call("GET", PRICES, secret_of(world, who)).json()["results"]
+        return {row["model"] for row in results}
 
     assert seen("operator") == seen("admin") == names
     assert seen("outsider") == {"shared"}
@@ -126,40 +126,47 @@ def test_nobody_and_plain_keys_get_nothing(world: World) -> None:
 def test_a_name_that_nothing_has_comes_with_a_warning(world: World) -> None:
     ServedModel.objects.create(name="quill", source="demo/model", public=True)
     operator = secret_of(world, "operator")
-    for name, told in (("quil", "No model or adapter is called quil today"), ("quill", "")):
+    for name, warning in (("quil", "No model or adapter is called quil today"), ("quill", "")):
         budget = {"period": "month", "tokens": 9, "model": name}
-        made = call("POST", BUDGETS, operator, budget)
-        assert (made.status_code, made.json()["warning"].partition(":")[0]) == (201, told)
-        again = call("GET", f"{BUDGETS}{made.json()['id']}/", operator).json()
-        assert again["warning"] == made.json()["warning"]
+        response = call("POST", BUDGETS, operator, budget)
+        assert (response.status_code, response.json()["warning"].partition(":")[0]) == (
+            201,
+            warning,
+        )
+        again = call("GET", f"{BUDGETS}{response.json()['id']}/", operator).json()
+        assert again["warning"] == response.json()["warning"]
         price = call("POST", PRICES, operator, {**PRICE, "model": name})
-        assert (price.status_code, price.json()["warning"].partition(":")[0]) == (201, told)
+        assert (price.status_code, price.json()["warning"].partition(":")[0]) == (201, warning)
     # What others' adapters are called, lists of prices don't tell.
-    assert {each["warning"] for each in call("GET", PRICES, operator).json()["results"]} == {""}
+    assert {price["warning"] for price in call("GET", PRICES, operator).json()["results"]} == {""}
 
 
 def test_budgets_show_what_is_spent_and_prices_their_history(world: World) -> None:
     operator = secret_of(world, "operator")
-    made = call("POST", BUDGETS, operator, {"period": "month", "amount": "12.5"}).json()
-    assert (made["amount"], made["spent_amount"], made["tokens"]) == ("12.5", "0.000000000", None)
+    payload = call("POST", BUDGETS, operator, {"period": "month", "amount": "12.5"}).json()
+    assert (payload["amount"], payload["spent_amount"], payload["tokens"]) == (
+        "12.5",
+        "0.000000000",
+        None,
+    )
     again = call("POST", BUDGETS, operator, {"period": "month", "tokens": 9}).json()
-    assert again["id"] == made["id"]
-    assert call("GET", f"{BUDGETS}{made['id']}/", operator).json()["tokens"] == 9
+    assert again["id"] == payload["id"]
+    assert call("GET", f"{BUDGETS}{payload['id']}/", operator).json()["tokens"] == 9
     assert call("GET", f"{BUDGETS}?period=day", operator).json()["count"] == 0
-    foreign = call("GET", f"/api/tenants/rival/budgets/{made['id']}/", operator)
+    foreign = call("GET", f"/api/tenants/rival/budgets/{payload['id']}/", operator)
     assert foreign.status_code == 404
-    assert call("DELETE", f"{BUDGETS}{made['id']}/", operator).status_code == 204
+    assert call("DELETE", f"{BUDGETS}{payload['id']}/", operator).status_code == 204
     assert not Budget.objects.exists()
     later = {**PRICE, "valid_from": "2999-01-01T00:00:00Z"}
     first = call("POST", PRICES, operator, later).json()
     money.set_price(actor=SYSTEM_ACTOR, **PRICE)
     assert call("GET", f"{PRICES}?model=m", operator).json()["count"] == 2
     assert call("DELETE", f"{PRICES}{first['id']}/", operator).status_code == 204
-    begun = Price.objects.get()
+    started_price = Price.objects.get()
     use(Tenant.objects.get(slug="acme"), model="m")
-    assert call("DELETE", f"{PRICES}{begun.pk}/", operator).status_code == 409
+    assert call("DELETE", f"{PRICES}{started_price.pk}/", operator).status_code == 409
     UsageEntry.objects.all().delete()
-    assert call("DELETE", f"{PRICES}{begun.pk}/", operator).status_code == 204
+    assert call("DELETE", f"{PRICES}{started_price.pk}/", operator).status_code == 204
     bad = call("POST", PRICES, operator, {**PRICE, "input_per_million": "x"})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "input_per_million")
 

@@ -40,7 +40,7 @@ MANAGERS = {
 @pytest.mark.parametrize("who", list(MANAGERS))
 def test_each_route_for_each_key(world: World, who: str) -> None:
     secret = secret_of(world, who)
-    found = [
+    replies = [
         call("GET", ACME, secret),
         call("PATCH", ACME, secret, {"name": "Acme Inc"}),
         call("PATCH", ACME, secret, {"weight": 2}),
@@ -50,8 +50,8 @@ def test_each_route_for_each_key(world: World, who: str) -> None:
         call("GET", "/api/models/", secret),
         call("POST", f"{ACME}new-cache-namespace/", secret),
     ]
-    assert [reply.status_code for reply in found] == MANAGERS[who]
-    for reply in found:
+    assert [reply.status_code for reply in replies] == MANAGERS[who]
+    for reply in replies:
         if reply.status_code >= 400:
             assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
 
@@ -73,15 +73,15 @@ def test_people_without_the_role_change_nothing(world: World, who: str, status: 
 
 def test_a_tenant_is_added_changed_and_switched_off(world: World) -> None:
     operator = secret_of(world, "operator")
-    made = call("POST", "/api/tenants/", operator, {"name": "New Co", "owner": "member"}).json()
-    assert (made["slug"], made["active"], made["weight"]) == ("new-co", True, 1.0)
+    payload = call("POST", "/api/tenants/", operator, {"name": "New Co", "owner": "member"}).json()
+    assert (payload["slug"], payload["active"], payload["weight"]) == ("new-co", True, 1.0)
     path = "/api/tenants/new-co/"
     changed = call("PATCH", path, operator, {"active": False, "tokens_per_minute": 9}).json()
     assert (changed["active"], changed["tokens_per_minute"]) == (False, 9)
     bad = call("PATCH", path, operator, {"keep_usage_days": 3})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "keep_usage_days")
-    taken = call("POST", "/api/tenants/", operator, {"name": "Acme"})
-    assert taken.status_code == 409
+    response = call("POST", "/api/tenants/", operator, {"name": "Acme"})
+    assert response.status_code == 409
     missing = call("POST", "/api/tenants/", operator, {"name": "X", "owner": "nobody-at-all"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (404, "owner")
 
@@ -95,8 +95,11 @@ def test_an_owner_takes_along_and_erases_in_person_alone(world: World) -> None:
     answer: Any = client.post(f"{ACME}export/")
     with zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content))) as archive:
         assert "tenant.json" in archive.namelist()
-    wrong = client.post(f"{ACME}erase/", {"confirm": "x"}, "application/json")
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "confirm")
+    invalid_response = client.post(f"{ACME}erase/", {"confirm": "x"}, "application/json")
+    assert (invalid_response.status_code, invalid_response.json()["error"]["param"]) == (
+        400,
+        "confirm",
+    )
     gone = client.post(f"{ACME}erase/", {"confirm": "acme"}, "application/json")
     assert (gone.status_code, gone.json()["active"]) == (202, False)
     assert call("GET", ACME, key).status_code == 401
@@ -108,10 +111,10 @@ def test_a_webhook_is_set_tried_and_taken_away(
 ) -> None:
     monkeypatch.setattr(webhooks, "post_webhook", lambda *_: 500)
     admin = secret_of(world, "admin")
-    made = call("POST", HOOKS, admin, {"url": "https://x.example/in"}).json()
-    assert made["secret"] == Webhook.objects.get().secret
+    payload = call("POST", HOOKS, admin, {"url": "https://x.example/in"}).json()
+    assert payload["secret"] == Webhook.objects.get().secret
     assert "secret" not in call("GET", HOOKS, admin).json()["results"][0]
-    queued = call("POST", f"{HOOKS}{made['id']}/test/", admin).json()
+    queued = call("POST", f"{HOOKS}{payload['id']}/test/", admin).json()
     assert (queued["kind"], queued["state"]) == ("webhook.test", "waiting")
     webhooks.deliver_event(queued["id"])
     log = "/api/tenants/acme/webhook-deliveries/"
@@ -120,7 +123,7 @@ def test_a_webhook_is_set_tried_and_taken_away(
     assert call("POST", f"{log}{row['id']}/again/", admin).status_code == 409
     foreign = f"/api/tenants/rival/webhook-deliveries/{row['id']}/"
     assert call("GET", foreign, secret_of(world, "outsider")).status_code == 404
-    assert call("DELETE", f"{HOOKS}{made['id']}/", admin).status_code == 204
+    assert call("DELETE", f"{HOOKS}{payload['id']}/", admin).status_code == 204
     assert call("GET", HOOKS, admin).json()["count"] == 0
 
 
@@ -128,9 +131,9 @@ def test_an_operator_looks_after_the_catalogue(world: World, tmp_path: Path) -> 
     (tmp_path / "config.json").write_text("{}")
     operator = secret_of(world, "operator")
     body = {"name": "m", "source": str(tmp_path), "settings": {"max_model_len": 64}}
-    made = call("POST", "/api/models/", operator, body)
-    assert (made.status_code, made.json()["desired_state"]) == (201, "loaded")
-    path = f"/api/models/{made.json()['id']}/"
+    response = call("POST", "/api/models/", operator, body)
+    assert (response.status_code, response.json()["desired_state"]) == (201, "loaded")
+    path = f"/api/models/{response.json()['id']}/"
     shared = call("PATCH", path, operator, {"public": False, "tenants": ["acme"]}).json()
     assert (shared["public"], shared["tenants"]) == (False, ["acme"])
     assert call("PATCH", path, operator, {"settings": {"nonsense": 1}}).status_code == 400

@@ -34,8 +34,8 @@ __all__ = ["people"]  # a fixture
 OF_A_ROW = [
     (method, route)
     for method, routes in ROUTES.items()
-    for route, least in routes.items()
-    if re.search("<(?!slug|kind)", route) and least not in (MEMBERS, EVERYBODY)
+    for route, minimum in routes.items()
+    if re.search("<(?!slug|kind)", route) and minimum not in (MEMBERS, EVERYBODY)
 ]
 BELOW = "api/tenants/<tenant>/"
 #: Headers that a proxy or another product takes a tenant, a person or a path from.
@@ -61,22 +61,22 @@ def test_fault_23_pages_find_no_row_of_another_tenant_below_ones_own(
     deeds = AuditEntry.objects.count()
     body = {} if way == "none" else {"tenant": "rival"}
     address = "?tenant=acme" if way.endswith("address") else ""
-    wrong = []
+    problems = []
     for method, route in OF_A_ROW:
         with transaction.atomic():
             path = path_of(route, rows)
             if method == "GET":
-                told = olga.get(path, body)
+                response = olga.get(path, body)
             else:
                 sent = {name: value for name, value in SENT.items() if name != "tenant"}
-                told = olga.post(f"{path}{address}", {**sent, **body})
+                response = olga.post(f"{path}{address}", {**sent, **body})
             # 401: asked in a thread, where these rows aren't yet.
-            refused = told.status_code in (401, 403, 404)
+            refused = response.status_code in (401, 403, 404)
             if not refused or AuditEntry.objects.count() != deeds:
-                wrong.append((method, route, told.status_code))
+                problems.append((method, route, response.status_code))
             transaction.set_rollback(True)
     assert len(OF_A_ROW) > 25
-    assert wrong == []
+    assert problems == []
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def rivals(people: dict[str, Client]) -> dict[str, Caller]:
 
     olga, rival = User.objects.get(username="olga"), Tenant.objects.get(slug="rival")
     wide = ["inference", "models:read", "tenant:admin", "usage:read"]
-    made = actions.create_key(actor=olga, tenant=rival, scopes=wide)
-    return {"session": Caller(people["outsider"]), "key": by_key(made.secret)}
+    key = actions.create_key(actor=olga, tenant=rival, scopes=wide)
+    return {"session": Caller(people["outsider"]), "key": by_key(key.secret)}
 
 
 def below_rival(route: str, theirs: dict[str, Any]) -> str:
@@ -127,7 +127,7 @@ def below_rival(route: str, theirs: dict[str, Any]) -> str:
 def test_fault_23_the_api_finds_no_row_of_another_tenant_below_ones_own(
     rivals: dict[str, Caller], theirs: dict[str, Any]
 ) -> None:
-    asked, wrong, before = 0, [], AuditEntry.objects.count()
+    asked, problems, initial_audit_entry_count = 0, [], AuditEntry.objects.count()
     for route in (route for route in ALL if route.startswith(BELOW)):
         if "<" not in route.removeprefix(BELOW):
             continue
@@ -135,13 +135,13 @@ def test_fault_23_the_api_finds_no_row_of_another_tenant_below_ones_own(
         for name, rival in rivals.items():
             for method in ("GET", "POST", "PUT", "PATCH", "DELETE"):
                 body = {"role": "viewer"} if "/members/" in path else {}
-                told = rival.ask(method, path, body)
-                asked += told.status_code == 404
-                if told.status_code not in (404, 405):
-                    wrong.append((name, method, path, told.status_code))
-    assert wrong == []
+                response = rival.ask(method, path, body)
+                asked += response.status_code == 404
+                if response.status_code not in (404, 405):
+                    problems.append((name, method, path, response.status_code))
+    assert problems == []
     assert asked > 50
-    assert AuditEntry.objects.count() == before
+    assert AuditEntry.objects.count() == initial_audit_entry_count
 
 
 @pytest.mark.parametrize(
@@ -172,15 +172,15 @@ def test_bodies_name_no_row_of_another_tenant(
         for name, value in body.items()
     }
     models = (ApiKey, Budget, Adapter, ServiceAccount, Webhook, AdapterUpload)
-    before = [model.objects.count() for model in models]
+    initial_model_counts = [model.objects.count() for model in models]
     for rival in rivals.values():
-        told = rival.ask("POST", f"/api/tenants/rival/{path}", sent)
-        assert told.status_code in (400, 403, 404)
-        assert field is None or told.json()["error"]["param"] == field
-        assert "acme" not in told.content.decode().replace("acme-private", "")
-    assert [model.objects.count() for model in models] == before
-    told = rivals["session"].ask("PATCH", "/api/tenants/rival/", {"slug": "acme"})
-    assert (told.status_code, told.json()["error"]["param"]) == (400, "slug")
+        response = rival.ask("POST", f"/api/tenants/rival/{path}", sent)
+        assert response.status_code in (400, 403, 404)
+        assert field is None or response.json()["error"]["param"] == field
+        assert "acme" not in response.content.decode().replace("acme-private", "")
+    assert [model.objects.count() for model in models] == initial_model_counts
+    response = rivals["session"].ask("PATCH", "/api/tenants/rival/", {"slug": "acme"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "slug")
 
 
 def lists() -> list[str]:
@@ -200,10 +200,10 @@ def test_headers_and_parameters_show_no_other_rows(
     assert len(paths) > 8
     for rival in rivals.values():
         for path in paths:
-            plain = rival.get(path)["results"]
-            assert rival.get(f"{path}?{tricks}")["results"] == plain
+            baseline_results = rival.get(path)["results"]
+            assert rival.get(f"{path}?{tricks}")["results"] == baseline_results
             bold = Caller(rival.client, {**HEADERS, **rival.headers})
-            assert bold.get(path)["results"] == plain
+            assert bold.get(path)["results"] == baseline_results
         assert rival.get("/api/requests/?tenant=acme")["results"] == []
         assert rival.get(f"/api/requests/?id={theirs['requests/']}")["results"] == []
         assert rival.ask("GET", f"/api/requests/{theirs['requests/']}/").status_code == 404
@@ -216,21 +216,24 @@ def test_headers_and_parameters_show_no_other_rows(
 def test_fault_23_filters_tell_nothing_of_numbers_that_are_anothers(
     rivals: dict[str, Caller], theirs: dict[str, Any]
 ) -> None:
-    nobody = 10**6
+    missing_id = 10**6
     for rival in rivals.values():
         for path, name, number in (
             ("keys/", "service_account", theirs["service-accounts/"]),
             ("budgets/", "api_key", theirs["keys/"]),
         ):
-            told = [
+            responses = [
                 rival.ask("GET", f"/api/tenants/rival/{path}?{name}={value}")
-                for value in (number, nobody)
+                for value in (number, missing_id)
             ]
-            assert [each.status_code for each in told] == [200, 200]
-            assert told[0].json()["results"] == told[1].json()["results"] == []
+            assert [response.status_code for response in responses] == [200, 200]
+            assert responses[0].json()["results"] == responses[1].json()["results"] == []
         for value in ("0", "-1", "x", "1.5", str(2**63), "9" * 400):
-            told = rival.ask("GET", f"/api/tenants/rival/keys/?service_account={value}")
-            assert (told.status_code, told.json()["error"]["param"]) == (400, "service_account")
+            responses = rival.ask("GET", f"/api/tenants/rival/keys/?service_account={value}")
+            assert (responses.status_code, responses.json()["error"]["param"]) == (
+                400,
+                "service_account",
+            )
 
 
 def test_no_filter_looks_another_row_up() -> None:
@@ -238,27 +241,30 @@ def test_no_filter_looks_another_row_up() -> None:
     for _, view, name in router.registry:
         if view.queryset is None or DjangoFilterBackend not in view.filter_backends:
             continue
-        found = DjangoFilterBackend().get_filterset_class(view(), view.queryset)
-        for word, each in (found.base_filters if found else {}).items():
+        filterset_class = DjangoFilterBackend().get_filterset_class(view(), view.queryset)
+        for word, base_filter in (filterset_class.base_filters if filterset_class else {}).items():
             looked += 1
-            assert not isinstance(each, ModelChoiceFilter | ModelMultipleChoiceFilter), (name, word)
+            assert not isinstance(base_filter, ModelChoiceFilter | ModelMultipleChoiceFilter), (
+                name,
+                word,
+            )
     assert looked > 20
 
 
 def test_a_proof_of_isolation_is_for_admins_of_both(rivals: dict[str, Caller]) -> None:
     for tenant, other in (("rival", "acme"), ("acme", "rival"), ("acme", "")):
         body = {"tenant": tenant, "other": other, "model": "quill"}
-        told = rivals["session"].ask("POST", "/api/isolation/", body)
-        assert told.status_code == 404, (tenant, other)
+        response = rivals["session"].ask("POST", "/api/isolation/", body)
+        assert response.status_code == 404, (tenant, other)
 
 
 def test_a_viewer_of_ones_own_tenant_changes_nothing(
     people: dict[str, Client], login: Login, theirs: dict[str, Any]
 ) -> None:
-    viewer, before = Caller(people["viewer"]), AuditEntry.objects.count()
+    viewer, initial_audit_entry_count = Caller(people["viewer"]), AuditEntry.objects.count()
     for route in (route for route in ALL if route.startswith("api/")):
         path = sample(route)
         for method in ("POST", "PUT", "PATCH", "DELETE"):
-            told = viewer.ask(method, path, {})
-            assert told.status_code in (400, 403, 404, 405), (method, path)
-    assert AuditEntry.objects.count() == before
+            response = viewer.ask(method, path, {})
+            assert response.status_code in (400, 403, 404, 405), (method, path)
+    assert AuditEntry.objects.count() == initial_audit_entry_count

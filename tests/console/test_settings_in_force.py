@@ -78,10 +78,10 @@ def test_no_secret_reaches_a_browser(
         answer = root.get(path)
         assert answer.status_code == 200
         assert "hush" not in answer.content.decode()
-    found = {each["name"]: each for each in root.get("/api/settings/").json()}
-    assert {name for name, each in found.items() if each["secret"]} == SECRETS
-    assert {found[name]["value"] for name in SECRETS} == {"set"}
-    assert {each.name for each in in_force()} >= NAMES
+    settings_by_name = {setting["name"]: setting for setting in root.get("/api/settings/").json()}
+    assert {name for name, setting in settings_by_name.items() if setting["secret"]} == SECRETS
+    assert {settings_by_name[name]["value"] for name in SECRETS} == {"set"}
+    assert {path.name for path in in_force()} >= NAMES
 
 
 def test_an_address_is_shown_without_what_lets_one_in() -> None:

@@ -37,8 +37,8 @@ def come(provider: Provider, **claims: Any) -> tuple[Client, ApiKey]:
     """Zoe signs on and makes herself a key."""
     client, _ = sign_on(provider, **claims)
     acme = Tenant.objects.get(slug="acme")
-    made = actions.create_key(actor=User.objects.get(username="zoe"), tenant=acme)
-    return client, made.key
+    key = actions.create_key(actor=User.objects.get(username="zoe"), tenant=acme)
+    return client, key.key
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def test_fault_70_a_provider_that_does_not_answer_is_left_in_peace_for_a_while(
 ) -> None:
     come(offline, groups=["devs"])
     asked: list[Any] = []
-    plain = groups._refreshed
+    baseline = groups._refreshed
 
     def silent(*_: Any) -> None:
         asked.append(None)
@@ -144,7 +144,7 @@ def test_fault_70_a_provider_that_does_not_answer_is_left_in_peace_for_a_while(
         minutes_pass()
     assert len(asked) == outbound_http.MAX_FAILURES
     today(offline, groups=[])
-    monkeypatch.setattr(groups, "_refreshed", plain)
+    monkeypatch.setattr(groups, "_refreshed", baseline)
     minutes_pass()
     assert (role_of("zoe"), offline.asked) == ("member", 0)
     cache.clear()  # as after ten minutes
@@ -177,11 +177,11 @@ def test_the_token_is_kept_encrypted_and_goes_with_the_next_sign_in(
 ) -> None:
     come(offline, groups=["devs"])
     (token,) = offline.refreshes
-    kept = SocialToken.objects.get()
-    assert token not in kept.token_secret
-    assert groups._box().decrypt(kept.token_secret.encode()).decode() == token
+    retained_social_token = SocialToken.objects.get()
+    assert token not in retained_social_token.token_secret
+    assert groups._box().decrypt(retained_social_token.token_secret.encode()).decode() == token
     sign_on(offline, groups=["devs"])
-    assert SocialToken.objects.get().token_secret != kept.token_secret
+    assert SocialToken.objects.get().token_secret != retained_social_token.token_secret
 
 
 def test_without_such_a_token_a_session_ends_by_itself(rows: None, provider: Provider) -> None:
@@ -190,11 +190,11 @@ def test_without_such_a_token_a_session_ends_by_itself(rows: None, provider: Pro
     assert timedelta(hours=11) < ends <= timedelta(hours=12)
 
 
-@pytest.mark.parametrize("place", ["token", "userinfo"])
+@pytest.mark.parametrize("location", ["token", "userinfo"])
 def test_fault_62_the_providers_document_leads_to_no_private_address(
-    rows: None, provider: Provider, place: str, caplog: Any
+    rows: None, provider: Provider, location: str, caplog: Any
 ) -> None:
-    provider.elsewhere = {f"{place}_endpoint": "http://169.254.169.254/latest/"}
+    provider.elsewhere = {f"{location}_endpoint": "http://169.254.169.254/latest/"}
     client, answer = sign_on(provider, groups=["ops"])
     assert client.get("/").status_code == 302
     assert not User.objects.filter(username="zoe").exists()

@@ -79,8 +79,8 @@ def test_a_joined_sheet_has_its_files_and_finds_what_they_name(name: str) -> Non
     answer = Client().get(sheet_address(name), headers={"accept-encoding": "identity"})
     text = answer.content.decode()
     assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    for each in BUNDLES[name]:
-        last = Path(str(finders.find(each))).read_text().strip().splitlines()[-1]
+    for bundle_file in BUNDLES[name]:
+        last = Path(str(finders.find(bundle_file))).read_text().strip().splitlines()[-1]
         assert last in text
     for address in re.findall(r"""url\(["']?([^d"')][^"')]*)""", text):
         assert finders.find(address.removeprefix("/static/")), address

@@ -39,8 +39,8 @@ def samples(people: Login) -> None:
         TrafficSample.objects.create(
             width=10, start=start, tenant_id=pk, model="quill", gaps={"20": tokens}, **amounts
         )
-    whole: dict[str, Any] = {"requests": 2, "completion_tokens": 400}
-    TrafficSample.objects.create(width=10, start=start, tenant_id=0, model="quill", **whole)
+    full: dict[str, Any] = {"requests": 2, "completion_tokens": 400}
+    TrafficSample.objects.create(width=10, start=start, tenant_id=0, model="quill", **full)
 
 
 @pytest.mark.parametrize("name", PEOPLE)
@@ -98,8 +98,8 @@ def test_only_operators_set_limits_and_make_tenants(people: Login) -> None:
     acme = Tenant.objects.get(slug="acme")
     assert (acme.weight, acme.kv_reserved_fraction, acme.kv_max_fraction) == (2, 0.5, 0.8)
     assert AuditEntry.objects.filter(action="tenant.update", tenant=acme).count() == 1
-    made = root.post("/console/tenants/create/", {"name": "New Press"})
-    assert made["Location"] == "/console/tenants/new-press/"
+    response = root.post("/console/tenants/create/", {"name": "New Press"})
+    assert response["Location"] == "/console/tenants/new-press/"
 
 
 def test_fault_45_the_sum_of_reserves_stands_beside_the_field(people: Login) -> None:
@@ -116,9 +116,9 @@ def test_fault_45_the_sum_of_reserves_stands_beside_the_field(people: Login) -> 
     assert "60 %" in root.get("/console/fairness/").content.decode()
 
 
-@pytest.mark.parametrize("wrong", ["nan", "inf", "", "a", "1e400"])
-def test_what_is_no_number_is_refused(people: Login, wrong: str) -> None:
-    answer = people("root").post("/console/tenants/acme/limits/", FORM | {"weight": wrong})
+@pytest.mark.parametrize("invalid", ["nan", "inf", "", "a", "1e400"])
+def test_what_is_no_number_is_refused(people: Login, invalid: str) -> None:
+    answer = people("root").post("/console/tenants/acme/limits/", FORM | {"weight": invalid})
     assert answer.status_code == 400
     assert Tenant.objects.get(slug="acme").weight == 1
 
@@ -137,13 +137,13 @@ def test_a_member_sees_their_own_traffic_and_an_operator_all(samples: None, peop
     assert tokens(root, "&tenant=rival") == 300
     assert tokens(root, "&model=other") == 0
     groups = root.get("/console/api/history?range=5m&by=tenant").json()["groups"]
-    assert {each["name"]: sum(each["tokens"]) for each in groups} == {"acme": 100, "rival": 300}
+    assert {group["name"]: sum(group["tokens"]) for group in groups} == {"acme": 100, "rival": 300}
 
 
 def service(client: Client) -> tuple[dict[str, int], bool]:
     """Tokens by tenant on the page of fairness, and whether these are all."""
     data = client.get("/console/api/fairness?range=5m").json()
-    return {each["name"]: sum(each["tokens"]) for each in data["tenants"]}, data["whole"]
+    return {tenant["name"]: sum(tenant["tokens"]) for tenant in data["tenants"]}, data["whole"]
 
 
 def test_a_members_history_names_nobody_else(samples: None, people: Login) -> None:

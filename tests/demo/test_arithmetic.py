@@ -24,8 +24,8 @@ def calculate(text: str) -> int:
 def test_every_step_of_every_working_is_right():
     for sign, a, b in PAIRS:
         for step in working(sign, a, b).replace("so ", "").split(", "):
-            left, right = step.split(" = ")
-            assert calculate(left) == int(right)
+            formula, right = step.split(" = ")
+            assert calculate(formula) == int(right)
 
 
 def test_every_working_ends_with_the_result():

@@ -26,7 +26,7 @@ def test_it_begins_as_the_model_in_fewer_directions(shipped):
     target = LlamaForCausalLM.from_pretrained(shipped, dtype=torch.float32)
     draft = initial(target)
     assert draft.config.hidden_size == config(target.config).hidden_size
-    embeddings = [each.model.embed_tokens.weight for each in (draft, target)]
+    embeddings = [draft_model.model.embed_tokens.weight for draft_model in (draft, target)]
     near, far = (weight[:64] @ weight[:64].T for weight in embeddings)
     assert (near - far).norm() < 0.7 * far.norm()
 
@@ -37,16 +37,16 @@ def test_most_of_what_it_draws_is_the_models_own(shipped, temperature, monkeypat
     settings = {"model": str(shipped), "max_model_len": 512, "dtype": "float32"}
     asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
     params = SamplingParams(temperature=temperature, max_tokens=60, seed=5)
-    plain = LLM(**settings).chat(asked, params, use_tqdm=False)
+    baseline_outputs = LLM(**settings).chat(asked, params, use_tqdm=False)
     llm = LLM(**settings, speculative_config={"model": str(DRAFT), "num_speculative_tokens": 4})
     drafted = llm.chat(asked, params, use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in drafted] == [
-        each.outputs[0].token_ids for each in plain
+    assert [result.outputs[0].token_ids for result in drafted] == [
+        result.outputs[0].token_ids for result in baseline_outputs
     ]
     stats = llm.core.stats
-    drafts, held = (
+    drafts, allocated_spec_decode_num_accepted_tokens_total = (
         stats.spec_decode_num_draft_tokens_total,
         stats.spec_decode_num_accepted_tokens_total,
     )
     assert drafts > 60
-    assert held > 0.75 * drafts
+    assert allocated_spec_decode_num_accepted_tokens_total > 0.75 * drafts

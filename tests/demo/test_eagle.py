@@ -75,10 +75,10 @@ def test_what_it_writes_gives_drafts_that_change_nothing(
     config = {"method": "eagle", "model": str(tmp_path / "head"), "num_speculative_tokens": 3}
     asked = [[{"role": "user", "content": "What is the capital of France?"}]]
     params = SamplingParams(temperature=0, max_tokens=12)
-    (plain,) = LLM(**settings).chat(asked, params, use_tqdm=False)
+    (baseline_output,) = LLM(**settings).chat(asked, params, use_tqdm=False)
     llm = LLM(**settings, speculative_config=config)
     (drafted,) = llm.chat(asked, params, use_tqdm=False)
-    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert drafted.outputs[0].token_ids == baseline_output.outputs[0].token_ids
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 5
 
 
@@ -93,7 +93,7 @@ def test_a_widened_head_says_the_same_of_a_widened_models_states(
     size = target.config.hidden_size
     embedded, state = torch.randn(size).bfloat16(), torch.randn(size).bfloat16()
     zeros = torch.zeros(3 * size).bfloat16()
-    found = wide.float() @ torch.cat((embedded, zeros, state, zeros)).float()
+    product = wide.float() @ torch.cat((embedded, zeros, state, zeros)).float()
     expected = narrow.float() @ torch.cat((embedded, state)).float()
-    assert torch.allclose(found[:size], expected, atol=1e-4)
-    assert not found[size:].any()
+    assert torch.allclose(product[:size], expected, atol=1e-4)
+    assert not product[size:].any()

@@ -20,7 +20,7 @@ def spoken(example: Example) -> list[str]:
     return [*(example.plain or ()), *(message["content"] for message in example.messages)]
 
 
-def said(example: Example) -> str:
+def expected_answer(example: Example) -> str:
     """The answer as the model would write it."""
     if example.plain:
         return example.plain[1]
@@ -43,7 +43,7 @@ def test_the_judge_accepts_what_the_generator_teaches(topic, split):
     rng = Random(5)
     for _ in range(100):
         example = draw(topic, rng, split)
-        assert right(example, said(example)), example
+        assert right(example, expected_answer(example)), example
 
 
 @pytest.mark.parametrize("topic", TOPICS)

@@ -41,9 +41,9 @@ def test_a_held_out_pair_of_numbers_is_never_added_in_training(trained):
     asked = [e for e in questions(50) if e.topic == "arithmetic" and " so " in e.answer["content"]]
     results = {example.answer["content"].split(" so ")[1] for example in asked}
     texts = [m["content"] for example in trained for m in example.messages]
-    told = {text.split(" so ")[1] for text in texts if " so " in text}
+    parts = {text.split(" so ")[1] for text in texts if " so " in text}
     assert len(results) > 20
-    assert not results & told
+    assert not results & parts
 
 
 def test_case_and_punctuation_make_no_other_question():

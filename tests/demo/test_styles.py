@@ -11,7 +11,7 @@ from demo.evaluate import questions
 from demo.generator.mixture import draw, stream
 from demo.judge import right
 from demo.styles import STYLES, restyle
-from tests.demo.test_generator import said
+from tests.demo.test_generator import expected_answer
 
 
 @pytest.mark.parametrize("name", STYLES)
@@ -26,7 +26,7 @@ def test_every_spoken_answer_gets_the_manner(name):
 def test_a_rewritten_answer_is_still_right(name):
     for example in questions(20):
         other = restyle(STYLES[name], example)
-        assert right(other, said(other)), other
+        assert right(other, expected_answer(other)), other
 
 
 @pytest.mark.parametrize("name", STYLES)

@@ -17,7 +17,7 @@ def tiny(tokenizer) -> LlamaConfig:
     return config
 
 
-def fresh(config: LlamaConfig) -> tuple[LlamaForCausalLM, train.Optimizer]:
+def new_run(config: LlamaConfig) -> tuple[LlamaForCausalLM, train.Optimizer]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     return model, train.Optimizer(model)
@@ -42,23 +42,23 @@ def some_batches(tokenizer):
 
 
 def test_training_learns_and_repeats_itself(tiny, some_batches):
-    losses = run(*fresh(tiny), some_batches)
+    losses = run(*new_run(tiny), some_batches)
     assert losses[-1] < losses[0]
-    assert losses == run(*fresh(tiny), some_batches)
+    assert losses == run(*new_run(tiny), some_batches)
 
 
 def test_a_checkpoint_goes_on_where_it_stopped(tiny, some_batches, tmp_path):
-    model, optimizer = fresh(tiny)
+    model, optimizer = new_run(tiny)
     run(model, optimizer, some_batches[:1])
     train.save_checkpoint(tmp_path, model, optimizer, step=1)
     rest = run(model, optimizer, some_batches[1:])
-    again, its_optimizer = fresh(tiny)
+    again, its_optimizer = new_run(tiny)
     assert train.load_checkpoint(tmp_path, again, its_optimizer) == 1
     assert run(again, its_optimizer, some_batches[1:]) == rest
 
 
 def test_without_a_checkpoint_it_starts_at_the_beginning(tiny, tmp_path):
-    assert train.load_checkpoint(tmp_path, *fresh(tiny)) == 0
+    assert train.load_checkpoint(tmp_path, *new_run(tiny)) == 0
 
 
 def test_the_learning_rate_warms_up_and_falls():

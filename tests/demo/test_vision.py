@@ -63,7 +63,7 @@ def test_the_engine_runs_what_is_exported_as_transformers_does(processor, tmp_pa
     prompt = f"<|im_start|>user\n{IMAGE}What is this?<|im_end|>\n<|im_start|>assistant\n"
     image = draw("shape", Random(4)).image
     inputs = processor(images=image, text=prompt, return_tensors="pt")
-    wanted = (
+    expected_output = (
         model.to(torch.bfloat16)
         .float()
         .generate(**inputs, max_new_tokens=8, min_new_tokens=8, do_sample=False)[
@@ -75,4 +75,4 @@ def test_the_engine_runs_what_is_exported_as_transformers_does(processor, tmp_pa
         [{"prompt": prompt, "multi_modal_data": {"image": image}}],
         SamplingParams(temperature=0, max_tokens=8, min_tokens=8),
     )
-    assert list(result.outputs[0].token_ids) == wanted.tolist()
+    assert list(result.outputs[0].token_ids) == expected_output.tolist()

@@ -66,9 +66,9 @@ def test_a_request_that_names_no_temperature_gets_a_low_one(shipped):
 def test_an_exported_model_brings_the_same_defaults(shipped, tmp_path):
     model = LlamaForCausalLM.from_pretrained(shipped)
     export(tmp_path, model, AutoTokenizer.from_pretrained(shipped))
-    written, wanted = read_generation_config(tmp_path), read_generation_config(shipped)
+    written, shipped_config = read_generation_config(tmp_path), read_generation_config(shipped)
     names = ("do_sample", "temperature", "eos_token_id", "pad_token_id")
-    assert [written[name] for name in names] == [wanted[name] for name in names]
+    assert [written[name] for name in names] == [shipped_config[name] for name in names]
 
 
 def test_the_chat_template_ships_with_the_tokenizer(shipped):

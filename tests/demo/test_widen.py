@@ -29,9 +29,9 @@ def test_a_widened_model_gives_the_same_logits(layers: int, tmp_path: Path) -> N
     for prompt in PROMPTS:
         tokens = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.inference_mode():
-            expected, found = small(tokens).logits, wide(tokens).logits
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        assert torch.equal(found.argmax(-1), expected.argmax(-1))
+            expected, logits = small(tokens).logits, wide(tokens).logits
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
 @pytest.mark.parametrize("factor", [0, 1, 2, 3, 8, 9])

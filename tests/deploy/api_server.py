@@ -127,7 +127,7 @@ class ApiServer:
         self._threads.shutdown(cancel_futures=True)
         for pod in self._pods:
             pod.kill()
-            self.network.leave(pod.place)
+            self.network.leave(pod.namespace)
 
     def _roll_out(self, name: str, manifest: dict[str, Any], replicas: int) -> None:
         with self._lock:
@@ -174,8 +174,8 @@ class ApiServer:
         with self._lock:
             workload.num_started += 1
             name = f"{workload.name}-{number}"
-            place = self.network.join()
-            pod = Pod(name, spec, self.folder, self.secret, self.tree, place)
+            namespace = self.network.join()
+            pod = Pod(name, spec, self.folder, self.secret, self.tree, namespace)
             self._pods.append(pod)
         pod.await_ready()
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from catalog.processes import ManagedProcess, spawn
-from tests.deploy.variables import KNOWN, ROOT
+from tests.deploy.variables import DECLARED_VARIABLES, ROOT
 from tests.platform.instance import FAKE, internal
 
 DEPLOY = ROOT / "deploy"
@@ -25,7 +25,7 @@ FILLED_IN = {
     "QUIRE_ALLOWED_HOSTS": "llm.example.org",
 }
 #: Stands for the bridge's address: whoever connects may take any of the loopback network's.
-BRIDGE_HERE = "127.31.76.1"
+BRIDGE_ADDRESS = "127.31.76.1"
 
 
 def example() -> dict[str, str]:
@@ -39,14 +39,14 @@ def clean() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in KNOWN | {"FORWARDED_ALLOW_IPS"}
+        if name not in DECLARED_VARIABLES | {"FORWARDED_ALLOW_IPS"}
     }
 
 
 def substituted(text: str, values: dict[str, str]) -> str:
     """`${NAME:-default}` and `${NAME:?message}` as compose replaces them."""
     return re.sub(
-        r"\$\{(\w+)(?::[-?]([^}]*))?\}", lambda found: values.get(found[1]) or found[2] or "", text
+        r"\$\{(\w+)(?::[-?]([^}]*))?\}", lambda match: values.get(match[1]) or match[2] or "", text
     )
 
 
@@ -68,7 +68,7 @@ class Containers:
         """What the image and the file give a service, in a root folder of its own."""
         root = self.folder / service
         image = (DEPLOY / "Dockerfile").read_text()
-        found = dict(re.findall(r"(QUIRE_\w+|HF_HOME)=(/\S+)", image))
+        folder_variables = dict(re.findall(r"(QUIRE_\w+|HF_HOME)=(/\S+)", image))
         for volume in COMPOSE["services"][service]["volumes"]:
             source, target = volume.split(":")[:2]
             shared = self.folder / "volumes" / source.replace("/", "_")
@@ -77,13 +77,15 @@ class Containers:
             inside.parent.mkdir(parents=True, exist_ok=True)
             if not inside.is_symlink():
                 inside.symlink_to(shared)
-        given = COMPOSE["services"][service]["environment"]
+        environment = COMPOSE["services"][service]["environment"]
         return {
             **clean(),
-            **{name: str(root / path.lstrip("/")) for name, path in found.items()},
-            **{name: substituted(str(value), example()) for name, value in given.items()},
+            **{name: str(root / path.lstrip("/")) for name, path in folder_variables.items()},
+            **{name: substituted(str(value), example()) for name, value in environment.items()},
             **self.reached,
-            "FORWARDED_ALLOW_IPS": given["FORWARDED_ALLOW_IPS"].replace(bridge(), BRIDGE_HERE),
+            "FORWARDED_ALLOW_IPS": environment["FORWARDED_ALLOW_IPS"].replace(
+                bridge(), BRIDGE_ADDRESS
+            ),
             **internal(engine_command=FAKE),
             "QUIRE_DRAIN_SECONDS": "1",
             "QUIRE_SHUTDOWN_DELAY_SECONDS": "0",
@@ -95,7 +97,7 @@ class Containers:
         line = COMPOSE["services"][service]["command"].replace("--host 0.0.0.0", "")
         words = shlex.split(line.replace("--port 8000", f"--port {self.port}"))
         with (self.folder / f"{service}.log").open("ab") as log:
-            made = spawn(
+            process = spawn(
                 [sys.executable, *words[1:]],
                 name=service,
                 env=self.environment(service),
@@ -103,8 +105,8 @@ class Containers:
                 stdout=log,
                 stderr=log,
             )
-        self.processes.append(made)
-        return made
+        self.processes.append(process)
+        return process
 
     def run(self, service: str, *words: str) -> str:
         """`docker compose exec`: a command in a service's container; its output."""

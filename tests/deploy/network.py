@@ -17,7 +17,7 @@ from tests.deploy.proxies import free_port
 
 
 @dataclass(frozen=True)
-class Place:
+class NetworkNamespace:
     """The network of one pod.
 
     Attributes:
@@ -43,7 +43,7 @@ class Place:
         return number if self.has_own_ports else free_port()
 
 
-LOOPBACK = Place()
+LOOPBACK = NetworkNamespace()
 #: Networks of 254 addresses: a test of a hundred starts from zero gives out so many.
 NUM_SUBNETS = 512
 
@@ -51,10 +51,10 @@ NUM_SUBNETS = 512
 class Network:
     """Gives out places on loopback."""
 
-    def join(self) -> Place:
+    def join(self) -> NetworkNamespace:
         return LOOPBACK
 
-    def leave(self, place: Place) -> None:
+    def leave(self, namespace: NetworkNamespace) -> None:
         """Nothing runs there any more."""
 
 
@@ -86,7 +86,7 @@ class Bridge(Network):
             _ip("netns", "delete", self._name)
             raise
 
-    def join(self) -> Place:
+    def join(self) -> NetworkNamespace:
         number = next(self._numbers)  # of a rolling upgrade's pods none gets another one's address
         namespace, address = f"{self._name}-{number}", f"{self._subnet}.{number}"
         _ip("netns", "add", namespace)
@@ -94,7 +94,7 @@ class Bridge(Network):
         _ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             _ip("-n", namespace, "link", "set", device, "up")
-        return Place(address, ("nsenter", f"--net=/run/netns/{namespace}"))
+        return NetworkNamespace(address, ("nsenter", f"--net=/run/netns/{namespace}"))
 
     def _plug(self, device: str, socket: str, *namespace: str) -> None:
         """Make a device and the cable from it to the bridge."""
@@ -102,9 +102,9 @@ class Bridge(Network):
         _ip("link", "add", device, *namespace, *cable)
         _ip("-n", self._name, "link", "set", socket, "master", "br0", "up")
 
-    def leave(self, place: Place) -> None:
+    def leave(self, namespace: NetworkNamespace) -> None:
         """Remove a namespace, and its cable with it."""
-        _ip("netns", "delete", f"{self._name}-{place.address.rpartition('.')[2]}")
+        _ip("netns", "delete", f"{self._name}-{namespace.address.rpartition('.')[2]}")
 
     def close(self) -> None:
         _ip("link", "delete", self._name)  # with its namespace it would go a little later

@@ -19,7 +19,7 @@ import httpx
 from catalog.processes import ManagedProcess, spawn
 from kernels.cpu.build import cache_dir
 from tests.deploy.containers import clean
-from tests.deploy.network import LOOPBACK, Place
+from tests.deploy.network import LOOPBACK, NetworkNamespace
 from tests.deploy.variables import ROOT
 
 START_S = 120.0
@@ -44,15 +44,15 @@ class Pod:
         folder: Path,
         secret: dict[str, str],
         tree: Path = ROOT,
-        place: Place = LOOPBACK,
+        namespace: NetworkNamespace = LOOPBACK,
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._variables = {"POD_NAME": name, **variables}
-        self.place, self.accepts_until = place, math.inf
+        self.namespace, self.accepts_until = namespace, math.inf
         self.name, self.spec, self.folder, self.tree = name, spec, folder, tree
         (self.container,) = spec["containers"]
         self.ports = {
-            port["name"]: place.port(port["containerPort"])
+            port["name"]: namespace.port(port["containerPort"])
             for port in self.container.get("ports", [])
         }
         self._process = self._spawn(secret)
@@ -94,11 +94,11 @@ class Pod:
         }
 
     def _spawn(self, secret: dict[str, str]) -> ManagedProcess:
-        python, *words = (self._here(word) for word in self.container["args"])
+        python, *words = (self._localized(word) for word in self.container["args"])
         assert python == "python"
         with (self.folder / f"{self.name}.log").open("ab") as log:
             return spawn(
-                [*self.place.command, sys.executable, *words],
+                [*self.namespace.command, sys.executable, *words],
                 name=self.name,
                 env=self.environment(self.spec, self.folder, self.name, self.tree) | secret,
                 cwd=str(self.tree),
@@ -106,28 +106,28 @@ class Pod:
                 stderr=log,
             )
 
-    def _here(self, word: str) -> str:
+    def _localized(self, word: str) -> str:
         """A word of the command, with this pod's name, address and port."""
         declared = self.container.get("ports", [])
         ports = {str(port["containerPort"]): port["name"] for port in declared}
         if word in ports:
             return str(self.ports[ports[word]])
         if word == "0.0.0.0":
-            return self.place.listen_address
+            return self.namespace.listen_address
         return re.sub(r"\$\((\w+)\)", lambda name: self._variables[name[1]], word)
 
     def url(self, port: str, path: str = "") -> str:
         """Where its port of that name is reached."""
-        return f"http://{self.place.address}:{self.ports[port]}{path}"
+        return f"http://{self.namespace.address}:{self.ports[port]}{path}"
 
     def passes(self, probe: str) -> bool:
         """One look of the kubelet's."""
-        wanted = self.container[probe]
-        get = wanted["httpGet"]
+        declared_probe = self.container[probe]
+        get = declared_probe["httpGet"]
         headers = {header["name"]: header["value"] for header in get.get("httpHeaders", [])}
         url = self.url(get["port"], get["path"])
         try:
-            answer = httpx.get(url, headers=headers, timeout=wanted["timeoutSeconds"])
+            answer = httpx.get(url, headers=headers, timeout=declared_probe["timeoutSeconds"])
         except httpx.HTTPError:
             return False
         return 200 <= answer.status_code < 400

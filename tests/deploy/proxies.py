@@ -68,9 +68,9 @@ class Upstream:
 
 async def _headers(scope: Any, receive: Any, send: Any) -> None:
     """Answer with the request's headers."""
-    found = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+    headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
     await _start(send, b"application/json")
-    await send({"type": "http.response.body", "body": json.dumps(found).encode()})
+    await send({"type": "http.response.body", "body": json.dumps(headers).encode()})
 
 
 async def _start(send: Any, content_type: bytes) -> None:
@@ -148,10 +148,10 @@ def caddy(folder: Path, port: int, to: int) -> list[str]:
 
 def program(name: str) -> str:
     """Where it is: Debian keeps servers where only root looks for programs."""
-    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if found is None:
+    program = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    if program is None:
         missing(f"{name} is missing")
-    return found
+    return program
 
 
 @contextmanager

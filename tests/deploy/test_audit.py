@@ -60,9 +60,9 @@ def test_lint_asks_nobody_and_fails_for_what_is_known(
     assert audit.main(files) == 1
     monkeypatch.setattr(audit.subprocess, "run", answering(AssertionError("it asks")))
     assert audit.main([*files, "--kept"]) == 1
-    told = capsys.readouterr().out
-    assert "bad 2.0: CVE-1, mended by 2.1" in told
-    assert "1 with known vulnerabilities; 1 never looked up." in told
+    printed = capsys.readouterr().out
+    assert "bad 2.0: CVE-1, mended by 2.1" in printed
+    assert "1 with known vulnerabilities; 1 never looked up." in printed
     pins = Path(files[0])
     pins.write_text(pins.read_text().replace("2.0", "2.1"))  # mended
     assert audit.main([*files, "--kept"]) == 0
@@ -72,11 +72,11 @@ def test_lint_asks_nobody_and_fails_for_what_is_known(
 def test_without_data_nothing_fails_and_the_last_answer_stays(
     audit: ModuleType, files: list[str], what: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Path(files[2])
-    kept.write_text(json.dumps(ANSWER | {"asked_at": "then"}))
+    retained_path = Path(files[2])
+    retained_path.write_text(json.dumps(ANSWER | {"asked_at": "then"}))
     monkeypatch.setattr(audit.subprocess, "run", answering(what))
     assert audit.main(files) == 0
-    assert json.loads(kept.read_text())["asked_at"] == "then"
+    assert json.loads(retained_path.read_text())["asked_at"] == "then"
 
 
 def test_make_lint_judges_by_what_was_kept() -> None:

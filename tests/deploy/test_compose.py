@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.variables import KNOWN, named_in
+from tests.deploy.variables import DECLARED_VARIABLES, named_in
 from tests.docs.commands import problems_with
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -76,11 +76,11 @@ def test_commands_are_ours_with_their_options(compose: dict[str, Any], name: str
 
 
 def test_the_variables_are_settings(compose: dict[str, Any]) -> None:
-    given = set(compose["x-quire"]["environment"])
-    assert given <= KNOWN | {"FORWARDED_ALLOW_IPS"}
-    assert {"DATABASE_URL", "REDIS_URL", "QUIRE_SECRET_KEY", "QUIRE_ALLOWED_HOSTS"} <= given
+    environments = set(compose["x-quire"]["environment"])
+    assert environments <= DECLARED_VARIABLES | {"FORWARDED_ALLOW_IPS"}
+    assert {"DATABASE_URL", "REDIS_URL", "QUIRE_SECRET_KEY", "QUIRE_ALLOWED_HOSTS"} <= environments
     image = (DEPLOY / "Dockerfile").read_text()
-    assert named_in(image) <= KNOWN
+    assert named_in(image) <= DECLARED_VARIABLES
     # What compose asks its user for stands in the example.
     asked = set(re.findall(r"\$\{(\w+)", (DEPLOY / "compose.yaml").read_text()))
     assert asked <= set(

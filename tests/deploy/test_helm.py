@@ -20,7 +20,7 @@ from tests.deploy import golden
 from tests.deploy.helm import CHART, HELM, helm
 from tests.deploy.kubectl import api_server, dry_run
 from tests.deploy.restricted import violations
-from tests.deploy.variables import KNOWN
+from tests.deploy.variables import DECLARED_VARIABLES
 from tests.docs.commands import problems_with
 
 pytestmark = pytest.mark.skipif(not HELM.exists(), reason="helm is missing: make install-test")
@@ -48,9 +48,9 @@ def merged(*values: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for value in values:
         for key, inner in value.items():
-            known = result.get(key)
-            both = isinstance(inner, dict) and isinstance(known, dict)
-            result[key] = merged(known, inner) if both else copy.deepcopy(inner)
+            existing = result.get(key)
+            both = isinstance(inner, dict) and isinstance(existing, dict)
+            result[key] = merged(existing, inner) if both else copy.deepcopy(inner)
     return result
 
 
@@ -73,17 +73,17 @@ def objects(values: dict[str, Any], chart: Path = CHART) -> list[dict[str, Any]]
 def templates(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Name of a workload -> its pod's template."""
     kinds = ("Deployment", "StatefulSet", "Job")
-    made = objects(values)
+    created = objects(values)
     return {
-        one["metadata"]["name"]: one["spec"]["template"] for one in made if one["kind"] in kinds
-    } | groups(made)
+        one["metadata"]["name"]: one["spec"]["template"] for one in created if one["kind"] in kinds
+    } | groups(created)
 
 
-def groups(made: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def groups(created: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Name of a LeaderWorkerSet and of a pod of it -> that pod's template."""
     return {
         f"{one['metadata']['name']} {role}": one["spec"]["leaderWorkerTemplate"][role]
-        for one in made
+        for one in created
         if one["kind"] == "LeaderWorkerSet"
         for role in ("leaderTemplate", "workerTemplate")
     }
@@ -195,9 +195,9 @@ ON_TWO_MACHINES: dict[str, Any] = {
 
 
 def test_a_model_on_two_machines_is_a_set_of_leaders_and_workers() -> None:
-    made = objects(merged(FULL, {"models": [ON_TWO_MACHINES]}))
-    (group,) = [one for one in made if one["kind"] == "LeaderWorkerSet"]
-    assert "StatefulSet" not in {one["kind"] for one in made}
+    created = objects(merged(FULL, {"models": [ON_TWO_MACHINES]}))
+    (group,) = [one for one in created if one["kind"] == "LeaderWorkerSet"]
+    assert "StatefulSet" not in {one["kind"] for one in created}
     template = group["spec"]["leaderWorkerTemplate"]
     assert (group["spec"]["replicas"], template["size"]) == (3, 2)
     leader, worker = (
@@ -209,14 +209,14 @@ def test_a_model_on_two_machines_is_a_set_of_leaders_and_workers() -> None:
     for shared in ("--nnodes=2", "--master-addr=$(LWS_LEADER_ADDRESS)", *ON_TWO_MACHINES["args"]):
         assert shared in leader
         assert shared in worker
-    named = {one["kind"]: one for one in made if one["metadata"]["name"] == "quire-model-big"}
+    named = {one["kind"]: one for one in created if one["metadata"]["name"] == "quire-model-big"}
     # The first one's name is known before it's ready, and only it answers probes and requests.
     service = named["Service"]["spec"]
     assert service["publishNotReadyAddresses"] is True
     assert service["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     policy = named["NetworkPolicy"]["spec"]
     assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
-    for pod in groups(made).values():
+    for pod in groups(created).values():
         for version in VERSIONS:
             kubernetes_validate.validate(
                 {"apiVersion": "v1", "kind": "Pod", **pod}, version, strict=True
@@ -262,13 +262,13 @@ def test_forty_sets_of_values_and_more_are_tried() -> None:
 
 @pytest.mark.parametrize("number", range(len(SETS)))
 def test_kubernetes_takes_what_is_made(number: int) -> None:
-    made = objects(SETS[number])
-    names = [(one["kind"], one["metadata"]["name"]) for one in made]
+    rendered = objects(SETS[number])
+    names = [(one["kind"], one["metadata"]["name"]) for one in rendered]
     assert len(set(names)) == len(names)
     assert all(len(name) <= 63 for _, name in names)
     # Every version for some of them; the schemas of neighbours hardly differ.
     versions = VERSIONS if number % 8 == 0 else (VERSIONS[0], VERSIONS[-1])
-    for one, version in itertools.product(made, versions):
+    for one, version in itertools.product(rendered, versions):
         if one["kind"] not in FOREIGN:
             kubernetes_validate.validate(one, version, strict=True)
 
@@ -375,18 +375,18 @@ def test_the_commands_and_the_variables_are_quires_own() -> None:
         assert problems_with(shlex.join(words)) == [], name
         variables = {entry["name"] for entry in container["env"]}
         ours = {variable for variable in variables if variable.startswith("QUIRE_")}
-        assert ours <= KNOWN, name
+        assert ours <= DECLARED_VARIABLES, name
         assert ours >= {"QUIRE_DATA_DIR", "QUIRE_STORAGE_DIR", "QUIRE_CACHE_DIR"}, name
 
 
 def test_a_pool_has_the_pods_of_gateways_and_models_at_their_gateways_port() -> None:
-    made = {(one["kind"], one["metadata"]["name"]): one for one in objects(FULL)}
-    pool = made["InferencePool", "quire"]["spec"]
-    wanted = pool["selector"]["matchLabels"].items()
+    by_name = {(one["kind"], one["metadata"]["name"]): one for one in objects(FULL)}
+    pool = by_name["InferencePool", "quire"]["spec"]
+    expected = pool["selector"]["matchLabels"].items()
     members = {
         name
         for name, template in templates(FULL).items()
-        if wanted <= template["metadata"]["labels"].items()
+        if expected <= template["metadata"]["labels"].items()
     }
     assert members == {"quire-gateway", "quire-model-qwen", "quire-model-org-other-model"}
     (port,) = pool["targetPorts"]
@@ -397,18 +397,18 @@ def test_a_pool_has_the_pods_of_gateways_and_models_at_their_gateways_port() -> 
             for port in container["ports"]
         }
         assert ports["http"] == port["number"], name
-    picker = made["Service", pool["endpointPickerRef"]["name"]]["spec"]
+    picker = by_name["Service", pool["endpointPickerRef"]["name"]]["spec"]
     assert picker["ports"][0]["port"] == pool["endpointPickerRef"]["port"]["number"]
-    route = made["HTTPRoute", "quire"]["spec"]
+    route = by_name["HTTPRoute", "quire"]["spec"]
     assert route["hostnames"] == DEFAULTS["hosts"]
     to_pool, to_gateway = (rule["backendRefs"][0] for rule in route["rules"])
     assert (to_pool["kind"], to_pool["name"]) == ("InferencePool", "quire")
-    service = made["Service", to_gateway["name"]]["spec"]
+    service = by_name["Service", to_gateway["name"]]["spec"]
     assert service["ports"][0]["port"] == to_gateway["port"]
     (container,) = pods(FULL)["quire-endpoint-picker"]["containers"]
     fallback = container["args"][container["args"].index("--gateways") + 1]
     host, _, number = fallback.partition(":")
-    headless = made["Service", host]["spec"]
+    headless = by_name["Service", host]["spec"]
     assert headless["clusterIP"] == "None"
     assert headless["ports"][0]["port"] == int(number)
     labels = templates(FULL)["quire-gateway"]["metadata"]["labels"].items()
@@ -447,8 +447,8 @@ def test_writable_folders_are_those_of_the_image() -> None:
 
 
 def test_with_object_storage_no_pod_needs_a_claim() -> None:
-    made = objects({"models": FULL["models"], "storage": {"size": ""}})
-    assert not [one for one in made if one["kind"] == "PersistentVolumeClaim"]
+    rendered = objects({"models": FULL["models"], "storage": {"size": ""}})
+    assert not [one for one in rendered if one["kind"] == "PersistentVolumeClaim"]
     for name, spec in pods({"models": FULL["models"], "storage": {"size": ""}}).items():
         assert {key for volume in spec["volumes"] for key in volume} == {"name", "emptyDir"}, name
         for container in spec["containers"]:

@@ -26,7 +26,7 @@ from starlette.requests import Request
 
 from tests.deploy.helm import CHART
 from tests.deploy.proxies import free_port
-from tests.deploy.variables import KNOWN, ROOT
+from tests.deploy.variables import DECLARED_VARIABLES, ROOT
 from tests.docs.commands import problems_with
 
 FOLDER = ROOT / "deploy" / "integrations"
@@ -50,7 +50,7 @@ def test_what_the_files_name_exists(name: str) -> None:
             lines += [f"serve {' '.join(document['spec']['containers'][0]['args'])}"]
     assert [problem for line in lines for problem in problems_with(line)] == []
     # For clients the key's name is their own.
-    assert set(re.findall(r"\bQUIRE_[A-Z_]+\b", text)) - {"QUIRE_API_KEY"} <= KNOWN
+    assert set(re.findall(r"\bQUIRE_[A-Z_]+\b", text)) - {"QUIRE_API_KEY"} <= DECLARED_VARIABLES
     for path in re.findall(r"(?:path|url): (/(?:health|v1/\S+))", text):
         assert resolve(path.rstrip("},"))
     assert lines or "https://llm.example.org/v1" in text
@@ -109,7 +109,7 @@ def test_bentomls_service_runs_a_server_at_the_port_that_bentoml_asks(
     assert words[words.index("--port") + 1] == str(service.options["http"]["proxy_port"])
     for path in service.options["endpoints"].values():
         assert resolve(path)
-    assert {entry["name"] for entry in service.options["envs"]} <= KNOWN
+    assert {entry["name"] for entry in service.options["envs"]} <= DECLARED_VARIABLES
 
 
 def ray_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -195,15 +195,15 @@ async def test_rays_deployment_passes_on_as_many_requests_as_ray_gives_it(
 ) -> None:
     file, num_requests = ray_file(monkeypatch), 0
     limit = file.app.options["max_ongoing_requests"]
-    all_here = asyncio.Event()
+    all_local = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_requests
         await reader.readuntil(b"\r\n\r\n")
         num_requests += 1
         if num_requests == limit:
-            all_here.set()
-        await all_here.wait()
+            all_local.set()
+        await all_local.wait()
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
         await writer.drain()
         writer.close()
@@ -263,15 +263,15 @@ def triton_tools() -> SimpleNamespace:
 
 def triton_model(monkeypatch: pytest.MonkeyPatch, url: str, model: str = "m") -> Any:
     text = (FOLDER / "triton" / "quire" / "config.pbtxt").read_text()
-    found = re.findall(r'key: "(\w+)" value \{ string_value: "([^"]*)" \}', text)
-    parameters = {name: {"string_value": value} for name, value in found}
+    matches = re.findall(r'key: "(\w+)" value \{ string_value: "([^"]*)" \}', text)
+    parameters = {name: {"string_value": value} for name, value in matches}
     assert parameters.keys() == {"url", "model", "max_requests"}
     parameters |= {"url": {"string_value": url}, "model": {"string_value": model}}
     monkeypatch.setenv("QUIRE_API_KEY", KEY)
     tools = {"triton_python_backend_utils": triton_tools()}
-    made = load("triton/quire/1/model.py", monkeypatch, **tools).TritonPythonModel()
-    made.initialize({"model_config": json.dumps({"parameters": parameters})})
-    return made
+    created = load("triton/quire/1/model.py", monkeypatch, **tools).TritonPythonModel()
+    created.initialize({"model_config": json.dumps({"parameters": parameters})})
+    return created
 
 
 def ask_triton(model: Any, text: str, *, stream: bool, **parameters: Any) -> tuple[list[str], Any]:
@@ -355,11 +355,11 @@ async def test_ray_and_triton_serve_the_demo_model(
         model = triton_model(monkeypatch, f"{replica._client.base_url}/v1", "model")
         parameters = {"max_tokens": 8, "temperature": 0}
         ask = partial(ask_triton, model, "Once upon a time", **parameters)
-        whole, error = await asyncio.to_thread(ask, stream=False)
-        assert (whole, error) == ([text], None)
-        pieces, error = await asyncio.to_thread(ask, stream=True)
-        assert ("".join(pieces), error) == (text, None)
-        assert len(pieces) > 1
+        full, error = await asyncio.to_thread(ask, stream=False)
+        assert (full, error) == ([text], None)
+        chunks, error = await asyncio.to_thread(ask, stream=True)
+        assert ("".join(chunks), error) == (text, None)
+        assert len(chunks) > 1
         model.finalize()
     finally:
         await replica._client.aclose()
@@ -393,7 +393,7 @@ def test_values_of_production_stack_lead_to_values_and_flags_that_exist() -> Non
             if path.startswith("--"):
                 assert problems_with(f"engine x {path}=1") == [], path
             elif path.isupper():
-                assert path in KNOWN | {"HF_TOKEN"}
+                assert path in DECLARED_VARIABLES | {"HF_TOKEN"}
             elif path.startswith("models[]"):
                 first, *rest = path.split(".")[1:]
                 assert first in model, path

@@ -36,9 +36,9 @@ def test_nginx_sets_the_address_instead_of_passing_a_clients_on() -> None:
 
 
 def test_nginx_takes_the_largest_body_that_quire_does() -> None:
-    most = int(nginx("client_max_body_size").removesuffix("m")) * 1024**2
-    assert most > settings.QUIRE.max_file_bytes
-    assert most > settings.QUIRE.max_body_bytes
+    max_bytes = int(nginx("client_max_body_size").removesuffix("m")) * 1024**2
+    assert max_bytes > settings.QUIRE.max_file_bytes
+    assert max_bytes > settings.QUIRE.max_body_bytes
 
 
 @pytest.mark.parametrize("text", [NGINX, CADDY])

@@ -138,7 +138,7 @@ class Cluster(ApiServer):
         """A whole stream's text by one of the Service's gateways. Raises for all that breaks it."""
         headers = {"Host": HOST, "X-Forwarded-Proto": "https"}
         headers["Authorization"] = f"Bearer {self.secret['KEY']}"
-        text, ended = "", False
+        text, finished = "", False
         body = QUESTION | {"model": model}
         with (
             httpx.Client(headers=headers, timeout=90) as client,
@@ -148,13 +148,13 @@ class Cluster(ApiServer):
                 raise RuntimeError(f"{answer.status_code}: {answer.read().decode()}")
             for line in answer.iter_lines():
                 if line == "data: [DONE]":
-                    ended = True
+                    finished = True
                 elif line.startswith("data: "):
                     event: dict[str, Any] = json.loads(line.removeprefix("data: "))
                     if "error" in event:
                         raise RuntimeError(line)
                     text += event["choices"][0]["text"] if event["choices"] else ""
-        if not ended:
+        if not finished:
             raise RuntimeError("the stream has no end")
         return text
 
@@ -196,17 +196,19 @@ def installed(folder: Path, redis_folder: Path, tree: Path) -> Iterator[Cluster]
 @contextmanager
 def s3_server(network: Network) -> Iterator[str]:
     """An S3 server beside the pods; gives its address."""
-    place = network.join()
-    port = place.port(5000)
-    words = ["-m", "moto.server", "-H", place.listen_address, "-p", str(port)]
-    process = spawn([*place.command, sys.executable, *words], name="s3", stderr=subprocess.DEVNULL)
-    url = f"http://{place.address}:{port}"
+    namespace = network.join()
+    port = namespace.port(5000)
+    words = ["-m", "moto.server", "-H", namespace.listen_address, "-p", str(port)]
+    process = spawn(
+        [*namespace.command, sys.executable, *words], name="s3", stderr=subprocess.DEVNULL
+    )
+    url = f"http://{namespace.address}:{port}"
     try:
         await_that(lambda: _answers(url))
         yield url
     finally:
         process.stop(grace=5)
-        network.leave(place)
+        network.leave(namespace)
 
 
 def _answers(url: str) -> bool:
@@ -266,24 +268,24 @@ def test_no_stream_breaks_between_two_releases_in_both_directions(
 def test_a_model_on_two_machines_answers_as_on_one(cluster: Cluster) -> None:
     model = {"name": "spread", "source": str(ROOT / "demo" / "model"), "nodes": 2}
     model["args"] = [*VALUES["models"][0]["args"], "--pipeline-parallel-size=2"]
-    made = objects(VALUES | {"models": [model]}, cluster.chart)
-    places = [cluster.network.join() for _ in range(2)]
+    created = objects(VALUES | {"models": [model]}, cluster.chart)
+    positions = [cluster.network.join() for _ in range(2)]
     pods = []
     try:
-        for index, (name, template) in enumerate(groups(made).items()):
+        for index, (name, template) in enumerate(groups(created).items()):
             variables = {
-                "LWS_LEADER_ADDRESS": places[0].address,
+                "LWS_LEADER_ADDRESS": positions[0].address,
                 "LWS_WORKER_INDEX": str(index),
             }
             about = (name.replace(" ", "-"), template["spec"], cluster.folder, cluster.secret)
-            pods.append(Pod(*about, ROOT, places[index], variables))
+            pods.append(Pod(*about, ROOT, positions[index], variables))
         pods[0].await_ready()
         assert cluster.ask("spread") == cluster.ask("demo")
     finally:
         for pod in pods:
             pod.kill()
-        for place in places:
-            cluster.network.leave(place)
+        for position in positions:
+            cluster.network.leave(position)
 
 
 def git(*command: str) -> str:
@@ -295,12 +297,12 @@ def git(*command: str) -> str:
 def ask_during(cluster: Cluster, change: Callable[[], None], model: str = "demo") -> int:
     """Number of streams that ran during a change; none may break or differ."""
     expected = cluster.ask(model)
-    over = threading.Event()
+    exceeding_event = threading.Event()
     texts: list[str] = []
     failures: list[str] = []
 
     def trickle() -> None:
-        while not over.is_set():
+        while not exceeding_event.is_set():
             try:
                 texts.append(cluster.ask(model))
             except (RuntimeError, httpx.HTTPError) as error:
@@ -313,7 +315,7 @@ def ask_during(cluster: Cluster, change: Callable[[], None], model: str = "demo"
     try:
         change()
     finally:
-        over.set()
+        exceeding_event.set()
         for client in clients:
             client.join(120)
     assert failures == []

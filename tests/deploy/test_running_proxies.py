@@ -18,7 +18,7 @@ class Site:
     """A proxy with what stands behind it."""
 
     address: str
-    behind: proxies.Upstream
+    upstream: proxies.Upstream
     client: httpx.Client
 
 
@@ -30,19 +30,19 @@ def running(
     folder, port = tmp_path_factory.mktemp("proxy"), proxies.free_port()
     folder.chmod(0o755)  # nginx's workers are somebody else
     with (
-        proxies.upstream() as behind,
-        proxies.running(command(folder, port, behind.port), folder, port) as address,
+        proxies.upstream() as following_proxy,
+        proxies.running(command(folder, port, following_proxy.port), folder, port) as address,
         httpx.Client(
             base_url=f"https://{address}", verify=proxies.trusting_nobody_signed(), timeout=20
         ) as client,
     ):
-        yield Site(address, behind, client)
+        yield Site(address, following_proxy, client)
 
 
 @pytest.fixture
 def site(running: Site) -> Site:
-    running.behind.go_on.clear()
-    running.behind.began.clear()
+    running.upstream.go_on.clear()
+    running.upstream.began.clear()
     return running
 
 
@@ -50,14 +50,14 @@ def test_a_token_is_there_before_the_next_is_sent(site: Site) -> None:
     with site.client.stream("GET", "/stream") as answer:
         parts = answer.iter_raw()
         assert next(parts) == b"data: 1\n\n"
-        site.behind.go_on.set()
+        site.upstream.go_on.set()
         assert b"".join(parts) == b"data: 2\n\n"
 
 
 def test_a_file_arrives_while_it_is_still_being_sent(site: Site) -> None:
     def body() -> Iterator[bytes]:
         yield bytes(1 << 20)
-        assert site.behind.began.wait(20), "the proxy holds the body back"
+        assert site.upstream.began.wait(20), "the proxy holds the body back"
         yield bytes(1 << 20)
 
     answer = site.client.post("/upload", content=body(), headers={"Content-Length": str(2 << 20)})

@@ -21,7 +21,7 @@ import pytest
 from catalog.processes import spawn
 from inference.web.authentication import MAX_FAILED_KEYS
 from tenants.api_keys import new_key
-from tests.deploy.containers import BRIDGE_HERE, COMPOSE, Containers, clean, example
+from tests.deploy.containers import BRIDGE_ADDRESS, COMPOSE, Containers, clean, example
 from tests.deploy.proxies import free_port
 from tests.deploy.test_systemd import service
 from tests.deploy.variables import ROOT
@@ -120,8 +120,8 @@ def test_fault_76_an_adapter_of_the_gateways_is_whole_in_every_service(
     shell = ("manage.py", "shell", "--no-imports", "-c")
     digest = containers.run("gateway", *shell, upload)
     for name in ("replicas", "worker"):
-        whole = f"from adapters import store; print(store.has_content({digest!r}))"
-        assert containers.run(name, *shell, whole) == "True", name
+        full = f"from adapters import store; print(store.has_content({digest!r}))"
+        assert containers.run(name, *shell, full) == "True", name
 
 
 def test_fault_76_a_batch_goes_from_the_gateway_to_the_worker_and_back(
@@ -168,8 +168,8 @@ def test_fault_76_a_batch_goes_from_the_gateway_to_the_worker_and_back(
 
 
 def test_fault_76_a_key_sees_the_client_behind_the_bridge(containers: Containers, key: str) -> None:
-    assert status_for(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
-    assert status_for(containers, BRIDGE_HERE, "198.51.100.9", key) == 403
+    assert status_for(containers, BRIDGE_ADDRESS, "203.0.113.9", key) == 200
+    assert status_for(containers, BRIDGE_ADDRESS, "198.51.100.9", key) == 403
     # Another container says what it likes.
     assert status_for(containers, "127.31.76.5", "203.0.113.9", key) == 403
 
@@ -180,10 +180,10 @@ def test_fault_76_wrong_keys_are_counted_by_client(containers: Containers, key: 
         assert set(statuses) <= {401}
         # A minute may end meanwhile, and counting begins anew.
         assert len(statuses) < 3 * MAX_FAILED_KEYS, "nobody counts"
-        wrong = new_key(f"{len(statuses):010d}")
-        statuses.append(status_for(containers, BRIDGE_HERE, "203.0.113.66", wrong))
-    assert status_for(containers, BRIDGE_HERE, "203.0.113.67", new_key("9" * 10)) == 401
-    assert status_for(containers, BRIDGE_HERE, "203.0.113.9", key) == 200
+        invalid_key = new_key(f"{len(statuses):010d}")
+        statuses.append(status_for(containers, BRIDGE_ADDRESS, "203.0.113.66", invalid_key))
+    assert status_for(containers, BRIDGE_ADDRESS, "203.0.113.67", new_key("9" * 10)) == 401
+    assert status_for(containers, BRIDGE_ADDRESS, "203.0.113.9", key) == 200
 
 
 def test_fault_76_the_health_check_passes_in_its_container(containers: Containers) -> None:

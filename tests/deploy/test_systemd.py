@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.variables import KNOWN, ROOT, named_in
+from tests.deploy.variables import DECLARED_VARIABLES, ROOT, named_in
 from tests.docs.commands import problems_with
 
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
@@ -57,13 +57,13 @@ def test_a_unit_lets_its_command_end_the_processes_that_it_started(path: Path) -
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
 def test_a_unit_writes_only_where_its_user_may(path: Path) -> None:
-    found = service(path)
-    assert found["User"] == "quire"
-    assert (found["StateDirectory"], found["CacheDirectory"]) == ("quire", "quire")
+    unit = service(path)
+    assert unit["User"] == "quire"
+    assert (unit["StateDirectory"], unit["CacheDirectory"]) == ("quire", "quire")
     text = path.read_text()
     assert "QUIRE_DATA_DIR=/var/lib/quire" in text
     assert "QUIRE_CACHE_DIR=/var/cache/quire" in text
-    assert named_in(text) <= KNOWN
+    assert named_in(text) <= DECLARED_VARIABLES
 
 
 def test_streams_get_their_time_when_a_unit_stops() -> None:

@@ -60,14 +60,14 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """Nothing of this process's Quire, and a home of its own."""
-    kept = {
+    retained_values = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("QUIRE_", "DJANGO_", "PYTHON", "PYTEST"))
         and name not in ("DATABASE_URL", "REDIS_URL")
     }
     compiled = os.environ.get("QUIRE_CACHE_DIR", str(Path.home() / ".cache" / "quire"))
-    return kept | {"HOME": str(tmp_path), "QUIRE_CACHE_DIR": compiled}
+    return retained_values | {"HOME": str(tmp_path), "QUIRE_CACHE_DIR": compiled}
 
 
 def run(python: Path, *arguments: str, cwd: Path, env: dict[str, str]) -> str:

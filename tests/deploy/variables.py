@@ -25,13 +25,13 @@ def named_in(text: str) -> set[str]:
 
 def _read_by_the_code() -> frozenset[str]:
     quoted = re.compile(rf"[\"']{NAME.pattern}[\"']")
-    found = {*variables()}
+    names = {*variables()}
     for folder in ("platform", "inference", "engine", "kernels"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".h"):
-                found.update(quoted.findall(path.read_text(encoding="utf-8")))
-    return frozenset(found - BETWEEN_PROCESSES)
+                names.update(quoted.findall(path.read_text(encoding="utf-8")))
+    return frozenset(names - BETWEEN_PROCESSES)
 
 
 #: Every variable whose name stands as a string in the product's code, or is made there.
-KNOWN = _read_by_the_code()
+DECLARED_VARIABLES = _read_by_the_code()

@@ -26,12 +26,12 @@ def our_options() -> frozenset[str]:
 
 
 def _options(parser: Any) -> list[str]:
-    found = list(parser._option_string_actions)
+    options = list(parser._option_string_actions)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
-                found += _options(inner)
-    return found
+                options += _options(inner)
+    return options
 
 
 def problems_with(line: str) -> list[str]:

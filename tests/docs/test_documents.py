@@ -22,7 +22,7 @@ PAGES = [
 ]
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 #: Words of a line that show that its options are another program's.
-OTHERS = re.compile(
+OTHER_PROGRAMS = re.compile(
     r"python -m|pytest|docker |useradd|systemctl|kubectl |pg_dump|dumpdata|install -D"
     r"|--pace-ms|--only"
 )
@@ -35,8 +35,8 @@ def text_of(path: Path) -> str:
 
 @page
 def test_commands_are_there_with_their_options(path: Path) -> None:
-    found = re.findall(r"manage\.py +([a-z_]+[^`\n]*)", text_of(path))
-    assert [problem for line in found for problem in problems_with(line)] == []
+    matches = re.findall(r"manage\.py +([a-z_]+[^`\n]*)", text_of(path))
+    assert [problem for line in matches for problem in problems_with(line)] == []
 
 
 @page
@@ -44,7 +44,7 @@ def test_options_named_alone_are_some_commands(path: Path) -> None:
     unknown = [
         option
         for line in text_of(path).splitlines()
-        if not OTHERS.search(line) and "manage.py check" not in line
+        if not OTHER_PROGRAMS.search(line) and "manage.py check" not in line
         for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", line)
         if option not in our_options()
     ]
@@ -81,16 +81,18 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)]*)?\)", text_of(path)):
         if "://" in target or target.startswith("mailto:"):
             continue
-        there = (path.parent / target).resolve() if target else path
-        assert there.exists(), target
-        if anchor and there.suffix == ".md":
-            assert anchor[1:] in anchors(there), f"{target}{anchor}"
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            assert anchor[1:] in anchors(file), f"{target}{anchor}"
 
 
 def anchors(path: Path) -> set[str]:
     """The anchors that a page's headings make, as GitHub names them."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
-    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 @page
@@ -109,8 +111,8 @@ def test_people_have_at_most_45000_words_to_read() -> None:
 def test_the_index_names_every_document() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     linked = set(re.findall(r"\]\(([^)#]+)", index))
-    there = {path.name for path in (ROOT / "docs").iterdir() if path.is_file()}
-    assert there - linked == {"README.md"}
+    remote_names = {path.name for path in (ROOT / "docs").iterdir() if path.is_file()}
+    assert remote_names - linked == {"README.md"}
 
 
 @pytest.mark.parametrize("name", generated_pages())
@@ -123,8 +125,8 @@ def test_every_command_has_its_section() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     files = [
         one
-        for each in ("platform/*", "chaos")
-        for one in ROOT.glob(f"{each}/management/commands/*.py")
+        for pattern in ("platform/*", "chaos")
+        for one in ROOT.glob(f"{pattern}/management/commands/*.py")
     ]
     names = {path.stem for path in files} - {"__init__"}
     assert {name for name in names if f"### {name}\n" not in text} == set()

@@ -80,13 +80,13 @@ class Swapped:
         """The digests whose words came back meanwhile."""
         return {digest for digest, *_ in self.answers}
 
-    def told_apart(self) -> bool:
+    def are_distinguishable(self) -> bool:
         """Whether a digest's words are its own: else none could be wrong."""
         return len(set(self.expected.values())) == len(self.expected)
 
-    def wrong(self) -> list[tuple[str, int, str]]:
+    def mismatches(self) -> list[tuple[str, int, str]]:
         """Answers that aren't their digest's own."""
-        return [each for each in self.answers if self.expected.get(each[:2]) != each[2]]
+        return [answer for answer in self.answers if self.expected.get(answer[:2]) != answer[2]]
 
 
 async def swapped_under_kills(instance: Instance, kills: int, seed: int, folder: Path) -> Swapped:
@@ -97,36 +97,40 @@ async def swapped_under_kills(instance: Instance, kills: int, seed: int, folder:
     Args:
         folder: an empty one.
     """
-    found, enough = Swapped(), folder / "enough"
+    swapped, enough = Swapped(), folder / "enough"
     headers = {"authorization": f"Bearer {instance.api_key}"}
     async with httpx.AsyncClient(
         base_url=instance.url, headers=headers, timeout=120, trust_env=False
     ) as http:
         for name, prompt in itertools.product((ADAPTER, OTHER_ADAPTER), range(PROMPTS)):
-            await _ask(http, instance.model, name, prompt, found)
-        found.expected = {(digest, prompt): text for digest, prompt, text in found.answers}
-        found.answers.clear()
+            await _ask(http, instance.model, name, prompt, swapped)
+        swapped.expected = {(digest, prompt): text for digest, prompt, text in swapped.answers}
+        swapped.answers.clear()
         program = _SWAP.format(name=ADAPTER, other=OTHER_ADAPTER, apart=APART_S, enough=str(enough))
         swapping = asyncio.create_task(asyncio.to_thread(instance.manage, "shell", "-c", program))
 
         async def reader(number: int) -> None:
             for prompt in itertools.count(number):
-                await _ask(http, instance.model, ADAPTER, prompt % PROMPTS, found)
-                if harming.done() and found.answered() == digests and len(found.answers) >= ANSWERS:
+                await _ask(http, instance.model, ADAPTER, prompt % PROMPTS, swapped)
+                if (
+                    harming.done()
+                    and swapped.answered() == digests
+                    and len(swapped.answers) >= ANSWERS
+                ):
                     enough.touch()
                 if swapping.done():
                     return
                 await asyncio.sleep(REST_S)
 
-        digests = {digest for digest, _ in found.expected}
-        harming = asyncio.create_task(_harm(instance, kills, seed, digests, found))
+        digests = {digest for digest, _ in swapped.expected}
+        harming = asyncio.create_task(_harm(instance, kills, seed, digests, swapped))
         await asyncio.gather(swapping, harming, *map(reader, range(READERS)))
     await asyncio.sleep(2 * TTL_S)  # until each gateway has seen the last turn
-    return found
+    return swapped
 
 
 async def _ask(
-    http: httpx.AsyncClient, model: str, adapter: str, prompt: int, found: Swapped
+    http: httpx.AsyncClient, model: str, adapter: str, prompt: int, swapped: Swapped
 ) -> None:
     body = {
         "model": f"{model}:{adapter}",
@@ -141,7 +145,7 @@ async def _ask(
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             error = json.loads(await response.aread())["error"]
-            found.refused.append((response.status_code, error["code"]))
+            swapped.refused.append((response.status_code, error["code"]))
             await asyncio.sleep(0.2)
             return
         async for line in response.aiter_lines():
@@ -150,20 +154,20 @@ async def _ask(
                 name = chunk["id"]
                 text += [choice["delta"].get("content") or "" for choice in chunk["choices"]]
     digest = response.headers["x-quire-adapter"]
-    found.answers.append((digest, prompt, "".join(text)))
-    found.ids.append((name, digest))
+    swapped.answers.append((digest, prompt, "".join(text)))
+    swapped.ids.append((name, digest))
 
 
 async def _harm(
-    instance: Instance, kills: int, seed: int, digests: set[str], found: Swapped
+    instance: Instance, kills: int, seed: int, digests: set[str], swapped: Swapped
 ) -> None:
     """Kill replicas that stream, one after another; have all let go of the weights in between."""
     rng = random.Random(seed)
-    while found.kills < kills:
+    while swapped.kills < kills:
         await asyncio.to_thread(_unload, instance, digests)
         await asyncio.sleep(rng.uniform(0.5, 1.5))
         victims = await asyncio.to_thread(_victims, instance)
-        found.kills += bool(victims) and _kill(rng.choice(victims).pid)
+        swapped.kills += bool(victims) and _kill(rng.choice(victims).pid)
 
 
 def _unload(instance: Instance, digests: set[str]) -> None:

@@ -36,7 +36,7 @@ class Collector:
     spans: list[Span] = field(default_factory=list)
     raw: bytearray = field(default_factory=bytearray)
 
-    def take(self, body: bytes) -> None:
+    def receive(self, body: bytes) -> None:
         """Add an export's spans."""
         self.raw += body
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -44,25 +44,28 @@ class Collector:
             for scope in resource.scope_spans:
                 self.spans += [_span(service, span) for span in scope.spans]
 
-    def wait(self, found: Callable[[list[Span]], bool]) -> list[Span]:
-        """The spans, once `found` says that those wanted are there."""
+    def wait(self, condition: Callable[[list[Span]], bool]) -> list[Span]:
+        """The spans, once `condition` says that those wanted are there."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            if found(list(self.spans)):
+            if condition(list(self.spans)):
                 return list(self.spans)
             time.sleep(0.05)
         raise AssertionError(f"Only these came: {self.spans}")
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    found = {}
+    values = {}
     for attribute in attributes:
         kind = attribute.value.WhichOneof("value")
         value = getattr(attribute.value, kind)
         if kind == "array_value":
-            value = [getattr(each, each.WhichOneof("value")) for each in value.values]
-        found[attribute.key] = value
-    return found
+            value = [
+                getattr(field_value, field_value.WhichOneof("value"))
+                for field_value in value.values
+            ]
+        values[attribute.key] = value
+    return values
 
 
 def _span(service: str, span: Any) -> Span:
@@ -77,7 +80,7 @@ def collecting() -> Iterator[Collector]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            collector.take(self.rfile.read(int(self.headers["Content-Length"])))
+            collector.receive(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()

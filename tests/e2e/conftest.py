@@ -18,8 +18,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
     To start one takes 20 s of a core, so that those who look into it share it with those who ask.
     """
-    with watching(tmp_path_factory.mktemp("product")) as found:
-        yield found
+    with watching(tmp_path_factory.mktemp("product")) as watched:
+        yield watched
 
 
 @pytest.fixture(scope="package")
@@ -41,5 +41,5 @@ def client(product: Product) -> Iterator[openai.OpenAI]:
     """The real SDK, with no retries that would hide a failure."""
     with openai.OpenAI(
         base_url=product.base_url, api_key=product.api_key, max_retries=0, timeout=60
-    ) as found:
-        yield found
+    ) as client:
+        yield client

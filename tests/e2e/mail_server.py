@@ -26,19 +26,19 @@ class MailServer:
         return self._texts(address, word)[0]
 
     def _texts(self, address: str, word: str) -> list[str]:
-        found = []
+        bodies = []
         for mail in self.mails:
             message = email.message_from_string(mail, policy=email.policy.default)
             body = message.get_body(("plain",))
             assert body is not None
-            found += [str(body.get_content())] if message["To"] == address else []
-        return [text for text in found if word in text]
+            bodies += [str(body.get_content())] if message["To"] == address else []
+        return [text for text in bodies if word in text]
 
 
 @contextmanager
 def receiving() -> Iterator[MailServer]:
     """One that runs as long as the block."""
-    found = MailServer()
+    mail_server = MailServer()
 
     class Session(socketserver.StreamRequestHandler):
         def say(self, line: str) -> None:
@@ -56,7 +56,7 @@ def receiving() -> Iterator[MailServer]:
                 elif verb == b"DATA":
                     self.say("354 go on")
                     lines = iter(self.rfile.readline, b".\r\n")
-                    found.mails.append(b"".join(lines).decode())
+                    mail_server.mails.append(b"".join(lines).decode())
                     self.say("250 kept")
                 elif verb == b"QUIT":
                     self.say("221 bye")
@@ -65,9 +65,9 @@ def receiving() -> Iterator[MailServer]:
                     self.say("250 fine")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Session) as server:
-        found.port = server.server_address[1]
+        mail_server.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield found
+        yield mail_server
         server.shutdown()
         thread.join()

@@ -34,8 +34,8 @@ def grouped_by(expression: str) -> set[str]:
     """The labels that an expression groups by."""
     return {
         label.strip()
-        for found in _GROUPING.findall(expression)
-        for label in found.split(",")
+        for match in _GROUPING.findall(expression)
+        for label in match.split(",")
         if label.strip() not in ("", "le")
     }
 

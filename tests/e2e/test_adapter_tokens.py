@@ -22,7 +22,7 @@ HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say <aho
 
 
 @pytest.fixture(scope="module")
-def own(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tuned(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the demo's pirate with two tokens of its own."""
     folder = demo_adapter(tmp_path_factory.mktemp("tokens") / "sailor", 2)
     tokens = {"<ahoy>": VOCAB, "<yo>": VOCAB + 1}
@@ -46,42 +46,44 @@ def base_answer(client: openai.OpenAI, model: str) -> Any:
 
 
 def test_prompts_and_texts_are_by_the_adapters_tokenizer(
-    product: Product, client: openai.OpenAI, own: str
+    product: Product, client: openai.OpenAI, tuned: str
 ) -> None:
-    before = base_answer(client, product.model)
-    spelled = post(product, "/tokenize", {"model": own, "prompt": "A <ahoy>"})["tokens"]
+    initial_answer = base_answer(client, product.model)
+    spelled = post(product, "/tokenize", {"model": tuned, "prompt": "A <ahoy>"})["tokens"]
     assert spelled[-1] == VOCAB
-    plain = post(product, "/tokenize", {"model": product.model, "prompt": "A <ahoy>"})["tokens"]
-    assert len(plain) > len(spelled)
-    assert max(plain) < VOCAB
-    back = post(product, "/detokenize", {"model": own, "tokens": [VOCAB, VOCAB + 1]})
+    baseline_tokens = post(product, "/tokenize", {"model": product.model, "prompt": "A <ahoy>"})[
+        "tokens"
+    ]
+    assert len(baseline_tokens) > len(spelled)
+    assert max(baseline_tokens) < VOCAB
+    back = post(product, "/detokenize", {"model": tuned, "tokens": [VOCAB, VOCAB + 1]})
     assert back["prompt"] == "<ahoy><yo>"
-    beyond = post(product, "/detokenize", {"model": own, "tokens": [VOCAB + 2]})
+    beyond = post(product, "/detokenize", {"model": tuned, "tokens": [VOCAB + 2]})
     assert f"the vocabulary has {VOCAB + 2} entries" in beyond["error"]["message"]
-    said = client.chat.completions.create(
-        model=own, messages=HELLO, max_tokens=3, temperature=0, logit_bias=AHOY, logprobs=True,
+    completion = client.chat.completions.create(
+        model=tuned, messages=HELLO, max_tokens=3, temperature=0, logit_bias=AHOY, logprobs=True,
         top_logprobs=2,
     )  # fmt: skip
-    assert said.choices[0].message.content == "<ahoy>" * 3
-    assert said.choices[0].logprobs is not None
-    assert said.choices[0].logprobs.content is not None
-    assert {each.token for each in said.choices[0].logprobs.content} == {"<ahoy>"}
+    assert completion.choices[0].message.content == "<ahoy>" * 3
+    assert completion.choices[0].logprobs is not None
+    assert completion.choices[0].logprobs.content is not None
+    assert {token.token for token in completion.choices[0].logprobs.content} == {"<ahoy>"}
     written = client.completions.create(
-        model=own, prompt=[VOCAB, VOCAB + 1], max_tokens=2, temperature=0, logit_bias=AHOY,
+        model=tuned, prompt=[VOCAB, VOCAB + 1], max_tokens=2, temperature=0, logit_bias=AHOY,
         echo=True,
     )  # fmt: skip
     assert written.choices[0].text == "<ahoy><yo><ahoy><ahoy>"
-    pieces = client.chat.completions.create(
-        model=own, messages=HELLO, max_tokens=9, temperature=0, logit_bias=AHOY, stop="y><a",
+    chunks = client.chat.completions.create(
+        model=tuned, messages=HELLO, max_tokens=9, temperature=0, logit_bias=AHOY, stop="y><a",
         stream=True,
     )  # fmt: skip
-    texts = [chunk.choices[0].delta.content or "" for chunk in pieces if chunk.choices]
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(texts) == "<aho"
-    assert base_answer(client, product.model) == before
+    assert base_answer(client, product.model) == initial_answer
 
 
 def test_forms_of_answers_are_by_the_adapters_tokens(
-    product: Product, client: openai.OpenAI, own: str
+    product: Product, client: openai.OpenAI, tuned: str
 ) -> None:
     schema = {"name": "word", "schema": {"const": "<ahoy>"}}
     form = {"type": "json_schema", "json_schema": schema}
@@ -89,19 +91,19 @@ def test_forms_of_answers_are_by_the_adapters_tokens(
         ({"response_format": form}, '"<ahoy>"'),
         ({"guided_choice": ["<yo>"]}, "<yo>"),
     ):
-        said = client.chat.completions.create(
-            model=own, messages=HELLO, max_tokens=40, logit_bias=AHOY, extra_body=fields
+        completion = client.chat.completions.create(
+            model=tuned, messages=HELLO, max_tokens=40, logit_bias=AHOY, extra_body=fields
         )
-        assert said.choices[0].message.content == text
-        assert said.choices[0].finish_reason == "stop"
+        assert completion.choices[0].message.content == text
+        assert completion.choices[0].finish_reason == "stop"
 
 
 def test_tokens_that_neither_has_are_refused_by_name(
-    product: Product, client: openai.OpenAI, own: str
+    product: Product, client: openai.OpenAI, tuned: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(
-            model=own, messages=HELLO, max_tokens=3, logit_bias={str(VOCAB + 2): 1}
+            model=tuned, messages=HELLO, max_tokens=3, logit_bias={str(VOCAB + 2): 1}
         )
     assert refused.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError) as refused:  # it's the adapter's token alone

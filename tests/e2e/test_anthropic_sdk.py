@@ -32,8 +32,8 @@ def client(product: Product) -> Iterator[anthropic.Anthropic]:
 
     with anthropic.Anthropic(
         base_url=product.url, api_key=product.api_key, max_retries=0, timeout=60
-    ) as found:
-        yield found
+    ) as client:
+        yield client
 
 
 def test_a_message(client: anthropic.Anthropic, product: Product) -> None:
@@ -47,7 +47,7 @@ def test_a_message(client: anthropic.Anthropic, product: Product) -> None:
 
 
 def test_a_streamed_message_is_the_whole_one(client: anthropic.Anthropic, product: Product) -> None:
-    whole = client.messages.create(
+    full_response = client.messages.create(
         model=product.model, max_tokens=100, messages=ASK, extra_body=GREEDY
     )
     with client.messages.stream(
@@ -55,8 +55,8 @@ def test_a_streamed_message_is_the_whole_one(client: anthropic.Anthropic, produc
     ) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
-    assert text == final.content[0].text == whole.content[0].text
-    assert final.usage.output_tokens == whole.usage.output_tokens
+    assert text == final.content[0].text == full_response.content[0].text
+    assert final.usage.output_tokens == full_response.usage.output_tokens
     assert final.stop_reason == "end_turn"
 
 

@@ -36,7 +36,7 @@ HARM = ("gateway frozen", "worker killed", "Redis killed", "disk full")
 REST_S = 2.0
 ENVIRONMENT = instance.environment
 #: Between two looks at whether a replica may be killed, or at how many drafts there were.
-LOOK_S = 0.2
+POLL_S = 0.2
 #: How long streams with drafts go on behind the last kill.
 AFTER_S = 2.0
 
@@ -48,7 +48,7 @@ class Harmed:
     instance: Instance
     client: Client
 
-    async def whole(self) -> None:
+    async def wait_until_healthy(self) -> None:
         """All is as it was before the harm."""
         await until(self.instance.is_healthy, 60, "not whole again", self.instance.log)
 
@@ -72,11 +72,11 @@ async def harmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harm
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(instance, "behind_relay", drafting_replica)
         patched.setattr(instance, "environment", patient_environment)
-        async with running(log) as found, clients(found.url, found.api_key) as client:
-            yield Harmed(found, client)
+        async with running(log) as result, clients(result.url, result.api_key) as client:
+            yield Harmed(result, client)
 
 
-class Held:
+class SuspendedRequests:
     """Keeps clients from asking anew while no replica may be killed: what runs then goes on, and
     all come at once when the next one may. A processor that is full of streams only makes the
     killed one's successor late.
@@ -105,17 +105,17 @@ class Held:
                 self._open.set()
             else:
                 self._open.clear()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
 
 async def test_fault_27_streams_of_every_kind_are_the_same_through_kills(
     harmed: Harmed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await harmed.whole()
-    held = Held(harmed.instance)
-    monkeypatch.setattr(run, "_fulfil", held.fulfil)
+    await harmed.wait_until_healthy()
+    suspended = SuspendedRequests(harmed.instance)
+    monkeypatch.setattr(run, "_fulfil", suspended.fulfil)
     kills = Kills(KILLS, 2 * len(STREAMED), TOKENS, 1, print)
-    async with held.watched():
+    async with suspended.watched():
         outcome = await kills.run_on(harmed.instance, harmed.client)
     assert passed(outcome), summary(outcome)
     assert len(outcome.windows) == KILLS
@@ -138,7 +138,7 @@ class Drafted(Kills):
     they keep.
     """
 
-    drafts = held = 0
+    drafts = num_accepted = 0
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         await faults.change_settings(instance, {"speculative_config": faults.DRAFTS})
@@ -153,11 +153,14 @@ class Drafted(Kills):
         """The most drafts that replicas told of at a time: a killed one's are gone."""
         while True:
             beats = await asyncio.to_thread(instance.heartbeats)
-            told = [beat.stats for beat in beats]
-            drafts = sum(each.spec_decode_num_draft_tokens_total for each in told)
-            held = sum(each.spec_decode_num_accepted_tokens_total for each in told)
-            self.drafts, self.held = max(self.drafts, drafts), max(self.held, held)
-            await asyncio.sleep(LOOK_S)
+            stats = [beat.stats for beat in beats]
+            drafts = sum(stat.spec_decode_num_draft_tokens_total for stat in stats)
+            allocated_total = sum(stat.spec_decode_num_accepted_tokens_total for stat in stats)
+            self.drafts, self.num_accepted = (
+                max(self.drafts, drafts),
+                max(self.num_accepted, allocated_total),
+            )
+            await asyncio.sleep(POLL_S)
 
 
 async def test_with_drafts_and_kills_streams_of_every_kind_say_what_they_say_without(
@@ -166,7 +169,7 @@ async def test_with_drafts_and_kills_streams_of_every_kind_say_what_they_say_wit
     """New settings reach every replica. Requests begin at any moment and replicas are killed at
     any, other ones in each run.
     """
-    await harmed.whole()
+    await harmed.wait_until_healthy()
     let_clients_rest(monkeypatch)
     seed = random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}")
@@ -174,19 +177,21 @@ async def test_with_drafts_and_kills_streams_of_every_kind_say_what_they_say_wit
     outcome = await drafted.run_on(harmed.instance, harmed.client)
     assert passed(outcome), summary(outcome)
     assert {asked.kind for asked in (r.asked for r in outcome.requests)} == set(STREAMED)
-    print(f"{len(outcome.requests)} streams, {drafted.held} of {drafted.drafts} drafts held")
-    assert 500 < drafted.held < drafted.drafts
+    print(
+        f"{len(outcome.requests)} streams, {drafted.num_accepted} of {drafted.drafts} drafts held"
+    )
+    assert 500 < drafted.num_accepted < drafted.drafts
 
 
 async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_others_words(
     harmed: Harmed, tmp_path: Path
 ) -> None:
     """Fault 59: it's replaced, taken offline and unloaded, and each answer is its digest's own."""
-    await harmed.whole()
+    await harmed.wait_until_healthy()
     swapped = await swapped_under_kills(harmed.instance, 1, 1, tmp_path)
-    assert swapped.wrong() == []
+    assert swapped.mismatches() == []
     assert len({digest for digest, _ in swapped.expected}) == 2
-    assert swapped.told_apart()
+    assert swapped.are_distinguishable()
     assert swapped.answered() == {digest for digest, _ in swapped.expected}
     assert len(swapped.answers) >= ANSWERS
     assert swapped.kills == 1
@@ -194,8 +199,10 @@ async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_o
     rows = "SELECT request_id, adapter_digest FROM metering_usageentry WHERE adapter <> ''"
 
     def billed() -> bool:
-        found = harmed.instance.database.rows(rows)
-        return set(swapped.ids) <= {(name.partition(".")[0], digest) for name, digest in found}
+        matching_rows = harmed.instance.database.rows(rows)
+        return set(swapped.ids) <= {
+            (name.partition(".")[0], digest) for name, digest in matching_rows
+        }
 
     await until(billed, 60, "the ledger has other digests", harmed.instance.log)
 
@@ -215,7 +222,7 @@ async def test_faults_of_every_process_hurt_nobody(
     let_clients_rest(monkeypatch)
     monkeypatch.setattr(run, "VARIANTS", 1)
     monkeypatch.setattr(Faults, "max_tokens", 40)
-    await harmed.whole()
+    await harmed.wait_until_healthy()
     outcome = await Faults(10, 1, print, None, HARM).run_on(harmed.instance, harmed.client)
     assert passed(outcome), summary(outcome)
     done = {window.fault for window in outcome.windows} | set(outcome.skipped)
@@ -236,6 +243,6 @@ async def test_a_minute_of_faults_hurts_nobody(tmp_path: Path) -> None:
         env=clean_environment(),
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await child.communicate()
-    assert child.returncode == 0, said
-    assert b"0 lost, 0 doubled, 0 changed." in said
+    output, _ = await child.communicate()
+    assert child.returncode == 0, output
+    assert b"0 lost, 0 doubled, 0 changed." in output

@@ -68,50 +68,50 @@ def node(product: Product, program: str) -> dict[str, Any]:
 
 
 def test_litellm(product: Product) -> None:
-    said = python(product, "litellm_client.py")
-    assert "Paris" in said["whole"]
-    assert said["streamed"] == said["whole"]
-    assert said["tokens"] > 0
+    process = python(product, "litellm_client.py")
+    assert "Paris" in process["whole"]
+    assert process["streamed"] == process["whole"]
+    assert process["tokens"] > 0
 
 
 def test_langchain(product: Product) -> None:
-    said = python(product, "langchain_client.py")
-    assert "Paris" in said["whole"]
-    assert said["streamed"] == said["whole"]
-    assert said["calls"] == [["get_weather", ["city"]]]
-    assert said["structured"] == ["capital", "country"]
+    process = python(product, "langchain_client.py")
+    assert "Paris" in process["whole"]
+    assert process["streamed"] == process["whole"]
+    assert process["calls"] == [["get_weather", ["city"]]]
+    assert process["structured"] == ["capital", "country"]
 
 
 def test_instructor(product: Product) -> None:
-    said = python(product, "instructor_client.py")
+    process = python(product, "instructor_client.py")
     # While it grows every field may be missing: another schema, so perhaps another answer.
-    for person in (said["whole"], said["streamed"]):
+    for person in (process["whole"], process["streamed"]):
         assert person["name"] in ("Anna", "Ben")
         assert isinstance(person["adult"], bool)
 
 
 def test_pydantic_ai(product: Product) -> None:
-    said = python(product, "pydantic_ai_client.py", AGENTS_PYTHON)
-    assert "Paris" in said["chat"]
-    assert said["responses"] == said["messages"] == said["streamed"] == said["chat"]
-    assert said["structured"] == ["capital", "country"]
+    process = python(product, "pydantic_ai_client.py", AGENTS_PYTHON)
+    assert "Paris" in process["chat"]
+    assert process["responses"] == process["messages"] == process["streamed"] == process["chat"]
+    assert process["structured"] == ["capital", "country"]
 
 
 def test_openais_agents_sdk(product: Product) -> None:
-    said = python(product, "openai_agents_client.py", AGENTS_PYTHON)
-    assert "Paris" in said["responses"]
+    process = python(product, "openai_agents_client.py", AGENTS_PYTHON)
+    assert "Paris" in process["responses"]
     kinds = ("responses", "responses_streamed", "chat", "chat_streamed")
-    assert {said[kind] for kind in kinds} == {said["chat"]}
-    assert said["calls"] >= 2
+    assert {process[kind] for kind in kinds} == {process["chat"]}
+    assert process["calls"] >= 2
 
 
 @pytest.mark.slow
 def test_llama_index(product: Product) -> None:
-    said = python(product, "llama_index_client.py", MORE_PYTHON)
-    assert "Paris" in said["whole"]
-    assert said["streamed"] == said["completed"] == said["whole"]
-    assert said["calls"] == ["get_weather"]
-    assert said["structured"] == ["capital", "country"]
+    process = python(product, "llama_index_client.py", MORE_PYTHON)
+    assert "Paris" in process["whole"]
+    assert process["streamed"] == process["completed"] == process["whole"]
+    assert process["calls"] == ["get_weather"]
+    assert process["structured"] == ["capital", "country"]
 
 
 @pytest.mark.slow
@@ -122,31 +122,31 @@ def test_litellms_proxy_in_front(product: Product) -> None:
     folder = str(minilm_folder())
     product.manage("load_model", folder, "--name", "behind", "--wait", timeout=300)
     program = str(PROGRAMS / "litellm_proxy_client.py")
-    said = run(product, str(PROXY_PYTHON), program, timeout=400, EMBEDDER="behind")
+    answers = run(product, str(PROXY_PYTHON), program, timeout=400, EMBEDDER="behind")
     product.manage("unload_model", "behind", "--wait")
-    assert said["models"] == ["guide", "plain", "vectors"]
+    assert answers["models"] == ["guide", "plain", "vectors"]
     for name in ("guide", "plain"):
-        assert "Paris" in said[name]
-        assert said[f"{name}_streamed"] == said[name]
-        assert said[f"{name}_tokens"][0] > 0
-    assert said["calls"] == [["get_weather", ["city"]]]
-    assert said["vectors"] == [384, 384]
-    assert "temperature must be in [0, 100]" in said["refused"]
+        assert "Paris" in answers[name]
+        assert answers[f"{name}_streamed"] == answers[name]
+        assert answers[f"{name}_tokens"][0] > 0
+    assert answers["calls"] == [["get_weather", ["city"]]]
+    assert answers["vectors"] == [384, 384]
+    assert "temperature must be in [0, 100]" in answers["refused"]
 
 
 def test_openai_for_node(product: Product) -> None:
-    said = node(product, "openai.mjs")
-    assert "Paris" in said["whole"]
-    assert said["streamed"] == said["helped"] == said["response"] == said["whole"]
-    assert (said["first"], said["last"]) == ("response.created", "response.completed")
-    assert said["previous"] is True
-    assert (said["content"], said["gone"]) == ("{}\n", "NotFoundError")
+    process = node(product, "openai.mjs")
+    assert "Paris" in process["whole"]
+    assert process["streamed"] == process["helped"] == process["response"] == process["whole"]
+    assert (process["first"], process["last"]) == ("response.created", "response.completed")
+    assert process["previous"] is True
+    assert (process["content"], process["gone"]) == ("{}\n", "NotFoundError")
 
 
 def test_vercels_ai_sdk(product: Product) -> None:
-    said = node(product, "vercel.mjs")
-    assert "Paris" in said["whole"]
-    assert said["streamed"] == said["response"] == said["message"] == said["whole"]
-    assert said["structured"] == ["capital", "country"]
-    assert said["calls"] == ["weather"]
-    assert said["tokens"] > 0
+    process = node(product, "vercel.mjs")
+    assert "Paris" in process["whole"]
+    assert process["streamed"] == process["response"] == process["message"] == process["whole"]
+    assert process["structured"] == ["capital", "country"]
+    assert process["calls"] == ["weather"]
+    assert process["tokens"] > 0

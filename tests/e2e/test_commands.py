@@ -20,13 +20,13 @@ from tests.engine.models import make_model
 def test_a_model_is_loaded_served_listed_and_unloaded(
     product: Product, client: openai.OpenAI, tmp_path: Path
 ) -> None:
-    folder, before = make_model("qwen3", tmp_path / "tiny"), listed(client)
+    folder, initial = make_model("qwen3", tmp_path / "tiny"), listed(client)
     product.manage(
         *("load_model", str(folder), "--name", "tiny", "--max-model-len", "256"),
         *("--num-gpu-blocks-override", "32", "--wait"),
     )
-    assert product.model in before
-    assert listed(client) == before | {"tiny"}
+    assert product.model in initial
+    assert listed(client) == initial | {"tiny"}
     answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 4
@@ -70,7 +70,7 @@ def test_the_terminal_chat_streams_an_answer(product: Product) -> None:
 
 
 def test_every_request_is_in_the_ledger_once(product: Product, client: openai.OpenAI) -> None:
-    before = settled(product)
+    initial = settled(product)
     for _ in range(3):
         client.completions.create(model=product.model, prompt=[10, 11, 12], max_tokens=5)
     stream = client.completions.create(
@@ -79,11 +79,11 @@ def test_every_request_is_in_the_ledger_once(product: Product, client: openai.Op
     for _ in stream:
         pass
     deadline = time.monotonic() + 20
-    while ledger(product)[0] < before[0] + 4 and time.monotonic() < deadline:
+    while ledger(product)[0] < initial[0] + 4 and time.monotonic() < deadline:
         time.sleep(0.1)
     after = ledger(product)
-    assert after[0] == before[0] + 4
-    assert after[1] == before[1] + 12
+    assert after[0] == initial[0] + 4
+    assert after[1] == initial[1] + 12
 
 
 def settled(product: Product) -> tuple[int, int]:
@@ -100,8 +100,8 @@ def ledger(product: Product) -> tuple[int, int]:
     """(entries, prompt tokens) of the usage ledger."""
     query = "SELECT count(*), coalesce(sum(prompt_tokens), 0) FROM metering_usageentry"
     with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
-        (found,) = database.execute(query)
-    return found
+        (row,) = database.execute(query)
+    return row
 
 
 @pytest.mark.parametrize("form", ["latency", pytest.param("throughput", marks=pytest.mark.slow)])

@@ -25,13 +25,13 @@ def test_vectors_are_sentence_transformers_own(client: openai.OpenAI, minilm: st
     expected = oracle.encode(TEXTS)
     # The SDK asks for base64 when no format is named, and decodes it.
     packed = client.embeddings.create(model=minilm, input=TEXTS)
-    plain = client.embeddings.create(model=minilm, input=TEXTS, encoding_format="float")
-    for answer in (packed, plain):
+    baseline_response = client.embeddings.create(model=minilm, input=TEXTS, encoding_format="float")
+    for answer in (packed, baseline_response):
         assert [entry.index for entry in answer.data] == [0, 1, 2]
-        for entry, wanted in zip(answer.data, expected, strict=True):
-            assert entry.embedding == pytest.approx(wanted.tolist(), abs=1e-5)
+        for entry, expected_tensor in zip(answer.data, expected, strict=True):
+            assert entry.embedding == pytest.approx(expected_tensor.tolist(), abs=1e-5)
         assert answer.usage.prompt_tokens == answer.usage.total_tokens > 0
-    vectors = [entry.embedding for entry in plain.data]
+    vectors = [entry.embedding for entry in baseline_response.data]
     assert cosine(vectors[0], vectors[1]) > 0.8 > 0.2 > cosine(vectors[0], vectors[2])
 
 

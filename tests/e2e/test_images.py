@@ -137,7 +137,7 @@ def test_a_placeholder_in_text_is_text(seeing: Seeing, client: openai.OpenAI) ->
 
 def test_responses_and_messages_take_pictures(seeing: Seeing, client: openai.OpenAI) -> None:
     one = picture(3, 50, 50)
-    wanted = seeing.expected(["See", one])
+    expected = seeing.expected(["See", one])
     response = client.responses.create(
         model="llava",
         input=[
@@ -153,7 +153,7 @@ def test_responses_and_messages_take_pictures(seeing: Seeing, client: openai.Ope
         temperature=0,
         extra_body={"ignore_eos": True},
     )
-    assert response.output_text == wanted
+    assert response.output_text == expected
     product = seeing.product
     claude = anthropic.Anthropic(base_url=product.url, api_key=product.api_key, max_retries=0)
     message = claude.messages.create(
@@ -177,7 +177,7 @@ def test_responses_and_messages_take_pictures(seeing: Seeing, client: openai.Ope
         ],
         extra_body={"ignore_eos": True, "temperature": 0},
     )
-    assert message.content[0].text == wanted
+    assert message.content[0].text == expected
 
 
 def test_uploaded_files_are_pictures_by_their_id(seeing: Seeing, client: openai.OpenAI) -> None:
@@ -349,7 +349,7 @@ def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory
     seeing: Seeing, client: openai.OpenAI, count: int
 ) -> None:
     (gateway,) = product_pids(seeing.product, "manage.py\0up")
-    before = _peak_bytes(gateway)
+    initial_peak_bytes = _peak_bytes(gateway)
 
     def status(file: tuple[str, bytes]) -> tuple[str, int]:
         kind, data = file
@@ -372,7 +372,7 @@ def test_fault_36_hostile_pictures_are_read_or_refused_by_part_in_bounded_memory
     workers = product_pids(seeing.product, "engine.multimodal.worker")
     assert workers
     assert max(map(_peak_bytes, workers)) < MEMORY_BYTES
-    assert _peak_bytes(gateway) - before < 300 << 20
+    assert _peak_bytes(gateway) - initial_peak_bytes < 300 << 20
 
 
 def test_more_pictures_than_a_request_may_have_are_refused(client: openai.OpenAI) -> None:
@@ -388,14 +388,14 @@ def test_a_killed_engine_goes_on_with_the_picture(seeing: Seeing, client: openai
         "temperature": 0,
         "extra_body": {"ignore_eos": True},
     }
-    whole = client.chat.completions.create(**arguments).choices[0].message.content
+    full_content = client.chat.completions.create(**arguments).choices[0].message.content
     (pid,) = product_pids(seeing.product, "engine.serving")
     text = ""
     for number, chunk in enumerate(client.chat.completions.create(**arguments, stream=True)):
         text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
         if number == 1:
             os.kill(pid, signal.SIGKILL)
-    assert text == whole
+    assert text == full_content
     assert product_pids(seeing.product, "engine.serving") != [pid]
 
 

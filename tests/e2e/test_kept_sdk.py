@@ -17,22 +17,22 @@ WORD = {"syntax": "regex", "definition": "[A-Z]{3,9}"}
 
 
 def test_a_conversation(client: openai.OpenAI, product: Product) -> None:
-    said: Any = {"type": "message", "role": "user", "content": "Hello!"}
-    made = client.conversations.create(items=[said], metadata={"kind": "e2e"})
+    question: Any = {"type": "message", "role": "user", "content": "Hello!"}
+    conversation = client.conversations.create(items=[question], metadata={"kind": "e2e"})
     answer = client.responses.create(
-        model=product.model, conversation=made.id, input=QUESTION, temperature=0
+        model=product.model, conversation=conversation.id, input=QUESTION, temperature=0
     )
     assert "Paris" in answer.output_text
-    client.conversations.items.create(made.id, items=[said])
-    items: list[Any] = list(client.conversations.items.list(made.id, order="asc", limit=2))
+    client.conversations.items.create(conversation.id, items=[question])
+    items: list[Any] = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
     assert [item.role for item in items] == ["user", "user", "assistant", "user"]
-    first: Any = client.conversations.items.retrieve(items[0].id, conversation_id=made.id)
+    first: Any = client.conversations.items.retrieve(items[0].id, conversation_id=conversation.id)
     assert first.content[0].text == "Hello!"
-    client.conversations.items.delete(items[3].id, conversation_id=made.id)
-    assert client.conversations.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
-    assert client.conversations.delete(made.id).deleted
+    client.conversations.items.delete(items[3].id, conversation_id=conversation.id)
+    assert client.conversations.update(conversation.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert client.conversations.delete(conversation.id).deleted
     with pytest.raises(openai.NotFoundError):
-        client.conversations.retrieve(made.id)
+        client.conversations.retrieve(conversation.id)
 
 
 def test_an_upload_in_parts(client: openai.OpenAI) -> None:
@@ -98,19 +98,21 @@ def test_a_batch_of_messages(product: Product) -> None:
     }
     batches = client.messages.batches
     with client:
-        made = batches.create(
+        batch = batches.create(
             requests=[
                 {"custom_id": "right", "params": params},
                 {"custom_id": "wrong", "params": params | {"model": "none"}},
             ]
         )
         deadline = time.monotonic() + 60
-        while made.processing_status != "ended" and time.monotonic() < deadline:
+        while batch.processing_status != "ended" and time.monotonic() < deadline:
             time.sleep(0.2)
-            made = batches.retrieve(made.id)
-        assert (made.request_counts.succeeded, made.request_counts.errored) == (1, 1)
-        results: dict[str, Any] = {each.custom_id: each.result for each in batches.results(made.id)}
+            batch = batches.retrieve(batch.id)
+        assert (batch.request_counts.succeeded, batch.request_counts.errored) == (1, 1)
+        results: dict[str, Any] = {
+            line.custom_id: line.result for line in batches.results(batch.id)
+        }
         assert "Paris" in results["right"].message.content[0].text
         assert results["wrong"].error.error.type == "not_found_error"
-        assert [each.id for each in batches.list(limit=1)][:1] == [made.id]
-        assert batches.delete(made.id).type == "message_batch_deleted"
+        assert [listed.id for listed in batches.list(limit=1)][:1] == [batch.id]
+        assert batches.delete(batch.id).type == "message_batch_deleted"

@@ -46,9 +46,13 @@ def of_trace(spans: list[Span]) -> dict[str, Span]:
 def test_a_trace_goes_from_the_client_through_the_gateway_to_the_engine(
     watched: Watched, answered: Any
 ) -> None:
-    found = of_trace(watched.collector.wait(lambda spans: len(of_trace(spans)) == 3))
+    spans_by_name = of_trace(watched.collector.wait(lambda spans: len(of_trace(spans)) == 3))
     chat = f"chat {watched.product.model}"
-    http, chat, engine = found["POST /v1/chat/completions"], found[chat], found["llm_request"]
+    http, chat, engine = (
+        spans_by_name["POST /v1/chat/completions"],
+        spans_by_name[chat],
+        spans_by_name["llm_request"],
+    )
     assert http.parent_id == PARENT
     assert chat.parent_id == http.span_id
     assert engine.parent_id == chat.span_id
@@ -76,12 +80,12 @@ def test_each_request_leaves_a_line_of_json_with_the_clients_id(
     watched: Watched, answered: Any
 ) -> None:
     entries = [json.loads(line) for line in watched.log.read_text().splitlines() if "{" in line[:1]]
-    (line,) = [each for each in entries if each.get("client_request_id") == "of-the-client"]
+    (line,) = [entry for entry in entries if entry.get("client_request_id") == "of-the-client"]
     assert (line["logger"], line["status"]) == ("quire.access", 200)
     assert line["path"] == "/v1/chat/completions"
     assert line["tenant"]
-    notes = [each["message"] for each in entries if each["logger"] == "quire.up"]
-    assert any(note.startswith("Loading ") for note in notes)
+    notes = [entry["message"] for entry in entries if entry["logger"] == "quire.up"]
+    assert any(text.startswith("Loading ") for text in notes)
 
 
 def test_a_refusal_says_why_in_its_span_and_its_line(watched: Watched) -> None:
@@ -97,7 +101,7 @@ def test_a_refusal_says_why_in_its_span_and_its_line(watched: Watched) -> None:
     (span,) = [span for span in mine if span.trace_id == trace]
     assert span.attributes["error.type"] == "model_not_found"
     entries = [json.loads(line) for line in watched.log.read_text().splitlines() if "{" in line[:1]]
-    (line,) = [each for each in entries if each.get("trace_id") == trace]
+    (line,) = [entry for entry in entries if entry.get("trace_id") == trace]
     assert line["error"] == "model_not_found"
     assert line["request_id"] == span.attributes["quire.request_id"]
 
@@ -106,7 +110,7 @@ def test_work_in_the_background_is_below_a_span_of_the_workers(watched: Watched)
     asked = "5b8aa5a2d2c872e8321cf37308d69df2"
     headers = {"traceparent": f"00-{asked}-00f067aa0ba902b7-01"}
     with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
-        kept = sdk.responses.create(
+        retained_response = sdk.responses.create(
             model=watched.product.model,
             input=SECRET,
             max_output_tokens=3,
@@ -114,14 +118,18 @@ def test_work_in_the_background_is_below_a_span_of_the_workers(watched: Watched)
             extra_headers=headers,
         )
 
-    def made(spans: list[Span]) -> list[Span]:
-        return [span for span in spans if span.attributes.get("quire.response_id") == kept.id]
+    def work_spans(spans: list[Span]) -> list[Span]:
+        return [
+            span
+            for span in spans
+            if span.attributes.get("quire.response_id") == retained_response.id
+        ]
 
-    def all_there(spans: list[Span]) -> bool:
-        return bool(made(spans)) and any(span.trace_id == asked for span in spans)
+    def all_present(spans: list[Span]) -> bool:
+        return bool(work_spans(spans)) and any(span.trace_id == asked for span in spans)
 
-    spans = watched.collector.wait(all_there)
-    (work,) = made(spans)
+    spans = watched.collector.wait(all_present)
+    (work,) = work_spans(spans)
     assert (work.service, work.name) == ("quire-worker", "background POST /v1/responses")
     (post,) = [span for span in spans if span.trace_id == asked]
     assert work.links == ((asked, post.span_id),)
@@ -148,17 +156,17 @@ def test_a_batchs_lines_are_linked_to_the_request_that_made_it(watched: Watched)
             extra_headers=headers,
         )
 
-    def made(spans: list[Span]) -> list[Span]:
+    def work_spans(spans: list[Span]) -> list[Span]:
         return [span for span in spans if span.attributes.get("quire.batch_id") == batch.id]
 
-    def all_there(spans: list[Span]) -> bool:
-        return len(made(spans)) == 2 and any(span.trace_id == asked for span in spans)
+    def all_present(spans: list[Span]) -> bool:
+        return len(work_spans(spans)) == 2 and any(span.trace_id == asked for span in spans)
 
-    spans = watched.collector.wait(all_there)
+    spans = watched.collector.wait(all_present)
     (post,) = [span for span in spans if span.trace_id == asked]
     assert post.name == "POST /v1/batches"
-    assert [span.links for span in made(spans)] == [((asked, post.span_id),)] * 2
-    assert len({span.trace_id for span in made(spans)} - {asked}) == 2
+    assert [span.links for span in work_spans(spans)] == [((asked, post.span_id),)] * 2
+    assert len({span.trace_id for span in work_spans(spans)} - {asked}) == 2
 
 
 #: Series that vLLM's own three boards ask for.
@@ -199,17 +207,17 @@ def live(watched: Watched, answered: Any) -> dict[str, set[str]]:
     deadline = time.monotonic() + 60
     while not all(name in watched.metrics() for name in late) and time.monotonic() < deadline:
         time.sleep(0.1)
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(watched.metrics()):
         suffixes = {
             "counter": ("_total",),
             "histogram": ("_bucket", "_count", "_sum"),
         }.get(family.type, ("",))
         for suffix in suffixes:
-            found.setdefault(family.name + suffix, set())
+            labels.setdefault(family.name + suffix, set())
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
 
 
 def test_vllms_boards_fill(live: dict[str, set[str]]) -> None:

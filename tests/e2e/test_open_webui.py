@@ -30,8 +30,8 @@ TEXT = {"type": "text", "text": "What is the capital of France?"}
 @pytest.fixture
 def web(product: Product) -> Iterator[httpx.Client]:
     headers = {"Authorization": f"Bearer {product.api_key}", **FORWARDED}
-    with httpx.Client(base_url=product.base_url, headers=headers, timeout=60) as found:
-        yield found
+    with httpx.Client(base_url=product.base_url, headers=headers, timeout=60) as client:
+        yield client
 
 
 def test_the_connection_is_checked_and_models_listed(web: httpx.Client, product: Product) -> None:
@@ -61,7 +61,7 @@ def test_a_chat_as_it_streams_it(web: httpx.Client, product: Product) -> None:
         "tools": [tool],
         "temperature": 0,
     }
-    told, usage = "", None
+    text, usage = "", None
     with web.stream("POST", "/chat/completions", json=body) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         assert reply.headers["x-quire-ignored-fields"] == "reasoning"
@@ -71,8 +71,8 @@ def test_a_chat_as_it_streams_it(web: httpx.Client, product: Product) -> None:
         chunk = json.loads(line.removeprefix("data:"))
         usage = chunk.get("usage") or usage
         for choice in chunk["choices"]:
-            told += choice["delta"].get("content") or ""
-    assert "Paris" in told
+            text += choice["delta"].get("content") or ""
+    assert "Paris" in text
     assert usage is not None
     assert usage["completion_tokens"] > 0
 
@@ -95,4 +95,4 @@ def test_the_vectors_of_a_knowledge_base(web: httpx.Client, minilm: str) -> None
     texts = ["Paris is the capital of France.", "A cat sleeps."]
     body = {"input": texts, "model": minilm, "prefix": "passage: "}
     reply = web.post("/embeddings", json=body).json()
-    assert [len(each["embedding"]) for each in reply["data"]] == [384, 384]
+    assert [len(row["embedding"]) for row in reply["data"]] == [384, 384]

@@ -28,8 +28,10 @@ def test_chat_answers_right(client: openai.OpenAI, product: Product) -> None:
 def test_a_streamed_chat_is_the_whole_one_in_pieces(
     client: openai.OpenAI, product: Product
 ) -> None:
-    whole = client.chat.completions.create(model=product.model, messages=ASK, temperature=0)
-    pieces, usage, finish, roles = [], None, None, []
+    full_completion = client.chat.completions.create(
+        model=product.model, messages=ASK, temperature=0
+    )
+    chunks, usage, finish, roles = [], None, None, []
     for chunk in client.chat.completions.create(
         model=product.model,
         messages=ASK,
@@ -40,15 +42,15 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(
         if chunk.usage is not None:
             usage = chunk.usage
         for choice in chunk.choices:
-            pieces.append(choice.delta.content or "")
+            chunks.append(choice.delta.content or "")
             roles += [choice.delta.role] if choice.delta.role else []
             finish = choice.finish_reason or finish
-    assert "".join(pieces) == whole.choices[0].message.content
+    assert "".join(chunks) == full_completion.choices[0].message.content
     assert roles == ["assistant"]
     assert finish == "stop"
     assert usage is not None
-    assert whole.usage is not None
-    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert full_completion.usage is not None
+    assert usage.completion_tokens == full_completion.usage.completion_tokens
 
 
 async def test_the_async_client_streams_several_at_once(product: Product) -> None:
@@ -76,8 +78,8 @@ async def test_the_async_client_streams_several_at_once(product: Product) -> Non
             "Tell me a story.",
         ]
         together = await asyncio.gather(*(ask(question) for question in questions))
-        alone = [await ask(question) for question in questions]
-    assert together == alone
+        isolated_responses = [await ask(question) for question in questions]
+    assert together == isolated_responses
     assert "Rome" in together[2]
 
 
@@ -109,8 +111,10 @@ def test_a_seed_repeats_its_answer(client: openai.OpenAI, product: Product) -> N
 
 
 def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, product: Product) -> None:
-    plain = client.chat.completions.create(model=product.model, messages=ASK, temperature=0)
-    text = plain.choices[0].message.content or ""
+    baseline_completion = client.chat.completions.create(
+        model=product.model, messages=ASK, temperature=0
+    )
+    text = baseline_completion.choices[0].message.content or ""
     stop = text[4:9]
     cut = client.chat.completions.create(
         model=product.model, messages=ASK, temperature=0, stop=[stop]
@@ -212,8 +216,8 @@ call_command("create_key", "--tenant", "leaver", "--plain", "--name", "old")
 @pytest.fixture(scope="module")
 def keys(product: Product) -> list[str]:
     """One of a tenant that may ask twice a minute, one of a tenant without a limit."""
-    said = product.manage("shell", "--no-imports", "-c", TENANTS).split()
-    return [word for word in said if word.startswith("sk-quire-")]
+    parts = product.manage("shell", "--no-imports", "-c", TENANTS).split()
+    return [word for word in parts if word.startswith("sk-quire-")]
 
 
 def test_over_the_rate_limit_is_429_with_a_time_to_wait(product: Product, keys: list[str]) -> None:

@@ -21,7 +21,7 @@ NEIGHBOURS, TOKENS = 6, 300
 #: `MAX_ATTEMPTS`, and `MAX_SHARED_CRASHES` before these; tests/inference/test_blame.py counts
 #: exactly.
 #: On a busy machine a replica that was silent, and that the request has left, may die of it later.
-MOST_DEATHS, LATE = MAX_ATTEMPTS + 2, 2
+MAX_DEATHS, LATE = MAX_ATTEMPTS + 2, 2
 
 
 async def stream(client: httpx.AsyncClient, product: Product, **fields: Any) -> tuple[str, str]:
@@ -70,5 +70,5 @@ async def test_a_request_that_kills_replicas_ends_alone_and_its_neighbours_go_on
             assert await poison == ("", "engine_fault")
             assert await asking == calm
     counts = [int(line) for line in deaths.read_text().split()]
-    assert MOST_DEATHS - 2 <= len(counts) <= MOST_DEATHS + LATE, counts
+    assert MAX_DEATHS - 2 <= len(counts) <= MAX_DEATHS + LATE, counts
     assert counts[-2:] == [1] * 2, "it died alone"

@@ -87,7 +87,7 @@ def test_openais_client_hears_turns_end_and_reads_their_text(
     product: Product, speech: bytes
 ) -> None:
     client = openai.OpenAI(base_url=product.base_url, api_key=product.api_key)
-    said, kinds = "", []
+    transcript, kinds = "", []
     with client.realtime.connect(
         model="whisper",
         extra_query={"intent": "transcription"},
@@ -115,7 +115,7 @@ def test_openais_client_hears_turns_end_and_reads_their_text(
             assert event.type not in FAILURES, event
             num_open += event.type == "input_audio_buffer.committed"
             if event.type == f"{TRANSCRIPTION}.completed":
-                said += f" {event.transcript}"
+                transcript += f" {event.transcript}"
                 num_open -= 1
             if "input_audio_buffer.cleared" in kinds and not num_open:
                 break
@@ -130,7 +130,7 @@ def test_openais_client_hears_turns_end_and_reads_their_text(
         "conversation.item.added",
     ]
     assert f"{TRANSCRIPTION}.delta" in kinds
-    assert words(said).count("country") == 2
+    assert words(transcript).count("country") == 2
 
 
 def test_a_turn_that_is_committed_has_the_text_of_a_file(product: Product, speech: bytes) -> None:
@@ -266,7 +266,7 @@ def test_the_playground_writes_what_the_microphone_hears(product: Product, tmp_p
         page.wait_for_url(f"{product.url}/")
         page.goto(f"{product.url}/console/playground/speech/")
         lines, texts = page.locator("#speech-lines .line"), page.locator(".line-text")
-        page.evaluate(NOTE_LEVELS)
+        page.evaluate(RECORD_LEVELS)
         page.get_by_role("button", name="Record").click()
         wait_for(lambda: page.evaluate("loudest") > 0.3)
         expect(texts.first).to_contain_text("fellow")  # while it records
@@ -316,7 +316,7 @@ def test_a_page_of_another_site_opens_no_session(product: Product) -> None:
 
 PLAYER = "document.getElementById('speech-player')"
 #: The level is seen for a tenth of a second, and the spoken seconds may be over when one looks.
-NOTE_LEVELS = """() => {
+RECORD_LEVELS = """() => {
   const meter = document.getElementById("speech-level");
   window.loudest = 0;
   const note = () => (window.loudest = Math.max(window.loudest, meter.value));

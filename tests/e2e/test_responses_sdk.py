@@ -79,15 +79,15 @@ def test_answers_are_parsed_into_models(client: openai.OpenAI, product: Product)
 def test_a_background_response_is_made_by_the_worker(
     client: openai.OpenAI, product: Product
 ) -> None:
-    made = client.responses.create(
+    response = client.responses.create(
         model=product.model, input=QUESTION, background=True, temperature=0
     )
-    assert made.status == "queued"
+    assert response.status == "queued"
     deadline = time.monotonic() + 60
-    while made.status in ("queued", "in_progress") and time.monotonic() < deadline:
+    while response.status in ("queued", "in_progress") and time.monotonic() < deadline:
         time.sleep(0.2)
-        made = client.responses.retrieve(made.id)
-    assert (made.status, "Paris" in made.output_text) == ("completed", True)
+        response = client.responses.retrieve(response.id)
+    assert (response.status, "Paris" in response.output_text) == ("completed", True)
 
 
 def test_a_background_stream_is_left_and_taken_up_again(
@@ -98,33 +98,33 @@ def test_a_background_stream_is_left_and_taken_up_again(
     )
     events = [next(iter(stream)) for _ in range(4)]
     stream.close()
-    made = events[0].response.id
+    response_id = events[0].response.id
     last = events[-1].sequence_number
-    events += list(client.responses.retrieve(made, stream=True, starting_after=last))
+    events += list(client.responses.retrieve(response_id, stream=True, starting_after=last))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert events[-1].type == "response.completed"
-    told = "".join(e.delta for e in events if e.type == "response.output_text.delta")
-    assert told == client.responses.retrieve(made).output_text
-    assert "Paris" in told
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert text == client.responses.retrieve(response_id).output_text
+    assert "Paris" in text
 
 
 def test_chat_completions_are_kept_on_request(client: openai.OpenAI, product: Product) -> None:
     stored = client.chat.completions
-    made = stored.create(
+    chunk = stored.create(
         model=product.model,
         messages=[{"role": "user", "content": QUESTION}],
         metadata={"kind": "e2e"},
         max_tokens=5,
         store=True,
     )
-    assert stored.retrieve(made.id).choices == made.choices
-    assert [item.id for item in stored.list(metadata={"kind": "e2e"})] == [made.id]
-    assert [message.content for message in stored.messages.list(made.id)] == [QUESTION]
-    assert stored.update(made.id, metadata={"kind": "other"}).metadata == {"kind": "other"}
+    assert stored.retrieve(chunk.id).choices == chunk.choices
+    assert [item.id for item in stored.list(metadata={"kind": "e2e"})] == [chunk.id]
+    assert [message.content for message in stored.messages.list(chunk.id)] == [QUESTION]
+    assert stored.update(chunk.id, metadata={"kind": "other"}).metadata == {"kind": "other"}
     assert list(stored.list(metadata={"kind": "e2e"})) == []
-    assert stored.delete(made.id).deleted
+    assert stored.delete(chunk.id).deleted
     with pytest.raises(openai.NotFoundError):
-        stored.retrieve(made.id)
+        stored.retrieve(chunk.id)
 
 
 def test_a_batch_is_run_by_the_worker(client: openai.OpenAI, product: Product) -> None:

@@ -29,7 +29,7 @@ from tests.e2e.product import ROOT, Product, running, wait_for
 from tests.services import missing
 
 #: What an operator sets. None is like anything that occurs by itself.
-GIVEN = {
+SECRET_VALUES = {
     name: f"{name}-never-shown-Zq7"
     for name in ("signing", "former", "metrics", "oidc", "smtp", "redis", "given-key", "collector")
 }
@@ -46,11 +46,11 @@ def guarded_redis(folder: Path) -> Iterator[str]:
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
     log = (folder / "redis.log").open("wb")
     config = folder / "redis.conf"
-    config.write_text(f"requirepass {GIVEN['redis']}\nmaxmemory-policy noeviction\n")
+    config.write_text(f"requirepass {SECRET_VALUES['redis']}\nmaxmemory-policy noeviction\n")
     process = subprocess.Popen(
         [command[0], str(config), *command[1:]], cwd=folder, stdout=log, stderr=log
     )
-    url = f"redis://:{GIVEN['redis']}@127.0.0.1:{port}/0"
+    url = f"redis://:{SECRET_VALUES['redis']}@127.0.0.1:{port}/0"
     try:
         wait_for(lambda: answers(url))
         yield url
@@ -74,7 +74,7 @@ class Walked:
 
     product: Product
     secrets: dict[str, str]
-    said: dict[str, bytes]
+    responses: dict[str, bytes]
     redis_url: str
     collector: Collector
     log: Path
@@ -85,14 +85,14 @@ class Client:
     """Asks, and keeps what it's answered."""
 
     url: str
-    said: dict[str, bytes] = field(default_factory=dict)
+    responses: dict[str, bytes] = field(default_factory=dict)
     session: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=60))
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The answer; its body is kept under what was asked."""
         response = self.session.request(method, f"{self.url}{path}", **options)
-        name = f"{method} {path} {len(self.said)}"
-        self.said[name] = response.content
+        name = f"{method} {path} {len(self.responses)}"
+        self.responses[name] = response.content
         return response
 
     def post(self, path: str, **values: str) -> httpx.Response:
@@ -111,17 +111,17 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
     folder, provider = tmp_path_factory.mktemp("secrets"), Provider()
     with receiving() as mail, guarded_redis(folder) as url, collecting() as collector:
         endpoint = urlsplit(collector.url)._replace(
-            netloc=f"someone:{GIVEN['collector']}@{urlsplit(collector.url).netloc}"
+            netloc=f"someone:{SECRET_VALUES['collector']}@{urlsplit(collector.url).netloc}"
         )
         environment = {
-            "QUIRE_SECRET_KEY": GIVEN["signing"] * 3,
-            "QUIRE_SECRET_KEY_FALLBACKS": GIVEN["former"] * 3,
-            "QUIRE_METRICS_TOKEN": GIVEN["metrics"],
-            "QUIRE_API_KEYS": GIVEN["given-key"],
+            "QUIRE_SECRET_KEY": SECRET_VALUES["signing"] * 3,
+            "QUIRE_SECRET_KEY_FALLBACKS": SECRET_VALUES["former"] * 3,
+            "QUIRE_METRICS_TOKEN": SECRET_VALUES["metrics"],
+            "QUIRE_API_KEYS": SECRET_VALUES["given-key"],
             "QUIRE_OIDC_ISSUER": provider.url,
             "QUIRE_OIDC_CLIENT_ID": CLIENT,
-            "QUIRE_OIDC_CLIENT_SECRET": GIVEN["oidc"],
-            "QUIRE_SMTP_URL": f"smtp://quire:{GIVEN['smtp']}@127.0.0.1:{mail.port}",
+            "QUIRE_OIDC_CLIENT_SECRET": SECRET_VALUES["oidc"],
+            "QUIRE_SMTP_URL": f"smtp://quire:{SECRET_VALUES['smtp']}@127.0.0.1:{mail.port}",
             "QUIRE_MAIL_FROM": "quire@mail.example",
             "QUIRE_OTLP_TRACES_ENDPOINT": endpoint.geturl(),
             "QUIRE_LOG_STYLE": "json",
@@ -131,7 +131,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
         with running(folder, **environment) as product:
             os.environ.update(environment)
             try:
-                walk = Walked(product, dict(GIVEN), {}, url, collector, folder / "up.log")
+                walk = Walked(product, dict(SECRET_VALUES), {}, url, collector, folder / "up.log")
                 go(walk, mail)
                 yield walk
             finally:
@@ -142,7 +142,7 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
 
 def go(walk: Walked, mail: MailServer) -> None:
     product, secrets = walk.product, walk.secrets
-    client = Client(product.url, walk.said)
+    client = Client(product.url, walk.responses)
     product.manage("create_tenant", "northwind")
     link = product.manage(
         "invite", "mia@mail.example", "--tenant", "northwind", "--url", product.url
@@ -172,10 +172,10 @@ def go(walk: Walked, mail: MailServer) -> None:
     secrets["password"] = PASSWORD
     for path in ("/console/", "/no/such/page"):
         client.ask("GET", path)
-    made = product.manage("create_key", "--tenant", "northwind", "--name", "mine")
-    found = re.search(r"sk-quire-\w{53}", made)
-    assert found
-    secrets["API key"] = found[0]
+    process = product.manage("create_key", "--tenant", "northwind", "--name", "mine")
+    match = re.search(r"sk-quire-\w{53}", process)
+    assert match
+    secrets["API key"] = match[0]
     secrets["first key"] = product.api_key
     hooked = product.manage("set_webhook", "--tenant", "northwind", "https://a.example/")
     signing = re.search(r"\b[0-9a-f]{64}\b", hooked)
@@ -205,24 +205,24 @@ def api(client: Client, walk: Walked) -> None:
 def operator(client: Client, walk: Walked) -> None:
     """What operators look at; then a gateway and a replica crash."""
     product = walk.product
-    made = product.manage(
+    process = product.manage(
         "create_key", "--tenant", "default", "--name", "root", "--scopes", "operator"
     )
-    found = re.search(r"sk-quire-\w{53}", made)
-    assert found
-    walk.secrets["operator's key"] = found[0]
+    match = re.search(r"sk-quire-\w{53}", process)
+    assert match
+    walk.secrets["operator's key"] = match[0]
     for headers in (
-        {"Authorization": f"Bearer {found[0]}"},
-        {"Authorization": f"Bearer {GIVEN['metrics']}"},
+        {"Authorization": f"Bearer {match[0]}"},
+        {"Authorization": f"Bearer {SECRET_VALUES['metrics']}"},
     ):
         for path in ("/server_info", "/health", "/metrics", "/load", "/openapi.json"):
             client.ask("GET", path, headers=headers)
         for path in ("settings", "tenants", "tenants/northwind/audit", "tenants/northwind/keys"):
             client.ask("GET", f"/api/{path}/", headers=headers)
     for command in ("status", "list_settings", "list_tenants", "list_keys", "list_models"):
-        walk.said[command] = product.manage(command).encode()
+        walk.responses[command] = product.manage(command).encode()
     lines = [(pid, line) for pid, line in command_lines()]
-    walk.said["command lines"] = b"\n".join(line for _, line in lines)
+    walk.responses["command lines"] = b"\n".join(line for _, line in lines)
     for module in (b"config.serve", b"engine.serving"):
         ours = [pid for pid, line in lines if module in line and is_below(pid, product.process.pid)]
         assert ours, module
@@ -256,9 +256,9 @@ def is_below(pid: int, ancestor: int) -> bool:
     return pid == ancestor
 
 
-def kept_in_redis(url: str) -> dict[str, bytes]:
+def values_in_redis(url: str) -> dict[str, bytes]:
     """All keys with all that they hold."""
-    found: dict[str, bytes] = {}
+    keys: dict[str, bytes] = {}
     with redis.Redis.from_url(url) as client:
         readers: dict[bytes, Any] = {
             b"string": client.get,
@@ -271,16 +271,16 @@ def kept_in_redis(url: str) -> dict[str, bytes]:
         for key in client.scan_iter(count=1000):
             kind: Any = client.type(key)
             if kind != b"none":  # it has ended meanwhile
-                found[key.decode()] = key + repr(readers[kind](key)).encode()
-    return found
+                keys[key.decode()] = key + repr(readers[kind](key)).encode()
+    return keys
 
 
 def leaks(secrets: dict[str, str], texts: dict[str, bytes]) -> list[str]:
     """Which secret is in which text."""
     return sorted(
-        f"{name}: {place}"
+        f"{name}: {source}"
         for name, secret in secrets.items()
-        for place, text in texts.items()
+        for source, text in texts.items()
         if secret.encode() in text
     )
 
@@ -289,9 +289,9 @@ def test_fault_73_no_secret_is_in_a_log_line(walked: Walked) -> None:
     text = walked.log.read_bytes()
     paths = {json.loads(line).get("path", "") for line in text.splitlines() if line[:1] == b"{"}
     assert {"/invitation/***/", "/account/password/reset/key/***/"} <= paths
-    shown = text.splitlines()
+    visible_lines = text.splitlines()
     # `up` tells its owner the first key and the password, at the end of the start.
-    lines = {f"line {n}": line for n, line in enumerate(shown) if line[:1] == b"{"}
+    lines = {f"line {n}": line for n, line in enumerate(visible_lines) if line[:1] == b"{"}
     assert leaks(walked.secrets, lines) == []
 
 
@@ -304,7 +304,7 @@ def test_fault_73_no_secret_is_in_a_span(walked: Walked) -> None:
 
 
 def test_fault_73_no_secret_is_in_redis_or_in_a_file_that_neednt_hold_it(walked: Walked) -> None:
-    assert leaks(walked.secrets, kept_in_redis(walked.redis_url)) == []
+    assert leaks(walked.secrets, values_in_redis(walked.redis_url)) == []
     files = {
         str(path): path.read_bytes()
         for path in walked.product.data_dir.rglob("*")
@@ -314,17 +314,17 @@ def test_fault_73_no_secret_is_in_redis_or_in_a_file_that_neednt_hold_it(walked:
 
 
 def test_fault_73_no_secret_is_in_an_answer_a_command_or_a_process_list(walked: Walked) -> None:
-    own = {"invitation"}  # its page's own address, for who follows it
+    public = {"invitation"}  # its page's own address, for who follows it
     texts = {
         name: text
-        for name, text in walked.said.items()
+        for name, text in walked.responses.items()
         if walked.secrets["invitation"] not in name and walked.secrets["reset"] not in name
     }
     assert {"status", "list_settings", "command lines"} <= set(texts)
     assert leaks(walked.secrets, texts) == []
-    pages = {name: text for name, text in walked.said.items() if name not in texts}
-    others = {name: value for name, value in walked.secrets.items() if name not in own}
-    assert leaks(others, pages) == []
+    pages = {name: text for name, text in walked.responses.items() if name not in texts}
+    other_values = {name: value for name, value in walked.secrets.items() if name not in public}
+    assert leaks(other_values, pages) == []
 
 
 def test_fault_73_no_secret_is_in_the_repr_of_what_holds_it(walked: Walked) -> None:

@@ -285,14 +285,14 @@ def test_no_clip_loops_and_none_with_speech_is_empty(client: openai.OpenAI, coun
         result = client.audio.transcriptions.create(
             model="whisper", file=("clip.wav", wav(samples)), extra_body={"seed": 1}
         )
-        said = words(result.text)
+        heard = words(result.text)
         about = number, kind, len(samples) / 16_000, result.text
         if is_speech:
-            assert said, about
+            assert heard, about
         if kind == "silence":
-            assert not said, about
+            assert not heard, about
         # A loop says more than a mouth can, or the same again and again.
-        assert len(said) <= 6 * len(samples) / 16_000 + 6, about
+        assert len(heard) <= 6 * len(samples) / 16_000 + 6, about
         assert _compression(result.text) <= 2.4, about
 
 

@@ -16,7 +16,7 @@ from tests.e2e.product import Product
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-class Place(BaseModel):
+class Location(BaseModel):
     """What the model must fill in."""
 
     kind: Literal["city", "river"]
@@ -50,13 +50,13 @@ def test_parse_fills_a_pydantic_model(
     answer = client.chat.completions.parse(
         model=product.model,
         messages=ASK,
-        response_format=Place,
+        response_format=Location,
         temperature=temperature,
         seed=1,
         max_completion_tokens=200,
     )
     assert answer.choices[0].finish_reason == "stop"
-    assert isinstance(answer.choices[0].message.parsed, Place)
+    assert isinstance(answer.choices[0].message.parsed, Location)
 
 
 def test_parse_reads_required_calls(client: openai.OpenAI, product: Product) -> None:
@@ -92,13 +92,13 @@ def test_a_named_function_is_called(client: openai.OpenAI, product: Product) -> 
 
 def streamed_call(client: openai.OpenAI, settings: dict[str, Any]) -> tuple[list[str], list[Any]]:
     """The pieces of a call's arguments as they come, and the calls when all is there."""
-    pieces = []
+    chunks = []
     with client.chat.completions.stream(**settings) as stream:
         for event in stream:
             if event.type == "tool_calls.function.arguments.delta":
-                pieces.append(event.arguments_delta)
-                assert event.arguments == "".join(pieces)
-        return pieces, stream.get_final_completion().choices[0].message.tool_calls or []
+                chunks.append(event.arguments_delta)
+                assert event.arguments == "".join(chunks)
+        return chunks, stream.get_final_completion().choices[0].message.tool_calls or []
 
 
 def test_a_stream_of_calls_adds_up(client: openai.OpenAI, product: Product) -> None:
@@ -111,12 +111,12 @@ def test_a_stream_of_calls_adds_up(client: openai.OpenAI, product: Product) -> N
         "temperature": 0,
         "max_completion_tokens": 800,
     }
-    whole = client.chat.completions.create(**settings).choices[0].message.tool_calls or []
+    full_tool_calls = client.chat.completions.create(**settings).choices[0].message.tool_calls or []
     # A gateway that lags behind hands on what has come meanwhile in one piece.
-    pieces, final = streamed_call(client, settings)
-    assert len(pieces) > 1
-    assert isinstance(whole[0], ChatCompletionMessageFunctionToolCall)
-    assert "".join(pieces) == final[0].function.arguments == whole[0].function.arguments
+    chunks, final = streamed_call(client, settings)
+    assert len(chunks) > 1
+    assert isinstance(full_tool_calls[0], ChatCompletionMessageFunctionToolCall)
+    assert "".join(chunks) == final[0].function.arguments == full_tool_calls[0].function.arguments
 
 
 @pytest.mark.parametrize(

@@ -70,22 +70,22 @@ async def one_stream(client: httpx.AsyncClient, product: Product, rng: random.Ra
 
 async def test_64_streams_with_clients_that_vanish_leave_the_pool_whole(product: Product) -> None:
     rng = random.Random(1)
-    finished = left = 0
+    finished = num_disconnected = 0
     asked = iter(range(REQUESTS))
     limits = httpx.Limits(max_connections=STREAMS * 2)
     async with httpx.AsyncClient(limits=limits, timeout=120) as client:
 
         async def reader() -> None:
-            nonlocal finished, left
+            nonlocal finished, num_disconnected
             for _ in asked:  # all readers share it
                 if await one_stream(client, product, rng):
                     finished += 1
                 else:
-                    left += 1
+                    num_disconnected += 1
 
         await asyncio.gather(*(reader() for _ in range(STREAMS)))
     assert finished > REQUESTS // 4
-    assert left > REQUESTS // 4
+    assert num_disconnected > REQUESTS // 4
     gateway = replica_of(product)
     idle(gateway)
     assert gateway.control("check_integrity").ok
@@ -112,7 +112,7 @@ def test_fault_a_lost_engine_costs_a_stream_a_pause_and_no_token(
     """Health is red as long as it's away."""
 
     def ask(kill: int | None) -> tuple[str, str | None]:
-        pieces: list[str] = []
+        chunks: list[str] = []
         finish = None
         stream = client.completions.create(
             model=product.model,
@@ -124,26 +124,26 @@ def test_fault_a_lost_engine_costs_a_stream_a_pause_and_no_token(
         )
         for chunk in stream:
             for choice in chunk.choices:
-                pieces.append(choice.text)
+                chunks.append(choice.text)
                 finish = choice.finish_reason or finish
-            if kill and len(pieces) == 5:
+            if kill and len(chunks) == 5:
                 os.kill(kill, number)
                 kill = None
-        return "".join(pieces), finish
+        return "".join(chunks), finish
 
     calm = ask(kill=None)
-    before = replica_of(product).heartbeat()
-    assert before is not None
+    initial = replica_of(product).heartbeat()
+    assert initial is not None
     with watching_health(product) as seen:
-        assert ask(kill=before.pid) == calm
+        assert ask(kill=initial.pid) == calm
     assert 503 in seen
     assert calm[1] == "length"
     # The rest came from another process, not from what the first had written by then.
     after = replica_of(product).heartbeat()
     assert after is not None
-    assert after.incarnation != before.incarnation
+    assert after.incarnation != initial.incarnation
     # Found and replaced: a frozen process that was left alone would still be there.
-    assert gone(before.pid)
+    assert gone(initial.pid)
 
 
 @contextmanager
@@ -151,21 +151,21 @@ def watching_health(product: Product) -> Iterator[list[int]]:
     """The statuses that `/health` answers with meanwhile, and until it's green again."""
     seen: list[int] = []
 
-    def look() -> bool:
+    def check_instance() -> bool:
         seen.append(httpx.get(f"{product.url}/health", timeout=10).status_code)
         return seen[-1] == 200
 
     def watch() -> None:
-        while not ended.wait(0.2):
-            look()
+        while not finished_event.wait(0.2):
+            check_instance()
 
-    ended = threading.Event()
-    assert look()
+    finished_event = threading.Event()
+    assert check_instance()
     with ThreadPoolExecutor(1) as threads:
         watched = threads.submit(watch)
         try:
             yield seen
         finally:
-            ended.set()
+            finished_event.set()
         watched.result()
-    wait_for(look)
+    wait_for(check_instance)

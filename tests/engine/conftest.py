@@ -24,7 +24,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def over_the_wire() -> Iterator[None]:
+def serialized_messages() -> Iterator[None]:
     """A step is data: all engines of these tests send their plans and results through bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.executor.uniproc_executor.Worker", WireWorker)
@@ -47,18 +47,18 @@ def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     make_drafts_free(monkeypatch)
     monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
-    Seer.said, Seer.rng = {}, random.Random(7)
+    Seer.texts, Seer.rng = {}, random.Random(7)
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """family -> folder of its random checkpoint."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def get(family: str) -> Path:
-        if family not in made:
-            made[family] = make_model(family, tmp_path_factory.mktemp(family))
-        return made[family]
+        if family not in folders:
+            folders[family] = make_model(family, tmp_path_factory.mktemp(family))
+        return folders[family]
 
     return get
 
@@ -66,11 +66,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="session")
 def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], Oracle]:
     """family -> `transformers` on the same weights."""
-    made: dict[str, Oracle] = {}
+    oracles: dict[str, Oracle] = {}
 
     def get(family: str) -> Oracle:
-        if family not in made:
-            made[family] = Oracle(model_folder(family))
-        return made[family]
+        if family not in oracles:
+            oracles[family] = Oracle(model_folder(family))
+        return oracles[family]
 
     return get

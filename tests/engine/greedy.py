@@ -25,21 +25,23 @@ def greedy_all(
         guesses: what is likely said. Tokens that the model says too need no pass of their own.
     """
     guessed = [list(guess)[:count] for guess in guesses or [[]] * len(prompts)]
-    said: list[Tokens] = [[] for _ in prompts]
-    while any(len(tokens) < count for tokens in said):
+    outputs: list[Tokens] = [[] for _ in prompts]
+    while any(len(tokens) < count for tokens in outputs):
         texts = [
             [*prompt, *tokens, *(guess[len(tokens) :] if guess[: len(tokens)] == tokens else ())]
-            for prompt, tokens, guess in zip(prompts, said, guessed, strict=True)
+            for prompt, tokens, guess in zip(prompts, outputs, guessed, strict=True)
         ]
         longest = max(map(len, texts))
         padded = [text + [text[-1]] * (longest - len(text)) for text in texts]
         with torch.no_grad():
             best = model(torch.tensor(padded), use_cache=False).logits.argmax(-1).tolist()
-        for prompt, text, tokens, row in zip(prompts, texts, said, best, strict=True):
-            for at in range(len(prompt) + len(tokens) - 1, len(text)):
+        for prompt, text, tokens, row in zip(prompts, texts, outputs, best, strict=True):
+            for index in range(len(prompt) + len(tokens) - 1, len(text)):
                 if len(tokens) == count:
                     break
-                tokens.append(row[at])
-                if text[at + 1 : at + 2] != [row[at]]:  # the rest of the guess is of another text
+                tokens.append(row[index])
+                if text[index + 1 : index + 2] != [
+                    row[index]
+                ]:  # the rest of the guess is of another text
                     break
-    return said
+    return outputs

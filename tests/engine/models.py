@@ -66,18 +66,18 @@ def make_model(family: str, folder: Path, seed: int = 0, **changes: Any) -> Path
     """Write a random float32 checkpoint of `family` with a tokenizer; returns its folder."""
     options = {**_SHAPE, **FAMILIES[family], **changes}
     key = repr([options, seed])
-    if key not in _made:
-        made = Path(_made_folder.name) / str(len(_made))
-        _write_model(options, made, seed)
-        _made[key] = made
-    shutil.copytree(_made[key], folder, dirs_exist_ok=True)
+    if key not in _folders:
+        path = Path(_models_folder.name) / str(len(_folders))
+        _write_model(options, path, seed)
+        _folders[key] = path
+    shutil.copytree(_folders[key], folder, dirs_exist_ok=True)
     torch.manual_seed(seed)  # the same whether it was just made or copied
     return folder
 
 
 #: Many tests want the same model, and to copy one takes a twentieth of the time to make it.
-_made: dict[str, Path] = {}
-_made_folder = tempfile.TemporaryDirectory(prefix="quire-models-")
+_folders: dict[str, Path] = {}
+_models_folder = tempfile.TemporaryDirectory(prefix="quire-models-")
 
 
 def _write_model(options: dict[str, Any], folder: Path, seed: int) -> None:
@@ -120,7 +120,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def read_model(folder: Path) -> Any:
     """`transformers`' float32 model of a folder, which several may use: nobody changes it."""
-    written = [(each.name, each.stat().st_mtime_ns) for each in sorted(folder.iterdir())]
+    written = [(path.name, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())]
     return _read(folder, tuple(written))
 
 
@@ -135,7 +135,7 @@ class Oracle(SurveyOracle):
     def __init__(self, folder: Path, model: Any = None) -> None:
         """`model`: another one than the plain model of the folder."""
         self.model = model or read_model(folder)
-        self._said: dict[tuple[int, ...], list[int]] = {}
+        self._outputs: dict[tuple[int, ...], list[int]] = {}
 
     def greedy(self, prompt: list[int], count: int, guess: list[int] | None = None) -> list[int]:
         """See the base; `guess` as of `greedy_all`."""
@@ -147,12 +147,17 @@ class Oracle(SurveyOracle):
         """`greedy` of each, found together; many tests ask for the same. `guesses`: what it's
         likely to say, which then takes it one pass instead of `count`.
         """
-        known = [self._said.get(tuple(prompt), []) for prompt in prompts]
-        if any(len(tokens) < count for tokens in known):
-            likely = zip(known, guesses or known, strict=True)
-            known = greedy_all(self.model, prompts, count, [max(each, key=len) for each in likely])
-            self._said |= {tuple(prompt): each for prompt, each in zip(prompts, known, strict=True)}
-        return [tokens[:count] for tokens in known]
+        registered_tokens = [self._outputs.get(tuple(prompt), []) for prompt in prompts]
+        if any(len(tokens) < count for tokens in registered_tokens):
+            likely = zip(registered_tokens, guesses or registered_tokens, strict=True)
+            registered_tokens = greedy_all(
+                self.model, prompts, count, [max(texts, key=len) for texts in likely]
+            )
+            self._outputs |= {
+                tuple(prompt): tokens
+                for prompt, tokens in zip(prompts, registered_tokens, strict=True)
+            }
+        return [tokens[:count] for tokens in registered_tokens]
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), vocab]."""

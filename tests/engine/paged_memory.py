@@ -49,8 +49,8 @@ class PagedMemory:
             assert new.seq_id not in self._tables
             self._tables[new.seq_id] = [list(ids) for ids in new.block_ids]
             self._computed[new.seq_id] = new.num_computed_tokens
-        for seq_id, fresh in plan.new_blocks:
-            for table, ids in zip(self._tables[seq_id], fresh, strict=True):
+        for seq_id, recent in plan.new_blocks:
+            for table, ids in zip(self._tables[seq_id], recent, strict=True):
                 table.extend(ids)
 
     def _write(self, sequence: Sequence, start: int, end: int, written: set[int]) -> None:
@@ -66,8 +66,8 @@ class PagedMemory:
         for group, table in enumerate(self._tables[sequence.seq_id]):
             window, contents = self._windows[group], _contents(sequence, group)
             for position in range(max(0, start - window + 1) if window else 0, end):
-                found = self._slots.get(self._slot(table, position))
-                assert found == contents[position], f"{sequence.seq_id} reads what isn't its own"
+                content = self._slots.get(self._slot(table, position))
+                assert content == contents[position], f"{sequence.seq_id} reads what isn't its own"
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self._size] * self._size + position % self._size
@@ -76,9 +76,9 @@ class PagedMemory:
 def _contents(sequence: Sequence, group: int) -> list[Content]:
     """What each position of a sequence holds in a group."""
     hashes = sequence.block_hashes
-    known, content = hash((hashes.scope, group)), dict(hashes.content)
+    content_hash, content = hash((hashes.scope, group)), dict(hashes.content)
     contents = []
     for position, token in enumerate(sequence.token_ids):
-        known = hash((known, token, content.get(position)))
-        contents.append((group, known))
+        content_hash = hash((content_hash, token, content.get(position)))
+        contents.append((group, content_hash))
     return contents

@@ -35,8 +35,8 @@ def expert_by_expert() -> AbstractContextManager[Any]:
 def sampling_by_torch() -> Iterator[None]:
     """Torch chooses tokens."""
 
-    def make_sampler(eos_token_ids: Any, ops: Any, *others: Any) -> Sampler:
-        return Sampler(eos_token_ids, None, *others)
+    def make_sampler(eos_token_ids: Any, ops: Any, *options: Any) -> Sampler:
+        return Sampler(eos_token_ids, None, *options)
 
     with patch("engine.devices.cpu.Sampler", make_sampler):
         yield

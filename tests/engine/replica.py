@@ -66,7 +66,7 @@ class Gateway:
             self.wait(lambda request_id=request_id: bool(self.tokens(request_id)))
             self.control("pause", mode="keep")
             self.read(block_ms=1)
-            if not self.ended(request_id):
+            if not self.is_finished(request_id):
                 return request_id
             self.control("resume")
         raise TimeoutError(f"{name} ended before each of 20 pauses.")
@@ -87,8 +87,8 @@ class Gateway:
     def read(self, block_ms: int = 100) -> None:
         """Take over what the outbox holds."""
         key = redis_keys.outbox_key("g1", self.prefix)
-        found = self.redis.xread({key: self._last}, block=block_ms)
-        for _, entries in found or []:
+        messages = self.redis.xread({key: self._last}, block=block_ms)
+        for _, entries in messages or []:
             for entry_id, fields in entries:
                 self._last = entry_id
                 batch = protocol.decode_outbox(fields[protocol.STREAM_FIELD])
@@ -108,20 +108,20 @@ class Gateway:
 
     def finish(self, *request_ids: str, timeout: float = 30.0) -> None:
         """Read until these requests (of one output each) have ended."""
-        self.wait(lambda: all(self.ended(r) for r in request_ids), timeout)
+        self.wait(lambda: all(self.is_finished(r) for r in request_ids), timeout)
 
-    def ended(self, request_id: str) -> bool:
+    def is_finished(self, request_id: str) -> bool:
         """Whether the request's final delta has come."""
         deltas = self.deltas.get(request_id, [])
         return bool(deltas) and deltas[-1].finish_reason is not None
 
     def tokens(self, request_id: str) -> list[int]:
         """All tokens of output 0 so far; what a former incarnation had sent already is dropped."""
-        found: list[int] = []
+        token_ids: list[int] = []
         for delta in self.deltas.get(request_id, []):
             if delta.index == 0:
-                found += delta.token_ids[max(0, len(found) - delta.start) :]
-        return found
+                token_ids += delta.token_ids[max(0, len(token_ids) - delta.start) :]
+        return token_ids
 
     def heartbeat(self) -> Heartbeat | None:
         """The replica's heartbeat, if it has one."""

@@ -91,14 +91,14 @@ class Simulation:
                 wait = self._rng[name].expovariate(tenant.rate)
                 tenant.next_at += wait if tenant.next_at + wait < tenant.until else 1e9
 
-    def _send(self, name: str, at: float) -> None:
+    def _send(self, name: str, timestamp: float) -> None:
         tenant, rng = self.tenants[name], self._rng[name]
         prompt = [0] * rng.randint(*tenant.prompt)  # nothing is cached: it may say anything
         sequence = self.driver.add(prompt, tenant=name, weight=tenant.weight)
-        self._live[sequence.seq_id] = (sequence, name, at, rng.randint(*tenant.output))
+        self._live[sequence.seq_id] = (sequence, name, timestamp, rng.randint(*tenant.output))
         self.backlog[name] += 1
         # A request that comes while a step runs waits for its end, too.
-        self._began[sequence.seq_id] = self.num_steps - (at < self.now)
+        self._began[sequence.seq_id] = self.num_steps - (timestamp < self.now)
 
     def _step(self) -> None:
         self.num_steps += 1
@@ -110,12 +110,12 @@ class Simulation:
         for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True):
             sequence, name, _, _ = self._live[seq_id]
             # What is computed again after a preemption is no service.
-            fresh = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
-            fresh = min(count, fresh - self._computed.get(seq_id, 0))
-            if fresh > 0:
-                self._computed[seq_id] = self._computed.get(seq_id, 0) + fresh
+            new = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            new = min(count, new - self._computed.get(seq_id, 0))
+            if new > 0:
+                self._computed[seq_id] = self._computed.get(seq_id, 0) + new
                 tenant = self.tenants[name]
-                tenant.service += PROMPT_COST * fresh / tenant.weight
+                tenant.service += PROMPT_COST * new / tenant.weight
         for sequence in self.driver.sampled:
             self._token(*self._live[sequence.seq_id])
 

@@ -90,24 +90,24 @@ def run(
     core: EngineCore, messages: list[EngineRequest], spread: int = 3
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Requests arrive `spread` at a time, a step apart."""
-    found: dict[tuple[str, int], list[TokenDelta]] = {}
-    left = list(messages)
+    deltas_by_output: dict[tuple[str, int], list[TokenDelta]] = {}
+    queue = list(messages)
     for _ in range(5000):
-        for message in left[:spread]:
+        for message in queue[:spread]:
             core.add_request(message)
-        left = left[spread:]
-        if not core.has_work and not left:
+        queue = queue[spread:]
+        if not core.has_work and not queue:
             break
         for delta in core.step():
-            found.setdefault((delta.request_id, delta.index), []).append(delta)
+            deltas_by_output.setdefault((delta.request_id, delta.index), []).append(delta)
         core.check_integrity()
     assert not core.requests
     assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
-    return {key: outcome(deltas) for key, deltas in found.items()}
+    return {key: outcome(deltas) for key, deltas in deltas_by_output.items()}
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "ahead"),
+    ("setting", "device", "ahead"),
     [
         (None, CudaDevice, True),
         (None, CpuDevice, False),
@@ -116,10 +116,10 @@ def run(
     ],
 )
 def test_by_default_only_a_gpus_steps_are_planned_ahead(
-    given: bool | None, device: type[Device], ahead: bool
+    setting: bool | None, device: type[Device], ahead: bool
 ) -> None:
     assert (
-        EngineConfig(model="m", async_scheduling=given).uses_async_scheduling(device.overlaps)
+        EngineConfig(model="m", async_scheduling=setting).uses_async_scheduling(device.overlaps)
         is ahead
     )
 
@@ -133,21 +133,21 @@ def test_with_drafts_steps_are_not_planned_ahead_by_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "policy"), [(ROOMY, "fair"), (TIGHT, "fair"), (TIGHT, "fcfs"), (TIGHT, "priority")]
+    ("budget", "policy"), [(ROOMY, "fair"), (TIGHT, "fair"), (TIGHT, "fcfs"), (TIGHT, "priority")]
 )
 def test_every_kind_of_request_gets_the_same_tokens(
-    model_folder: Folder, room: dict[str, Any], policy: str
+    model_folder: Folder, budget: dict[str, Any], policy: str
 ) -> None:
     messages = requests(28)
-    plain = make(model_folder, switch=False, scheduling_policy=policy, **room)
-    ahead = make(model_folder, switch=True, scheduling_policy=policy, **room)
-    expected = run(plain, messages)
+    baseline_llm = make(model_folder, switch=False, scheduling_policy=policy, **budget)
+    ahead = make(model_folder, switch=True, scheduling_policy=policy, **budget)
+    expected = run(baseline_llm, messages)
     assert run(ahead, messages) == expected
     assert {result["ends"] for result in expected.values()} == {1}
     reasons = {result["end"][0] for result in expected.values()}
     assert reasons == {"stop", "length", "repetition"}
-    if room is TIGHT:
-        assert plain.scheduler.num_preemptions > 0
+    if budget is TIGHT:
+        assert baseline_llm.scheduler.num_preemptions > 0
         assert ahead.scheduler.num_preemptions > 0
 
 
@@ -195,35 +195,35 @@ def test_a_step_is_begun_before_the_one_before_is_updated(model_folder: Folder) 
 def test_aborts_while_steps_run(model_folder: Folder, steps: int) -> None:
     core = make(model_folder, switch=True, **TIGHT)
     messages = requests(6)
-    alone = {key: result["tokens"] for key, result in run(core, messages[1:]).items()}
+    isolated_tokens = {key: result["tokens"] for key, result in run(core, messages[1:]).items()}
     for message in messages:
         core.add_request(message)
-    found: dict[tuple[str, int], list[int]] = {}
+    matches: dict[tuple[str, int], list[int]] = {}
     for step in range(400):
         if step == steps:
             assert [delta.finish_reason for delta in core.abort("r0")] == ["abort"]
         for delta in core.step():
             assert step <= steps or delta.request_id != "r0"
-            found.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+            matches.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
         core.check_integrity()
-    found.pop(("r0", 0), None)
-    assert found == alone
+    matches.pop(("r0", 0), None)
+    assert matches == isolated_tokens
     assert not core.has_work
 
 
 def fail_at(core: EngineCore, calls: set[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Make some of the steps of several sequences fail; returns the list of all such steps."""
-    runner, made = core.executor.worker._runner, []
+    runner, steps_run = core.executor.worker._runner, []
     run_step = runner.run
 
     def failing(plan: StepPlan, inputs: StepInputs | None) -> StepResult:
-        made.extend([plan.step] * (len(plan.seq_ids) > 1))
-        if len(made) in calls and made[-1] == plan.step:
+        steps_run.extend([plan.step] * (len(plan.seq_ids) > 1))
+        if len(steps_run) in calls and steps_run[-1] == plan.step:
             raise MemoryError("no memory")
         return run_step(plan, inputs)
 
     monkeypatch.setattr(runner, "run", failing)
-    return made
+    return steps_run
 
 
 @pytest.mark.parametrize("calls", [{1}, {2}, {5, 12}])
@@ -233,12 +233,12 @@ def test_fault_27_a_failed_step_takes_the_next_one_with_it_and_both_are_run_agai
     messages = [message for message in requests(12) if message.sampling.prompt_logprobs is None]
     expected = run(make(model_folder, switch=False, **ROOMY), messages, spread=20)
     core = make(model_folder, switch=True, **ROOMY)
-    made = fail_at(core, calls, monkeypatch)
-    found = run(core, messages, spread=20)
-    assert {k: v["tokens"] for k, v in found.items()} == {
+    steps_run = fail_at(core, calls, monkeypatch)
+    outputs = run(core, messages, spread=20)
+    assert {k: v["tokens"] for k, v in outputs.items()} == {
         k: v["tokens"] for k, v in expected.items()
     }
-    assert len(made) > max(calls)
+    assert len(steps_run) > max(calls)
     monkeypatch.undo()
     # Nothing that was never computed is in the cache.
     again = run(core, messages, spread=20)
@@ -265,15 +265,15 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
         return inputs
 
     monkeypatch.setattr(core.executor.worker._runner, "prepare", failing)
-    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    deltas_by_output: dict[tuple[str, int], list[TokenDelta]] = {}
     while core.has_work:
         for delta in core.step():
-            found.setdefault((delta.request_id, delta.index), []).append(delta)
-    (end,) = found.pop(("r3", 0))
+            deltas_by_output.setdefault((delta.request_id, delta.index), []).append(delta)
+    (end,) = deltas_by_output.pop(("r3", 0))
     assert end.finish_reason == "error"
     assert end.error is not None
     assert "no memory" in end.error.message
-    assert {k: outcome(v)["tokens"] for k, v in found.items()} == {
+    assert {k: outcome(v)["tokens"] for k, v in deltas_by_output.items()} == {
         k: v["tokens"] for k, v in expected.items()
     }
 
@@ -305,7 +305,7 @@ def test_an_interrupt_while_a_step_runs_loses_nothing(
     expected = run(make(model_folder, switch=False, **ROOMY), [message])["r0", 0]["tokens"]
     core = make(model_folder, switch=True, **ROOMY)
     core.add_request(message)
-    found: list[int] = []
+    token_ids: list[int] = []
     waiting = Future.result
     for call in range(100):
         if not core.has_work:
@@ -320,8 +320,8 @@ def test_an_interrupt_while_a_step_runs_loses_nothing(
                 core.step()
             monkeypatch.setattr(Future, "result", waiting)
         for delta in core.step():
-            found += delta.token_ids
-    assert found == expected
+            token_ids += delta.token_ids
+    assert token_ids == expected
 
 
 def test_fault_27_what_an_aborted_prompt_had_not_computed_is_not_in_the_cache(

@@ -37,8 +37,8 @@ def test_every_backend_of_a_cpu_gives_the_same_tokens(
     llm = make(model_folder(family), attention_backend=backend, max_num_batched_tokens=16)
     assert llm.core.executor.worker.loaded.model.ops.why.endswith(f"attention: {backend}")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    said = [output.outputs[0].token_ids for output in outputs]
-    assert said == oracle(family).greedy_all(PROMPTS, 8, said)
+    token_ids = [output.outputs[0].token_ids for output in outputs]
+    assert token_ids == oracle(family).greedy_all(PROMPTS, 8, token_ids)
 
 
 def test_a_backend_of_another_device_is_refused_with_reasons(
@@ -85,8 +85,10 @@ def test_a_gpu_without_triton_is_refused_with_what_to_install(
     with pytest.raises(ConfigError, match="pip install triton") as caught:
         make_device(EngineConfig(model="m", device="cuda"))
     assert caught.value.param == "device"
-    plain = make_device(EngineConfig(model="m", device="cuda", cpu_kernels=False)).kernels
-    assert (plain.name, plain.device.type) == ("reference", "cuda")
+    baseline_kernels = make_device(
+        EngineConfig(model="m", device="cuda", cpu_kernels=False)
+    ).kernels
+    assert (baseline_kernels.name, baseline_kernels.device.type) == ("reference", "cuda")
 
 
 def test_auto_says_that_it_leaves_a_gpu_idle_for_want_of_triton(

@@ -27,11 +27,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.setenv("QUIRE_PLUGINS", "plain_attention")
-    before, tried = dict(BACKENDS), dict(PRIORITY)
+    initial, tried = dict(BACKENDS), dict(PRIORITY)
     yield
-    for kept, known in ((BACKENDS, before), (PRIORITY, tried)):
-        kept.clear()
-        kept.update(known)
+    for registry, initial_entries in ((BACKENDS, initial), (PRIORITY, tried)):
+        registry.clear()
+        registry.update(initial_entries)
     sys.modules.pop("quire_plain_attention", None)
 
 

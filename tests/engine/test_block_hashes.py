@@ -24,12 +24,12 @@ def hashes(*content: ContentKey, scope: bytes = b"") -> list[bytes]:
 
 
 def common(one: list[bytes], other: list[bytes]) -> list[bool]:
-    return [left == right for left, right in zip(one, other, strict=True)]
+    return [ours == right for ours, right in zip(one, other, strict=True)]
 
 
 def test_blocks_before_an_image_are_told_by_their_tokens_and_all_after_it_by_the_image() -> None:
-    plain, cat, dog = hashes(), hashes(image("cat", 9)), hashes(image("dog", 9))
-    assert common(plain, cat) == common(cat, dog) == [True, True, False, False, False]
+    baseline_hashes, cat, dog = hashes(), hashes(image("cat", 9)), hashes(image("dog", 9))
+    assert common(baseline_hashes, cat) == common(cat, dog) == [True, True, False, False, False]
     assert common(cat, hashes(image("cat", 9))) == [True] * 5
 
 

@@ -29,7 +29,7 @@ class Mirror:
     blocks: dict[int, tuple[int, bool, str, frozenset[str]]] = field(default_factory=dict)
     evicted: int = 0
 
-    def take(self, frame: KVMapFrame) -> None:
+    def apply(self, frame: KVMapFrame) -> None:
         if frame.whole:
             self.blocks.clear()
         self.evicted += frame.evicted
@@ -63,14 +63,14 @@ def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
 
 
 def test_frames_add_up_to_the_pool_whatever_happens() -> None:
-    made, rng = make_map(), random.Random(5)
+    kv_map, rng = make_map(), random.Random(5)
     driver, mirror = Driver(num_blocks=40, token_budget=30), Mirror()
     alive = []
     prompts = [[rng.randrange(9) for _ in range(rng.randrange(4, 30))] for _ in range(6)]
-    made.watch(b"1")
+    kv_map.watch(b"1")
     for turn in range(120):
         if turn == 60:
-            made.watch(b"2")  # somebody else comes
+            kv_map.watch(b"2")  # somebody else comes
         if rng.random() < 0.4:
             tenant = rng.choice("ab")
             alive.append(
@@ -80,10 +80,10 @@ def test_frames_add_up_to_the_pool_whatever_happens() -> None:
             driver.step()
         if alive and rng.random() < 0.3:
             driver.scheduler.finish(alive.pop(rng.randrange(len(alive))), "abort")
-        frame = made.frame(driver.scheduler)
+        frame = kv_map.frame(driver.scheduler)
         assert frame.whole == (turn in (0, 60))
         assert frame.number == turn + 1 - 60 * (turn >= 60)
-        mirror.take(frame)
+        mirror.apply(frame)
         for tenant in frame.tenants:
             used = [b for b in mirror.blocks.values() if b[0] and b[2] == tenant.name]
             assert len(used) == tenant.used
@@ -93,14 +93,14 @@ def test_frames_add_up_to_the_pool_whatever_happens() -> None:
 
 
 def test_a_shared_block_names_all_who_use_it() -> None:
-    made, driver = make_map(), Driver(num_blocks=20)
-    made.watch(b"1")
-    made.frame(driver.scheduler)
+    kv_map, driver = make_map(), Driver(num_blocks=20)
+    kv_map.watch(b"1")
+    kv_map.frame(driver.scheduler)
     first = driver.add(list(range(9)))
     driver.step()
     driver.add(list(range(9)))
     driver.step()
-    frame = made.frame(driver.scheduler)
+    frame = kv_map.frame(driver.scheduler)
     shared = {s.block_id: s for s in frame.blocks}[driver.table(first)[0]]
     assert shared.refs == 2
     assert sorted(frame.words[user] for user in shared.users) == ["r0", "r1"]
@@ -108,16 +108,16 @@ def test_a_shared_block_names_all_who_use_it() -> None:
 
 
 def test_a_pool_that_nobody_watches_notes_nothing() -> None:
-    made, driver = make_map(), Driver(num_blocks=20)
+    kv_map, driver = make_map(), Driver(num_blocks=20)
     driver.add(list(range(9)))
     driver.step()
-    made.publish_if_due(driver.scheduler)
+    kv_map.publish_if_due(driver.scheduler)
     assert driver.scheduler.kv.pool.changed_block_ids is None
-    made.watch(b"1")
-    made.frame(driver.scheduler)
+    kv_map.watch(b"1")
+    kv_map.frame(driver.scheduler)
     assert driver.scheduler.kv.pool.changed_block_ids is not None
-    made.watch(b"")
-    made.publish_if_due(driver.scheduler)
+    kv_map.watch(b"")
+    kv_map.publish_if_due(driver.scheduler)
     assert driver.scheduler.kv.pool.changed_block_ids is None
 
 
@@ -170,7 +170,7 @@ def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: F
         names: list[str] = []
         while not seen and time.monotonic() < deadline:
             gateway.redis.expire(watch_key("r1", prefix), WATCH_TTL_S)
-            if all(gateway.ended(name) for name in names):
+            if all(gateway.is_finished(name) for name in names):
                 # One alone can be over between two frames, again and again.
                 names += [f"seen{len(names) + number}" for number in range(20)]
                 for name in names[-20:]:
@@ -179,7 +179,7 @@ def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: F
             message = channel.get_message(timeout=0.1)
             if message is not None:
                 frames.append(decode_frame(message["data"]))
-                mirror.take(frames[-1])
+                mirror.apply(frames[-1])
                 seen = {user for state in mirror.blocks.values() for user in state[3]}
         gateway.finish(*names)
         assert frames[0].whole

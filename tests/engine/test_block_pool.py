@@ -27,9 +27,9 @@ def test_free_list_refuses_a_block_that_is_in_it_or_not_in_it() -> None:
     free = FreeBlockQueue(blocks)
     with pytest.raises(RuntimeError, match="already"):
         free.append(blocks[0])
-    [taken] = free.pop(1)
+    [popped] = free.pop(1)
     with pytest.raises(RuntimeError, match="not in"):
-        free.remove(taken)
+        free.remove(popped)
 
 
 def test_several_are_taken_from_the_head() -> None:
@@ -73,11 +73,11 @@ def test_touching_a_free_cached_block_saves_it_from_eviction() -> None:
     first = pool.get_new_blocks(1)
     pool.cache_block(first[0], b"h")
     pool.free_blocks(first)
-    found = pool.get_cached_block(b"h")
-    assert found is first[0]
-    pool.touch([found])
+    cached_block = pool.get_cached_block(b"h")
+    assert cached_block is first[0]
+    pool.touch([cached_block])
     assert ids(pool.get_new_blocks(1)) == [1]
-    assert pool.get_cached_block(b"h") is found
+    assert pool.get_cached_block(b"h") is cached_block
 
 
 def test_allocating_a_cached_free_block_evicts_its_content() -> None:

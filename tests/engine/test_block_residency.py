@@ -28,11 +28,11 @@ def test_a_block_that_is_hit_and_then_evicted() -> None:
     pool.free_blocks([followed])
     clock.now = 100.0
     pool.get_new_blocks(SAMPLE_EVERY)
-    found = pool.residency.histograms.by_name
-    assert found["kv_block_reuse_gap_seconds"].total == 15.0
-    assert found["kv_block_lifetime_seconds"].total == 100.0
-    assert found["kv_block_idle_before_evict_seconds"].total == 60.0
-    assert all(sum(histogram.counts) == 1 for histogram in found.values())
+    histograms = pool.residency.histograms.by_name
+    assert histograms["kv_block_reuse_gap_seconds"].total == 15.0
+    assert histograms["kv_block_lifetime_seconds"].total == 100.0
+    assert histograms["kv_block_idle_before_evict_seconds"].total == 60.0
+    assert all(sum(histogram.counts) == 1 for histogram in histograms.values())
 
 
 def test_a_block_that_held_nothing_findable_was_not_evicted() -> None:

@@ -27,7 +27,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "fs"
 
 
-def put(folder: Path, **files: object) -> None:
+def write_cgroup(folder: Path, **files: object) -> None:
     """Files of a group, their dots written as two underscores."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in files.items():
@@ -35,15 +35,17 @@ def put(folder: Path, **files: object) -> None:
 
 
 def test_without_limits_there_are_none(root: Path) -> None:
-    put(root, memory__max="max", memory__current=5, cpu__max="max 100000")
+    write_cgroup(root, memory__max="max", memory__current=5, cpu__max="max 100000")
     assert cgroup.available_cgroup_memory() is None
     assert cgroup.cpu_quota() is None
     assert cgroup.num_usable_cpus(7) == 7
 
 
 def test_the_tightest_group_on_the_way_counts(root: Path) -> None:
-    put(root / "a", memory__max=2 * GIB, memory__current=GIB, cpu__max="150000 100000")
-    put(root / "a" / "b", memory__max=8 * GIB, memory__current=GIB, cpu__max="400000 100000")
+    write_cgroup(root / "a", memory__max=2 * GIB, memory__current=GIB, cpu__max="150000 100000")
+    write_cgroup(
+        root / "a" / "b", memory__max=8 * GIB, memory__current=GIB, cpu__max="400000 100000"
+    )
     assert cgroup.available_cgroup_memory() == GIB
     assert cgroup.cpu_quota() == 1.5
     assert [cgroup.num_usable_cpus(count) for count in (1, 2, 8)] == [1, 2, 2]
@@ -51,21 +53,23 @@ def test_the_tightest_group_on_the_way_counts(root: Path) -> None:
 
 def test_file_pages_can_be_dropped(root: Path) -> None:
     """A checkpoint that was read fills the group with pages that cost nobody anything."""
-    put(root, memory__max=4 * GIB, memory__current=4 * GIB)
-    put(root, memory__stat=f"anon {GIB}\nactive_file {GIB}\ninactive_file {2 * GIB}")
+    write_cgroup(root, memory__max=4 * GIB, memory__current=4 * GIB)
+    write_cgroup(root, memory__stat=f"anon {GIB}\nactive_file {GIB}\ninactive_file {2 * GIB}")
     assert cgroup.available_cgroup_memory() == 3 * GIB
 
 
 def test_a_group_that_is_full_has_nothing_left(root: Path) -> None:
-    put(root, memory__max=GIB, memory__current=2 * GIB)
+    write_cgroup(root, memory__max=GIB, memory__current=2 * GIB)
     assert cgroup.available_cgroup_memory() == 0
 
 
 def test_version_1(root: Path) -> None:
-    put(root / "memory" / "m", memory__limit_in_bytes=3 * GIB, memory__usage_in_bytes=2 * GIB)
-    put(root / "memory" / "m", memory__stat=f"total_inactive_file {GIB}\ninactive_file 7")
-    put(root / "cpu" / "c", cpu__cfs_quota_us=50000, cpu__cfs_period_us=100000)
-    put(root / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    write_cgroup(
+        root / "memory" / "m", memory__limit_in_bytes=3 * GIB, memory__usage_in_bytes=2 * GIB
+    )
+    write_cgroup(root / "memory" / "m", memory__stat=f"total_inactive_file {GIB}\ninactive_file 7")
+    write_cgroup(root / "cpu" / "c", cpu__cfs_quota_us=50000, cpu__cfs_period_us=100000)
+    write_cgroup(root / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
     assert cgroup.available_cgroup_memory() == 2 * GIB
     assert cgroup.cpu_quota() == 0.5
     assert cgroup.num_usable_cpus(4) == 1
@@ -73,19 +77,19 @@ def test_version_1(root: Path) -> None:
 
 def test_a_group_that_is_not_mounted_is_the_root(root: Path) -> None:
     (root.parent / "self").write_text("0::/docker/0123\n")
-    put(root, cpu__max="300000 100000")
+    write_cgroup(root, cpu__max="300000 100000")
     assert cgroup.cpu_quota() == 3.0
 
 
 def test_files_that_say_nothing_sensible_set_no_limit(root: Path) -> None:
-    put(root, cpu__max="0 0", memory__max="lots", memory__current="x")
+    write_cgroup(root, cpu__max="0 0", memory__max="lots", memory__current="x")
     assert cgroup.cpu_quota() is cgroup.available_cgroup_memory() is None
     (root.parent / "self").write_bytes(b"\xff\xfe")
     assert cgroup.cpu_quota() is None
 
 
 def test_the_kv_cache_stays_within_the_limit(root: Path) -> None:
-    put(root, memory__max=64 << 20, memory__current=0)
+    write_cgroup(root, memory__max=64 << 20, memory__current=0)
     assert memory.available_memory() == 64 << 20
     blocks = memory.num_cpu_blocks(EngineConfig(model="m", block_size=16), 1024, 10_000)
     assert blocks == (16 << 20) // (1024 * 16)
@@ -94,7 +98,7 @@ def test_the_kv_cache_stays_within_the_limit(root: Path) -> None:
 def test_threads_stay_within_the_quota_unless_told(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(root, cpu__max="200000 100000")
+    write_cgroup(root, cpu__max="200000 100000")
     monkeypatch.setattr(engine_threads, "_initial_count", 16)
     assert Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count == 2
     assert (
@@ -105,9 +109,12 @@ def test_threads_stay_within_the_quota_unless_told(
 def test_a_second_engine_starts_from_torchs_initial_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_threads, "_initial_count", None)
     monkeypatch.setattr(engine_threads, "num_usable_cpus", lambda count: count)
-    before = torch.get_num_threads()
+    initial_num_threads = torch.get_num_threads()
     try:
-        Threads(before + 3).use(ReferenceKernels())
-        assert Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count == before
+        Threads(initial_num_threads + 3).use(ReferenceKernels())
+        assert (
+            Threads.from_config(EngineConfig(model="m"), ReferenceKernels()).count
+            == initial_num_threads
+        )
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(initial_num_threads)

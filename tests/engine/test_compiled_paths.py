@@ -36,12 +36,12 @@ def test_layer_by_layer_and_in_one_call_give_the_same_tokens(
 ) -> None:
     one_call = make(model_folder(family))
     with layer_by_layer(), sampling_by_torch():
-        plain = make(model_folder(family))
+        baseline_llm = make(model_folder(family))
     assert is_compiled(one_call)
-    assert not is_compiled(plain)
-    said = run(one_call, PROMPTS)
-    assert said == run(plain, PROMPTS)
-    assert said == oracle(family).greedy_all(PROMPTS, OUTPUT, said)
+    assert not is_compiled(baseline_llm)
+    outputs = run(one_call, PROMPTS)
+    assert outputs == run(baseline_llm, PROMPTS)
+    assert outputs == oracle(family).greedy_all(PROMPTS, OUTPUT, outputs)
 
 
 def test_what_cannot_run_in_one_call_says_why(
@@ -128,8 +128,8 @@ def test_rounded_activations_keep_scores_and_a_row_apart_from_its_batch(
     scores = []
     for rounded in (True, False):
         llm = make(model_folder("llama"), dtype="bfloat16", round_activations=rounded)
-        alone = [run(llm, [prompt])[0] for prompt in PROMPTS[:3]]
-        assert run(llm, PROMPTS)[:3] == alone
+        isolated = [run(llm, [prompt])[0] for prompt in PROMPTS[:3]]
+        assert run(llm, PROMPTS)[:3] == isolated
         scores.append(top_scores(llm))
     for token in scores[0].keys() & scores[1].keys():
         assert scores[0][token] == pytest.approx(scores[1][token], abs=0.2)

@@ -40,15 +40,15 @@ def request(prompt: list[int], request_id: str = "r", **fields: Any) -> EngineRe
 
 
 def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
-    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    deltas_by_output: dict[tuple[str, int], list[TokenDelta]] = {}
     for _ in range(2000):
         if not core.has_work:
             break
         for delta in core.step():
-            found.setdefault((delta.request_id, delta.index), []).append(delta)
+            deltas_by_output.setdefault((delta.request_id, delta.index), []).append(delta)
     core.check_integrity()
     assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
-    return found
+    return deltas_by_output
 
 
 def tokens(deltas: list[TokenDelta]) -> list[int]:
@@ -172,15 +172,15 @@ def test_n_outputs_share_the_prompts_blocks(model_folder: Folder) -> None:
     assert all(table[:2] == tables[0][:2] for table in tables)
     used = core.capacity.num_blocks - core.scheduler.kv.pool.num_free_blocks
     assert used == 2 + 4 * (len(tables[0]) - 2)
-    found = finish(core)
-    assert {index for _, index in found} <= {0, 1, 2, 3}
+    outputs = finish(core)
+    assert {index for _, index in outputs} <= {0, 1, 2, 3}
 
 
 def test_seeds_give_the_same_tokens_alone_and_in_a_crowd(model_folder: Folder) -> None:
     core = make(model_folder)
     sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 11, "n": 2}
     core.add_request(request([5, 6, 7], "x", sampling=sampled))
-    alone = finish(core)
+    isolated_outputs = finish(core)
     for index in range(10):
         core.add_request(
             request([9, 8, index + 20], f"o{index}", sampling={"temperature": 1.5, "seed": index})
@@ -188,40 +188,40 @@ def test_seeds_give_the_same_tokens_alone_and_in_a_crowd(model_folder: Folder) -
     core.add_request(request([5, 6, 7], "x", sampling=sampled))
     crowd = finish(core)
     for index in (0, 1):
-        assert tokens(alone["x", index]) == tokens(crowd["x", index])
-    assert tokens(alone["x", 0]) != tokens(alone["x", 1])
+        assert tokens(isolated_outputs["x", index]) == tokens(crowd["x", index])
+    assert tokens(isolated_outputs["x", 0]) != tokens(isolated_outputs["x", 1])
 
 
 def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(model_folder: Folder) -> None:
     core = make(model_folder)
     sampled = {"temperature": 1.0, "seed": 11, "max_tokens": 20, "n": 2}
     core.add_request(request([5, 6, 7], "x", sampling=sampled))
-    whole = finish(core)
-    have = [tokens(whole["x", 0])[:9], tokens(whole["x", 1])[:4]]
+    full_outputs = finish(core)
+    have = [tokens(full_outputs["x", 0])[:9], tokens(full_outputs["x", 1])[:4]]
     core.add_request(request([5, 6, 7], "x", sampling=sampled, resume_token_ids=have))
     rest = finish(core)
     for index in (0, 1):
         assert rest["x", index][0].start == len(have[index])
-        assert have[index] + tokens(rest["x", index]) == tokens(whole["x", index])
+        assert have[index] + tokens(rest["x", index]) == tokens(full_outputs["x", index])
 
 
 def test_outputs_that_a_client_has_whole_are_not_generated_again(model_folder: Folder) -> None:
     core = make(model_folder)
     sampled = {"temperature": 1.0, "seed": 11, "n": 2}
     core.add_request(request([5, 6, 7], "x", sampling=sampled))
-    whole = finish(core)
+    full_outputs = finish(core)
     core.add_request(
         request(
             [5, 6, 7],
             "x",
             sampling=sampled,
-            resume_token_ids=[tokens(whole["x", 0]), []],
+            resume_token_ids=[tokens(full_outputs["x", 0]), []],
             skip_indices=[0],
         )
     )
     rest = finish(core)
     assert list(rest) == [("x", 1)]
-    assert tokens(rest["x", 1]) == tokens(whole["x", 1])
+    assert tokens(rest["x", 1]) == tokens(full_outputs["x", 1])
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
@@ -272,19 +272,19 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
     prompts = [[5, 6, 7], [8, 9, 10, 11], [12, 13]]
     for index, prompt in enumerate(prompts):
         core.add_request(request(prompt, f"ok{index}"))
-    alone = finish(core)
+    isolated_outputs = finish(core)
     for index, prompt in enumerate(prompts):
         core.add_request(request(prompt, f"ok{index}"))
     core.step()
     bad = core.add_request(request([20, 21], "bad"))
     poison(core, bad.sequences[0].seq_id, monkeypatch)
-    found = finish(core)
-    assert found["bad", 0][-1].finish_reason == "error"
-    assert found["bad", 0][-1].error is not None
-    assert "out of memory" in found["bad", 0][-1].error.message
+    outputs = finish(core)
+    assert outputs["bad", 0][-1].finish_reason == "error"
+    assert outputs["bad", 0][-1].error is not None
+    assert "out of memory" in outputs["bad", 0][-1].error.message
     for index in range(3):
-        expected = tokens(alone[f"ok{index}", 0])
-        assert tokens(found[f"ok{index}", 0]) == expected[1:]
+        expected = tokens(isolated_outputs[f"ok{index}", 0])
+        assert tokens(outputs[f"ok{index}", 0]) == expected[1:]
 
 
 def test_fault_27_a_request_that_breaks_a_later_step_of_its_prompt_fails_alone(
@@ -304,9 +304,9 @@ def test_fault_27_a_request_that_breaks_a_later_step_of_its_prompt_fails_alone(
         return execute(plan)
 
     monkeypatch.setattr(core.executor, "execute", failing)
-    found = finish(core)
-    assert found["bad", 0][-1].finish_reason == "error"
-    assert found["ok", 0][-1].finish_reason == "length"
+    outputs = finish(core)
+    assert outputs["bad", 0][-1].finish_reason == "error"
+    assert outputs["ok", 0][-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -320,13 +320,13 @@ def test_steps_of_an_isolated_request_are_begun_beside_no_other(
     core.step()
     core.add_request(request(list(range(10, 50)), "lone", isolated=True))
     core.add_request(request([8, 9], "behind"))
-    found = finish(core)
-    with_it = [held for held in heard if "lone" in held]
+    outputs = finish(core)
+    with_it = [ids for ids in heard if "lone" in ids]
     assert with_it[:3] == [{"lone"}] * 3, "its prompt's three steps"
     assert {"lone", "before"} <= set.union(*with_it[3:])
     calm = make(model_folder, max_num_batched_tokens=16)
     calm.add_request(request(list(range(10, 50)), "lone"))
-    assert tokens(found["lone", 0]) == tokens(finish(calm)["lone", 0])
+    assert tokens(outputs["lone", 0]) == tokens(finish(calm)["lone", 0])
 
 
 def test_the_last_delta_carries_the_flight_record(model_folder: Folder) -> None:
@@ -400,9 +400,11 @@ def test_what_ended_is_gone_before_the_collector_looks(
 
     def alive() -> list[object]:
         # By type: what a dead weak proxy would answer for its object is an error.
-        return [each for each in gc.get_objects() if issubclass(type(each), Request | Sequence)]
+        return [
+            tracked for tracked in gc.get_objects() if issubclass(type(tracked), Request | Sequence)
+        ]
 
-    before = alive()
+    initial_alive = alive()
     gc.disable()
     try:
         core.add_request(request([3, 4, 5], "whole", sampling=sampling))
@@ -410,10 +412,14 @@ def test_what_ended_is_gone_before_the_collector_looks(
         core.step()
         core.abort("aborted")
         finish(core)
-        left = alive()
+        remaining_alive = alive()
     finally:
         gc.enable()
-    assert [each for each in left if not any(each is other for other in before)] == []
+    assert [
+        request
+        for request in remaining_alive
+        if not any(request is other for other in initial_alive)
+    ] == []
 
 
 def test_totals_count_what_ran(model_folder: Folder) -> None:
@@ -470,12 +476,12 @@ def test_a_limit_that_shrinks_under_a_running_request_ends_it_with_a_typed_error
     core.add_request(request([5] * 40, "long", sampling={"max_tokens": 100}))
     core.step()
     core.add_request(request([6], "short", kv_max_fraction=0.25))
-    found = finish(core)
-    last = found["long", 0][-1]
+    outputs = finish(core)
+    last = outputs["long", 0][-1]
     assert last.finish_reason == "error"
     assert last.error is not None
     assert last.error.code == KVPoolTooSmall("").code
-    assert found["short", 0][-1].finish_reason == "length"
+    assert outputs["short", 0][-1].finish_reason == "length"
 
 
 def test_histograms_tell_of_every_output_and_step(model_folder: Folder) -> None:
@@ -496,4 +502,4 @@ def test_what_never_began_is_in_no_histogram(model_folder: Folder) -> None:
     core = make(model_folder)
     core.add_request(request([1, 2, 3, 4]))
     core.abort("r")
-    assert not any(sum(found.counts) for found in core.snapshot().histograms.values())
+    assert not any(sum(histogram.counts) for histogram in core.snapshot().histograms.values())

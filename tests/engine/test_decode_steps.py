@@ -27,19 +27,19 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def compiled_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each step, whether it ran in one call."""
-    found: list[bool] = []
+    matches: list[bool] = []
     inner = CompiledStepRunner.run
 
     def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.seq_ids:
-            found.append(result is not None)
+            matches.append(result is not None)
         return result
 
     monkeypatch.setattr(CompiledStepRunner, "run", spy)
-    return found
+    return matches
 
 
 def outputs(llm: LLM, params: list[SamplingParams]) -> list[list[int]]:
@@ -53,16 +53,16 @@ def sampling(**options: object) -> SamplingParams:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_all_steps_but_the_prompts_run_in_one_call(
-    family: str, model_folder: Folder, oracle: Callable[[str], Oracle], taken: list[bool]
+    family: str, model_folder: Folder, oracle: Callable[[str], Oracle], compiled_steps: list[bool]
 ) -> None:
-    said = run(make(model_folder(family)), PROMPTS)
-    assert said == oracle(family).greedy_all(PROMPTS, OUTPUT, said)
-    assert sum(taken) >= OUTPUT - 1
-    assert not taken[0]
-    steps = len(taken)
+    outputs = run(make(model_folder(family)), PROMPTS)
+    assert outputs == oracle(family).greedy_all(PROMPTS, OUTPUT, outputs)
+    assert sum(compiled_steps) >= OUTPUT - 1
+    assert not compiled_steps[0]
+    steps = len(compiled_steps)
     with without_compiled_steps():
-        assert run(make(model_folder(family)), PROMPTS) == said
-    assert len(taken) == steps
+        assert run(make(model_folder(family)), PROMPTS) == outputs
+    assert len(compiled_steps) == steps
 
 
 MIXED = [
@@ -73,13 +73,13 @@ MIXED = [
 ]
 
 
-def test_draws_are_the_same(model_folder: Folder, taken: list[bool]) -> None:
+def test_draws_are_the_same(model_folder: Folder, compiled_steps: list[bool]) -> None:
     folder = model_folder("llama")
     with without_compiled_steps():
         expected = outputs(make(folder), MIXED)
-    assert not taken
+    assert not compiled_steps
     assert outputs(make(folder), MIXED) == expected
-    assert any(taken)
+    assert any(compiled_steps)
 
 
 WISHES: list[dict[str, object]] = [
@@ -110,18 +110,18 @@ def scored(llm: LLM, params: list[SamplingParams]) -> list[object]:
 
 @pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(wish))
 def test_one_unusual_sequence_leaves_the_others_in_the_call(
-    wish: dict[str, object], model_folder: Folder, taken: list[bool]
+    wish: dict[str, object], model_folder: Folder, compiled_steps: list[bool]
 ) -> None:
     folder = model_folder("llama")
     params = [*MIXED, sampling(seed=9, **wish), sampling(**wish, max_tokens=4)]
     with without_compiled_steps():
         expected = scored(make(folder), params)
-    assert not taken
+    assert not compiled_steps
     assert scored(make(folder), params) == expected
     # The prompts fill the first steps; from then on nothing leaves the call, unless a beam that
     # goes on from another one computes its last block anew.
-    assert all(taken[taken.index(True) :]) != ("use_beam_search" in wish)
-    assert sum(taken) >= OUTPUT - 1 or "use_beam_search" in wish
+    assert all(compiled_steps[compiled_steps.index(True) :]) != ("use_beam_search" in wish)
+    assert sum(compiled_steps) >= OUTPUT - 1 or "use_beam_search" in wish
 
 
 def test_only_what_asks_python_leaves_the_call(
@@ -137,7 +137,7 @@ def test_only_what_asks_python_leaves_the_call(
     monkeypatch.setattr(Sampler, "sample", spy)
     llm = make(model_folder("llama"))
     wish = sampling(logits_processors=[lambda output, logits: logits], max_tokens=5)
-    outputs(llm, [wish, *(sampling(**each) for each in CHOSEN_IN_THE_CALL)])
+    outputs(llm, [wish, *(sampling(**options) for options in CHOSEN_IN_THE_CALL)])
     # The prompts' step; then the one that asks Python, until it ends.
     count = 1 + len(CHOSEN_IN_THE_CALL)
     assert sum(seen) == 4 + count
@@ -149,30 +149,34 @@ def test_the_sampler_is_plain_where_python_is_not_asked() -> None:
     asks = ("use_beam_search", "logits_processors", "logprob_token_ids")
     for wish in (*WISHES, {"logprob_token_ids": [5]}):
         state = RequestSamplingState(sampling(**wish), [5, 6], [], 0)
-        assert sampler.can_use_kernels(state) != any(each in wish for each in asks), wish
+        assert sampler.can_use_kernels(state) != any(option in wish for option in asks), wish
     assert not Sampler([2]).can_use_kernels(RequestSamplingState(sampling(), [5], [], 0))
-    alone = sampler.step_choice([RequestSamplingState(sampling(logit_bias={}), [5], [], 0)], VOCAB)
-    assert alone is None
+    isolated_step_choice = sampler.step_choice(
+        [RequestSamplingState(sampling(logit_bias={}), [5], [], 0)], VOCAB
+    )
+    assert isolated_step_choice is None
 
 
-def test_tokens_are_the_same_under_preemption(model_folder: Folder, taken: list[bool]) -> None:
+def test_tokens_are_the_same_under_preemption(
+    model_folder: Folder, compiled_steps: list[bool]
+) -> None:
     folder = model_folder("llama")
     llm = make(folder, num_gpu_blocks_override=12, block_size=8, max_model_len=64)
     prompts = [prompt[:24] for prompt in PROMPTS]
     with without_compiled_steps():
         expected = run(make(folder), prompts)
     assert run(llm, prompts) == expected
-    assert any(taken)
+    assert any(compiled_steps)
     assert llm.core.stats.num_preemptions_total or llm.core.snapshot().num_preemptions_total
 
 
 def test_a_larger_step_runs_part_by_part(
-    model_folder: Folder, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    model_folder: Folder, compiled_steps: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = model_folder("llama")
     expected = run(make(folder), PROMPTS)
-    taken.clear()
+    compiled_steps.clear()
     llm = make(folder)
     monkeypatch.setattr(llm.core.executor.worker._runner._compiled_step, "_max_rows", 3)
     assert run(llm, PROMPTS) == expected
-    assert not any(taken)
+    assert not any(compiled_steps)

@@ -40,10 +40,10 @@ def run_one(core: EngineCore) -> None:
 
 
 def test_threads_end_with_the_executor(model_folder: Folder) -> None:
-    before = set(threading.enumerate())
+    initial = set(threading.enumerate())
     core = EngineCore(make_config(model_folder))
     run_one(core)
-    (thread,) = [each for each in set(threading.enumerate()) - before if each.name == "steps"]
+    (thread,) = [path for path in set(threading.enumerate()) - initial if path.name == "steps"]
     core.check_health()
     core.shutdown()
     thread.join(30)

@@ -36,9 +36,9 @@ class Simulation:
             self.now += 1
 
     def _arrive(self) -> None:
-        for tenant, wanted in self.demand.items():
+        for tenant, num_wanted_requests in self.demand.items():
             queued = sum(s.request.message.tenant == tenant for s in self._live)
-            for _ in range(wanted - queued):
+            for _ in range(num_wanted_requests - queued):
                 prompt = [self._rng.randrange(100) for _ in range(PROMPT)]
                 weight = self.weights.get(tenant, 1.0)
                 sequence = self.driver.add(prompt, tenant=tenant, weight=weight)
@@ -89,18 +89,18 @@ def test_service_follows_the_weights(weight: float) -> None:
 def test_an_idle_share_goes_to_whoever_is_there() -> None:
     shared = Simulation({"busy": 20, "idle": 0})
     shared.run(500)
-    alone = Simulation({"busy": 20})
-    alone.run(500)
-    assert shared.service["busy"] == alone.service["busy"]
+    isolated_simulation = Simulation({"busy": 20})
+    isolated_simulation.run(500)
+    assert shared.service["busy"] == isolated_simulation.service["busy"]
 
 
 def test_nobody_saves_up_service_while_away() -> None:
     simulation = Simulation({"steady": 10, "sleeper": 0})
     simulation.run(1000)
     simulation.demand["sleeper"] = 10
-    before = dict(simulation.service)
+    initial = dict(simulation.service)
     simulation.run(500)
-    got = {name: simulation.service[name] - before[name] for name in before}
+    got = {name: simulation.service[name] - initial[name] for name in initial}
     # The sleeper gets its share from now on, not the thousand steps that it slept.
     assert abs(got["sleeper"] - got["steady"]) <= BOUND
 
@@ -131,17 +131,17 @@ def test_a_tenant_that_is_forgotten_begins_where_the_others_are() -> None:
     now = 0.0
     queue = FairQueue(clock=lambda: now)
     driver = Driver(num_blocks=50)
-    away, there = (
+    away, local = (
         driver.add([number], tenant=name) for number, name in enumerate(("away", "there"))
     )
     queue.charge_prompt(away, 500)
     for _ in range(3):
-        queue.push(there)
-        queue.pop(there)
-        queue.charge_prompt(there, 100)
+        queue.push(local)
+        queue.pop(local)
+        queue.charge_prompt(local, 100)
         now += FORGET_AFTER_S
     assert "away" not in queue.counters
-    queue.push(there)
+    queue.push(local)
     queue.push(away)
     assert queue.counters["away"] == queue.counters["there"]
 
@@ -171,16 +171,16 @@ def test_priority_comes_before_shares() -> None:
 def test_requests_that_ended_while_they_waited_are_skipped() -> None:
     driver = Driver(num_blocks=50)
     gone = [driver.add([1], tenant="a") for _ in range(5)]
-    kept = driver.add([2], tenant="b")
+    retained_sequence = driver.add([2], tenant="b")
     for sequence in gone:
         driver.scheduler.finish(sequence, "abort")
     queue = driver.scheduler.waiting
     assert isinstance(queue, FairQueue)
     assert len(queue) == 1
-    assert driver.step().seq_ids == [kept.seq_id]
+    assert driver.step().seq_ids == [retained_sequence.seq_id]
     assert queue.peek() is None
     with pytest.raises(RuntimeError):
-        queue.pop(kept)
+        queue.pop(retained_sequence)
 
 
 def test_many_idle_tenants_leave_no_lines_behind() -> None:

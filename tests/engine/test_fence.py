@@ -51,8 +51,8 @@ class Sleeper:
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(redis_url) as made:
-        yield made
+    with redis.Redis.from_url(redis_url) as client:
+        yield client
 
 
 @pytest.fixture

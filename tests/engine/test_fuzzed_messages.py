@@ -66,9 +66,9 @@ MESSAGES: list[tuple[Decode, msgspec.Struct]] = [
 TURNS = 1500
 
 
-def spoiled(whole: bytes, rng: random.Random) -> bytes:
+def spoiled(full: bytes, rng: random.Random) -> bytes:
     """Cut, lengthened, with bytes changed, or with a piece of itself in another place."""
-    data, way = bytearray(whole), rng.randrange(4)
+    data, way = bytearray(full), rng.randrange(4)
     if way == 0:
         del data[rng.randrange(len(data)) :]
     elif way == 1:
@@ -96,16 +96,16 @@ def read(decode: Decode, data: bytes) -> Any:
 def test_bytes_changed_anywhere_are_refused_or_read_whole(
     decode: Decode, message: msgspec.Struct
 ) -> None:
-    whole = protocol.encode(message)
-    assert decode(whole) == message
+    full_token_ids = protocol.encode(message)
+    assert decode(full_token_ids) == message
     rng, refused = random.Random(3), 0
     for _ in range(TURNS):
-        found = read(decode, spoiled(whole, rng))
-        if found is None:
+        decoded = read(decode, spoiled(full_token_ids, rng))
+        if decoded is None:
             refused += 1
         else:  # all of its fields are of their types: it can be sent on
-            again = decode(protocol.encode(found))
-            assert protocol.encode(again) == protocol.encode(found)
+            again = decode(protocol.encode(decoded))
+            assert protocol.encode(again) == protocol.encode(decoded)
     assert TURNS * 0.3 < refused < TURNS
 
 
@@ -113,19 +113,24 @@ def test_what_nests_without_an_end_is_refused() -> None:
     """A field that nobody knows is skipped, however deep it is."""
     deep = []
     for decode, message in (MESSAGES[1], MESSAGES[3], MESSAGES[5]):
-        whole = bytearray(protocol.encode(message))
-        assert whole[0] >> 4 == 0b1000  # a map of up to fifteen fields
-        whole[0] += 1
-        assert read(decode, bytes(whole) + b"\xa3odd" + b"\x91" * 10 + b"\xc0") == message
-        deep.append(read(decode, bytes(whole) + b"\xa3odd" + b"\x91" * 100_000 + b"\xc0"))
+        full = bytearray(protocol.encode(message))
+        assert full[0] >> 4 == 0b1000  # a map of up to fifteen fields
+        full[0] += 1
+        assert read(decode, bytes(full) + b"\xa3odd" + b"\x91" * 10 + b"\xc0") == message
+        deep.append(read(decode, bytes(full) + b"\xa3odd" + b"\x91" * 100_000 + b"\xc0"))
     assert deep == [None] * 3
 
 
 def test_promised_sizes_take_no_memory() -> None:
     """A list of 2^32 tokens that isn't there is refused before room is made for it."""
     for _, message in MESSAGES[:1]:
-        whole = protocol.encode(message)
-        at = whole.index(b"prompt_token_ids") + len(b"prompt_token_ids")
+        full_token_ids = protocol.encode(message)
+        offset = full_token_ids.index(b"prompt_token_ids") + len(b"prompt_token_ids")
         for count in (1 << 20, (1 << 32) - 1):
-            data = whole[:at] + b"\xdd" + count.to_bytes(4, "big") + whole[at + 1 :]
+            data = (
+                full_token_ids[:offset]
+                + b"\xdd"
+                + count.to_bytes(4, "big")
+                + full_token_ids[offset + 1 :]
+            )
             assert read(protocol.decode_inbox, data) is None

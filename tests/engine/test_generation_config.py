@@ -30,8 +30,8 @@ def test_the_tokenizers_eos_ends_a_chat_whose_config_names_another(tmp_path: Pat
 
 
 def test_defaults_out_of_range_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    found = sampling_defaults({"temperature": 0.6, "top_p": 7, "top_k": 20, "do_sample": True})
-    assert found == {"temperature": 0.6, "top_k": 20}
+    defaults = sampling_defaults({"temperature": 0.6, "top_p": 7, "top_k": 20, "do_sample": True})
+    assert defaults == {"temperature": 0.6, "top_k": 20}
     assert "top_p" in caplog.text
 
 
@@ -48,8 +48,8 @@ def test_defaults_apply_to_requests_that_bring_none(tmp_path: Path) -> None:
     assert LLM(str(folder), **settings).get_default_sampling_params() == SamplingParams(
         temperature=0.25, top_k=3
     )
-    plain = LLM(str(folder), generation_config="vllm", **settings)
-    assert plain.get_default_sampling_params() == SamplingParams()
+    baseline_llm = LLM(str(folder), generation_config="vllm", **settings)
+    assert baseline_llm.get_default_sampling_params() == SamplingParams()
 
 
 def test_an_operators_values_replace_the_models(tmp_path: Path) -> None:
@@ -62,24 +62,24 @@ def test_an_operators_values_replace_the_models(tmp_path: Path) -> None:
         "max_model_len": 64,
         "override_generation_config": {"temperature": 0.5, "eos_token_id": [7, 8]},
     }
-    made = LLM(str(folder), **settings)
-    assert made.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=3)
-    ends = made.core.executor.worker.loaded.eos_token_ids  # type: ignore[attr-defined]
+    llm = LLM(str(folder), **settings)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=3)
+    ends = llm.core.executor.worker.loaded.eos_token_ids  # type: ignore[attr-defined]
     assert ends[:2] == (7, 8)
     assert 9 not in ends
-    alone = LLM(str(folder), generation_config="vllm", **settings)
-    assert alone.get_default_sampling_params() == SamplingParams(temperature=0.5)
+    isolated_llm = LLM(str(folder), generation_config="vllm", **settings)
+    assert isolated_llm.get_default_sampling_params() == SamplingParams(temperature=0.5)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [{"temperature": -1}, {"top_p": "x"}, {"max_new_tokens": 5}, {"eos_token_id": "x"}, {"x": 1}],
 )
-def test_an_operators_values_are_checked(given: dict[str, Any]) -> None:
+def test_an_operators_values_are_checked(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as refusal:
-        EngineConfig(model="m", override_generation_config=given)
+        EngineConfig(model="m", override_generation_config=values)
     assert refusal.value.param == "override_generation_config"
-    assert next(iter(given)) in refusal.value.message
+    assert next(iter(values)) in refusal.value.message
 
 
 def test_a_folder_with_tokenizer_json_is_used_as_it_is(

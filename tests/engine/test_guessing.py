@@ -56,10 +56,10 @@ def test_fault_50_a_right_guess_looks_like_a_wrong_one(windows: tuple[int, ...])
     seen = []
     for guess in guesses:
         driver = replica(windows)
-        before = driver.scheduler.kv.num_hit_tokens
-        looks = [run(driver, guess(number), "attacker") for number in reversed(range(SECRETS))]
+        initial_num_hit_tokens = driver.scheduler.kv.num_hit_tokens
+        probes = [run(driver, guess(number), "attacker") for number in reversed(range(SECRETS))]
         # The public totals, too.
-        seen.append((looks, driver.scheduler.kv.num_hit_tokens - before))
+        seen.append((probes, driver.scheduler.kv.num_hit_tokens - initial_num_hit_tokens))
     assert seen[0] == seen[1]
     assert seen[0][1] == 0
 
@@ -67,9 +67,14 @@ def test_fault_50_a_right_guess_looks_like_a_wrong_one(windows: tuple[int, ...])
 def test_fault_50_the_same_guess_in_ones_own_namespace_is_seen() -> None:
     """The measure above can tell a hit: without namespaces it does."""
     driver = replica(())
-    own, others = (run(driver, secret(SECRETS - 1), tenant) for tenant in ("victim", "attacker"))
-    assert own[0]["num_cached_tokens"] > 0
-    assert len(own[1]) < len(others[1]) or own[1] != others[1]
+    victim_outputs, attacker_outputs = (
+        run(driver, secret(SECRETS - 1), tenant) for tenant in ("victim", "attacker")
+    )
+    assert victim_outputs[0]["num_cached_tokens"] > 0
+    assert (
+        len(victim_outputs[1]) < len(attacker_outputs[1])
+        or victim_outputs[1] != attacker_outputs[1]
+    )
 
 
 def test_fault_50_the_memory_of_cold_prompts_is_by_namespace() -> None:

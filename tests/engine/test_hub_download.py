@@ -69,9 +69,9 @@ def test_a_download_that_broke_goes_on_where_it_stopped(tmp_path: Path) -> None:
         ranges = [range for _, path, range in hub.asked if path.endswith(".safetensors") and range]
     assert ranges, hub.asked
     assert all(int(range.removeprefix("bytes=").rstrip("-")) >= MIB for range in ranges)
-    found, told = done.stdout.splitlines()
-    assert (Path(found) / "model.safetensors").read_bytes() == weights
-    phase, read, total = told.split()
+    result, text = done.stdout.splitlines()
+    assert (Path(result) / "model.safetensors").read_bytes() == weights
+    phase, read, total = text.split()
     assert phase == "downloading"
     assert read == total == str(len(weights) + 2)
 

@@ -255,7 +255,7 @@ def test_several_windows_are_searched_until_they_agree() -> None:
 def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
     hybrid = make_coordinator(make_kv_cache_config((0, 64), 2, LONG), 10, 1)
     sliding = make_coordinator(make_kv_cache_config((65,), 1, LONG), 10, 1)
-    for kv, most in ((hybrid, 1), (sliding, 17)):
+    for kv, max_calls in ((hybrid, 1), (sliding, 17)):
         calls = 0
         lookup = kv.pool.get_cached_block
 
@@ -266,4 +266,4 @@ def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
 
         kv.pool.get_cached_block = counting  # type: ignore[assignment,method-assign]
         assert kv.get_computed_blocks(uncached(1024)).num_tokens == 0
-        assert calls <= most
+        assert calls <= max_calls

@@ -39,20 +39,20 @@ def name_of(message: Any) -> str:
     return f"{'-' if isinstance(message, AbortRequest) else ''}{message.request_id}"
 
 
-def taken(intake: TenantInbox, most: int = 1000) -> list[str]:
-    found: list[str] = []
-    while len(found) < most and not intake.empty():
-        found.append(intake.get_nowait()[0].decode())
-    return found
+def pop_ids(intake: TenantInbox, max_requests: int = 1000) -> list[str]:
+    texts: list[str] = []
+    while len(texts) < max_requests and not intake.empty():
+        texts.append(intake.get_nowait()[0].decode())
+    return texts
 
 
 def test_fault_51_hundreds_of_one_tenants_requests_are_one_turn_to_another() -> None:
     flood = [request(f"a{number}", "a") for number in range(300)]
     intake = intake_of(*flood[:200], request("b0", "b"), request("b1", "b"), *flood[200:])
-    assert taken(intake, 5) == ["a0", "b0", "a1", "b1", "a2"]
+    assert pop_ids(intake, 5) == ["a0", "b0", "a1", "b1", "a2"]
     intake.put((b"c0", request("c0", "c")))
-    assert taken(intake, 3) == ["a3", "c0", "a4"]
-    assert taken(intake) == [f"a{number}" for number in range(5, 300)]
+    assert pop_ids(intake, 3) == ["a3", "c0", "a4"]
+    assert pop_ids(intake) == [f"a{number}" for number in range(5, 300)]
     assert intake._queued_by_id == {}
 
 
@@ -61,24 +61,24 @@ def test_the_more_urgent_of_a_tenants_come_first() -> None:
         request("batch0", "a", 10), request("batch1", "a", 10), request("a0", "a"),
         request("b0", "b"), request("urgent", "a", -1),
     )  # fmt: skip
-    assert taken(intake) == ["urgent", "b0", "a0", "batch0", "batch1"]
+    assert pop_ids(intake) == ["urgent", "b0", "a0", "batch0", "batch1"]
 
 
 def test_an_abort_comes_behind_its_request_or_at_once() -> None:
     intake = intake_of(*(request(f"a{number}", "a") for number in range(4)), request("b0", "b"))
-    assert taken(intake, 1) == ["a0"]
+    assert pop_ids(intake, 1) == ["a0"]
     for name in ("a2", "b0", "a0", "nobody"):
         intake.put((f"-{name}".encode(), abort(name)))
-    assert taken(intake) == ["-a0", "-nobody", "b0", "a1", "-b0", "a2", "a3", "-a2"]
+    assert pop_ids(intake) == ["-a0", "-nobody", "b0", "a1", "-b0", "a2", "a3", "-a2"]
 
 
 def test_what_was_sent_twice_is_aborted_behind_the_second() -> None:
     intake = intake_of(request("a", "a"), abort("a"), request("a", "a"))
-    assert taken(intake, 1) == ["a"]
+    assert pop_ids(intake, 1) == ["a"]
     intake.put((b"-again", abort("a")))
-    assert taken(intake) == ["-a", "a", "-again"]
+    assert pop_ids(intake) == ["-a", "a", "-again"]
     intake.put((b"-late", abort("a")))
-    assert taken(intake) == ["-late"]
+    assert pop_ids(intake) == ["-late"]
 
 
 def test_an_operators_word_keeps_its_place() -> None:
@@ -86,7 +86,7 @@ def test_an_operators_word_keeps_its_place() -> None:
         request("a0", "a"), request("a1", "a"), control("pause"), request("b0", "b"),
         control("resume"), request("a2", "a"), abort("a1"), abort("b0"),
     )  # fmt: skip
-    assert taken(intake) == ["a0", "a1", "-a1", "pause", "b0", "-b0", "resume", "a2"]
+    assert pop_ids(intake) == ["a0", "a1", "-a1", "pause", "b0", "-b0", "resume", "a2"]
 
 
 def test_who_waits_is_woken_and_nothing_is_an_error() -> None:

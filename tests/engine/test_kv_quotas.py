@@ -63,15 +63,15 @@ def test_free_blocks_do_not_help_who_is_at_his_maximum_and_others_are_not_preemp
 ):
     driver = Driver(num_blocks=20, enable_prefix_caching=False)
     other = driver.add(prompt(2, 60), tenant="b")
-    own = driver.add(prompt(0, 11), tenant="a", maximum=0.15)
+    local_output = driver.add(prompt(0, 11), tenant="a", maximum=0.15)
     driver.step()
     driver.step()
     assert used(driver, "a") == 3
     # Its 13th token would need a fourth block; it alone has to wait for its own.
     driver.step()
     assert other.status is SequenceStatus.RUNNING
-    assert own.timeline.num_preemptions == 0
-    assert own.finish_reason == "error"
+    assert local_output.timeline.num_preemptions == 0
+    assert local_output.finish_reason == "error"
 
 
 def test_what_a_tenants_maximum_can_never_hold_ends_with_a_typed_error_and_not_in_a_loop() -> None:
@@ -98,16 +98,16 @@ def test_the_capacity_of_a_tenant_follows_its_maximum_and_others_reserves() -> N
 
 def test_reserved_blocks_are_never_taken_by_others_allocations() -> None:
     driver = Driver(num_blocks=20, enable_prefix_caching=False)
-    kept = driver.add(prompt(0, 4), tenant="kept", reserved=0.5)
+    reserved = driver.add(prompt(0, 4), tenant="kept", reserved=0.5)
     driver.step()
-    others = [driver.add(prompt(1 + i, 8), tenant="other") for i in range(10)]
+    other_sequences = [driver.add(prompt(1 + i, 8), tenant="other") for i in range(10)]
     for _ in range(30):
         driver.step()
         quotas = driver.scheduler.kv.quotas
         assert driver.scheduler.kv.pool.num_free_blocks >= quotas.get("kept").unused_reserve
         assert used(driver, "other") <= 10
-    assert sum(s.timeline.num_preemptions for s in others) > 0
-    assert kept.timeline.num_preemptions == 0
+    assert sum(s.timeline.num_preemptions for s in other_sequences) > 0
+    assert reserved.timeline.num_preemptions == 0
 
 
 def test_a_full_pool_lets_a_tenant_use_what_is_reserved_for_it() -> None:
@@ -151,7 +151,7 @@ def test_fault_45_whatever_is_reserved_the_longest_request_of_another_tenant_run
     reserves: tuple[float, ...],
 ) -> None:
     driver = Driver(num_blocks=20, max_model_len=32, enable_prefix_caching=False)
-    others = [
+    other_sequences = [
         driver.add(prompt(number, 4), tenant=f"t{number}", reserved=reserved)
         for number, reserved in enumerate(reserves)
     ]
@@ -159,7 +159,7 @@ def test_fault_45_whatever_is_reserved_the_longest_request_of_another_tenant_run
     assert driver.scheduler.max_tokens_for(message) >= 32
     assert sum(a.reserved for a in driver.scheduler.kv.quotas) == 20 - 32 // 4
     driver.step()
-    for sequence in others:
+    for sequence in other_sequences:
         driver.scheduler.finish(sequence, "stop")
     driver.step()
     assert len(running(driver, "neighbour")) == 1
@@ -169,11 +169,11 @@ def test_a_reserve_lapses_when_its_tenant_stays_away() -> None:
     now = 0.0
     pool = BlockPool(20, clock=lambda: now)
     pool.quotas.record_request("away", reserved_fraction=0.5)
-    here = pool.quotas.record_request("here")
-    assert pool.num_available_blocks(here) == 10
+    tenant = pool.quotas.record_request("here")
+    assert pool.num_available_blocks(tenant) == 10
     now = PRESENT_S + 1
-    here = pool.quotas.record_request("here")
-    assert pool.num_available_blocks(here) == 20
+    tenant = pool.quotas.record_request("here")
+    assert pool.num_available_blocks(tenant) == 20
     assert [quota.name for quota in pool.quotas] == ["here"]
 
 
@@ -224,13 +224,13 @@ def test_eviction_takes_the_cached_prefixes_of_who_is_most_over_his_share() -> N
 def test_the_prefixes_of_who_has_been_away_for_long_go_first() -> None:
     now = 0.0
     pool = BlockPool(8, clock=lambda: now)
-    here, away = pool.quotas.record_request("here"), pool.quotas.record_request("away")
-    mine, theirs = pool.get_new_blocks(5, here), pool.get_new_blocks(2, away)
-    pool.free_blocks(mine, here)
+    tenant, away = pool.quotas.record_request("here"), pool.quotas.record_request("away")
+    mine, theirs = pool.get_new_blocks(5, tenant), pool.get_new_blocks(2, away)
+    pool.free_blocks(mine, tenant)
     pool.free_blocks(theirs, away)
     now = PRESENT_S + 1
-    here = pool.quotas.record_request("here")
-    assert [block.block_id for block in pool.get_new_blocks(4, here)] == [7, 6, 5, 4]
+    tenant = pool.quotas.record_request("here")
+    assert [block.block_id for block in pool.get_new_blocks(4, tenant)] == [7, 6, 5, 4]
 
 
 # -- blocks that several tenants share ------------------------------------------------------------
@@ -267,7 +267,7 @@ def test_shares_are_weights_among_those_present_and_at_least_the_reserve() -> No
 
 
 def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
+    probes = []
     for tenants in (20, 400):
         pool = BlockPool(2 * tenants)
         quotas = [pool.quotas.record_request(f"t{index}") for index in range(tenants)]
@@ -284,8 +284,8 @@ def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.Mo
         monkeypatch.setattr(pool.quotas, "_rank", counting)
         for _ in range(10):
             pool.get_new_blocks(1, quotas[0])
-        looks.append(calls)
-    assert looks[0] == looks[1]
+        probes.append(calls)
+    assert probes[0] == probes[1]
 
 
 def test_eviction_follows_the_shares_as_tenants_and_weights_come_and_go() -> None:

@@ -14,18 +14,18 @@ CHANGES = st.lists(st.tuples(st.sampled_from("abcde"), st.one_of(st.none(), st.i
 def test_first_is_the_smallest_key_whatever_changed(
     changes: list[tuple[str, int | None]],
 ) -> None:
-    heap, known = LazyHeap(), dict[str, int]()
+    heap, registered_keys = LazyHeap(), dict[str, int]()
     for name, key in changes:
         if key is None:
             heap.discard(name)
-            known.pop(name, None)
+            registered_keys.pop(name, None)
         else:
             heap.put(name, key)
-            known[name] = key
-        first = min(((key, name) for name, key in known.items()), default=None)
+            registered_keys[name] = key
+        first = min(((key, name) for name, key in registered_keys.items()), default=None)
         assert heap.first() == (first and first[::-1])
-        assert len(heap) == len(known)
-        assert all(name in heap for name in known)
+        assert len(heap) == len(registered_keys)
+        assert all(name in heap for name in registered_keys)
 
 
 def test_outdated_entries_do_not_pile_up() -> None:

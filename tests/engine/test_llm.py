@@ -20,9 +20,9 @@ START, PAD = 1, 3
 
 @pytest.fixture(scope="module")
 def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
-    made = LLM(str(model_folder("llama")), num_gpu_blocks_override=200, max_model_len=128)
-    yield made
-    made.core.check_integrity()
+    llm = LLM(str(model_folder("llama")), num_gpu_blocks_override=200, max_model_len=128)
+    yield llm
+    llm.core.check_integrity()
 
 
 def forced(*token_ids: int) -> Callable[[list[int], torch.Tensor], torch.Tensor]:
@@ -102,13 +102,13 @@ def test_stop_strings_tokens_and_eos(llm: LLM, include: bool) -> None:
     assert (by_token.finish_reason, by_token.stop_reason) == ("stop", ids[-1])
 
 
-@pytest.mark.parametrize(("limit", "kept"), [(None, 100), (7, 7), (500, 100), (-1, 128 - 30)])
-def test_prompts_are_cut_from_the_left(llm: LLM, limit: int | None, kept: int) -> None:
+@pytest.mark.parametrize(("limit", "num_tokens"), [(None, 100), (7, 7), (500, 100), (-1, 128 - 30)])
+def test_prompts_are_cut_from_the_left(llm: LLM, limit: int | None, num_tokens: int) -> None:
     prompt = [10 + number for number in range(100)]
     tokens = 20 if limit != -1 else 30
     params = SamplingParams(max_tokens=tokens, truncate_prompt_tokens=limit, temperature=0)
     (result,) = llm.generate([prompt], params, use_tqdm=False)
-    assert result.prompt_token_ids == prompt[-kept:]
+    assert result.prompt_token_ids == prompt[-num_tokens:]
 
 
 def test_best_of_returns_the_likeliest_as_a_whole_best_first(llm: LLM) -> None:

@@ -57,12 +57,12 @@ def tensors(source: Path) -> dict[str, torch.Tensor]:
 
 def write_pt(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Two files and their index, as the hub has them."""
-    kept = {name: each.to(dtype or each.dtype) for name, each in tensors(source).items()}
-    names = sorted(kept)
+    stored = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors(source).items()}
+    names = sorted(stored)
     index = {}
     for number, part in enumerate((names[::2], names[1::2]), 1):
         file = f"pytorch_model-{number:05}-of-00002.bin"
-        torch.save({name: kept[name] for name in part}, folder / file)
+        torch.save({name: stored[name] for name in part}, folder / file)
         index |= dict.fromkeys(part, file)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
     torch.save({"lr": 1.0}, folder / "training_args.bin")
@@ -144,8 +144,8 @@ def test_a_broken_pt_file_is_refused(bare: Path, content: bytes) -> None:
 def test_pt_files_hold_tensors_by_name(bare: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"no \.bin"):
         read_pt(bare)
-    for wrong in ([torch.ones(2)], {"a": {"b": torch.ones(2)}}, {5: torch.ones(2)}):
-        torch.save(wrong, bare / "pytorch_model.bin")
+    for invalid in ([torch.ones(2)], {"a": {"b": torch.ones(2)}}, {5: torch.ones(2)}):
+        torch.save(invalid, bare / "pytorch_model.bin")
         with pytest.raises(ModelLoadError, match="tensors by name"):
             read_pt(bare)
     index = {"weight_map": {"a": "../pytorch_model.bin"}}
@@ -159,12 +159,12 @@ def test_npcache_is_made_once(
     source: Path, bare: Path, expected: list[int], dtype: torch.dtype | None
 ) -> None:
     write_pt(source, bare, dtype)
-    wanted = answer(bare, load_format="pt")
-    assert answer(bare, load_format="npcache") == wanted
-    assert dtype is not None or wanted == expected
-    made = {path.name: path.stat().st_mtime_ns for path in (bare / "np").iterdir()}
-    assert answer(bare, load_format="npcache") == wanted
-    assert {path.name: path.stat().st_mtime_ns for path in (bare / "np").iterdir()} == made
+    expected_answer = answer(bare, load_format="pt")
+    assert answer(bare, load_format="npcache") == expected_answer
+    assert dtype is not None or expected_answer == expected
+    modified_at = {path.name: path.stat().st_mtime_ns for path in (bare / "np").iterdir()}
+    assert answer(bare, load_format="npcache") == expected_answer
+    assert {path.name: path.stat().st_mtime_ns for path in (bare / "np").iterdir()} == modified_at
     write_pt(source, bare, torch.float16)
     read_npcache(bare)
     names = json.loads((bare / "np" / "weight_names.json").read_text())
@@ -195,7 +195,7 @@ def test_sharded_state(source: Path, tmp_path: Path, expected: list[int]) -> Non
     target = tmp_path / "sharded"
     target.mkdir()
     llm = LLM(str(source), **SMALL)
-    biggest = max(each.nbytes for each in tensors(source).values())
+    biggest = max(tensor.nbytes for tensor in tensors(source).values())
     files = llm.llm_engine.model_executor.save_sharded_state(
         path=str(target), pattern=None, max_size=str(biggest)
     )
@@ -255,7 +255,7 @@ def test_weights_are_rounded_while_they_load_from_any_format(source: Path, bare:
 
 
 @pytest.mark.parametrize(
-    ("given", "param", "words"),
+    ("options", "param", "words"),
     [
         (
             {"load_format": "bitsandbytes", "quantization": "int8"},
@@ -273,9 +273,9 @@ def test_weights_are_rounded_while_they_load_from_any_format(source: Path, bare:
         ),
     ],
 )
-def test_what_is_no_format_is_refused(given: dict[str, Any], param: str, words: str) -> None:
+def test_what_is_no_format_is_refused(options: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        EngineConfig(**given)
+        EngineConfig(**options)
     assert refusal.value.param == param
     assert words in refusal.value.message
 

@@ -26,23 +26,23 @@ Folder = Callable[[str], Path]
 def test_phases_come_in_order_and_every_byte_is_counted(
     model_folder: Folder, more: dict[str, str]
 ) -> None:
-    told: list[LoadPhase] = []
+    phases_seen: list[LoadPhase] = []
     folder = model_folder("llama")
-    with observe_load_phases(told.append):
+    with observe_load_phases(phases_seen.append):
         core = load_core(EngineConfig(model=str(folder), num_gpu_blocks_override=8, **more), print)
     core.shutdown()
-    phases = list(dict.fromkeys(each.phase for each in told))
+    phases = list(dict.fromkeys(phase.phase for phase in phases_seen))
     assert phases == [KERNELS, READING, CACHE, WARM_UP]
-    read = [each for each in told if each.phase == READING and each.total]
-    assert [each.done for each in read] == sorted(each.done for each in read)
+    read = [phase for phase in phases_seen if phase.phase == READING and phase.total]
+    assert [phase.done for phase in read] == sorted(phase.done for phase in read)
     assert read[0].done == 0
     assert read[-1].done == read[-1].total
     assert 0 < read[-1].total <= (folder / "model.safetensors").stat().st_size
 
 
 def test_nobody_is_told_afterwards() -> None:
-    told: list[LoadPhase] = []
-    with observe_load_phases(told.append):
+    phases_seen: list[LoadPhase] = []
+    with observe_load_phases(phases_seen.append):
         loading.report_load_phase(KERNELS)
     loading.report_load_phase(READING)
-    assert [each.phase for each in told] == [KERNELS]
+    assert [phase.phase for phase in phases_seen] == [KERNELS]

@@ -77,7 +77,7 @@ def test_a_file_of_settings_replaces_ours(
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         (None, "can't be read"),
         ("{", "isn't JSON"),
@@ -91,7 +91,7 @@ def test_a_file_that_says_nothing_usable_is_refused_by_name(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     text: str | None,
-    told: str,
+    problem: str,
 ) -> None:
     file = tmp_path / "logging.json"
     if text is not None:
@@ -99,4 +99,4 @@ def test_a_file_that_says_nothing_usable_is_refused_by_name(
     monkeypatch.setenv("QUIRE_LOGGING_CONFIG", str(file))
     with pytest.raises(ConfigError, match="QUIRE_LOGGING_CONFIG") as refused:
         configure_logging("info")
-    assert told in refused.value.message
+    assert problem in refused.value.message

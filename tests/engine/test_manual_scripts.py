@@ -322,9 +322,9 @@ def run(source: str, monkeypatch: pytest.MonkeyPatch, *words: str, **names: Any)
     """Run a program; its names at the end."""
     source = re.sub(r"from vllm\b", "from engine", source)
     monkeypatch.setattr(sys, "argv", ["program", *words])
-    found: dict[str, Any] = {"__name__": "__main__", **names}
-    exec(compile(source, "program", "exec", dont_inherit=True), found)
-    return found
+    namespace: dict[str, Any] = {"__name__": "__main__", **names}
+    exec(compile(source, "program", "exec", dont_inherit=True), namespace)
+    return namespace
 
 
 def test_adapters_beside_the_model(
@@ -360,8 +360,8 @@ def test_weights_are_tensorized(
 ) -> None:
     source = TENSORIZED.replace("WRITE", "tensorize_" + "vllm_model")
     key = ("--keyfile", str(tmp_path / "key")) if encrypted else ()
-    made = ("serialize", "--serialized-directory", str(tmp_path), "--suffix", "v1", *key)
-    run(source, monkeypatch, "--model", str(model), *made)
+    options = ("serialize", "--serialized-directory", str(tmp_path), "--suffix", "v1", *key)
+    run(source, monkeypatch, "--model", str(model), *options)
     path = tmp_path / "v1" / "model.tensors"
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -393,13 +393,15 @@ def test_logits_processors_of_the_engine(
     names = run(source + WITH_TARGETS, monkeypatch, MODEL=str(model))
     tokens = [output.outputs[0].token_ids for output in names["outputs"]]
     assert (set(tokens[0]), set(tokens[2])) == ({128}, {67})
-    plain = LLM(str(model), **SMALL).generate(
+    baseline_outputs = LLM(str(model), **SMALL).generate(
         names["prompts"], SamplingParams(temperature=0), use_tqdm=False
     )
-    assert [tokens[1], tokens[3]] == [plain[place].outputs[0].token_ids for place in (1, 3)]
-    wrong = SamplingParams(extra_args={"target_token": "x"})
+    assert [tokens[1], tokens[3]] == [
+        baseline_outputs[index].outputs[0].token_ids for index in (1, 3)
+    ]
+    invalid_sampling_params = SamplingParams(extra_args={"target_token": "x"})
     with pytest.raises(ValueError, match="target_token value x is not int"):
-        names["llm"].generate("the", wrong, use_tqdm=False)
+        names["llm"].generate("the", invalid_sampling_params, use_tqdm=False)
 
 
 def answer(llm: LLM) -> list[int]:

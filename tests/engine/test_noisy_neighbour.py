@@ -21,14 +21,14 @@ FLOODS = {
 POOLS = {"roomy": 8000, "full": 800}
 
 
-def machine(num_blocks: int = POOLS["roomy"], whole: int = 0, **settings: object) -> Driver:
-    """64 seats, 256 prompt tokens a step beside decodes; `whole`: see `PrefillLimits`."""
+def machine(num_blocks: int = POOLS["roomy"], full: int = 0, **settings: object) -> Driver:
+    """64 seats, 256 prompt tokens a step beside decodes; `full`: see `PrefillLimits`."""
     return Driver(
         num_blocks=num_blocks,
         block_size=16,
         token_budget=1024,
         max_num_seqs=64,
-        prefill_share=PrefillLimits(256, saturation_decodes=64, target_step_tokens=whole),
+        prefill_share=PrefillLimits(256, saturation_decodes=64, target_step_tokens=full),
         enable_prefix_caching=False,
         **settings,
     )
@@ -39,12 +39,12 @@ def quiet() -> Tenant:
     return Tenant(rate=3.0, until=SECONDS, prompt=(10, 30), output=(5, 10))
 
 
-@covering(flood=list(FLOODS), pool=list(POOLS), whole=[0, 48])
+@covering(flood=list(FLOODS), pool=list(POOLS), full=[0, 48])
 def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
-    flood: str, pool: str, whole: int
+    flood: str, pool: str, full: int
 ) -> None:
     tenants = {"quiet": quiet(), "noisy": Tenant(0.0, SECONDS, at_once=250, **FLOODS[flood])}
-    Simulation(machine(POOLS[pool], whole), tenants).run_until(SECONDS)
+    Simulation(machine(POOLS[pool], full), tenants).run_until(SECONDS)
     steps = tenants["quiet"].steps
     assert len(steps) > 40
     # The step that ran when it came, and its own. Of requests that come together the first one
@@ -54,28 +54,30 @@ def test_fault_51_a_neighbours_flood_delays_a_first_token_by_two_steps_at_most(
     assert tenants["noisy"].service > 10 * tenants["quiet"].service
 
 
-@covering(flood=list(FLOODS), pool=list(POOLS), whole=[0, 48])
-def test_weights_hold_whatever_floods(flood: str, pool: str, whole: int) -> None:
+@covering(flood=list(FLOODS), pool=list(POOLS), full=[0, 48])
+def test_weights_hold_whatever_floods(flood: str, pool: str, full: int) -> None:
     # A full pool holds seven long requests of both kinds. What each of them brings is a fifth of
     # what a tenant gets in one run, and what is computed again is paid for and no service: so
     # several runs count together, and shares are looser.
     few = (flood, pool) == ("both", "full")
-    runs = [shares(flood, pool, whole, seed) for seed in range(1, 7 if few else 2)]
-    got = [sum(each) for each in zip(*runs, strict=True)]
+    runs = [shares(flood, pool, full, seed) for seed in range(1, 7 if few else 2)]
+    got = [sum(counts) for counts in zip(*runs, strict=True)]
     assert max(got) <= (1.3 if few else 1.1) * min(got)
 
 
-def shares(flood: str, pool: str, whole: int, seed: int) -> list[float]:
+def shares(flood: str, pool: str, full: int, seed: int) -> list[float]:
     """What tenants of three weights get in twelve seconds, over weight: equal if it's fair."""
     tenants = {
         f"weight {weight:g}": Tenant(0.0, SECONDS, weight=weight, at_once=100, **FLOODS[flood])
         for weight in (1.0, 2.0, 4.0)
     }
-    simulation = Simulation(machine(POOLS[pool], whole), tenants, seed=seed)
+    simulation = Simulation(machine(POOLS[pool], full), tenants, seed=seed)
     simulation.run_until(4.0)
-    before = [tenant.service for tenant in tenants.values()]
+    initial_services = [tenant.service for tenant in tenants.values()]
     simulation.run_until(SECONDS)
-    return [each.service - had for each, had in zip(tenants.values(), before, strict=True)]
+    return [
+        tenant.service - had for tenant, had in zip(tenants.values(), initial_services, strict=True)
+    ]
 
 
 def test_whoever_comes_late_to_full_seats_gets_a_few_of_them_at_once() -> None:

@@ -36,12 +36,12 @@ def test_a_digest_is_the_contents_and_not_the_folders(tmp_path: Path) -> None:
 
 def test_a_digest_that_is_known_follows_a_change_of_the_file(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "one", b"weights")
-    before = model_digest(folder)
-    assert model_digest(folder) == before
+    initial_model_digest = model_digest(folder)
+    assert model_digest(folder) == initial_model_digest
     state = (folder / "model.safetensors").stat()
     (folder / "model.safetensors").write_bytes(b"weightz")
     os.utime(folder / "model.safetensors", ns=(state.st_atime_ns, state.st_mtime_ns))
-    assert model_digest(folder) != before
+    assert model_digest(folder) != initial_model_digest
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_equal_replicas_have_equal_numerics_and_others_have_not(
     def of(**more: object) -> Numerics:
         config = EngineConfig(model=str(tmp_path / "m"), cpu_kvcache_space=0.01, **more)
         core = EngineCore(config)
-        found = core.executor.read_numerics()
+        numerics = core.executor.read_numerics()
         core.shutdown()
-        assert found is not None
-        return found
+        assert numerics is not None
+        return numerics
 
-    plain = of()
-    assert len(plain.fingerprint) == 64
-    assert of(num_threads=1).fingerprint == plain.fingerprint
+    baseline = of()
+    assert len(baseline.fingerprint) == 64
+    assert of(num_threads=1).fingerprint == baseline.fingerprint
     changed = of(**changes)
-    assert changed.fingerprint != plain.fingerprint
-    assert changed.weights == plain.weights
+    assert changed.fingerprint != baseline.fingerprint
+    assert changed.weights == baseline.weights

@@ -256,12 +256,12 @@ def test_fault_40_a_header_that_lies(folder: Path, field: str, value: Any) -> No
 def test_fault_40_bytes_changed_anywhere_are_refused_or_read(folder: Path, name: str) -> None:
     """Of the weights' header and of the configuration: nothing but a typed error is raised."""
     path = folder / name
-    whole = path.read_bytes()
-    end = len(whole) if name == "config.json" else 8 + int.from_bytes(whole[:8], "little")
+    full_data = path.read_bytes()
+    end = len(full_data) if name == "config.json" else 8 + int.from_bytes(full_data[:8], "little")
     config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
     rng, refused, turns = random.Random(13), 0, 30
     for turn in range(turns):
-        content = bytearray(whole)
+        content = bytearray(full_data)
         for _ in range(1 + turn % 3):
             content[rng.randrange(end)] = rng.choice((rng.randrange(256), *b'0199{}[]",:'))
         path.write_bytes(content)

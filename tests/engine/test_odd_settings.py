@@ -20,7 +20,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 
 
 @pytest.mark.parametrize(
-    "wanted",
+    "invalid_options",
     [
         {"num_gpu_blocks_override": 1 << 24, "block_size": 128},
         {"num_gpu_blocks_override": 10**17},
@@ -33,11 +33,11 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
 )
 @pytest.mark.parametrize("cpu_kernels", [True, False])
 def test_sizes_that_cannot_be(
-    wanted: dict[str, float], cpu_kernels: bool, model_folder: Folder
+    invalid_options: dict[str, float], cpu_kernels: bool, model_folder: Folder
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        LLM(str(model_folder("llama")), cpu_kernels=cpu_kernels, **wanted)
-    assert error.value.param == next(iter(wanted))
+        LLM(str(model_folder("llama")), cpu_kernels=cpu_kernels, **invalid_options)
+    assert error.value.param == next(iter(invalid_options))
 
 
 def test_as_many_sequences_as_there_may_be(model_folder: Folder) -> None:
@@ -47,7 +47,7 @@ def test_as_many_sequences_as_there_may_be(model_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "told"),
+    ("invalid_options", "text"),
     [
         ({"logits_processors": [3]}, "must be classes or texts such as 'module:Class', got 3"),
         ({"logits_processors": ["json"]}, "must be classes or texts such as 'module:Class'"),
@@ -63,10 +63,10 @@ def test_as_many_sequences_as_there_may_be(model_folder: Folder) -> None:
     ids=str,
 )
 def test_logits_processors_that_cannot_be(
-    wanted: dict[str, Any], told: str, model_folder: Folder
+    invalid_options: dict[str, Any], text: str, model_folder: Folder
 ) -> None:
-    with pytest.raises(ConfigError, match=re.escape(told)) as error:
-        LLM(str(model_folder("llama")), num_gpu_blocks_override=9, **wanted)
+    with pytest.raises(ConfigError, match=re.escape(text)) as error:
+        LLM(str(model_folder("llama")), num_gpu_blocks_override=9, **invalid_options)
     assert error.value.param == "logits_processors"
 
 

@@ -53,9 +53,9 @@ def folder(model_folder: Callable[[str], Path]) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> Iterator[LLM]:
-    made = LLM(folder, **SMALL, enable_sleep_mode=True)
-    yield made
-    made.core.check_integrity()
+    llm = LLM(folder, **SMALL, enable_sleep_mode=True)
+    yield llm
+    llm.core.check_integrity()
 
 
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
@@ -69,13 +69,19 @@ def test_log_probabilities_may_come_in_plain_lists(llm: LLM) -> None:
         for params in (asked, msgspec.structs.replace(asked, flat_logprobs=True))
     )
     for expected, output in zip(dicts.outputs, flat.outputs, strict=True):
-        found = output.logprobs
-        assert isinstance(found, FlatLogprobs)
-        assert list(found) == expected.logprobs
-        assert (len(found), found[-1], list(found[1:3])) == (6, found[5], [found[1], found[2]])
-        assert len(found.token_ids) == len(found.ranks) == found.end_indices[-1]
+        logprobs = output.logprobs
+        assert isinstance(logprobs, FlatLogprobs)
+        assert list(logprobs) == expected.logprobs
+        assert (len(logprobs), logprobs[-1], list(logprobs[1:3])) == (
+            6,
+            logprobs[5],
+            [logprobs[1], logprobs[2]],
+        )
+        assert len(logprobs.token_ids) == len(logprobs.ranks) == logprobs.end_indices[-1]
     assert isinstance(flat.prompt_logprobs, FlatLogprobs)
-    assert [each or None for each in flat.prompt_logprobs] == dicts.prompt_logprobs
+    assert [
+        prompt_logprob or None for prompt_logprob in flat.prompt_logprobs
+    ] == dicts.prompt_logprobs
     with pytest.raises(InvalidRequest, match="flat_logprobs"):
         SamplingParams(flat_logprobs=1)  # type: ignore[arg-type]
 
@@ -144,9 +150,9 @@ def test_adapters_and_tokenization_kwargs_are_refused(llm: LLM) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engine(folder: str) -> AsyncIterator[AsyncLLM]:
-    made = AsyncLLM.from_engine_args(EngineArgs(model=folder, **SMALL))
-    yield made
-    made.shutdown()
+    engine = AsyncLLM.from_engine_args(EngineArgs(model=folder, **SMALL))
+    yield engine
+    engine.shutdown()
 
 
 async def last(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str) -> RequestOutput:
@@ -172,7 +178,7 @@ async def test_ids_and_parameters_may_be_left_out(
     engine: AsyncLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    results = [[each async for each in engine.generate(inputs=text)][-1] for text in TEXTS]
+    results = [[output async for output in engine.generate(inputs=text)][-1] for text in TEXTS]
     assert len({result.request_id for result in results}) == 3
     assert all(result.finished for result in results)
     await engine.do_log_stats()
@@ -183,7 +189,7 @@ async def test_ids_and_parameters_may_be_left_out(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_outputs_are_handed_over_as_they_are_wanted(engine: AsyncLLM) -> None:
     asked = SamplingParams(max_tokens=12, seed=5, n=2, logprobs=1, prompt_logprobs=1)
-    told = {
+    results = {
         kind: [
             result
             async for result in engine.generate(
@@ -192,45 +198,45 @@ async def test_outputs_are_handed_over_as_they_are_wanted(engine: AsyncLLM) -> N
         ]
         for kind in RequestOutputKind
     }
-    (whole,) = told[RequestOutputKind.FINAL_ONLY]
-    assert told[RequestOutputKind.CUMULATIVE][-1].outputs == whole.outputs
-    deltas = told[RequestOutputKind.DELTA]
+    (full_output,) = results[RequestOutputKind.FINAL_ONLY]
+    assert results[RequestOutputKind.CUMULATIVE][-1].outputs == full_output.outputs
+    deltas = results[RequestOutputKind.DELTA]
     assert len(deltas) > 3
-    assert [each.finished for each in deltas] == [False] * (len(deltas) - 1) + [True]
-    assert [each.prompt_logprobs for each in deltas if each.prompt_logprobs] == [
-        whole.prompt_logprobs
+    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs] == [
+        full_output.prompt_logprobs
     ]
-    for expected in whole.outputs:
-        parts = [part for each in deltas for part in each.outputs if part.index == expected.index]
+    for expected in full_output.outputs:
+        parts = [part for delta in deltas for part in delta.outputs if part.index == expected.index]
         assert "".join(part.text for part in parts) == expected.text
         assert list(chain(*(part.token_ids for part in parts))) == expected.token_ids
         assert list(chain(*(part.logprobs for part in parts))) == expected.logprobs
         assert all(part.token_ids or part.text or part.finished for part in parts)
-        ended = parts[-1]
-        assert (ended.finish_reason, ended.cumulative_logprob) == (
+        finished_part = parts[-1]
+        assert (finished_part.finish_reason, finished_part.cumulative_logprob) == (
             expected.finish_reason,
             expected.cumulative_logprob,
         )
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"output_kind": 1},
         {"output_kind": RequestOutputKind.DELTA, "best_of": 2},
         {"output_kind": RequestOutputKind.DELTA, "use_beam_search": True, "n": 2},
     ],
 )
-def test_a_kind_of_output_that_cant_be_is_refused(given: dict[str, Any]) -> None:
+def test_a_kind_of_output_that_cant_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="output_kind") as caught:
-        SamplingParams(**given)
+        SamplingParams(**options)
     assert caught.value.param == "output_kind"
 
 
 def test_whole_results_are_whole_whatever_kind_is_asked_for(llm: LLM) -> None:
     deltas = msgspec.structs.replace(GREEDY, output_kind=RequestOutputKind.DELTA)
-    found, expected = (llm.generate(TEXTS, params, use_tqdm=False) for params in (deltas, GREEDY))
-    assert tokens(found) == tokens(expected)
+    outputs, expected = (llm.generate(TEXTS, params, use_tqdm=False) for params in (deltas, GREEDY))
+    assert tokens(outputs) == tokens(expected)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -402,11 +408,13 @@ def test_outputs_tell_when_what_happened(llm: LLM) -> None:
 
 
 def test_arguments_by_their_place(folder: str, llm: LLM) -> None:
-    made = LLM(folder, None, "auto", False, False, 1, "auto", None, None, None, 7, 0.9, 4, **SMALL)
-    assert made.config.seed == 7
+    new_llm = LLM(
+        folder, None, "auto", False, False, 1, "auto", None, None, None, 7, 0.9, 4, **SMALL
+    )
+    assert new_llm.config.seed == 7
     expected = tokens(llm.generate(TEXTS, GREEDY, None, False))
-    ids = [made.get_tokenizer().encode(text) for text in TEXTS]
-    assert tokens(made.generate(None, GREEDY, ids, False, None)) == expected
+    ids = [new_llm.get_tokenizer().encode(text) for text in TEXTS]
+    assert tokens(new_llm.generate(None, GREEDY, ids, False, None)) == expected
     with pytest.raises(TypeError, match="two values"):
         LLM(folder, "a", tokenizer="b")
     with pytest.raises(TypeError, match="at most"):
@@ -414,8 +422,8 @@ def test_arguments_by_their_place(folder: str, llm: LLM) -> None:
     bars: list[dict[str, Any]] = []
 
     class Bar:
-        def __init__(self, **given: Any) -> None:
-            bars.append(given)
+        def __init__(self, **iterable: Any) -> None:
+            bars.append(iterable)
 
         def __enter__(self) -> Bar:
             return self
@@ -425,7 +433,7 @@ def test_arguments_by_their_place(folder: str, llm: LLM) -> None:
         def update(self, count: int = 1) -> None:
             bars.append({"count": count})
 
-    made.generate("the", GREEDY, use_tqdm=Bar)
+    new_llm.generate("the", GREEDY, use_tqdm=Bar)
     assert bars[0]["total"] == 1
     assert sum(bar.get("count", 0) for bar in bars) == 1
 
@@ -444,10 +452,10 @@ def test_an_output_ends_where_the_context_does(llm: LLM) -> None:
 
 
 def test_another_tokenizer(folder: str, llm: LLM) -> None:
-    own = llm.get_tokenizer()
+    local_tokenizer = llm.get_tokenizer()
     expected = llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].text
     try:
-        for other in (folder, AutoTokenizer.from_pretrained(folder), own):
+        for other in (folder, AutoTokenizer.from_pretrained(folder), local_tokenizer):
             llm.set_tokenizer(other)
             assert (
                 llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].text == expected
@@ -456,7 +464,7 @@ def test_another_tokenizer(folder: str, llm: LLM) -> None:
             llm.set_tokenizer(5)
         assert refusal.value.param == "tokenizer"
     finally:
-        llm.set_tokenizer(own)
+        llm.set_tokenizer(local_tokenizer)
 
 
 def test_a_tokenizer_does_what_programs_ask_of_the_librarys(folder: str, llm: LLM) -> None:
@@ -500,13 +508,13 @@ def test_what_runs_goes_on_whatever_an_operator_does(folder: str, *, ahead: bool
     config = EngineConfig(model=folder, **SMALL, enable_sleep_mode=True, async_scheduling=ahead)
     engine = LLMEngine(config)
     long = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    found: dict[str, list[int]] = {}
+    token_ids: dict[str, list[int]] = {}
 
     def step(times: int = 1) -> None:
         for _ in range(times):
             for result in engine.step():
                 assert isinstance(result, RequestOutput)
-                found[result.request_id] = list(result.outputs[0].token_ids)
+                token_ids[result.request_id] = list(result.outputs[0].token_ids)
 
     engine.add_request("alone", "the", long)
     while engine.has_unfinished_requests():
@@ -525,8 +533,8 @@ def test_what_runs_goes_on_whatever_an_operator_does(folder: str, *, ahead: bool
         step(5)
     while engine.has_unfinished_requests():
         step()
-    assert found["reset"] == found["slept"] == found["alone"]
-    assert len(found["alone"]) == 40
+    assert token_ids["reset"] == token_ids["slept"] == token_ids["alone"]
+    assert len(token_ids["alone"]) == 40
     engine.core.check_integrity()
     engine.shutdown()
 
@@ -578,49 +586,49 @@ def test_old_names_and_defaults_of_the_engines_calls(
 
 
 def test_settings_and_facts_under_vllms_names(llm: LLM) -> None:
-    found = llm.llm_engine.vllm_config
-    model = found.model_config
+    vllm_config = llm.llm_engine.vllm_config
+    model = vllm_config.model_config
     assert model.hf_config.model_type == model.hf_text_config.model_type == "llama"
     assert model.hf_config.vocab_size == model.get_vocab_size()
     assert model.hf_config.hidden_size == model.get_hidden_size()
     assert (model.max_model_len, str(model.dtype)) == (128, "torch.float32")
-    assert found.cache_config.num_gpu_blocks == llm.core.capacity.num_blocks
-    assert found.scheduler_config.max_num_batched_tokens == llm.core.capacity.token_budget
-    assert found.parallel_config.world_size == 1
-    assert found.device_config.device_type == "cpu"
-    assert (found.lora_config is None, found.speculative_config) == (False, None)
+    assert vllm_config.cache_config.num_gpu_blocks == llm.core.capacity.num_blocks
+    assert vllm_config.scheduler_config.max_num_batched_tokens == llm.core.capacity.token_budget
+    assert vllm_config.parallel_config.world_size == 1
+    assert vllm_config.device_config.device_type == "cpu"
+    assert (vllm_config.lora_config is None, vllm_config.speculative_config) == (False, None)
 
 
 def test_figures_under_vllms_names(llm: LLM) -> None:
     def value(name: str) -> float:
         return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
-    before = value("vllm:generation_tokens"), value("vllm:request_success")
+    initial = value("vllm:generation_tokens"), value("vllm:request_success")
     llm.generate(TEXTS, GREEDY, use_tqdm=False)
-    assert value("vllm:generation_tokens") == before[0] + 18
-    assert value("vllm:request_success") == before[1] + 3
+    assert value("vllm:generation_tokens") == initial[0] + 18
+    assert value("vllm:request_success") == initial[1] + 3
     assert value("vllm:num_requests_running") == 0
 
 
 def test_histograms_under_vllms_names(llm: LLM) -> None:
     def histogram(name: str) -> Histogram:
-        (found,) = [each for each in llm.get_metrics() if each.name == f"vllm:{name}"]
-        assert isinstance(found, Histogram)
-        assert list(found.buckets)[-1] == "+Inf"
-        assert sorted(found.buckets.values()) == list(found.buckets.values())
-        assert found.buckets["+Inf"] == found.count
-        return found
+        (histogram,) = [metric for metric in llm.get_metrics() if metric.name == f"vllm:{name}"]
+        assert isinstance(histogram, Histogram)
+        assert list(histogram.buckets)[-1] == "+Inf"
+        assert sorted(histogram.buckets.values()) == list(histogram.buckets.values())
+        assert histogram.buckets["+Inf"] == histogram.count
+        return histogram
 
     names = ("e2e_request_latency_seconds", "time_to_first_token_seconds")
     names += ("inter_token_latency_seconds", "request_generation_tokens", "request_prompt_tokens")
-    before = [histogram(name) for name in names]
+    initial_histograms = [histogram(name) for name in names]
     outputs = llm.generate(TEXTS, GREEDY, use_tqdm=False)
     after = [histogram(name) for name in names]
-    counted = [now.count - then.count for then, now in zip(before, after, strict=True)]
+    counted = [now.count - then.count for then, now in zip(initial_histograms, after, strict=True)]
     assert counted == [3, 3, 15, 3, 3]
-    assert after[3].sum - before[3].sum == 18
+    assert after[3].sum - initial_histograms[3].sum == 18
     prompts = sum(len(output.prompt_token_ids) for output in outputs)
-    assert after[4].sum - before[4].sum == prompts
+    assert after[4].sum - initial_histograms[4].sum == prompts
     assert histogram("request_queue_time_seconds").count >= 3
     up_to_context = ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0", "+Inf"]
     for name in ("request_prompt_tokens", "request_prefill_kv_computed_tokens"):
@@ -664,9 +672,9 @@ def test_engine_arguments_are_a_dataclass(folder: str) -> None:
     import dataclasses
 
     arguments = EngineArgs(model=folder, seed=3, swap_space=4, tensor_parallel_size=1)
-    given = dataclasses.asdict(arguments)
-    assert given["seed"] == 3
-    assert LLM(**{**given, **SMALL}).config.seed == 3
+    fields = dataclasses.asdict(arguments)
+    assert fields["seed"] == 3
+    assert LLM(**{**fields, **SMALL}).config.seed == 3
     assert arguments.create_engine_config().seed == 3
     assert "model" in inspect.signature(EngineArgs).parameters
     with pytest.raises(SystemExit):

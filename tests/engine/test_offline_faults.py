@@ -28,11 +28,11 @@ PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox ju
 
 @pytest.fixture(scope="module")
 def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
-    made = LLM(
+    llm = LLM(
         str(model_folder("llama")), num_gpu_blocks_override=200, max_model_len=128, block_size=4
     )
-    yield made
-    made.core.check_integrity()
+    yield llm
+    llm.core.check_integrity()
 
 
 def one(llm: LLM, prompt: Any) -> Any:
@@ -86,7 +86,7 @@ def test_max_num_seqs_that_was_asked_for_stays() -> None:
 
 
 def test_torch_keeps_its_threads(model_folder: Callable[[str], Path]) -> None:
-    before = torch.get_num_threads()
+    initial_num_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         llm = LLM(str(model_folder("llama")), num_gpu_blocks_override=50, max_model_len=64)
@@ -100,7 +100,7 @@ def test_torch_keeps_its_threads(model_folder: Callable[[str], Path]) -> None:
             one(llm, [10**6])
         assert torch.get_num_threads() == 1
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(initial_num_threads)
 
 
 def _not_finite(output: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -138,17 +138,17 @@ def expected(llm: LLM) -> list[list[int]]:
 
 def check_mixed(results: list[RequestOutput], expected: list[list[int]]) -> None:
     first, spoiled, broken, last = results
-    assert [each.outputs[0].token_ids for each in (first, last)] == expected
+    assert [output.outputs[0].token_ids for output in (first, last)] == expected
     assert (first.error, last.error) == (None, None)
     assert isinstance(spoiled.error, EngineFault)
     assert "logits hold NaN" in spoiled.error.message
     assert len(spoiled.outputs[0].token_ids) == 2
     assert isinstance(broken.error, InvalidRequest)
     assert (broken.error.code, broken.error.param) == ("grammar_too_complex", "structured_outputs")
-    assert [each.outputs[0].finish_reason for each in results] == [
+    assert [output.outputs[0].finish_reason for output in results] == [
         *("length", "error", "error", "length")
     ]
-    assert all(each.finished for each in results)
+    assert all(output.finished for output in results)
 
 
 def test_fault_64_of_a_batch_the_others_results_come(
@@ -188,21 +188,21 @@ def test_fault_64_a_step_hands_over_what_others_got_in_it(
     llm: LLM, expected: list[list[int]]
 ) -> None:
     engine: LLMEngine = llm.llm_engine
-    for at, (prompt, params) in enumerate(zip(PROMPTS, MIXED, strict=True)):
-        engine.add_request(str(at), prompt, params)
-    ended: dict[str, RequestOutput] = {}
+    for index, (prompt, params) in enumerate(zip(PROMPTS, MIXED, strict=True)):
+        engine.add_request(str(index), prompt, params)
+    finished_results: dict[str, RequestOutput] = {}
     while engine.has_unfinished_requests():
         for result in engine.step():
             assert isinstance(result, RequestOutput)
             if result.finished:
-                assert result.request_id not in ended
-                ended[result.request_id] = result
-    check_mixed([ended[str(at)] for at in range(4)], expected)
+                assert result.request_id not in finished_results
+                finished_results[result.request_id] = result
+    check_mixed([finished_results[str(index)] for index in range(4)], expected)
 
 
 def test_fault_64_of_several_searches_one_fails(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
-    (alone,) = llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], params)
+    (isolated,) = llm.beam_search([{"prompt_token_ids": PROMPTS[0]}], params)
     execute = llm.core.executor.execute
 
     def failing(plan: Any) -> Any:
@@ -212,10 +212,12 @@ def test_fault_64_of_several_searches_one_fails(llm: LLM, monkeypatch: pytest.Mo
         return execute(plan)
 
     monkeypatch.setattr(llm.core.executor, "execute", failing)
-    found = llm.beam_search([{"prompt_token_ids": each} for each in PROMPTS[:2]], params)
-    assert [each.tokens for each in found[0].sequences] == [each.tokens for each in alone.sequences]
-    assert found[1].sequences == []
-    assert "hiccups" in str(found[1].error)
+    outputs = llm.beam_search([{"prompt_token_ids": prompt} for prompt in PROMPTS[:2]], params)
+    assert [sequence.tokens for sequence in outputs[0].sequences] == [
+        sequence.tokens for sequence in isolated.sequences
+    ]
+    assert outputs[1].sequences == []
+    assert "hiccups" in str(outputs[1].error)
 
 
 async def _results(engine: AsyncLLM, prompt: list[int], params: SamplingParams) -> list[int]:
@@ -239,7 +241,7 @@ async def test_fault_64_coroutines_hear_of_their_own_failures_alone(
     try:
         for _ in range(2):
             first, spoiled, broken, last = await asyncio.gather(
-                *(_results(engine, *each) for each in zip(PROMPTS, MIXED, strict=True)),
+                *(_results(engine, *inputs) for inputs in zip(PROMPTS, MIXED, strict=True)),
                 return_exceptions=True,
             )
             assert [first, last] == expected

@@ -41,9 +41,9 @@ def test_fault_67_a_reply_comes_after_a_heartbeat_that_shows_its_effect(
 ) -> None:
     client = redis.Redis.from_url(redis_url)
     outbox = redis_keys.outbox_key("g", key_prefix)
-    written_before: list[int] = []
+    written_initial: list[int] = []
     writer = OutboxWriter(
-        client, key_prefix, "r", "i", lambda: written_before.append(client.xlen(outbox))
+        client, key_prefix, "r", "i", lambda: written_initial.append(client.xlen(outbox))
     )
     replies = [ControlReply(control_id="pause", ok=True)]
     writer.put(
@@ -51,7 +51,7 @@ def test_fault_67_a_reply_comes_after_a_heartbeat_that_shows_its_effect(
     )
     writer.start()
     writer.close(60)
-    assert (written_before, client.xlen(outbox)) == ([0], 1)
+    assert (written_initial, client.xlen(outbox)) == ([0], 1)
 
 
 class Counting:

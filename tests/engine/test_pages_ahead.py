@@ -102,11 +102,11 @@ def test_fault_48_the_thread_gets_time_to_end_on_a_busy_machine(
     ops: Mapped, pages: PagePrefaulter
 ) -> None:
     """A process isn't dead before its last thread is."""
-    own = os.getpriority(os.PRIO_PROCESS, 0)
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     assert reached(ops, 10)
     policy, nice = ops.priority
     assert policy == os.SCHED_OTHER
-    assert nice <= max(own, 5)
+    assert nice <= max(priority, 5)
 
 
 def test_a_new_sequence_counts(ops: Mapped, pages: PagePrefaulter) -> None:

@@ -47,10 +47,10 @@ def code(gateway: Gateway, name: str) -> str:
 
 
 def test_abort_ends_what_runs_and_refuses_what_comes(gateway: Gateway) -> None:
-    held = gateway.hold("a1", [5, 6])
+    paused_id = gateway.hold("a1", [5, 6])
     assert gateway.control("pause").ok
-    gateway.finish(held)
-    last = gateway.deltas[held][-1]
+    gateway.finish(paused_id)
+    last = gateway.deltas[paused_id][-1]
     assert (last.finish_reason, last.stop_reason) == ("abort", ABORTED_BY_OPERATOR)
     gateway.request("a2", [5, 6])
     gateway.finish("a2")
@@ -85,7 +85,7 @@ def test_a_wait_that_is_resumed_is_told_so(gateway: Gateway) -> None:
 def test_keep_stands_still_and_goes_on_with_the_same_tokens(gateway: Gateway) -> None:
     gateway.request("k1", [5, 6], max_tokens=240)
     gateway.finish("k1")
-    held = gateway.hold("k2", [5, 6])
+    paused_id = gateway.hold("k2", [5, 6])
     paused = gateway.heartbeat()
     assert paused is not None
     assert paused.paused
@@ -94,24 +94,24 @@ def test_keep_stands_still_and_goes_on_with_the_same_tokens(gateway: Gateway) ->
     for _ in range(5):
         gateway.read()
     assert len(gateway.steps) == steps
-    assert not gateway.ended(held)
+    assert not gateway.is_finished(paused_id)
     assert gateway.control("resume").ok
-    gateway.finish(held, "k3")
-    assert gateway.tokens(held) == gateway.tokens("k1")
+    gateway.finish(paused_id, "k3")
+    assert gateway.tokens(paused_id) == gateway.tokens("k1")
 
 
 def test_what_runs_keeps_its_prefixes_unless_it_shall_give_them_up(gateway: Gateway) -> None:
     gateway.request("p1", [5, 6], max_tokens=240)
     gateway.finish("p1")
-    held = gateway.hold("p2", [5, 6])
+    paused_id = gateway.hold("p2", [5, 6])
     reply = gateway.control("reset_prefix_cache")
     assert (reply.ok, reply.detail) == (False, "Blocks are in use.")
     assert gateway.control("reset_prefix_cache", running=True).ok
     assert gateway.control("reset_prefix_cache").ok
-    assert not gateway.ended(held)
+    assert not gateway.is_finished(paused_id)
     gateway.control("resume")
-    gateway.finish(held)
-    assert gateway.tokens(held) == gateway.tokens("p1")
+    gateway.finish(paused_id)
+    assert gateway.tokens(paused_id) == gateway.tokens("p1")
 
 
 def test_a_mode_that_nobody_knows_changes_nothing(gateway: Gateway) -> None:
@@ -131,7 +131,7 @@ def test_requests_are_aborted_by_their_ids(gateway: Gateway) -> None:
     reply = gateway.control("abort_requests", request_ids=["cmpl-1", "nobody"])
     gateway.finish("cmpl-1-0", "cmpl-1-1", prefill)
     assert reply.detail == "3 requests were aborted."
-    assert not gateway.ended("cmpl-12")
+    assert not gateway.is_finished("cmpl-12")
     gateway.control("abort_requests")
     gateway.control("resume")
     gateway.finish("cmpl-12", "chat-3")

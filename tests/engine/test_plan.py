@@ -88,8 +88,8 @@ def test_nothing_in_a_plan_is_tied_to_a_process() -> None:
             assert not dataclasses.is_dataclass(kind)
             if kind not in seen:
                 seen.add(kind)
-                for each in get_type_hints(kind).values():
-                    check(each)
+                for type_hint in get_type_hints(kind).values():
+                    check(type_hint)
         for inner in getattr(kind, "__args__", ()):
             check(inner)
         assert getattr(kind, "__module__", "builtins").split(".")[0] not in ("torch", "concurrent")
@@ -115,17 +115,17 @@ def test_the_engines_of_these_tests_run_over_the_wire(model_folder) -> None:
 
 def test_what_goes_by_handle_is_let_go_with_its_request(model_folder) -> None:
     llm = LLM(str(model_folder("llama")), dtype="float32", num_gpu_blocks_override=60)
-    held = llm.core.executor.worker._attachments
+    allocated_attachments = llm.core.executor.worker._attachments
     calls = []
 
-    def note(output_ids, logits):
-        calls.append(len(held))
+    def record_call(output_ids, logits):
+        calls.append(len(allocated_attachments))
         return logits
 
-    params = SamplingParams(temperature=0, max_tokens=3, logits_processors=[note])
+    params = SamplingParams(temperature=0, max_tokens=3, logits_processors=[record_call])
     llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)
     assert calls == [1, 1, 1]
-    assert len(held) == 0
+    assert len(allocated_attachments) == 0
     with pytest.raises(InvalidRequest):
         llm.generate([{"prompt_token_ids": [10**6]}], params)
-    assert len(held) == 0
+    assert len(allocated_attachments) == 0

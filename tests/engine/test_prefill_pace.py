@@ -21,7 +21,7 @@ def paced(seconds_per_token: float, seconds_per_read: float = 0.0) -> PrefillPac
     return pace
 
 
-def note(pace: PrefillPace, tokens: int, per_token: float, context: int = 0) -> None:
+def record_steps(pace: PrefillPace, tokens: int, per_token: float, context: int = 0) -> None:
     """A step whose prompt tokens take so long each, and 1 us more for each token before them."""
     load = PrefillLoad()
     load.add(tokens, context)
@@ -34,7 +34,7 @@ def note(pace: PrefillPace, tokens: int, per_token: float, context: int = 0) -> 
 def test_the_most_becomes_what_is_computed_in_the_limit(at_first: float) -> None:
     pace = paced(at_first)
     for _ in range(150):
-        note(pace, 64, 0.0005)
+        record_steps(pace, 64, 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.05)
     assert pace._limits.share.max_prompt_tokens == pytest.approx(200, rel=0.05)
     assert pace._limits.share.saturation_decodes == 32
@@ -42,13 +42,13 @@ def test_the_most_becomes_what_is_computed_in_the_limit(at_first: float) -> None
 
 def test_one_step_that_was_held_up_changes_little() -> None:
     pace = paced(0.0005)
-    note(pace, 64, 0.5)
+    record_steps(pace, 64, 0.5)
     assert pace._limits.share.max_prompt_tokens > 180
 
 
 def test_a_few_tokens_say_nothing() -> None:
     pace = paced(0.0005)
-    note(pace, 8, 0.01)
+    record_steps(pace, 8, 0.01)
     assert pace.seconds_per_token == 0.0005
 
 
@@ -61,7 +61,7 @@ def test_what_context_costs_is_told_from_what_tokens_cost(at_first: float) -> No
     pace = paced(0.001, at_first)
     for _ in range(300):
         for context in (1, 300, 4000):
-            note(pace, 64, 0.0005, context)
+            record_steps(pace, 64, 0.0005, context)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.1)
     assert pace.seconds_per_context_token == pytest.approx(1e-6, rel=0.1)
     assert pace._limits.share.context_cost_tokens == pytest.approx(500, rel=0.2)
@@ -81,7 +81,7 @@ def test_a_model_that_reads_no_context_is_never_past_learning() -> None:
 def test_a_short_step_is_as_long_as_prompts_may_take() -> None:
     pace = paced(0.0005)
     for _ in range(150):
-        note(pace, 64, 0.001)
+        record_steps(pace, 64, 0.001)
     # 72 tokens take 74 ms.
     assert pace._limits.share.target_step_tokens == pytest.approx(0.1 / 0.074 * 72, rel=0.05)
     for _ in range(150):

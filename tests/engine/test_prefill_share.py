@@ -45,18 +45,21 @@ def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
 
 def test_few_that_decode_leave_prompts_the_least_or_the_most() -> None:
     assert [
-        PrefillLimits(most, saturation_decodes=32).prompt_tokens(1, 0) for most in (8, 63, 192)
+        PrefillLimits(max_tokens, saturation_decodes=32).prompt_tokens(1, 0)
+        for max_tokens in (8, 63, 192)
     ] == [8, 63, 71]
     assert PrefillLimits(384, saturation_decodes=32, min_step_tokens=160).prompt_tokens(8, 0) == 152
 
 
-@pytest.mark.parametrize("most", [40, 180])
-def test_prompts_get_tokens_for_each_sequence_that_decodes_however_long_it_takes(most: int) -> None:
-    share = PrefillLimits(most, saturation_decodes=2000, min_step_tokens=72)
+@pytest.mark.parametrize("max_tokens", [40, 180])
+def test_prompts_get_tokens_for_each_sequence_that_decodes_however_long_it_takes(
+    max_tokens: int,
+) -> None:
+    share = PrefillLimits(max_tokens, saturation_decodes=2000, min_step_tokens=72)
     assert [share.prompt_tokens(decodes, 0) for decodes in (9, 18, 32, 200)] == [63, 126, 224, 1400]
     assert (
-        PrefillLimits(most, saturation_decodes=20, min_step_tokens=9).prompt_tokens(10, 0)
-        == most // 2
+        PrefillLimits(max_tokens, saturation_decodes=20, min_step_tokens=9).prompt_tokens(10, 0)
+        == max_tokens // 2
     )  # their part of the most
 
 
@@ -81,23 +84,23 @@ def served(share: PrefillLimits, streams: int, per_token: float) -> tuple[float,
         clock, longest = clock + step, max(longest, step if decoding else 0.0)
         waits += [clock - came for tokens, came in waiting if not tokens]
         done = sum(not tokens for tokens, _ in waiting)
-        left = [tokens - 1 for tokens in decoding]
-        waiting = [w for w in waiting if w[0]] + [(320, clock)] * left.count(0)
-        decoding = [tokens for tokens in left if tokens] + [95] * done
+        remaining_tokens = [tokens - 1 for tokens in decoding]
+        waiting = [w for w in waiting if w[0]] + [(320, clock)] * remaining_tokens.count(0)
+        decoding = [tokens for tokens in remaining_tokens if tokens] + [95] * done
     return sum(waits) / len(waits), longest
 
 
 def test_prompts_do_not_starve_on_a_slow_machine() -> None:
     per_token = 0.00144
-    most = int(0.09 / per_token)
+    max_tokens = int(0.09 / per_token)
     # As before, when nothing went beyond the 0.09 s: their part of the most alone.
     starved, _ = served(
-        PrefillLimits(most, saturation_decodes=64, min_step_tokens=1), 32, per_token
+        PrefillLimits(max_tokens, saturation_decodes=64, min_step_tokens=1), 32, per_token
     )
-    wait, step = served(PrefillLimits(most, saturation_decodes=64), 32, per_token)
-    whole, stalled = served(PrefillLimits(10**6), 32, per_token)
+    wait, step = served(PrefillLimits(max_tokens, saturation_decodes=64), 32, per_token)
+    full, stalled = served(PrefillLimits(10**6), 32, per_token)
     assert wait < 0.4 * starved
-    assert wait < 1.2 * whole
+    assert wait < 1.2 * full
     assert step < 0.5 * stalled
 
 
@@ -114,7 +117,7 @@ def test_prompts_beside_decodes_are_dealt_the_share() -> None:
 
 def test_a_prompt_goes_in_parts_of_one_size_that_are_an_eighth_larger_at_most() -> None:
     share = PrefillLimits(320, saturation_decodes=32)
-    assert [share.chunk(wanted, 96) for wanted in (96, 108, 109, 300, 320, 2000)] == [
+    assert [share.chunk(num_tokens, 96) for num_tokens in (96, 108, 109, 300, 320, 2000)] == [
         96,
         108,
         55,
@@ -122,17 +125,17 @@ def test_a_prompt_goes_in_parts_of_one_size_that_are_an_eighth_larger_at_most() 
         80,
         96,
     ]
-    for wanted in range(1, 2000):
-        assert 0 < share.chunk(wanted, 96) <= min(wanted, 108)
+    for expected_index in range(1, 2000):
+        assert 0 < share.chunk(expected_index, 96) <= min(expected_index, 108)
 
 
 def test_a_prompt_never_takes_more_than_a_share_that_was_told() -> None:
-    assert [PrefillLimits(96).chunk(wanted, 96) for wanted in (95, 97, 120)] == [95, 96, 96]
+    assert [PrefillLimits(96).chunk(num_tokens, 96) for num_tokens in (95, 97, 120)] == [95, 96, 96]
 
 
-@pytest.mark.parametrize("left", [0, -24])
-def test_nothing_is_left_of_a_share_that_is_used_up(left: int) -> None:
-    assert PrefillLimits(320, saturation_decodes=32).chunk(50, left) == 0
+@pytest.mark.parametrize("num_remaining", [0, -24])
+def test_nothing_is_left_of_a_share_that_is_used_up(num_remaining: int) -> None:
+    assert PrefillLimits(320, saturation_decodes=32).chunk(50, num_remaining) == 0
 
 
 def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
@@ -171,12 +174,14 @@ def test_the_queue_knows_how_many_tokens_wait(policy: str) -> None:
     assert driver.scheduler.waiting.num_tokens == 0
 
 
-@pytest.mark.parametrize("left_to_compute", [1, 4])
-def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(left_to_compute: int) -> None:
+@pytest.mark.parametrize("remaining_to_compute", [1, 4])
+def test_prompts_that_were_cached_start_a_few_a_step_beside_decodes(
+    remaining_to_compute: int,
+) -> None:
     driver = Driver(
         4000, 512, prefill_share=PrefillLimits(80, saturation_decodes=32), max_num_seqs=300
     )
-    prompt = list(range(40 + left_to_compute))
+    prompt = list(range(40 + remaining_to_compute))
     first = driver.add(prompt)
     driver.step()
     driver.scheduler.finish(first, "stop")
@@ -214,22 +219,22 @@ def test_a_start_that_is_taken_back_leaves_its_share_to_others() -> None:
 
 @pytest.mark.parametrize("context", [0, 100, 3000])
 def test_tokens_behind_a_context_take_more_of_the_room(context: int) -> None:
-    room = PrefillBudget(400, context_tokens_per_token=250)
-    count = room.tokens(context)
+    budget = PrefillBudget(400, context_tokens_per_token=250)
+    count = budget.tokens(context)
     assert 0 < count <= 400 / (1 + context / 250)
-    room.consume(count, context, starts=False)
+    budget.consume(count, context, starts=False)
     # One token more would have been too much.
-    assert 0 <= room.remaining < 1 + (context + 400) / 250
-    room.refund(count, context, starts=False)
-    assert room.remaining == 400
+    assert 0 <= budget.remaining < 1 + (context + 400) / 250
+    budget.refund(count, context, starts=False)
+    assert budget.remaining == 400
 
 
 def test_some_tokens_fit_whatever_they_take() -> None:
-    room = PrefillBudget(100, min_tokens=60, context_tokens_per_token=10)
-    assert room.tokens(5000) == 60
-    room.consume(50, 5000, starts=False)
-    assert room.remaining < 0
-    assert (room.tokens(5000), room.tokens(0)) == (10, 10)
+    budget = PrefillBudget(100, min_tokens=60, context_tokens_per_token=10)
+    assert budget.tokens(5000) == 60
+    budget.consume(50, 5000, starts=False)
+    assert budget.remaining < 0
+    assert (budget.tokens(5000), budget.tokens(0)) == (10, 10)
 
 
 def test_cached_prompts_that_start_are_fewer_the_more_they_read() -> None:

@@ -56,7 +56,7 @@ def test_the_models_own_vectors_give_the_same_tokens(
     embeds = [as_embeds(oracle("llama"), prompt) for prompt in PROMPTS]
     assert run(llm, embeds) == expected
     # Beside prompts of ids, and once more from the cache.
-    mixed = [each for pair in zip(embeds, PROMPTS, strict=True) for each in pair]
+    mixed = [prompt_input for pair in zip(embeds, PROMPTS, strict=True) for prompt_input in pair]
     assert run(llm, mixed) == [tokens for tokens in expected for _ in range(2)]
 
 
@@ -83,8 +83,8 @@ def test_prompts_share_the_blocks_before_their_vectors_part(
     llm = make(model_folder("llama"), block_size=4)
     prompt = [*range(20, 32), 40, 41]
     other = [*prompt[:9], *range(60, 65)]
-    expected = [oracle("llama").greedy(each, 12) for each in (prompt, other)]
-    first, second = (as_embeds(oracle("llama"), each) for each in (prompt, other))
+    expected = [oracle("llama").greedy(text, 12) for text in (prompt, other)]
+    first, second = (as_embeds(oracle("llama"), text) for text in (prompt, other))
     assert run(llm, [first]) == expected[:1]
     after = llm.generate([second], GREEDY, use_tqdm=False)[0]
     assert after.outputs[0].token_ids == expected[1]
@@ -98,25 +98,27 @@ def test_sampling_sees_no_prompt_tokens(
     llm = make(model_folder("llama"))
     params = SamplingParams(temperature=0, max_tokens=1, repetition_penalty=1.9)
     prompt = PROMPTS[3]
-    plain = oracle("llama").greedy(prompt, 1)
-    assert run(llm, [as_embeds(oracle("llama"), prompt)], params) == [plain]
+    baseline_tokens = oracle("llama").greedy(prompt, 1)
+    assert run(llm, [as_embeds(oracle("llama"), prompt)], params) == [baseline_tokens]
 
 
 def test_the_last_vectors_are_kept_and_n_outputs_share_them(
     model_folder: Folder, oracle: Callable[[str], Oracle]
 ) -> None:
     llm = make(model_folder("llama"))
-    whole, tail = PROMPTS[7], PROMPTS[7][-9:]
+    full_prompt, tail = PROMPTS[7], PROMPTS[7][-9:]
     cut = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, truncate_prompt_tokens=9)
-    assert run(llm, [as_embeds(oracle("llama"), whole)], cut) == [oracle("llama").greedy(tail, 12)]
+    assert run(llm, [as_embeds(oracle("llama"), full_prompt)], cut) == [
+        oracle("llama").greedy(tail, 12)
+    ]
     several = SamplingParams(temperature=1.0, seed=1, n=3, max_tokens=8, ignore_eos=True)
-    by_ids = llm.generate([whole], several, use_tqdm=False)[0]
-    by_vectors = llm.generate([as_embeds(oracle("llama"), whole)], several, use_tqdm=False)[0]
+    by_ids = llm.generate([full_prompt], several, use_tqdm=False)[0]
+    by_vectors = llm.generate([as_embeds(oracle("llama"), full_prompt)], several, use_tqdm=False)[0]
     assert [o.token_ids for o in by_vectors.outputs] == [o.token_ids for o in by_ids.outputs]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         [[0.0] * 64],
         torch.zeros(64),
@@ -128,10 +130,10 @@ def test_the_last_vectors_are_kept_and_n_outputs_share_them(
     ],
     ids=["list", "flat", "batch", "ints", "width", "nan", "inf"],
 )
-def test_fault_10_vectors_of_a_wrong_form_are_refused(model_folder: Folder, wrong: Any) -> None:
+def test_fault_10_vectors_of_a_wrong_form_are_refused(model_folder: Folder, invalid: Any) -> None:
     llm = make(model_folder("llama"))
     with pytest.raises(InvalidRequest) as caught:
-        run(llm, [{"prompt_embeds": wrong}])
+        run(llm, [{"prompt_embeds": invalid}])
     assert caught.value.param == "prompt_embeds"
     assert not llm.core.has_work
 
@@ -161,26 +163,26 @@ def test_the_bridge_takes_none(model_folder: Folder) -> None:
 def message(name: str, embeds: Tensor, **more: Any) -> EngineRequest:
     """As a gateway sends it."""
     rows, size = embeds.shape
-    given = PromptEmbeds("float32", rows, size, embeds.detach().numpy().tobytes())
+    prompt_embeds = PromptEmbeds("float32", rows, size, embeds.detach().numpy().tobytes())
     return EngineRequest(
         request_id=name,
         gateway_id="g",
         prompt_token_ids=[0] * rows,
         sampling=GREEDY,
-        prompt_embeds=given,
+        prompt_embeds=prompt_embeds,
         **more,
     )
 
 
 def steps(llm: LLM) -> dict[str, list[int]]:
     """The tokens that come of all requests."""
-    found: dict[str, list[int]] = {}
+    tokens_by_id: dict[str, list[int]] = {}
     while llm.core.has_work:
         for delta in llm.core.step():
             assert delta.error is None
-            found.setdefault(delta.request_id, []).extend(delta.token_ids)
+            tokens_by_id.setdefault(delta.request_id, []).extend(delta.token_ids)
     llm.core.check_integrity()
-    return found
+    return tokens_by_id
 
 
 def test_vectors_in_a_message_go_on_elsewhere(
@@ -191,9 +193,9 @@ def test_vectors_in_a_message_go_on_elsewhere(
     embeds = as_embeds(oracle("llama"), prompt)["prompt_embeds"]
     llm.core.add_request(message("whole", embeds))
     llm.core.add_request(message("resumed", embeds, resume_token_ids=[expected[:5]]))
-    found = steps(llm)
-    assert found["whole"] == expected
-    assert found["resumed"] == expected[5:]
+    outputs = steps(llm)
+    assert outputs["whole"] == expected
+    assert outputs["resumed"] == expected[5:]
 
 
 def test_vectors_that_arent_whole_are_refused(model_folder: Folder) -> None:
@@ -218,6 +220,6 @@ def test_vectors_out_of_all_bounds_hurt_no_neighbour(
     for name in ("before", "after"):
         llm.core.add_request(EngineRequest(request_id=name, **asked))
         llm.core.add_request(message(f"wild {name}", embeds))
-    found = steps(llm)
-    assert found["before"] == found["after"] == oracle("llama").greedy(prompt, 12)
-    assert len(found["wild before"]) == 12
+    outputs = steps(llm)
+    assert outputs["before"] == outputs["after"] == oracle("llama").greedy(prompt, 12)
+    assert len(outputs["wild before"]) == 12

@@ -123,13 +123,13 @@ def mean_wait(overtaking: float) -> tuple[float, int]:
     """Mean and longest wait, in tokens, of prompts that come at random at 0.9 of the capacity."""
     driver = one_seat(prompt_overtaking=overtaking, enable_prefix_caching=False)
     rng = random.Random(5)
-    clock, at, came, waits = 0, 0.0, {}, []
+    clock, arrives_at, came, waits = 0, 0.0, {}, []
     for _ in range(300):
-        at += rng.expovariate(0.9 / 110)
-        while len(driver.scheduler.waiting) and clock < at:
+        arrives_at += rng.expovariate(0.9 / 110)
+        while len(driver.scheduler.waiting) and clock < arrives_at:
             clock = _run(driver, clock, came, waits)
-        clock = max(clock, int(at))
-        came[driver.add(prompt(rng.choice([20, 200]))).seq_id] = at
+        clock = max(clock, int(arrives_at))
+        came[driver.add(prompt(rng.choice([20, 200]))).seq_id] = arrives_at
     while len(driver.scheduler.waiting):
         clock = _run(driver, clock, came, waits)
     return statistics.mean(waits), max(waits)

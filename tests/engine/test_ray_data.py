@@ -70,6 +70,6 @@ def test_ray_data_maps_batches_over_engines(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers, alone = json.loads(done.stdout.splitlines()[-1])
+    answers, isolated = json.loads(done.stdout.splitlines()[-1])
     assert len(answers) == 12
-    assert answers == alone
+    assert answers == isolated

@@ -17,15 +17,15 @@ from tests.services import running_redis
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> object:
-    with running_redis(tmp_path_factory.mktemp("redis")) as found:
-        yield found
+    with running_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
 
 
 @pytest.fixture
 async def link(url: str) -> AsyncIterator[RedisPipeline]:
-    made = RedisPipeline(url)
-    yield made
-    await made.close()
+    redis_pipeline = RedisPipeline(url)
+    yield redis_pipeline
+    await redis_pipeline.close()
 
 
 async def test_replies_come_in_the_order_of_the_commands(link: RedisPipeline) -> None:
@@ -43,8 +43,8 @@ async def test_one_commands_error_is_its_own(link: RedisPipeline) -> None:
 
 
 async def test_a_caller_who_leaves_takes_no_ones_reply(link: RedisPipeline) -> None:
-    left, stays = link.send("ECHO", "left"), link.send("ECHO", "stays")
-    left.cancel()
+    cancelled, stays = link.send("ECHO", "left"), link.send("ECHO", "stays")
+    cancelled.cancel()
     assert await stays == b"stays"
 
 
@@ -52,7 +52,7 @@ async def test_a_reply_is_heard_as_it_arrives_before_whoever_awaits_it_goes_on(
     link: RedisPipeline,
 ) -> None:
     heard: list[object] = []
-    reply = link.send("ECHO", "news", hear=lambda found: heard.append((found, order.copy())))
+    reply = link.send("ECHO", "news", hear=lambda reply: heard.append((reply, order.copy())))
     order: list[str] = []
 
     async def wait() -> None:

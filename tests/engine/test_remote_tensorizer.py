@@ -82,10 +82,12 @@ class Files(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         content = file.read_bytes()
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted:
-            content = content[int(wanted[1]) : int(wanted[2]) + 1 if wanted[2] else None]
-        self.send_response(206 if wanted else 200)
+        expected_match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if expected_match:
+            content = content[
+                int(expected_match[1]) : int(expected_match[2]) + 1 if expected_match[2] else None
+            ]
+        self.send_response(206 if expected_match else 200)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         with suppress(ConnectionError):  # who has read enough leaves

@@ -55,7 +55,7 @@ def test_without_mixing_every_sequence_ends(chunked: bool, num_blocks: int) -> N
     for _ in range(2_000):
         if waiting:
             sequences.append(driver.add(waiting.pop()))
-        computed = {each.seq_id: each.num_tokens for each in sequences}
+        computed = {sequence.seq_id: sequence.num_tokens for sequence in sequences}
         plan = driver.step()
         decodes = {
             seq_id
@@ -69,7 +69,7 @@ def test_without_mixing_every_sequence_ends(chunked: bool, num_blocks: int) -> N
                 driver.scheduler.finish(sequence, "length")
         if not waiting and all(sequence.finished for sequence in sequences):
             break
-    assert [each for each in sequences if not each.finished] == []
+    assert [sequence for sequence in sequences if not sequence.finished] == []
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
@@ -111,8 +111,8 @@ def test_fault_54_what_is_aborted_behind_a_head_that_cannot_start_is_not_kept(po
         gone = driver.add([3, 4], tenant=f"t{number % 2}")
         driver.scheduler.finish(gone, "abort")
     gc.collect()
-    kept = sum(type(each) is Sequence for each in gc.get_objects())
-    assert kept < 100
+    retained_total = sum(type(tracked) is Sequence for tracked in gc.get_objects())
+    assert retained_total < 100
     assert len(driver.scheduler.waiting) == 1
     assert driver.scheduler.waiting.num_tokens == waiting.num_tokens
     driver.scheduler.finish(running, "stop")
@@ -226,10 +226,10 @@ def test_an_abort_frees_everything_at_any_moment(when: str) -> None:
 def test_a_sequence_that_finishes_in_the_queue_is_skipped() -> None:
     driver = Driver(num_blocks=50)
     gone = driver.add([1])
-    kept = driver.add([2])
+    retained_sequence = driver.add([2])
     driver.scheduler.finish(gone, "abort")
     assert len(driver.scheduler.waiting) == 1
-    assert driver.step().seq_ids == [kept.seq_id]
+    assert driver.step().seq_ids == [retained_sequence.seq_id]
 
 
 def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> None:
@@ -251,18 +251,18 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
 
 def test_an_isolated_prompt_shares_none_of_its_steps() -> None:
     driver = Driver(num_blocks=50, token_budget=8)
-    lone = driver.add(list(range(20)))
-    lone.isolated = True
+    isolated_sequence = driver.add(list(range(20)))
+    isolated_sequence.isolated = True
     rows = []
     for _ in range(3):
         assert driver.scheduler.has_isolated_step
         plan = driver.step()
         rows.append((plan.seq_ids, plan.num_scheduled))
         driver.add([4, 5, 6])
-    assert rows == [([lone.seq_id], [count]) for count in (8, 8, 4)]
-    lone.isolated = False  # as it brings a token
+    assert rows == [([isolated_sequence.seq_id], [count]) for count in (8, 8, 4)]
+    isolated_sequence.isolated = False  # as it brings a token
     assert not driver.scheduler.has_isolated_step
-    assert lone.seq_id in (shared := driver.step().seq_ids)
+    assert isolated_sequence.seq_id in (shared := driver.step().seq_ids)
     assert len(shared) > 1
 
 
@@ -270,31 +270,31 @@ def test_who_runs_beside_an_isolated_prompt_has_every_second_step() -> None:
     driver = Driver(num_blocks=50, token_budget=8)
     other = driver.add([1, 2, 3])
     driver.step()  # it decodes
-    lone = driver.add(list(range(20)))
-    lone.isolated = True
+    isolated_sequence = driver.add(list(range(20)))
+    isolated_sequence.isolated = True
     rows = [driver.step().seq_ids for _ in range(6)]
-    assert rows == [[lone.seq_id], [other.seq_id]] * 3
+    assert rows == [[isolated_sequence.seq_id], [other.seq_id]] * 3
 
 
 def test_an_isolated_prompt_waits_for_a_seat_and_takes_the_next_one() -> None:
     driver = Driver(num_blocks=50, max_num_seqs=1)
     seated = driver.add([1, 2])
     driver.step()
-    lone = driver.add([3, 4])
-    lone.isolated = True
+    isolated_sequence = driver.add([3, 4])
+    isolated_sequence.isolated = True
     for _ in range(3):
         assert driver.step().seq_ids == [seated.seq_id]
     driver.scheduler.finish(seated, "stop")
-    assert driver.step().seq_ids == [lone.seq_id]
+    assert driver.step().seq_ids == [isolated_sequence.seq_id]
 
 
 def test_an_isolated_prompt_that_ends_lets_the_others_go_on() -> None:
     driver = Driver(num_blocks=50, token_budget=8)
-    lone = driver.add(list(range(20)))
-    lone.isolated = True
-    assert driver.step().seq_ids == [lone.seq_id]
+    isolated_sequence = driver.add(list(range(20)))
+    isolated_sequence.isolated = True
+    assert driver.step().seq_ids == [isolated_sequence.seq_id]
     other = driver.add([4, 5, 6])
-    driver.scheduler.finish(lone, "abort")
+    driver.scheduler.finish(isolated_sequence, "abort")
     assert driver.step().seq_ids == [other.seq_id]
 
 

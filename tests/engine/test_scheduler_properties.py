@@ -42,7 +42,7 @@ class Chaos:
         groups = getattr(scheduler.kv, "windows", (0,))
         self.memory = PagedMemory(groups, BLOCK)
         self.live: list[Sequence] = []
-        self.most = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
+        self.max_sequence_tokens = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
         for tenant, (reserved, maximum) in self.shares.items() if quotas else ():
             scheduler.kv.quotas.record_request(tenant, 1.0, reserved, maximum)
         self.stems = [[self.rng.randint(0, 2) for _ in range(60)] for _ in range(2)]
@@ -72,8 +72,11 @@ class Chaos:
 
     def _arrive(self) -> None:
         rng = self.rng
-        prompt = rng.choice(self.stems)[: rng.randint(1, self.most - 2)]
-        prompt += [rng.randint(0, 2) for _ in range(rng.randint(0, self.most - 1 - len(prompt)))]
+        prompt = rng.choice(self.stems)[: rng.randint(1, self.max_sequence_tokens - 2)]
+        prompt += [
+            rng.randint(0, 2)
+            for _ in range(rng.randint(0, self.max_sequence_tokens - 1 - len(prompt)))
+        ]
         tenant = rng.choice("abc")
         reserved, maximum = self.shares[tenant] if self.quotas else (0.0, 1.0)
         content = ()
@@ -128,7 +131,7 @@ class Chaos:
     def _token(self, sequence: Sequence) -> None:
         sequence.token_ids.append(self.rng.randint(0, 2))
         self.driver.scheduler.waiting.charge_output(sequence)
-        if sequence.num_tokens >= self.most or self.rng.random() < 0.05:
+        if sequence.num_tokens >= self.max_sequence_tokens or self.rng.random() < 0.05:
             self._end(sequence, "stop")
 
     def _end(self, sequence: Sequence, reason: str) -> None:
@@ -235,8 +238,8 @@ def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], b
     assert all(driver.table(sequence)[:7] == shared for sequence in outputs)
     if groups == 1:
         # 30 tokens fill seven blocks, which all share; each has its own from the eighth on.
-        own = sum(len(driver.table(sequence)) - 7 for sequence in outputs)
-        assert pool.num_blocks - pool.num_free_blocks == 7 + own
+        local_total = sum(len(driver.table(sequence)) - 7 for sequence in outputs)
+        assert pool.num_blocks - pool.num_free_blocks == 7 + local_total
     assert all(sequence.num_cached_tokens == 28 for sequence in outputs[1:])
 
 
@@ -271,8 +274,8 @@ class Crowd(Chaos):
             "c": (draw.choice([0.0, 0.1]), draw.choice([0.3, 0.6, 1.0])),
         }
         super().__init__(seed, windows, True, **settings)
-        self.most = min(60, self.driver.scheduler.capacity_tokens // 2)
-        self.looks_ahead = draw.random() < 0.2
+        self.max_sequence_tokens = min(60, self.driver.scheduler.capacity_tokens // 2)
+        self.plans_ahead = draw.random() < 0.2
         self.batch = InputBatch(settings["max_num_seqs"], 64, BLOCK, self.driver.layout)
         self.in_flight: deque[tuple[StepPlan, list[Sequence], StepInputs | None]] = deque()
 
@@ -287,7 +290,7 @@ class Crowd(Chaos):
     def _arrive(self) -> None:
         rng = self.rng
         tenant = rng.choice("bbbabc")
-        greedy, longest = tenant == "b", self.most - 2
+        greedy, longest = tenant == "b", self.max_sequence_tokens - 2
         length = rng.randint(1, min(6, longest)) if greedy else rng.randint(longest // 2, longest)
         prompt = [rng.randint(0, 2) for _ in range(length)]
         reserved, maximum = self.shares[tenant]
@@ -296,12 +299,12 @@ class Crowd(Chaos):
                 prompt,
                 priority=rng.choice((0, 0, 0, 1, -1)),
                 namespace=tenant,
-                max_tokens=self.most - length,
+                max_tokens=self.max_sequence_tokens - length,
                 tenant=tenant,
                 reserved=reserved,
                 maximum=maximum,
             )
-            sequence.counts_placeholders = self.looks_ahead
+            sequence.counts_placeholders = self.plans_ahead
             self.live.append(sequence)
 
     def _step(self, *, fails: bool = False) -> None:
@@ -317,11 +320,11 @@ class Crowd(Chaos):
         self._compare_books(plan)
         self.in_flight.append((plan, scheduled, inputs))
         if fails:
-            for each, sequences, _ in self.in_flight:
-                self.memory.run(each, sequences, fails=True)
-            scheduler.roll_back(*((each, sequences) for each, sequences, _ in self.in_flight))
+            for item, sequences, _ in self.in_flight:
+                self.memory.run(item, sequences, fails=True)
+            scheduler.roll_back(*((plan, sequences) for plan, sequences, _ in self.in_flight))
             self.in_flight.clear()
-        self._complete_down_to(int(self.looks_ahead and bool(scheduled)))
+        self._complete_down_to(int(self.plans_ahead and bool(scheduled)))
         scheduler.check_integrity()
 
     def _complete_down_to(self, count: int) -> None:
@@ -333,16 +336,16 @@ class Crowd(Chaos):
             token_ids = [self.rng.randint(0, 2) for _ in inputs.sampled]
             if token_ids:
                 self.batch.append_sampled(inputs, token_ids)
-            for at, token_id in zip(inputs.sampled, token_ids, strict=True):
-                if not scheduled[at].finished:
-                    self._sampled(scheduled[at], token_id)
+            for index, token_id in zip(inputs.sampled, token_ids, strict=True):
+                if not scheduled[index].finished:
+                    self._sampled(scheduled[index], token_id)
 
     def _sampled(self, sequence: Sequence, token_id: int) -> None:
         sequence.isolated = False
-        sequence.num_placeholders -= self.looks_ahead
+        sequence.num_placeholders -= self.plans_ahead
         sequence.token_ids.append(token_id)
         self.driver.scheduler.waiting.charge_output(sequence)
-        if sequence.num_tokens >= self.most or self.rng.random() < 0.05:
+        if sequence.num_tokens >= self.max_sequence_tokens or self.rng.random() < 0.05:
             self._end(sequence, "stop")
 
     def _compare_books(self, plan: StepPlan) -> None:
@@ -351,18 +354,18 @@ class Crowd(Chaos):
         samples = dict(zip(plan.seq_ids, plan.num_samples, strict=True))
         assert batch.row_of.keys() == {sequence.seq_id for sequence in scheduler.running}
         for sequence in scheduler.running:
-            row, known = batch.row_of[sequence.seq_id], sequence.num_tokens
+            row, registered_num_tokens = batch.row_of[sequence.seq_id], sequence.num_tokens
             ahead = sequence.num_placeholders or samples.get(sequence.seq_id, 0)
             assert batch.num_computed[row] == sequence.num_computed_tokens
-            assert batch.num_tokens[row] == known + ahead
-            assert batch.tokens[row, :known].tolist() == sequence.token_ids
+            assert batch.num_tokens[row] == registered_num_tokens + ahead
+            assert batch.tokens[row, :registered_num_tokens].tolist() == sequence.token_ids
             tables = zip(
                 batch.block_tables, batch.num_blocks, self.driver.tables(sequence), strict=True
             )
-            for table, num_blocks, own in tables:
-                assert num_blocks[row] == len(own)
-                blocks = zip(table[row, : len(own)].tolist(), own, strict=True)
-                assert all(there == block for there, block in blocks if block is not None)
+            for table, num_blocks, block_ids in tables:
+                assert num_blocks[row] == len(block_ids)
+                blocks = zip(table[row, : len(block_ids)].tolist(), block_ids, strict=True)
+                assert all(block_id == block for block_id, block in blocks if block is not None)
 
 
 def run_crowd(seed: int) -> None:

@@ -99,11 +99,11 @@ def test_tokens_are_the_offline_engines(gateway: Gateway, model_folder: Folder) 
 
 def test_one_outbox_entry_a_step_holds_all_of_a_gateways_tokens(gateway: Gateway) -> None:
     gateway.read(block_ms=1)
-    before = len(gateway.steps)
+    initial_count = len(gateway.steps)
     for index in range(8):
         gateway.request(f"many{index}", [20 + index, 21], max_tokens=200)
     gateway.finish(*(f"many{i}" for i in range(8)))
-    steps = gateway.steps[before:]
+    steps = gateway.steps[initial_count:]
     assert len(steps) == len(set(steps))
     # 1600 tokens; requests that run side by side share their entries.
     assert len(steps) < 1200
@@ -111,27 +111,27 @@ def test_one_outbox_entry_a_step_holds_all_of_a_gateways_tokens(gateway: Gateway
 
 
 def test_an_entry_is_acknowledged_only_after_the_last_output(gateway: Gateway) -> None:
-    held = gateway.hold("ack", [5, 6])
+    paused_id = gateway.hold("ack", [5, 6])
     assert gateway.pending() == 1
     gateway.control("resume")
-    gateway.finish(held)
+    gateway.finish(paused_id)
     settled(gateway)
     assert gateway.redis.xlen(redis_keys.inbox_key("r1", gateway.prefix)) == 0
 
 
 def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway) -> None:
-    held = gateway.hold("gone", [5, 6])
-    gateway.abort(held)
+    paused_id = gateway.hold("gone", [5, 6])
+    gateway.abort(paused_id)
     gateway.control("resume")
-    gateway.finish(held)
-    assert gateway.deltas[held][-1].finish_reason == "abort"
-    assert len(gateway.tokens(held)) < 240
+    gateway.finish(paused_id)
+    assert gateway.deltas[paused_id][-1].finish_reason == "abort"
+    assert len(gateway.tokens(paused_id)) < 240
     settled(gateway)
 
 
-@pytest.mark.parametrize(("busy", "taken"), [(True, 1), (False, 5)])
+@pytest.mark.parametrize(("busy", "num_used"), [(True, 1), (False, 5)])
 def test_fault_53_what_runs_gets_its_tokens_between_thousands_of_messages(
-    monkeypatch: pytest.MonkeyPatch, *, busy: bool, taken: int
+    monkeypatch: pytest.MonkeyPatch, *, busy: bool, num_used: int
 ) -> None:
     monkeypatch.setattr(service, "MESSAGE_BUDGET_S", 0.0)
     messages: queue.SimpleQueue[tuple[bytes, str]] = queue.SimpleQueue()
@@ -144,7 +144,7 @@ def test_fault_53_what_runs_gets_its_tokens_between_thousands_of_messages(
     )
     core: Any = SimpleNamespace(has_work=busy)
     service.EngineService._handle_messages(replica, core, wait=False)
-    assert handled == [b"%d" % number for number in range(taken)]
+    assert handled == [b"%d" % number for number in range(num_used)]
     core.has_work = False
     service.EngineService._handle_messages(replica, core, wait=False)
     assert len(handled) == 5
@@ -219,7 +219,7 @@ def test_a_replica_sleeps_and_goes_on_with_its_requests(gateway: Gateway, level:
     paused = gateway.hold(f"paused{level}", [7, 8, 9])
     assert gateway.control("sleep", level=level).ok
     assert gateway.await_state("sleeping").stats.num_free_blocks == 64
-    assert not gateway.ended(paused)
+    assert not gateway.is_finished(paused)
     gateway.request(f"refused{level}", [5])
     gateway.finish(f"refused{level}")
     error = gateway.deltas[f"refused{level}"][-1].error
@@ -342,11 +342,11 @@ def test_a_replica_that_plans_ahead_serves_the_same_and_searches(
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     for name in kinds:
-        found = [{d.index: [] for d in g.deltas[f"a-{name}"]} for g in (ahead, gateway)]
-        for by_index, each in zip(found, (ahead, gateway), strict=True):
-            for delta in each.deltas[f"a-{name}"]:
+        tokens_by_index = [{d.index: [] for d in g.deltas[f"a-{name}"]} for g in (ahead, gateway)]
+        for by_index, reader in zip(tokens_by_index, (ahead, gateway), strict=True):
+            for delta in reader.deltas[f"a-{name}"]:
                 by_index[delta.index] += delta.token_ids
-        assert found[0] == found[1]
+        assert tokens_by_index[0] == tokens_by_index[1]
     assert [d.finish_reason for d in gateway.deltas["a-beams"]] == ["length", "length"]
 
 
@@ -407,11 +407,11 @@ def operated(redis_url: str, model_folder: Folder) -> Iterator[Operated]:
             **settings,
         )
         client = redis.Redis.from_url(redis_url)
-        made = service.EngineService(config, "r1", client, f"operated{time.time_ns()}")
-        made.core = EngineCore(config)
+        engine_service = service.EngineService(config, "r1", client, f"operated{time.time_ns()}")
+        engine_service.core = EngineCore(config)
         gc.collect()
         gc.freeze()
-        return made
+        return engine_service
 
     yield make
     gc.unfreeze()
@@ -503,7 +503,7 @@ def test_fault_65_a_profile_that_cannot_be_written_is_refused_and_the_replica_li
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replica = operated()
-    profiler, before = replica._profiler, profile_folders()
+    profiler, initial = replica._profiler, profile_folders()
     monkeypatch.setattr(tempfile, "tempdir", "/proc/nowhere")
     assert not operate(replica, "start_profile")
     assert not profiler._profile.is_running
@@ -523,7 +523,7 @@ def test_fault_65_a_profile_that_cannot_be_written_is_refused_and_the_replica_li
     assert operate(replica, "stop_profile")
     trace = Path(replica._output.batches["g1"].replies[-1].detail)
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    assert profile_folders() - before == {*tmp_path.iterdir()}
+    assert profile_folders() - initial == {*tmp_path.iterdir()}
 
 
 def test_fault_65_a_profile_that_nobody_stops_ends_by_itself_on_a_full_disk(
@@ -535,8 +535,8 @@ def test_fault_65_a_profile_that_nobody_stops_ends_by_itself_on_a_full_disk(
         torch.ones(8).sum()
         assert [profiler.step() for _ in range(MAX_STEPS - 1)] == [""] * (MAX_STEPS - 1)
         no_file_space(is_full)
-        told = profiler.step()
+        message = profiler.step()
         no_file_space(False)
-        assert ("is lost" in told) == is_full
+        assert ("is lost" in message) == is_full
         assert not profiler._profile.is_running
-    shutil.rmtree(Path(told).parent)
+    shutil.rmtree(Path(message).parent)

@@ -27,16 +27,16 @@ SETTINGS = {
 @pytest.fixture
 def rested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """For each step that is held short, how many rows sit out."""
-    found: list[int] = []
+    counts: list[int] = []
     inner = DecodeRotation.skipped
 
     def spy(self: DecodeRotation, step: ShortStep) -> set[Sequence]:
         rows = inner(self, step)
-        found.append(len(rows))
+        counts.append(len(rows))
         return rows
 
     monkeypatch.setattr(DecodeRotation, "skipped", spy)
-    return found
+    return counts
 
 
 @pytest.fixture(scope="module")

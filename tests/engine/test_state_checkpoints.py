@@ -101,10 +101,10 @@ def test_where_prompts_part_is_known_from_the_second_on() -> None:
         kv.start_step()
         prefix = kv.get_computed_blocks(sequence)
         assert start(kv, sequence) == expected
-        kept = [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
+        retained_num_tokens = [num_tokens for _, num_tokens, _ in states.pop_checkpoints()]
         if turn == 1:
             assert kv.miss_reason(sequence, prefix, reads_cache=True) == "no_state"
-            assert kept == [192, 224]
+            assert retained_num_tokens == [192, 224]
         finish(kv, sequence)
 
 
@@ -201,11 +201,11 @@ def test_states_before_drafts_are_kept_until_these_are_verified() -> None:
     states.pop_checkpoints()
     kv.start_step()
     assert kv.allocate_slots(sequence, quota, 21, 3, lookahead=True) is not None
-    kept = states.pop_checkpoints()
-    assert [num_tokens for _, num_tokens, _ in kept] == [21, 22, 23]
+    retained_checkpoints = states.pop_checkpoints()
+    assert [num_tokens for _, num_tokens, _ in retained_checkpoints] == [21, 22, 23]
     kv.check_integrity({1: ""})
     states.rewind(1, 22)
-    assert states.pop_copies() == [(kept[1][2], states.tables[1][0].block_id)]
+    assert states.pop_copies() == [(retained_checkpoints[1][2], states.tables[1][0].block_id)]
     kv.check_integrity({1: ""})
     # With too few blocks there are no drafts.
     assert kv.allocate_slots(sequence, quota, 22, 6, lookahead=True) is None
@@ -388,12 +388,12 @@ def test_chats_that_ended_make_space_for_others() -> None:
 def test_where_chats_part_is_not_evicted_first() -> None:
     kv, _ = make(9)
     shared = list(range(160))
-    for seq_id, own in enumerate((1000, 2000, 3000, 4000)):
-        turn = Tokens(seq_id, [*shared, *range(own, own + 40)])
+    for seq_id, first_token in enumerate((1000, 2000, 3000, 4000)):
+        turn = Tokens(seq_id, [*shared, *range(first_token, first_token + 40)])
         hit = start(kv, turn)
         kv.start_step()
         finish(kv, turn)
-        again = Tokens(100 + seq_id, [*turn.token_ids, *range(own + 40, own + 80)])
+        again = Tokens(100 + seq_id, [*turn.token_ids, *range(first_token + 40, first_token + 80)])
         assert start(kv, again) == 192
         kv.start_step()
         finish(kv, again)

@@ -122,11 +122,14 @@ def test_a_shared_prefix_is_reused_whatever_comes_behind_it(
         source = random.Random(shift)
         shared = random_tokens(source, 1600)
         for turn, min_share in enumerate((0, 0.8, 0.95)):
-            before = core.snapshot().prefix_cache_hits_total
+            initial_prefix_cache_hits_total = core.snapshot().prefix_cache_hits_total
             prompt = shared + random_tokens(source, shift)
             message = request(f"{shift}.{turn}", prompt, 2, temperature=0)
             assert output_of(core, message) == output_of(cold, message)
-            assert core.snapshot().prefix_cache_hits_total - before >= min_share * 1600
+            assert (
+                core.snapshot().prefix_cache_hits_total - initial_prefix_cache_hits_total
+                >= min_share * 1600
+            )
 
 
 def disturbed(

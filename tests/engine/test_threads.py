@@ -22,14 +22,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture
-def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels' threads be set without a trace."""
-    before = torch.get_num_threads()
+    initial_num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # whatever ran in this process before
     monkeypatch.setattr(settings, "_num_threads", None)
     monkeypatch.setattr(engine_threads, "_initial_count", None)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(initial_num_threads)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_more_threads_than_cpus_are_refused() -> None:
         Threads.from_config(config, ReferenceKernels())
 
 
-def test_the_count_is_that_of_the_cpus_else_the_kernels(own_threads: None) -> None:
+def test_the_count_is_that_of_the_cpus_else_the_kernels(thread_count: None) -> None:
     cpu = min(os.sched_getaffinity(0))
     bound = Threads.from_config(
         EngineConfig(model="m", cpu_threads_bind=str(cpu)), ReferenceKernels()
@@ -74,7 +74,7 @@ def test_the_count_is_that_of_the_cpus_else_the_kernels(own_threads: None) -> No
 
 @pytest.mark.parametrize("bind", ["auto", "nobind"])
 def test_a_native_model_leaves_torch_one_thread_and_the_kernels_all(
-    bind: str, model_folder: Callable[[str], Path], own_threads: None
+    bind: str, model_folder: Callable[[str], Path], thread_count: None
 ) -> None:
     options = {"num_gpu_blocks_override": 50, "max_model_len": 128, "async_scheduling": False}
     folder = str(model_folder("llama"))
@@ -89,12 +89,12 @@ def test_a_native_model_leaves_torch_one_thread_and_the_kernels_all(
 
 def test_bound_threads_are_bound_where_steps_run() -> None:
     """The kernels get the CPUs; that they keep to them is the kernels' own test."""
-    told = []
+    calls = []
 
     class Recording(ReferenceKernels):
         def use_threads(self, count: int, cpus: Any = None, *, spread: bool = True) -> None:
-            told.append((count, cpus, spread))
+            calls.append((count, cpus, spread))
 
     Threads(2, (1, 0)).use(Recording())
     Threads(3, (), bind_across=False).use(Recording())
-    assert told == [(2, (1, 0), True), (3, None, False)]
+    assert calls == [(2, (1, 0), True), (3, None, False)]

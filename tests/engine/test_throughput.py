@@ -13,17 +13,17 @@ from engine.kv_cache.kv_cache_config import single_group_config
 def test_averages_are_of_the_last_whole_stretch() -> None:
     throughput = RateMeter(now=100.0)
 
-    def told(at: float, prompt: int, generated: int) -> tuple[float, float]:
+    def rates_at(timestamp: float, prompt: int, generated: int) -> tuple[float, float]:
         stats = EngineStats(prompt_tokens_total=prompt, generation_tokens_total=generated)
-        found = throughput.last_rates(stats, now=at)
-        assert found.prompt_tokens_total == prompt
-        return found.avg_prompt_throughput_toks_per_s, found.avg_generation_throughput_toks_per_s
+        rates = throughput.last_rates(stats, now=timestamp)
+        assert rates.prompt_tokens_total == prompt
+        return rates.avg_prompt_throughput_toks_per_s, rates.avg_generation_throughput_toks_per_s
 
-    assert told(104.5, 500, 50) == (0.0, 0.0)
-    assert told(105.0, 500, 50) == (100.0, 10.0)
-    assert told(109.0, 900, 90) == (100.0, 10.0)
-    assert told(125.0, 900, 150) == (20.0, 5.0)
-    assert told(130.0, 900, 150) == (0.0, 0.0)
+    assert rates_at(104.5, 500, 50) == (0.0, 0.0)
+    assert rates_at(105.0, 500, 50) == (100.0, 10.0)
+    assert rates_at(109.0, 900, 90) == (100.0, 10.0)
+    assert rates_at(125.0, 900, 150) == (20.0, 5.0)
+    assert rates_at(130.0, 900, 150) == (0.0, 0.0)
 
 
 def test_the_log_has_a_line_every_five_seconds_with_the_recent_hit_rate(

@@ -33,8 +33,8 @@ def mixed_prompts(count: int = 18, seed: int = 5) -> list[list[int]]:
 def expected(oracle: Callable[[str], Oracle]) -> Callable[..., list[list[int]]]:
     """family, what was said -> the oracle's tokens for `mixed_prompts()`, whatever was."""
 
-    def get(family: str, said: list[list[int]] | None = None) -> list[list[int]]:
-        return oracle(family).greedy_all(mixed_prompts(), OUTPUT, said)
+    def get(family: str, guesses: list[list[int]] | None = None) -> list[list[int]]:
+        return oracle(family).greedy_all(mixed_prompts(), OUTPUT, guesses)
 
     return get
 
@@ -56,14 +56,14 @@ def test_together_alone_and_with_a_warm_cache(
     family: str, model_folder: Folder, expected: Callable[..., list[list[int]]]
 ) -> None:
     llm = make(model_folder(family))
-    said = run(llm, mixed_prompts())
-    assert said == expected(family, said)
+    outputs = run(llm, mixed_prompts())
+    assert outputs == expected(family, outputs)
     warm = llm.generate(mixed_prompts(), GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in warm] == expected(family)
     assert sum(output.num_cached_tokens for output in warm) > 250
     llm.core.reset_prefix_cache()
-    alone = [run(llm, [prompt])[0] for prompt in mixed_prompts()[:8]]
-    assert alone == expected(family)[:8]
+    isolated = [run(llm, [prompt])[0] for prompt in mixed_prompts()[:8]]
+    assert isolated == expected(family)[:8]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

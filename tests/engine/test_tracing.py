@@ -42,8 +42,8 @@ def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
 def test_the_variable_holds_where_no_flag_says_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "http://from.environment")
     assert EngineConfig(model="m").otlp_traces_endpoint == "http://from.environment"
-    own = EngineConfig(model="m", otlp_traces_endpoint="http://own")
-    assert own.otlp_traces_endpoint == "http://own"
+    config = EngineConfig(model="m", otlp_traces_endpoint="http://own")
+    assert config.otlp_traces_endpoint == "http://own"
 
 
 @pytest.mark.system

@@ -15,7 +15,7 @@ MODEST = 360
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
 
 
-def machine(policy: str = "fair", kept: float = 1 / 16) -> Driver:
+def machine(policy: str = "fair", reserved_fraction: float = 1 / 16) -> Driver:
     return Driver(
         num_blocks=2000,
         block_size=16,
@@ -23,7 +23,7 @@ def machine(policy: str = "fair", kept: float = 1 / 16) -> Driver:
         max_num_seqs=SEATS,
         enable_prefix_caching=False,
         scheduling_policy=policy,
-        kept_seats_fraction=kept,
+        kept_seats_fraction=reserved_fraction,
     )
 
 
@@ -42,10 +42,12 @@ def greedy(until: float) -> Tenant:
     return Tenant(rate=10 * CAPACITY / 2, until=until)
 
 
-def beside(load: float, policy: str = "fair", kept: float = 1 / 16) -> dict[str, Tenant]:
+def run_with_flood(
+    load: float, policy: str = "fair", reserved_fraction: float = 1 / 16
+) -> dict[str, Tenant]:
     """A modest tenant beside a greedy one on a whole machine."""
     tenants = {"modest": modest(load), "greedy": greedy(seconds(load))}
-    Simulation(machine(policy, kept), tenants).run_until(seconds(load))
+    Simulation(machine(policy, reserved_fraction), tenants).run_until(seconds(load))
     return tenants
 
 
@@ -53,17 +55,17 @@ def beside(load: float, policy: str = "fair", kept: float = 1 / 16) -> dict[str,
 def test_p99_of_the_first_token_is_within_a_quarter_of_running_alone_at_the_same_share(
     load: float,
 ) -> None:
-    alone = {"modest": modest(load)}
-    Simulation(machine(), alone, speed=0.5).run_until(seconds(load))
-    tenants = beside(load)
+    isolated = {"modest": modest(load)}
+    Simulation(machine(), isolated, speed=0.5).run_until(seconds(load))
+    tenants = run_with_flood(load)
     assert len(tenants["modest"].ttft) > 300
-    assert tenants["modest"].p99 <= 1.25 * alone["modest"].p99
+    assert tenants["modest"].p99 <= 1.25 * isolated["modest"].p99
     # The machine wasn't idle meanwhile: the greedy one got what the modest one left.
     assert tenants["greedy"].service > tenants["modest"].service
 
 
 def test_first_come_first_served_would_make_it_wait_for_seconds() -> None:
-    tenants = beside(0.6, "fcfs")
+    tenants = run_with_flood(0.6, "fcfs")
     assert tenants["modest"].p99 > 5.0
 
 

@@ -20,16 +20,16 @@ from engine.entrypoints.launch import exec_quire
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| `vllm\.([\w.]+)` \| `engine\.([\w.]+)` \| (.*) \|$", re.MULTILINE)
 TABLE = {
-    path: (here, re.findall(r"`(\w+)`", names))
-    for path, here, names in ROW.findall((ROOT / "docs" / "from-vllm.md").read_text())
+    path: (module_path, re.findall(r"`(\w+)`", names))
+    for path, module_path, names in ROW.findall((ROOT / "docs" / "from-vllm.md").read_text())
 }
 
 
 @pytest.mark.parametrize("path", TABLE)
 def test_a_documented_path_has_its_names(path: str) -> None:
-    here, names = TABLE[path]
-    assert here == path
-    module = importlib.import_module(f"engine.{here}")
+    module_path, names = TABLE[path]
+    assert module_path == path
+    module = importlib.import_module(f"engine.{module_path}")
     assert names
     for name in names:
         value = getattr(module, name)
@@ -41,9 +41,9 @@ def test_every_path_is_documented() -> None:
     files = (ROOT / "engine").rglob("*.py")
     paths = set()
     for file in files:
-        if found := re.match(r'"""Names of `vllm\.([\w.]+)`\.', file.read_text()):
+        if match := re.match(r'"""Names of `vllm\.([\w.]+)`\.', file.read_text()):
             has_names = "import " in file.read_text()
-            paths |= {found[1]} if has_names else set()
+            paths |= {match[1]} if has_names else set()
     assert paths <= set(TABLE)
 
 

@@ -52,7 +52,7 @@ scheduling_policy speculative_config tool_call_parser
 """
 LATER = set(_LATER.split())
 #: What Quire alone has.
-OWN = {
+OUR_SETTINGS = {
     "cpu_kernels", "kept_seats_fraction", "max_waiting", "num_threads",
     "pipeline_layer_partition", "prefill_tokens_beside_decodes", "prompt_overtaking",
     "round_activations",
@@ -96,8 +96,8 @@ def test_the_manuals_arguments_are_all_known() -> None:
 
 def test_at_most_eight_settings_are_quires_own() -> None:
     """An operator who knows vLLM has no more than these to learn."""
-    assert set(SETTINGS) - {name.replace("-", "_") for name in MANUAL} - LATER == OWN
-    assert len(OWN) <= 8
+    assert set(SETTINGS) - {name.replace("-", "_") for name in MANUAL} - LATER == OUR_SETTINGS
+    assert len(OUR_SETTINGS) <= 8
 
 
 def test_the_manuals_defaults_are_taken() -> None:
@@ -108,11 +108,11 @@ def test_the_manuals_defaults_are_taken() -> None:
 @pytest.mark.parametrize("foreign", VLLM_FLAGS, ids=lambda foreign: foreign.name)
 def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFlag) -> None:
     value = VALUES[foreign.kind]
-    wrong = "x" if foreign.kind is not str else 5
+    invalid = "x" if foreign.kind is not str else 5
     if foreign.name in SETTINGS:
         pytest.skip("is a setting of ours by now")
     with pytest.raises(ConfigError) as refusal:
-        EngineConfig.from_mapping({foreign.name: wrong})
+        EngineConfig.from_mapping({foreign.name: invalid})
     assert refusal.value.param == foreign.name
     if foreign.becomes is not None:
         return
@@ -124,12 +124,12 @@ def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFla
     assert refusal.value.param == foreign.name
     assert refusal.value.message.startswith(f"{foreign.name}={value!r} can't be used: ")
     assert refusal.value.message.endswith((".", "`"))
-    for taken in foreign.takes:
-        assert EngineConfig.from_mapping({foreign.name: taken}) == EngineConfig()
+    for accepted in foreign.takes:
+        assert EngineConfig.from_mapping({foreign.name: accepted}) == EngineConfig()
 
 
 @pytest.mark.parametrize(
-    ("given", "ours"),
+    ("settings", "ours"),
     [
         ({"task": "embed"}, {"runner": "pooling", "convert": "embed"}),
         ({"attention_config": {"backend": "CPU"}}, {"attention_backend": "CPU"}),
@@ -147,12 +147,12 @@ def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFla
         ({"max-num-seqs": 4}, {"max_num_seqs": 4}),
     ],
 )
-def test_some_stand_for_settings_of_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
-    assert EngineConfig.from_mapping(given) == EngineConfig(**ours)
+def test_some_stand_for_settings_of_ours(settings: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert EngineConfig.from_mapping(settings) == EngineConfig(**ours)
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("settings", "param"),
     [
         ({"task": "fly"}, "task"),
         ({"compilation_config": {"use_inductor": True}}, "compilation_config"),
@@ -164,9 +164,9 @@ def test_some_stand_for_settings_of_ours(given: dict[str, Any], ours: dict[str, 
         ({"speculative_disable_by_batch_size": 4}, "speculative_disable_by_batch_size"),
     ],
 )
-def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+def test_what_cant_be_meant_is_refused_by_name(settings: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        EngineConfig.from_mapping(given)
+        EngineConfig.from_mapping(settings)
     assert refusal.value.param == param
 
 
@@ -190,7 +190,7 @@ def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "settings"),
     [
         ("--max_num_seqs 4 --max_model_len=64", {"max_num_seqs": 4, "max_model_len": 64}),
         ("-tp 1 -pp 1 -q int8 -O1", {"quantization": "int8", "optimization_level": 1}),
@@ -227,8 +227,8 @@ def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
         ),
     ],
 )
-def test_command_lines_as_vllm_takes_them(line: str, wanted: dict[str, Any]) -> None:
-    assert parse(line) == EngineConfig(**wanted)
+def test_command_lines_as_vllm_takes_them(line: str, settings: dict[str, Any]) -> None:
+    assert parse(line) == EngineConfig(**settings)
 
 
 @pytest.mark.parametrize(
@@ -293,8 +293,8 @@ def test_a_list_in_the_file_takes_no_words_of_the_command_line(
     parser.add_argument("--names", nargs="+")
     parser.add_argument("--none", nargs="+")
     parser.add_argument("--x")
-    found = parser.parse_args(expand_args([*line, "--config", str(file)]))
-    assert (found.model, found.names, found.none) == ("M", ["a", "b"], None)
+    options = parser.parse_args(expand_args([*line, "--config", str(file)]))
+    assert (options.model, options.names, options.none) == ("M", ["a", "b"], None)
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "5: 6\n", None])

@@ -43,15 +43,15 @@ def test_slow_prompts_get_the_least_share(
     assert started(model_folder("llama")).scheduler.limits.share.max_prompt_tokens == 32
 
 
-@pytest.mark.parametrize(("told", "most"), [(7, 7), (0, 512)])
+@pytest.mark.parametrize(("setting", "max_decodes"), [(7, 7), (0, 512)])
 def test_a_number_that_was_given_stays(
-    told: int, most: int, model_folder: Callable[[str], Path]
+    setting: int, max_decodes: int, model_folder: Callable[[str], Path]
 ) -> None:
-    core = started(model_folder("llama"), prefill_tokens_beside_decodes=told)
+    core = started(model_folder("llama"), prefill_tokens_beside_decodes=setting)
     assert (
         core.scheduler.limits.share.max_prompt_tokens,
         core.scheduler.limits.share.saturation_decodes,
-    ) == (most, 0)
+    ) == (max_decodes, 0)
 
 
 def test_a_model_with_room_for_a_few_tokens_starts(model_folder: Callable[[str], Path]) -> None:

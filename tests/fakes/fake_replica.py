@@ -230,19 +230,19 @@ class FakeReplica:
     async def _read(self) -> None:
         cursor = "0"  # first what an earlier incarnation left pending, then what is new
         while not self.stopping.is_set() and self.state != "dead":
-            found = await self.redis.xreadgroup(
+            reply = await self.redis.xreadgroup(
                 protocol.CONSUMER_GROUP, "engine", {self.inbox: cursor}, count=64, block=100
             )
-            entries = list(_entries(found))
+            entries = list(_entries(reply))
             for entry_id, data in entries:
-                await self._take(entry_id, data)
+                await self._consume(entry_id, data)
                 if cursor != ">":
                     cursor = entry_id.decode()
             if not entries:
                 cursor = ">"
         await asyncio.Event().wait()
 
-    async def _take(self, entry_id: bytes, data: bytes) -> None:
+    async def _consume(self, entry_id: bytes, data: bytes) -> None:
         message = protocol.decode_inbox(data)
         if isinstance(message, EngineRequest):
             await self._start(entry_id, message)
@@ -420,16 +420,16 @@ return redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'm', ARGV[1])
 """
 
 
-def _entries(found: object) -> list[tuple[bytes, bytes]]:
+def _entries(reply: object) -> list[tuple[bytes, bytes]]:
     """(entry id, message) pairs of an XREADGROUP reply, in RESP2's or RESP3's shape."""
-    if not found:
+    if not reply:
         return []
-    if isinstance(found, dict):
-        batches = [batch for value in found.values() for batch in value]
+    if isinstance(reply, dict):
+        batches = [batch for value in reply.values() for batch in value]
         if batches and isinstance(batches[0], list):
             batches = [item for batch in batches for item in batch]
     else:
-        batches = [item for _, items in found for item in items]  # type: ignore[attr-defined]
+        batches = [item for _, items in reply for item in items]  # type: ignore[attr-defined]
     return [(entry_id, fields[protocol.STREAM_FIELD]) for entry_id, fields in batches if fields]
 
 
@@ -469,5 +469,5 @@ async def _main(options: dict[str, object]) -> int:
 
 if __name__ == "__main__":
     # The real service takes every engine flag; those that mean nothing here are ignored.
-    known, _ = _parser().parse_known_args()
-    sys.exit(asyncio.run(_main(vars(known))))
+    registered, _ = _parser().parse_known_args()
+    sys.exit(asyncio.run(_main(vars(registered))))

@@ -30,12 +30,12 @@ class Hub:
         repository: str,
         folder: Path,
         *,
-        others: Mapping[str, Path] | None = None,
+        other_folders: Mapping[str, Path] | None = None,
         cut_after: int = 0,
         cuts: int = 0,
     ) -> None:
         self.folder = folder
-        self.folders = {repository: folder, **(others or {})}
+        self.folders = {repository: folder, **(other_folders or {})}
         self.cut_after, self.cuts = cut_after, cuts
         self.asked: list[tuple[str, str, str]] = []
         self.cards: dict[str, dict[str, Any]] = {}
@@ -115,8 +115,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         data = path.read_bytes()
         first, end = 0, len(data)
-        if given := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            first, end = int(given[1]), min(int(given[2] or end) + 1, len(data))
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, end = int(match[1]), min(int(match[2] or end) + 1, len(data))
         rest = data[first:end]
         part = len(rest) < len(data)
         self.send_response(206 if part else 200)

@@ -3,9 +3,9 @@
 from typing import Any
 
 
-class _Nobody:
+class _NoApplication:
     def send_task(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
 
 
-application = _Nobody()
+application = _NoApplication()

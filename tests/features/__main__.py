@@ -26,11 +26,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder, guessing() as guesses:
         lab = Lab(Path(folder), guesses)
-        made = page.text({pair: outcome(lab, *pair) for pair in PAIRS})
+        text = page.text({pair: outcome(lab, *pair) for pair in PAIRS})
     if write:
-        page.PATH.write_text(made, encoding="utf-8")
+        page.PATH.write_text(text, encoding="utf-8")
     else:
-        print(made)
+        print(text)
     return 0
 
 

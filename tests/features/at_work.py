@@ -23,7 +23,7 @@ def _both_worked(run: Run) -> object:
     return all(core.stats.steps_total for core in run.cores)
 
 
-def _drafts_held(run: Run) -> object:
+def _num_accepted_drafts(run: Run) -> object:
     stats = run.cores[0].stats
     return stats.spec_decode_num_accepted_tokens_total and any(
         output.flight.num_accepted_tokens for output in run.outputs.values()
@@ -45,8 +45,8 @@ AT_WORK: dict[str, Callable[[Run], object]] = {
     "sleep": lambda run: run.slept,
     "async scheduling": _overlaps,
     "several replicas": _both_worked,
-    "speculation": _drafts_held,
-    "draft model": _drafts_held,
-    "heads": _drafts_held,
+    "speculation": _num_accepted_drafts,
+    "draft model": _num_accepted_drafts,
+    "heads": _num_accepted_drafts,
     "ranks": lambda run: isinstance(run.cores[0].executor, MultiprocExecutor),
 }

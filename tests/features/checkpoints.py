@@ -32,13 +32,13 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.plain = functools.cache(self._plain)
+        self.unquantized = functools.cache(self._make_unquantized)
         self.adapter = functools.cache(self._adapter)
         self.merged = functools.cache(self._merged)
         self.draft = functools.cache(self._draft)
         self.head = functools.cache(self._head)
 
-    def _plain(self, kind: str) -> Path:
+    def _make_unquantized(self, kind: str) -> Path:
         folder = self._folder / kind
         if kind == "lfm2":
             make_checkpoint({**RECIPES[kind], "intermediate_size": 512}, folder)
@@ -51,18 +51,18 @@ class Checkpoints:
 
     def _text_part(self, kind: str) -> Path:
         """The model without its eyes."""
-        whole = self.plain(kind)
+        full = self.unquantized(kind)
         if kind != "llava":
-            return whole
+            return full
         folder = self._folder / f"{kind}-text"
         folder.mkdir()
-        config = json.loads((whole / "config.json").read_text())["text_config"]
+        config = json.loads((full / "config.json").read_text())["text_config"]
         (folder / "config.json").write_text(
             json.dumps(config | {"architectures": ["LlamaForCausalLM"]})
         )
         weights = {
             name.removeprefix("language_model."): tensor
-            for name, tensor in load_file(whole / "model.safetensors").items()
+            for name, tensor in load_file(full / "model.safetensors").items()
             if name.startswith("language_model.")
         }
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -71,15 +71,15 @@ class Checkpoints:
     def _adapter(self, kind: str) -> AdapterRef:
         folder = self._folder / f"{kind}-adapter"
         folder.mkdir()
-        made = torch.Generator().manual_seed(4)
+        generator = torch.Generator().manual_seed(4)
         tensors = {}
-        for name, weight in load_file(self.plain(kind) / "model.safetensors").items():
+        for name, weight in load_file(self.unquantized(kind) / "model.safetensors").items():
             if _is_target(name):
                 rows, columns = weight.shape
                 prefix = f"base_model.model.{name.removesuffix('.weight')}"
                 down, up = (RANK, columns), (rows, RANK)
-                tensors[f"{prefix}.lora_A.weight"] = torch.randn(down, generator=made) * 0.15
-                tensors[f"{prefix}.lora_B.weight"] = torch.randn(up, generator=made) * 0.15
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(down, generator=generator) * 0.15
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(up, generator=generator) * 0.15
         config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*TARGETS]}
         (folder / CONFIG_FILE).write_text(json.dumps(config))
         save_file(tensors, folder / WEIGHTS_FILE)
@@ -87,10 +87,10 @@ class Checkpoints:
 
     def _draft(self, kind: str) -> Path:
         folder = self._folder / f"{kind}-draft"
-        shutil.copytree(self.plain(kind), folder)
-        made = torch.Generator().manual_seed(1)
+        shutil.copytree(self.unquantized(kind), folder)
+        generator = torch.Generator().manual_seed(1)
         weights = {
-            name: tensor + 0.001 * torch.randn(tensor.shape, generator=made)
+            name: tensor + 0.001 * torch.randn(tensor.shape, generator=generator)
             for name, tensor in load_file(folder / "model.safetensors").items()
         }
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -101,7 +101,7 @@ class Checkpoints:
 
     def _merged(self, kind: str) -> Path:
         folder = self._folder / f"{kind}-merged"
-        shutil.copytree(self.plain(kind), folder)
+        shutil.copytree(self.unquantized(kind), folder)
         delta = load_file(Path(self.adapter(kind).path) / WEIGHTS_FILE)
         weights = load_file(folder / "model.safetensors")
         for name in weights:

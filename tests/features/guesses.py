@@ -20,7 +20,7 @@ from tests.features.workload import Outputs
 class Guesses(Proposer):
     """The only source of drafts while `guessing`."""
 
-    _said: dict[int, list[list[int]]] = {}
+    _outputs: dict[int, list[list[int]]] = {}
     _rng = random.Random(7)
 
     def __init__(self, config: SpeculativeConfig | None = None) -> None:
@@ -28,20 +28,22 @@ class Guesses(Proposer):
 
     def know(self, outputs: Outputs) -> None:
         """What requests get without drafts."""
-        said: dict[int, list[list[int]]] = {}
+        answer: dict[int, list[list[int]]] = {}
         for (number, _), output in outputs.items():
-            said.setdefault(number, []).append(output.tokens)
-        type(self)._said = said
+            answer.setdefault(number, []).append(output.tokens)
+        type(self)._outputs = answer
 
     def propose(self, sequence: Sequence, count: int) -> Proposal:
         number = int(sequence.request.request_id.rpartition("-")[2])
         had = sequence.token_ids[sequence.num_prompt_tokens :]
         rng = self._rng
-        for text in self._said.get(number, []):
+        for text in self._outputs.get(number, []):
             if text[: len(had)] == had:
                 drafts = text[len(had) : len(had) + count]
-                said = [rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts]
-                return Proposal(said, 4)
+                drafts_or_noise = [
+                    rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts
+                ]
+                return Proposal(drafts_or_noise, 4)
         return Proposal([rng.randrange(4, VOCAB) for _ in range(count)], 4)
 
     def forget(self, sequence: Sequence) -> None:

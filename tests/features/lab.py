@@ -59,9 +59,9 @@ class Run:
         cores: the engines, in the order in which they were used.
         resumed: requests that went on in another engine, with tokens or before the first.
         slept: requests that were under way when the engine slept.
-        taken: all blocks were taken from all sequences once.
+        all_preempted: all blocks were taken from all sequences once.
         loaded: tokens whose blocks came from a tier.
-        most_blocks: in use at a time, of the pool that was used most.
+        max_blocks: in use at a time, of the pool that was used most.
     """
 
     features: Features
@@ -69,8 +69,8 @@ class Run:
     outputs: Outputs = field(default_factory=dict)
     resumed: list[str] = field(default_factory=list)
     slept: list[str] = field(default_factory=list)
-    most_blocks: int = 0
-    taken: bool = False
+    max_blocks: int = 0
+    all_preempted: bool = False
     num_preemptions: int = 0
     hits: int = 0
     loaded: int = 0
@@ -80,12 +80,12 @@ class Run:
         """That all outputs have together."""
         return sum(len(output.tokens) for output in self.outputs.values())
 
-    def take(self, delta: TokenDelta) -> None:
+    def add(self, delta: TokenDelta) -> None:
         """A delta of one of its requests. Raises `Died`."""
         if delta.error is not None:
             raise Died(delta.error.message)
         number = int(delta.request_id.rpartition("-")[2])
-        self.outputs.setdefault((number, delta.index), Output()).take(delta)
+        self.outputs.setdefault((number, delta.index), Output()).add(delta)
 
 
 class Lab:
@@ -102,7 +102,7 @@ class Lab:
         self._ids = itertools.count()
         self._cores: dict[str, EngineCore] = {}
         self.result = functools.cache(self._result)
-        self.alone = functools.cache(self._alone)
+        self.run_isolated = functools.cache(self._run_isolated)
 
     # -- engines ------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Lab:
     def core(self, features: Features, number: int = 0, **changes: Any) -> EngineCore:
         """The engine of these features; another `number` is another replica."""
         settings: dict[str, Any] = {
-            "model": str(self.checkpoints.plain(self.kind(features))), "dtype": "float32",
+            "model": str(self.checkpoints.unquantized(self.kind(features))), "dtype": "float32",
             "served_model_name": "tiny", "max_model_len": 256, "block_size": BLOCK,
             "num_gpu_blocks_override": BLOCKS, "enable_prefix_caching": False, "num_threads": 1,
             "max_num_seqs": 10,
@@ -154,7 +154,8 @@ class Lab:
         of_kind = {"qwen2-window": {"windows"}, "llava": {"pictures"}}
         features: Features = frozenset(of_kind.get(kind, ()))
         prompts = {
-            int(each.request_id.rpartition("-")[2]): each for each in self.requests(features)
+            int(request.request_id.rpartition("-")[2]): request
+            for request in self.requests(features)
         }
         return [
             [*prompts[number].prompt_token_ids, *output.tokens]
@@ -169,10 +170,10 @@ class Lab:
             return self.run(features)
         if "pooling" in features:  # prompts don't grow: it takes an operator, and chunks
             return self.run(features, max_num_batched_tokens=24)
-        most = self.result(features - {"preemption"}).most_blocks
-        needed = max(_most_tokens(each) for each in self.requests(features)) // BLOCK + 2
+        max_blocks = self.result(features - {"preemption"}).max_blocks
+        needed = max(_max_tokens_of(request) for request in self.requests(features)) // BLOCK + 2
         for part in _PREEMPTING:
-            run = self.run(features, num_gpu_blocks_override=max(needed, int(part * most)))
+            run = self.run(features, num_gpu_blocks_override=max(needed, int(part * max_blocks)))
             if run.num_preemptions:
                 break
         return run
@@ -203,14 +204,14 @@ class Lab:
             assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.kv.pool.num_blocks
         return run
 
-    def _alone(self, features: Features, number: int) -> Run:
+    def _run_isolated(self, features: Features, number: int) -> Run:
         """One of the workload's requests, with nobody beside it."""
         return self.run(features, [self.requests(features)[number]])
 
     def requests(self, features: Features) -> list[EngineRequest]:
         """The workload."""
-        wanted = "adapters" in features
-        adapter = self.checkpoints.adapter(self.kind(features)) if wanted else None
+        has_adapters = "adapters" in features
+        adapter = self.checkpoints.adapter(self.kind(features)) if has_adapters else None
         return [request(number, features, adapter) for number in range(len(LENGTHS))]
 
     def _once(
@@ -219,26 +220,27 @@ class Lab:
         """The requests, once."""
         attempt = next(self._ids)
         asked = [
-            msgspec.structs.replace(each, request_id=f"{attempt}.{each.request_id}")
-            for each in requests
+            msgspec.structs.replace(request, request_id=f"{attempt}.{request.request_id}")
+            for request in requests
         ]
         run = Run(features, cores)
-        before = [core.scheduler.num_preemptions for core in cores]
+        initial_num_preemptions = [core.scheduler.num_preemptions for core in cores]
         hits = sum(_hits(core) for core in cores)
         loaded = sum(_loaded(core) for core in cores)
         several = "several replicas" in features
-        for place, each in enumerate(asked):
-            cores[place % len(cores) if several else 0].add_request(each)
+        for index, item in enumerate(asked):
+            cores[index % len(cores) if several else 0].add_request(item)
         for _ in self._steps(run, cores):
-            if {"preemption", "pooling"} <= features and not run.taken and run.most_blocks:
-                run.taken = True
+            if {"preemption", "pooling"} <= features and not run.all_preempted and run.max_blocks:
+                run.all_preempted = True
                 cores[0].scheduler.preempt_all()
             if "sleep" in features and not run.slept and self._due(run, SLEEPS_AT):
                 self._sleep(run, cores[0])
             if "failover" in features and not run.resumed and self._due(run, KILLED_AT):
                 self._kill(run, asked)
         run.num_preemptions = sum(
-            core.scheduler.num_preemptions - was for core, was in zip(cores, before, strict=True)
+            core.scheduler.num_preemptions - was
+            for core, was in zip(cores, initial_num_preemptions, strict=True)
         )
         run.hits = sum(_hits(core) for core in cores) - hits
         run.loaded = sum(_loaded(core) for core in cores) - loaded
@@ -251,9 +253,9 @@ class Lab:
             for core in cores:
                 if core.has_work:
                     for delta in core.step():
-                        run.take(delta)
+                        run.add(delta)
                     pool = core.scheduler.kv.pool
-                    run.most_blocks = max(run.most_blocks, pool.num_blocks - pool.num_free_blocks)
+                    run.max_blocks = max(run.max_blocks, pool.num_blocks - pool.num_free_blocks)
 
     def _due(self, run: Run, tokens: int) -> bool:
         """Whether it's time; vectors come without tokens before them."""
@@ -262,17 +264,17 @@ class Lab:
     def _sleep(self, run: Run, core: EngineCore) -> None:
         run.slept = [*core.requests]
         for delta in core.sleep(1):
-            run.take(delta)
+            run.add(delta)
         core.wake_up()
 
     def _kill(self, run: Run, asked: list[EngineRequest]) -> None:
         """The first engine is gone; the other goes on with what clients have."""
         first, second = run.cores
-        for each in asked:
-            if each.request_id in first.requests:
-                first.abort(each.request_id)
-                second.add_request(self._rest(run, each))
-                run.resumed.append(each.request_id)
+        for engine_request in asked:
+            if engine_request.request_id in first.requests:
+                first.abort(engine_request.request_id)
+                second.add_request(self._rest(run, engine_request))
+                run.resumed.append(engine_request.request_id)
 
     def _rest(self, run: Run, asked: EngineRequest) -> EngineRequest:
         """As a gateway asks for it: the prompt and the tokens so far."""
@@ -290,17 +292,17 @@ class Lab:
 
 def _prefilled(core: EngineCore, requests: list[EngineRequest]) -> list[EngineRequest]:
     """The requests, once an engine has computed and saved their prompts, as gateways ask for it."""
-    for each in requests:
+    for engine_request in requests:
         sampling = SamplingParams(max_tokens=1, temperature=0)
-        core.add_request(msgspec.structs.replace(each, sampling=sampling, token_cap=None))
+        core.add_request(msgspec.structs.replace(engine_request, sampling=sampling, token_cap=None))
     while core.has_work:
         core.step()
     assert core.scheduler.kv_connector is not None
     core.scheduler.kv_connector.wait_until_saved(60)
-    return [msgspec.structs.replace(each, prefilled=True) for each in requests]
+    return [msgspec.structs.replace(request, prefilled=True) for request in requests]
 
 
-def _most_tokens(asked: EngineRequest) -> int:
+def _max_tokens_of(asked: EngineRequest) -> int:
     """Of one of its sequences."""
     output = 0 if asked.pooling is not None else asked.sampling.max_tokens or 0
     return len(asked.prompt_token_ids) + output

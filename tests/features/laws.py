@@ -40,8 +40,8 @@ def _text(run: Run, output: Output) -> str:
     tokens, tokenizer = output.tokens, run.cores[0].tokenizer
     assert tokenizer is not None
     if "reasoning" in run.features:
-        at = next(i for i in range(len(tokens)) if tokens[i : i + len(CLOSE)] == CLOSE)
-        tokens = tokens[at + len(CLOSE) :]
+        index = next(i for i in range(len(tokens)) if tokens[i : i + len(CLOSE)] == CLOSE)
+        tokens = tokens[index + len(CLOSE) :]
     return tokenizer.decode(tokens)
 
 
@@ -59,10 +59,10 @@ def grammar(lab: Lab, run: Run) -> None:
             assert "<tool_call>" in text or (CUTS & run.features and "{".startswith(text[:1]))
 
 
-def _check_document(found: dict[str, object]) -> None:
+def _check_document(document: dict[str, object]) -> None:
     properties = SCHEMA["properties"]
-    assert found.keys() == properties.keys()
-    assert all(value in properties[name]["enum"] for name, value in found.items())
+    assert document.keys() == properties.keys()
+    assert all(value in properties[name]["enum"] for name, value in document.items())
 
 
 def tools(lab: Lab, run: Run) -> None:
@@ -72,15 +72,15 @@ def tools(lab: Lab, run: Run) -> None:
     )
     for output in _asked(run).values():
         text = _text(run, output)
-        pieces, whole = OutputParser(plan), OutputParser(plan)
-        parts = [part for piece in text for part in pieces.push(piece)]
-        parts += pieces.push("", is_final=True)
-        once = whole.push(text, is_final=True)
+        chunks, full = OutputParser(plan), OutputParser(plan)
+        parts = [part for chunk in text for part in chunks.push(chunk)]
+        parts += chunks.push("", is_final=True)
+        once = full.push(text, is_final=True)
         joined = [
-            "".join(p.text for p in found if p.kind == "arguments") for found in (parts, once)
+            "".join(p.text for p in parts if p.kind == "arguments") for parts in (parts, once)
         ]
         assert joined[0] == joined[1]
-        if pieces.num_calls and output.finish_reason == "stop":
+        if chunks.num_calls and output.finish_reason == "stop":
             assert [part.text for part in parts if part.kind == "call"] == [FUNCTION.name]
             _check_document(json.loads(joined[0]))
         else:
@@ -90,20 +90,24 @@ def tools(lab: Lab, run: Run) -> None:
 def reasoning(lab: Lab, run: Run) -> None:
     """It is closed by its budget at the latest."""
     for output in _asked(run).values():
-        ends = [at for at in range(len(output.tokens)) if output.tokens[at : at + 2] == CLOSE]
+        ends = [
+            index
+            for index in range(len(output.tokens))
+            if output.tokens[index : index + 2] == CLOSE
+        ]
         assert ends
         assert ends[0] <= BUDGET
 
 
 def logprobs(lab: Lab, run: Run) -> None:
     """They are what the model says of the same tokens in a prompt, and asking changes no token."""
-    plain = lab.result(run.features - {"logprobs"})
+    baseline_output = lab.result(run.features - {"logprobs"})
     for key, output in run.outputs.items():
-        assert output.words == plain.outputs[key].words
+        assert output.words == baseline_output.outputs[key].words
         if asks(key[0]):
             assert len(output.logprobs) == len(output.tokens)
-            told = _told(lab, run, key[0], output.tokens, 3)
-            for mine, other in zip(output.logprobs, told, strict=True):
+            expected_logprobs = _score_tokens(lab, run, key[0], output.tokens, 3)
+            for mine, other in zip(output.logprobs, expected_logprobs, strict=True):
                 assert mine.token_ids[0] == other.token_ids[0]
                 _equal_or_near(run, mine, other)
 
@@ -116,7 +120,9 @@ def _equal_or_near(run: Run, mine: TokenLogprobs, other: TokenLogprobs) -> None:
         assert mine == other
 
 
-def _told(lab: Lab, run: Run, number: int, tokens: list[int], count: int) -> list[TokenLogprobs]:
+def _score_tokens(
+    lab: Lab, run: Run, number: int, tokens: list[int], count: int
+) -> list[TokenLogprobs]:
     """What the same engine says of tokens that come in a prompt."""
     asked = lab.requests(run.features)[number]
     message = msgspec.structs.replace(
@@ -125,12 +131,12 @@ def _told(lab: Lab, run: Run, number: int, tokens: list[int], count: int) -> lis
     )  # fmt: skip
     core = run.cores[0]
     core.add_request(message)
-    found: list[TokenLogprobs | None] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
     while core.has_work:
         for delta in core.step():
             assert delta.error is None
-            found = delta.prompt_logprobs or found
-    entries = found[len(asked.prompt_token_ids) :]
+            prompt_logprobs = delta.prompt_logprobs or prompt_logprobs
+    entries = prompt_logprobs[len(asked.prompt_token_ids) :]
     return [entry for entry in entries if entry is not None]
 
 
@@ -141,9 +147,12 @@ def several(lab: Lab, run: Run) -> None:
         assert {len([k for k in run.outputs if k[0] == n]) for n in (0, 2, 4)} == {3}
         return
     for picked in ({0: 0, 2: 0, 4: 0}, {0: 2, 2: 2, 4: 1}):
-        alone = lab.run(single, [_seeded(lab, single, *each) for each in picked.items()])
+        isolated_output = lab.run(
+            single,
+            [_seeded(lab, single, *number_and_prompt) for number_and_prompt in picked.items()],
+        )
         for number, index in picked.items():
-            mine, other = run.outputs[number, index], alone.outputs[number, 0]
+            mine, other = run.outputs[number, index], isolated_output.outputs[number, 0]
             if "token caps" in run.features:  # of all outputs together
                 assert other.tokens[: len(mine.tokens)] == mine.tokens
             else:
@@ -161,13 +170,13 @@ def _seeded(lab: Lab, features: Features, number: int, index: int) -> EngineRequ
 def beams(lab: Lab, run: Run) -> None:
     """Outputs differ, come best first, and their scores are the model's own."""
     for number in (0, 2, 4):
-        found = [output for key, output in sorted(run.outputs.items()) if key[0] == number]
-        assert len({tuple(output.tokens) for output in found}) == len(found) > 1
-        scores = [(output.total or 0.0) / len(output.tokens) for output in found]
+        outputs = [output for key, output in sorted(run.outputs.items()) if key[0] == number]
+        assert len({tuple(output.tokens) for output in outputs}) == len(outputs) > 1
+        scores = [(output.total or 0.0) / len(output.tokens) for output in outputs]
         assert scores == sorted(scores, reverse=True)
-        for output in found:
-            told = _told(lab, run, number, output.tokens, 0)
-            total = sum(entry.logprobs[0] for entry in told)
+        for output in outputs:
+            scored = _score_tokens(lab, run, number, output.tokens, 0)
+            total = sum(entry.logprobs[0] for entry in scored)
             assert math.isclose(total, output.total or 0.0, abs_tol=NEAR)
 
 
@@ -175,15 +184,15 @@ def caps(lab: Lab, run: Run) -> None:
     """All outputs of a request end at its token, and up to there they are as without a cap."""
     free = lab.result(run.features - CUTS)
     for number in (0, 2, 4):
-        found = {key: output for key, output in run.outputs.items() if key[0] == number}
-        size = sum(len(output.tokens) for output in found.values())
+        outputs = {key: output for key, output in run.outputs.items() if key[0] == number}
+        size = sum(len(output.tokens) for output in outputs.values())
         if "beams" in run.features:
             assert size <= CAP
-            assert {output.finish_reason for output in found.values()} <= {"budget", "stop"}
+            assert {output.finish_reason for output in outputs.values()} <= {"budget", "stop"}
             continue
-        ended = all(output.finish_reason != "budget" for output in found.values())
-        assert size == CAP or (ended and size < CAP)
-        for key, output in found.items():
+        finished = all(output.finish_reason != "budget" for output in outputs.values())
+        assert size == CAP or (finished and size < CAP)
+        for key, output in outputs.items():
             assert free.outputs[key].tokens[: len(output.tokens)] == output.tokens
 
 
@@ -191,26 +200,26 @@ def quantised(lab: Lab, run: Run) -> None:
     """Layers were rounded, and results don't depend on neighbours."""
     wide = lab.core(run.features - {"quantised weights"})
     assert run.cores[0].facts.decode_bytes < wide.facts.decode_bytes / 2
-    _alone(lab, run)
+    _check_isolated(lab, run)
 
 
 def narrow(lab: Lab, run: Run) -> None:
     """Keys take a byte each, and results don't depend on neighbours."""
     wide = lab.core(run.features - {"narrow caches"})
     assert run.cores[0].capacity.kv_bytes_per_token < wide.capacity.kv_bytes_per_token / 2
-    _alone(lab, run)
+    _check_isolated(lab, run)
 
 
 def windows(lab: Lab, run: Run) -> None:
     """Blocks behind the window are given back, and results don't depend on neighbours."""
     assert any(group.window for group in run.cores[0].capacity.layout.groups)
-    _alone(lab, run)
+    _check_isolated(lab, run)
 
 
 def states(lab: Lab, run: Run) -> None:
     """Results don't depend on neighbours."""
     assert run.cores[0].facts.stateful
-    _alone(lab, run)
+    _check_isolated(lab, run)
 
 
 def bridge(lab: Lab, run: Run) -> None:
@@ -218,7 +227,7 @@ def bridge(lab: Lab, run: Run) -> None:
     native = lab.result(run.features - {"bridge"})
     assert run.cores[0].facts.architecture == native.cores[0].facts.architecture
     if "quantised weights" in run.features:  # of which the two round other layers
-        _alone(lab, run)
+        _check_isolated(lab, run)
         return
     for key, output in native.outputs.items():
         assert run.outputs[key].words == output.words
@@ -237,33 +246,33 @@ def pooling(lab: Lab, run: Run) -> None:
     for output in run.outputs.values():
         values = memoryview(output.pooled or b"").cast("f")
         assert math.isclose(sum(value * value for value in values), 1.0, abs_tol=NEAR)
-    _alone(lab, run)
+    _check_isolated(lab, run)
 
 
 def adapters(lab: Lab, run: Run) -> None:
     """They say what the merged model says; their neighbours what the model says alone."""
     base = lab.result(run.features - {"adapters"})
-    others = {key: output.bits for key, output in base.outputs.items() if not asks(key[0])}
-    found = {key: output for key, output in run.outputs.items() if not asks(key[0])}
-    assert {key: output.bits for key, output in found.items()} == others
+    unaffected = {key: output.bits for key, output in base.outputs.items() if not asks(key[0])}
+    outputs = {key: output for key, output in run.outputs.items() if not asks(key[0])}
+    assert {key: output.bits for key, output in outputs.items()} == unaffected
     asked = _asked(run)
     if not {"grammar", "tools"} & run.features:
         assert any(output.bits != base.outputs[key].bits for key, output in asked.items())
     if "quantised weights" in run.features:  # rounded after merging it is another model
-        _alone(lab, run)
+        _check_isolated(lab, run)
         return
     merged = str(lab.checkpoints.merged(lab.kind(run.features)))
-    whole = lab.run(run.features - {"adapters"}, model=merged)
+    full_output = lab.run(run.features - {"adapters"}, model=merged)
     for key, output in asked.items():
-        assert output.words == whole.outputs[key].words
-        _near(output.pooled, whole.outputs[key].pooled)
+        assert output.words == full_output.outputs[key].words
+        _near(output.pooled, full_output.outputs[key].pooled)
 
 
 def pictures(lab: Lab, run: Run) -> None:
     """What is said depends on the picture, and not on neighbours."""
     if "disaggregated" not in run.features:  # whose pictures are seen by another engine
         assert all(core.scheduler.encoder_cache.num_queries for core in run.cores)
-    _alone(lab, run)
+    _check_isolated(lab, run)
     requests = lab.requests(run.features)
     swapped = []
     for number, source in ((0, 2), (2, 4), (4, 0)):
@@ -286,12 +295,12 @@ def pictures(lab: Lab, run: Run) -> None:
 _LOOKED_AT = (0, 3, 4)
 
 
-def _alone(lab: Lab, run: Run) -> None:
+def _check_isolated(lab: Lab, run: Run) -> None:
     """A request gets the same when nobody is beside it."""
     for number in _LOOKED_AT:
-        alone = lab.alone(run.features, number)
+        isolated_output = lab.run_isolated(run.features, number)
         for key in (key for key in run.outputs if key[0] == number):
-            assert same(run.features, alone.outputs[key], run.outputs[key])
+            assert same(run.features, isolated_output.outputs[key], run.outputs[key])
 
 
 LAWS: dict[str, Law] = {

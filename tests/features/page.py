@@ -55,9 +55,9 @@ def text(outcomes: Mapping[tuple[str, str], Outcome]) -> str:
     reasons = dict.fromkeys(outcomes[pair].reason for pair in PAIRS if outcomes[pair].reason)
     numbers = {reason: str(number) for number, reason in enumerate(reasons, 1)}
     lines = [_row("", NAMES[:-1]), _row("---", ["---"] * (len(NAMES) - 1))]
-    for place, name in enumerate(NAMES[1:], 1):
-        cells = [numbers.get(outcomes[other, name].reason, "✓") for other in NAMES[:place]]
-        lines.append(_row(name, cells + [""] * (len(NAMES) - 1 - place)))
+    for index, name in enumerate(NAMES[1:], 1):
+        cells = [numbers.get(outcomes[other, name].reason, "✓") for other in NAMES[:index]]
+        lines.append(_row(name, cells + [""] * (len(NAMES) - 1 - index)))
     notes = [item(reason, f"{number}.") for reason, number in numbers.items()]
     return HEAD + "\n".join([*lines, "", *notes]) + "\n"
 
@@ -76,10 +76,10 @@ def stated(page: str) -> dict[tuple[str, str], Outcome]:
         if line.startswith("| ") and not line.startswith("| ---")
     ]
     columns = rows[0][1:]
-    said = {
+    stated = {
         (column, row[0]): Outcome("" if cell == "✓" else reasons[cell])
         for row in rows[1:]
         for column, cell in zip(columns, row[1:], strict=True)
         if cell
     }
-    return {pair: said[pair] for pair in PAIRS}
+    return {pair: stated[pair] for pair in PAIRS}

@@ -8,15 +8,15 @@ from tests.features import page
 from tests.features.lab import Lab
 from tests.features.matrix import PAIRS, Outcome, outcome
 
-SAID = page.stated(page.PATH.read_text(encoding="utf-8"))
+STATED = page.stated(page.PATH.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_pair(first: str, second: str, lab: Lab) -> None:
-    assert outcome(lab, first, second) == SAID[first, second]
+    assert outcome(lab, first, second) == STATED[first, second]
 
 
 def test_the_page_is_made_from_outcomes_alone() -> None:
-    assert page.text(SAID) == page.PATH.read_text(encoding="utf-8")
-    worse = page.text({**SAID, PAIRS[0]: Outcome("They quarrel.")})
-    assert page.stated(worse) == {**SAID, PAIRS[0]: Outcome("They quarrel.")}
+    assert page.text(STATED) == page.PATH.read_text(encoding="utf-8")
+    worse = page.text({**STATED, PAIRS[0]: Outcome("They quarrel.")})
+    assert page.stated(worse) == {**STATED, PAIRS[0]: Outcome("They quarrel.")}

@@ -64,7 +64,7 @@ class Output:
     pooled: bytes | None = None
     flight: FlightRecord = field(default_factory=FlightRecord)
 
-    def take(self, delta: TokenDelta) -> None:
+    def add(self, delta: TokenDelta) -> None:
         """Its next delta."""
         assert delta.start == len(self.tokens) or not delta.token_ids
         self.tokens += delta.token_ids

@@ -23,15 +23,15 @@ SECONDS = 600
 
 
 class Step(NamedTuple):
-    """A command; `python` stands for this interpreter. `fresh`: with nothing compiled before."""
+    """A command; `python` stands for this interpreter. `empty_cache`: nothing compiled before."""
 
     number: str
     command: tuple[str, ...]
-    fresh: bool = False
+    empty_cache: bool = False
 
     def __str__(self) -> str:
         words = (f'"{word}"' if " " in word else word for word in self.command)
-        cache = "TRITON_CACHE_DIR=$(mktemp -d) " if self.fresh else ""
+        cache = "TRITON_CACHE_DIR=$(mktemp -d) " if self.empty_cache else ""
         return f"{cache}{' '.join(words)}"
 
 
@@ -39,9 +39,9 @@ def _module(number: str, *words: str) -> Step:
     return Step(number, ("python", "-m", *words))
 
 
-def _tests(number: str, file: str, chosen: str, *, fresh: bool = False) -> Step:
+def _tests(number: str, file: str, chosen: str, *, new: bool = False) -> Step:
     options = ("-m", "gpu", "--confcutdir", "tests/gpu", f"tests/gpu/{file}.py", "-q", "-x")
-    return Step(number, ("python", "-m", "pytest", *options, "-k", chosen), fresh)
+    return Step(number, ("python", "-m", "pytest", *options, "-k", chosen), new)
 
 
 STEPS = (
@@ -61,7 +61,7 @@ STEPS = (
     _module("5.3", "benchmarks.kernels.gpu", "--json", "--only", "sample"),
     _module("5.4", "benchmarks.kernels.gpu", "--json", "--only", "experts"),
     _module("5.5", "benchmarks.kernels.gpu", "--json", "--only", "latent"),
-    _tests("6", "test_runner", "compiled", fresh=True),
+    _tests("6", "test_runner", "compiled", new=True),
     Step("7", ("compute-sanitizer", "python", "-m", "benchmarks.kernels.gpu", "--smoke", "--only",
                "decode")),
     _module("8", "tools.triton.tune", "--phase", "decode", "--size", "128"),
@@ -72,10 +72,16 @@ def run(step: Step, to: Path, environment: Mapping[str, str], seconds: float = S
     """Run a step, its output into a file; what became of it, as a word or a few."""
     words = [sys.executable if word == "python" else word for word in step.command]
     with tempfile.TemporaryDirectory() as empty, open(to / f"{step.number}.txt", "w") as output:
-        given = {**environment, "TRITON_CACHE_DIR": empty} if step.fresh else dict(environment)
+        step_environment = (
+            {**environment, "TRITON_CACHE_DIR": empty} if step.empty_cache else dict(environment)
+        )
         try:
             done = subprocess.run(
-                words, stdout=output, stderr=subprocess.STDOUT, env=given, timeout=seconds
+                words,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=step_environment,
+                timeout=seconds,
             )
         except subprocess.TimeoutExpired:
             return f"took over {seconds:g} s"
@@ -104,10 +110,10 @@ def main() -> int:
     good = True
     for step in steps:
         started = time.monotonic()
-        found = run(step, options.to, os.environ)
-        good &= found == "ok"
-        taken = time.monotonic() - started
-        print(f"{step.number}  {step}: {found}, {taken:.0f} s", flush=True)
+        outcome = run(step, options.to, os.environ)
+        good &= outcome == "ok"
+        duration_s = time.monotonic() - started
+        print(f"{step.number}  {step}: {outcome}, {duration_s:.0f} s", flush=True)
     return 0 if good else 1
 
 

@@ -85,8 +85,8 @@ def test_latents(name, mode, tmp_path):
     """One a token and layer; experts chosen by groups."""
     make_checkpoint(RECIPES[name], tmp_path)
     oracle = TinyOracle(tmp_path)
-    found = run(tmp_path, cudagraph_mode=mode)
-    assert found == [oracle.greedy(prompt, 12) for prompt in prompts()]
+    outputs = run(tmp_path, cudagraph_mode=mode)
+    assert outputs == [oracle.greedy(prompt, 12) for prompt in prompts()]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
@@ -108,19 +108,19 @@ def test_experts_in_few_bits_run_in_graphs(quantization, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_e5m2"])
 def test_other_dtypes_run(dtype, cache, folder):
-    found = run(folder, dtype=dtype, kv_cache_dtype=cache)
-    assert all(len(tokens) == 12 for tokens in found)
+    outputs = run(folder, dtype=dtype, kv_cache_dtype=cache)
+    assert all(len(tokens) == 12 for tokens in outputs)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_weights_in_few_bits_run(quantization, folder):
-    found = run(folder, dtype="bfloat16", quantization=quantization)
-    assert all(len(tokens) == 12 for tokens in found)
+    outputs = run(folder, dtype="bfloat16", quantization=quantization)
+    assert all(len(tokens) == 12 for tokens in outputs)
 
 
 def test_measured_scales_of_an_fp8_cache(folder):
-    found = run(folder, dtype="bfloat16", kv_cache_dtype="fp8", calculate_kv_scales=True)
-    assert all(len(tokens) == 12 for tokens in found)
+    outputs = run(folder, dtype="bfloat16", kv_cache_dtype="fp8", calculate_kv_scales=True)
+    assert all(len(tokens) == 12 for tokens in outputs)
 
 
 def test_edits_of_logits_choose_as_on_a_cpu(folder):
@@ -132,11 +132,11 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
     )  # fmt: skip
     settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
                 "cudagraph_capture_sizes": FEW_SIZES}  # fmt: skip
-    here, there = (
+    local_outputs, remote_outputs = (
         LLM(str(folder), device=name, **settings).generate(prompts(), params, use_tqdm=False)
         for name in ("cuda", "cpu")
     )
-    for got, expected in zip(here, there, strict=True):
+    for got, expected in zip(local_outputs, remote_outputs, strict=True):
         assert got.outputs[0].token_ids == expected.outputs[0].token_ids
         assert [list(one) for one in got.outputs[0].logprobs] == [
             list(one) for one in expected.outputs[0].logprobs
@@ -145,19 +145,19 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
 
 def adapter(folder, to, seed, rank):
     """A random one of most linear layers."""
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     tensors, names = {}, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head")
     for name, weight in load_file(folder / "model.safetensors").items():
         module = name.removesuffix(".weight")
         if module.endswith(names):
             rows, columns = weight.shape
             for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
-                matrix = 0.15 * torch.randn(shape, generator=made)
+                matrix = 0.15 * torch.randn(shape, generator=generator)
                 tensors[f"base_model.model.{module}.lora_{part}.weight"] = matrix
         if module.endswith("embed_tokens"):
             rows, columns = weight.shape
             for part, shape in (("A", (rank, rows)), ("B", (columns, rank))):
-                matrix = 0.15 * torch.randn(shape, generator=made)
+                matrix = 0.15 * torch.randn(shape, generator=generator)
                 tensors[f"base_model.model.{module}.lora_embedding_{part}"] = matrix
     names = (*names, "embed_tokens")
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": [*names]}
@@ -169,13 +169,15 @@ def test_rows_of_adapters_and_of_none_have_the_cpus_tokens(mode, folder, tmp_pat
     asked = [None, *(adapter(folder, tmp_path / str(r), r, r) for r in (3, 16, 40))]
     settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256}
     more = {"cudagraph_mode": mode, "cudagraph_capture_sizes": FEW_SIZES}
-    found = []
-    for device, own in (("cuda", more), ("cpu", {})):
-        llm = LLM(str(folder), device=device, max_num_batched_tokens=64, **settings, **own)
-        requests = [asked[at % 4] for at in range(24)]
+    token_ids = []
+    for device, device_settings in (("cuda", more), ("cpu", {})):
+        llm = LLM(
+            str(folder), device=device, max_num_batched_tokens=64, **settings, **device_settings
+        )
+        requests = [asked[index % 4] for index in range(24)]
         outputs = llm.generate(prompts(), GREEDY, use_tqdm=False, lora_request=requests)
-        found.append([output.outputs[0].token_ids for output in outputs])
-    assert found[0] == found[1]
+        token_ids.append([output.outputs[0].token_ids for output in outputs])
+    assert token_ids[0] == token_ids[1]
 
 
 def test_drafts_of_a_model_change_no_token(folder, expected):
@@ -194,8 +196,8 @@ def test_drafts_of_heads_change_no_token(method, mode, folder, expected, tmp_pat
     make_drafts_free(monkeypatch)
     heads = write(tmp_path, *HEADS[method]())
     drafts = {"method": method, "model": str(heads), "num_speculative_tokens": 3}
-    said = run(folder, async_scheduling=False, speculative_config=drafts, cudagraph_mode=mode)
-    assert said == expected
+    outputs = run(folder, async_scheduling=False, speculative_config=drafts, cudagraph_mode=mode)
+    assert outputs == expected
 
 
 def test_blocks_fill_the_memory_that_is_left(folder):

@@ -79,14 +79,14 @@ def test_head_sizes(device, large, size, queries):
 )  # fmt: skip
 @pytest.mark.parametrize("queries", [1, 37])
 def test_variations(device, large, options, queries):
-    made = {
+    tensors = {
         name: torch.rand(8, device=device) if name in ("sinks", "alibi_slopes") else value
         for name, value in options.items()
     }
     batch = batch_of(device, large, queries=queries, dtype=torch.float16)
-    splits = made.pop("programs", None)
+    splits = tensors.pop("programs", None)
     if splits is None:
-        attend(batch, torch.float16, **made)
+        attend(batch, torch.float16, **tensors)
     else:
         scale = batch[0].shape[-1] ** -0.5
         compare(
@@ -126,10 +126,12 @@ def test_int8_caches(device, large, dtype, queries, size):
 def test_products_in_fp8(device, large, rows, biased):
     """Many rows, of the vendor's library where torch has it, as by our kernel."""
     columns, depth = (4096, 1024) if large else (48, 64)
-    made = {"device": device, "dtype": torch.bfloat16}
-    x = torch.randn(rows if large else 5, depth, **made)
-    bias = torch.randn(columns, **made) if biased else None
-    layer = load(device).PackedLinear(torch.randn(columns, depth, **made), bias, quantization="fp8")
+    options = {"device": device, "dtype": torch.bfloat16}
+    x = torch.randn(rows if large else 5, depth, **options)
+    bias = torch.randn(columns, **options) if biased else None
+    layer = load(device).PackedLinear(
+        torch.randn(columns, depth, **options), bias, quantization="fp8"
+    )
     got = layer(x)
     layer.by_library = False
     compare(got, layer(x).float(), 1e-2)
@@ -155,18 +157,18 @@ def test_latents(device, large, heads, queries, cache):
         scales = (torch.rand(keys.shape[:3], device=device) + 0.5) / 64
     names = ("block_tables", "seq_lens", "query_start_loc")
     lengths = dict(zip(names, rest, strict=True))
-    given = MlaArgs(q=q, cache=keys, latent=512, scale=0.05, scales=scales, **lengths)
-    wide = replace(given, q=q.float(), cache=widened(keys, scales), scales=None)
-    compare(latent_attention(given), ReferenceKernels.mla_attention(wide), 1e-2)
+    mla_args = MlaArgs(q=q, cache=keys, latent=512, scale=0.05, scales=scales, **lengths)
+    wide = replace(mla_args, q=q.float(), cache=widened(keys, scales), scales=None)
+    compare(latent_attention(mla_args), ReferenceKernels.mla_attention(wide), 1e-2)
 
 
 @pytest.mark.parametrize("dtype", list(ALLOWED))
 def test_a_layer_for_each_head(device, large, dtype):
     """Into a part of what attention takes, as models have it."""
-    heads, made = 16 if large else 3, {"device": device, "dtype": dtype}
-    weights = torch.randn(heads, 512, 128, **made)
-    x = torch.randn(33 if large else 3, heads, 192, **made)[..., :128]
-    out = torch.zeros(len(x), heads, 576, **made)
+    heads, options = 16 if large else 3, {"device": device, "dtype": dtype}
+    weights = torch.randn(heads, 512, 128, **options)
+    x = torch.randn(33 if large else 3, heads, 192, **options)[..., :128]
+    out = torch.zeros(len(x), heads, 576, **options)
     load(device).head_linears([TorchLinear(weight, None) for weight in weights])(x, out[..., 64:])
     exact = torch.einsum("thk,hnk->thn", x.double(), weights.double())
     compare(out[..., 64:], exact.float(), ALLOWED[dtype] * 4)
@@ -180,8 +182,8 @@ def test_states_merge(device, large):
         lse = torch.empty(q.shape[:2], device=device)
         half = (q, keys, values, part.contiguous(), lengths // 2, starts)
         parts += [paged_attention(AttentionArgs(*half, scale), lse=lse), lse]
-    whole = paged_attention(AttentionArgs(q, keys, values, tables, lengths, starts, scale))
-    compare(merge_attention_states(*parts)[0], whole, 1e-2)
+    full = paged_attention(AttentionArgs(q, keys, values, tables, lengths, starts, scale))
+    compare(merge_attention_states(*parts)[0], full, 1e-2)
 
 
 @pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
@@ -196,15 +198,17 @@ def test_rope_and_cache(device, cache, neox):
     positions = torch.randint(0, 100, (tokens,), device=device)
     slots = torch.randperm(8 * 16, device=device)[:tokens]
     weight = torch.rand(size, device=device) + 0.5
-    made = [torch.zeros(8, kv_heads, 16, size, device=device).to(cache) for _ in range(2)]
-    plain = [torch.zeros(8, kv_heads, 16, size, device=device) for _ in range(2)]
+    caches = [torch.zeros(8, kv_heads, 16, size, device=device).to(cache) for _ in range(2)]
+    baseline_tensors = [torch.zeros(8, kv_heads, 16, size, device=device) for _ in range(2)]
     options = {"q_norm_weight": weight, "k_norm_weight": weight, "neox": neox}
-    rope_and_cache(q, k, v, positions, table, *made, slots, **options)
-    ReferenceKernels.rope_and_cache(q2, k2, v2, positions, table, *plain, slots, **options)
+    rope_and_cache(q, k, v, positions, table, *caches, slots, **options)
+    ReferenceKernels.rope_and_cache(
+        q2, k2, v2, positions, table, *baseline_tensors, slots, **options
+    )
     allowed = 1e-2 if cache == torch.bfloat16 else 6e-2
     for got, expected in ((q, q2), (k, k2)):
         compare(got, expected, 1e-2)
-    for got, expected in zip(made, plain, strict=True):
+    for got, expected in zip(caches, baseline_tensors, strict=True):
         compare(got.float(), expected, allowed)
 
 
@@ -225,8 +229,8 @@ def test_edits_and_logprobs(device):
     counts = torch.arange(12, device=device).view(4, 3)
     table = TokenTable(torch.zeros(4, 64, **ints), torch.zeros(4, 64, **ints))
     slots = torch.tensor([2, 0, 3, 1], **ints)
-    places = torch.arange(3, **ints).expand(4, 3)
-    changes = torch.stack((slots[:, None].expand(4, 3), places, ids.int(), counts.int()))
+    positions = torch.arange(3, **ints).expand(4, 3)
+    changes = torch.stack((slots[:, None].expand(4, 3), positions, ids.int(), counts.int()))
     edits.update_token_table(table, changes.flatten(1))
     factor = torch.full((4,), 1.3, device=device)
     rows = torch.arange(4, **ints)
@@ -243,12 +247,12 @@ def test_edits_and_logprobs(device):
     edits.apply_bitmask(masked, rows.long(), words.int(), None)
     assert torch.equal(masked, logits.masked_fill(~allowed[:, :5000], float("-inf")))
     tokens = ids[:, 0].contiguous()
-    found, normalizer, rank = token_logprobs(logits, tokens)
-    plain = torch.log_softmax(logits.double(), -1)
-    chosen = plain.gather(1, tokens[:, None])
-    torch.testing.assert_close(found.double(), chosen[:, 0], rtol=1e-4, atol=1e-4)
+    tensor, normalizer, rank = token_logprobs(logits, tokens)
+    baseline = torch.log_softmax(logits.double(), -1)
+    chosen = baseline.gather(1, tokens[:, None])
+    torch.testing.assert_close(tensor.double(), chosen[:, 0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(normalizer.double(), logits.double().logsumexp(-1))
-    assert torch.equal(rank, (plain > chosen).sum(-1) + 1)
+    assert torch.equal(rank, (baseline > chosen).sum(-1) + 1)
 
 
 def test_every_case_of_the_benchmark_agrees(device, large):

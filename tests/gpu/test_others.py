@@ -54,11 +54,11 @@ def test_a_bridged_model_in_bf16_fills_the_memory_that_is_left(tmp_path):
 def test_embeddings_are_those_of_the_cpu(kind, dtype, tmp_path):
     folder = make(kind, tmp_path)
     settings = {"runner": "pooling", "max_model_len": 128, "num_gpu_blocks_override": 64}
-    there = LLM(str(folder), device="cuda", dtype=dtype, **settings)
-    here = LLM(str(folder), device="cpu", dtype="float32", **settings)
-    found, expected = (
+    remote_llm = LLM(str(folder), device="cuda", dtype=dtype, **settings)
+    local_llm = LLM(str(folder), device="cpu", dtype="float32", **settings)
+    tensor, expected = (
         torch.tensor([o.outputs.embedding for o in llm.embed(TEXTS, use_tqdm=False)])
-        for llm in (there, here)
+        for llm in (remote_llm, local_llm)
     )
     allowed = 1e-4 if dtype == "float32" else 0.05
-    assert float((found - expected).norm(dim=-1).max()) < allowed
+    assert float((tensor - expected).norm(dim=-1).max()) < allowed

@@ -67,18 +67,18 @@ def test_no_launch_waits_for_the_device(mode, params, folder, monkeypatch):
 def test_nothing_is_compiled_after_the_start(folder, monkeypatch):
     """100 prompts of random lengths, greedy and not, beside one another."""
     llm = make(folder, max_model_len=1024, num_gpu_blocks_override=4000, max_num_batched_tokens=256)
-    made = []
+    names = []
 
-    def note(*args, **about):
-        made.append(about["fn"].name)
+    def record_compile(*args, **about):
+        names.append(about["fn"].name)
 
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record_compile)
     rng = random.Random(6)
     lengths = [rng.randint(1, 900) for _ in range(100)]
     texts = [[rng.randrange(4, 384) for _ in range(n)] for n in lengths]
     for params in (GREEDY, RANDOM):
         llm.generate(texts, params, use_tqdm=False)
-    assert made == []
+    assert names == []
 
 
 def test_mixed_batches(folder):
@@ -93,14 +93,14 @@ def test_sleep_gives_the_devices_memory_back(level, mode, tmp_path):
     folder = make_model("llama", tmp_path, hidden_size=1024, intermediate_size=4096)
     llm = make(folder, enable_sleep_mode=True, cudagraph_mode=mode, num_gpu_blocks_override=2000)
     expected = tokens(llm)
-    before = torch.cuda.memory_reserved()
+    initial_memory_reserved = torch.cuda.memory_reserved()
     kv = sum(
         cache.keys.nbytes + cache.values.nbytes
         for cache in llm.core.executor.worker.loaded.model.kv_caches
     )
     llm.sleep(level)
     # Weights of some 200 MB and the KV cache; what others of this process hold stays.
-    assert before - torch.cuda.memory_reserved() > 0.9 * (kv + 180 * MIB)
+    assert initial_memory_reserved - torch.cuda.memory_reserved() > 0.9 * (kv + 180 * MIB)
     llm.wake_up(tags=["weights"])
     llm.wake_up(tags=["kv_cache"])
     assert tokens(llm) == expected

@@ -289,8 +289,8 @@ def test_checks_that_overlap_notify_once(
 
     def overlapped(field: str) -> list[Alert]:
         rows = pending_alerts(field)
-        with monkeypatch.context() as alone:  # the other check, from its begin to its end
-            alone.setattr(alerts, "_pending_alerts", pending_alerts)
+        with monkeypatch.context() as isolated:  # the other check, from its begin to its end
+            isolated.setattr(alerts, "_pending_alerts", pending_alerts)
             alerts.check_rules()
         return rows
 
@@ -389,8 +389,8 @@ def test_a_gateway_that_is_gone_has_no_certificate(
 def test_short_lived_certificates_alert_in_the_last_third(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for days_left, rules in ((3, 0), (1, 1), (-1, 1)):
-        expires_at = timezone.now() + timedelta(days=days_left)
+    for days_remaining, rules in ((3, 0), (1, 1), (-1, 1)):
+        expires_at = timezone.now() + timedelta(days=days_remaining)
         certificate = Certificate("example.org", expires_at, timedelta(days=6))
         monkeypatch.setattr(alerts, "served_certificates", lambda row=certificate: [row])
         assert len(open_rules()) == rules
@@ -410,13 +410,13 @@ def test_the_proxys_certificate_is_read_by_the_public_names(
         def connect(address: tuple[str, int], timeout: float) -> socket.socket:
             if address != ("quire.test", 443):
                 raise OSError(f"{address} is unknown")
-            return plain_connect(("127.0.0.1", port), timeout=timeout)
+            return baseline_connect(("127.0.0.1", port), timeout=timeout)
 
         def serve() -> None:
             with context.wrap_socket(listener.accept()[0], server_side=True):
                 pass
 
-        plain_connect = socket.create_connection
+        baseline_connect = socket.create_connection
         monkeypatch.setattr("ssl.create_connection", connect)
         thread = threading.Thread(target=serve)
         thread.start()

@@ -45,22 +45,22 @@ NOW = 1_800_000_000 // 7200 * 7200
 
 @pytest.fixture
 def client(live_redis: str) -> Any:
-    found = redis.Redis.from_url(live_redis)
-    yield found
-    found.close()
+    client = redis.Redis.from_url(live_redis)
+    yield client
+    client.close()
 
 
-def counted(client: Any, prefix: str, at: float, tenant: int = 7, **counts: int) -> None:
+def counted(client: Any, prefix: str, timestamp: float, tenant: int = 7, **counts: int) -> None:
     """What a gateway adds."""
     pipeline = client.pipeline()
     series = (tenant, "quill", "")
-    add_counts(pipeline, {(series, name): n for name, n in counts.items()}, at, prefix)
+    add_counts(pipeline, {(series, name): n for name, n in counts.items()}, timestamp, prefix)
     pipeline.execute()
 
 
 def test_gateways_add_up_and_a_bucket_is_written_once(client: Any, key_prefix: str) -> None:
-    for at in (NOW, NOW + 3, NOW + 9.9):
-        counted(client, key_prefix, at, requests=1, prompt_tokens=10, **{f"{FIRST_TOKEN}20": 1})
+    for now in (NOW, NOW + 3, NOW + 9.9):
+        counted(client, key_prefix, now, requests=1, prompt_tokens=10, **{f"{FIRST_TOKEN}20": 1})
     assert write_history(client, NOW + MIN_WIDTH_S + GRACE_S - 1) == []
     saved = client.hgetall(bucket_key(NOW, key_prefix))
     assert write_history(client, NOW + MIN_WIDTH_S + GRACE_S + 1) == [NOW]
@@ -78,13 +78,13 @@ def test_tenants_add_up_to_the_installations_line(client: Any, key_prefix: str) 
     counted(client, key_prefix, NOW, tenant=7, requests=2, errors=1)
     counted(client, key_prefix, NOW, tenant=8, requests=3, refused=4)
     write_history(client, NOW + 25)
-    at = time_points(RANGES["5m"], NOW + 25)
-    whole = traffic(TrafficQuery(range=RANGES["5m"]), at)
-    one = traffic(TrafficQuery(range=RANGES["5m"], tenants=[8]), at)
-    assert (sum(whole.sums["requests"]), sum(whole.sums["errors"])) == (5, 1)
+    times = time_points(RANGES["5m"], NOW + 25)
+    full = traffic(TrafficQuery(range=RANGES["5m"]), times)
+    one = traffic(TrafficQuery(range=RANGES["5m"], tenants=[8]), times)
+    assert (sum(full.sums["requests"]), sum(full.sums["errors"])) == (5, 1)
     assert (sum(one.sums["requests"]), sum(one.sums["refused"])) == (3, 4)
-    assert whole.sums["requests"][at.index(NOW)] == 5
-    by_tenant = group_traffic(TrafficQuery(range=RANGES["5m"]), "tenant_id", at)
+    assert full.sums["requests"][times.index(NOW)] == 5
+    by_tenant = group_traffic(TrafficQuery(range=RANGES["5m"]), "tenant_id", times)
     assert {tenant: sum(line["requests"]) for tenant, line in by_tenant.items()} == {7: 2, 8: 3}
 
 
@@ -92,18 +92,24 @@ def test_tenants_add_up_to_the_installations_line(client: Any, key_prefix: str) 
 def test_every_range_tells_the_same_sums_whatever_is_wide_already(
     client: Any, key_prefix: str, name: str
 ) -> None:
-    wanted = RANGES[name]
+    chosen_range = RANGES[name]
     now = NOW
-    begin = now - min(wanted.seconds, 1700)
-    for at in range(begin, now, 50):
-        counted(client, key_prefix, at, requests=1, **{f"{GAP}{at % 7}": 2})
-        write_history(client, at + MIN_WIDTH_S + GRACE_S + 1)
+    begin = now - min(chosen_range.seconds, 1700)
+    for index in range(begin, now, 50):
+        counted(client, key_prefix, index, requests=1, **{f"{GAP}{index % 7}": 2})
+        write_history(client, index + MIN_WIDTH_S + GRACE_S + 1)
     write_history(client, now + MIN_WIDTH_S + GRACE_S + 1)
-    line = traffic(TrafficQuery(range=wanted), time_points(wanted, now + 25))
+    line = traffic(TrafficQuery(range=chosen_range), time_points(chosen_range, now + 25))
     seen = sum(line.sums["requests"])
-    expected = len([at for at in range(begin, now, 50) if at >= time_points(wanted, now + 25)[0]])
+    expected = len(
+        [
+            index
+            for index in range(begin, now, 50)
+            if index >= time_points(chosen_range, now + 25)[0]
+        ]
+    )
     assert seen == expected
-    assert sum(sum(each.values()) for each in line.gaps) == 2 * expected
+    assert sum(sum(gap.values()) for gap in line.gaps) == 2 * expected
 
 
 def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str) -> None:
@@ -115,8 +121,8 @@ def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str
         client.set(redis_keys.replica_key(name, key_prefix), protocol.encode(beat))
     assert len(registered_replicas(client, key_prefix)) == 2
     write_history(client, NOW)
-    found = pools(TrafficQuery(range=RANGES["5m"]), time_points(RANGES["5m"], NOW + 25))
-    last = {name: values[-1] for name, values in found.items()}
+    series = pools(TrafficQuery(range=RANGES["5m"]), time_points(RANGES["5m"], NOW + 25))
+    last = {name: values[-1] for name, values in series.items()}
     # 30 of each are in use; 80 are cached, of which 50 by nobody else.
     assert last == {
         "replicas": 2,
@@ -126,7 +132,7 @@ def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str
         "active_blocks": 60,
         "cached_blocks": 100,
     }
-    assert found["blocks"][0] is None
+    assert series["blocks"][0] is None
 
 
 def test_what_is_old_goes_width_by_width(client: Any, key_prefix: str) -> None:
@@ -145,11 +151,11 @@ def test_many_groups_are_bounded(client: Any, key_prefix: str) -> None:
     for tenant in range(1, MAX_GROUPS + 5):
         counted(client, key_prefix, NOW, tenant=tenant, requests=tenant)
     write_history(client, NOW + 25)
-    found = group_traffic(
+    series_by_group = group_traffic(
         TrafficQuery(range=RANGES["5m"]), "tenant_id", time_points(RANGES["5m"], NOW + 25)
     )
-    assert len(found) == MAX_GROUPS + 1
-    assert sum(found[None]["requests"]) == 1 + 2 + 3 + 4
+    assert len(series_by_group) == MAX_GROUPS + 1
+    assert sum(series_by_group[None]["requests"]) == 1 + 2 + 3 + 4
 
 
 def test_redis_keeps_a_bounded_time_while_no_worker_writes(client: Any, key_prefix: str) -> None:
@@ -163,8 +169,8 @@ def test_redis_keeps_a_bounded_time_while_no_worker_writes(client: Any, key_pref
 def test_percentiles_of_merged_spreads_are_near_the_true_ones() -> None:
     durations = [0.0007 * 1.01**n for n in range(1000)]
     spread: dict[int, int] = {}
-    for each in durations:
-        spread[bucket_index(each)] = spread.get(bucket_index(each), 0) + 1
+    for duration in durations:
+        spread[bucket_index(duration)] = spread.get(bucket_index(duration), 0) + 1
     for fraction in (0.5, 0.95, 0.99):
         true = durations[int(fraction * len(durations))]
         assert percentile(spread, fraction) == pytest.approx(true, rel=0.1)

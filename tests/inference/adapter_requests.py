@@ -20,8 +20,8 @@ def newcomer(name: str = "Rival", **key: Any) -> tuple[Tenant, AsgiClient]:
 
 
 def client_of(tenant: Tenant, **key: Any) -> AsgiClient:
-    made = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="k", **key)
-    return AsgiClient(GatewayHandler(), made.secret)
+    new_key = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="k", **key)
+    return AsgiClient(GatewayHandler(), new_key.secret)
 
 
 def chat(model: str, **fields: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ async def digest_of(client: AsgiClient, model: str, **fields: Any) -> str:
     return reply.headers["x-quire-adapter"]
 
 
-async def left_midway(gateway: Gateway, body: dict[str, Any]) -> str:
+async def cancelled_midway(gateway: Gateway, body: dict[str, Any]) -> str:
     """Read a few events of a stream and leave it; the id of the last one."""
     exchange = gateway.client.open("POST", "/v1/chat/completions", body)
     seen = b""
@@ -51,6 +51,6 @@ async def left_midway(gateway: Gateway, body: dict[str, Any]) -> str:
     await exchange.leave()
     await gateway.usage()
     await get_engine_client().journal.save()
-    whole = seen[: seen.rfind(b"\n\n") + 2]
-    last: bytes = re.findall(rb"^id: (.*)$", whole, re.MULTILINE)[-1]
+    full = seen[: seen.rfind(b"\n\n") + 2]
+    last: bytes = re.findall(rb"^id: (.*)$", full, re.MULTILINE)[-1]
     return last.decode()

@@ -54,7 +54,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def made_tokens(prompt: list[int], count: int, index: int = 0) -> list[int]:
+def generated_tokens(prompt: list[int], count: int, index: int = 0) -> list[int]:
     """What a fake replica answers."""
     return expected_tokens(prompt, count, index=index, low=LOW, high=HIGH)
 
@@ -107,11 +107,11 @@ def rows(transactional_db: None) -> Iterator[Rows]:
     catalog_access.clear_cache()
     rules.forget()
     tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name="Gateway tests")
-    made = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="test")
+    key = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="test")
     ServedModel.objects.create(
         name="fake", source="fake", desired_state=DesiredState.LOADED, managed=False
     )
-    yield Rows(tenant, made.key, made.secret)
+    yield Rows(tenant, key.key, key.secret)
     authentication.clear_cache()
     catalog_access.clear_cache()
     rules.forget()
@@ -156,10 +156,10 @@ class Gateway:
     async def serving(self, replica: FakeReplica) -> AsyncIterator[FakeReplica]:
         """With this replica running, and known to the gateway."""
         async with replica:
-            await self.look()
+            await self.refresh()
             yield replica
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read the heartbeats now."""
         client = get_engine_client()
         await client.start()

@@ -13,7 +13,7 @@ from engine.contract.messages import ReplicaEvent
 from engine.text import Tokenizer, render_chat
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body
-from tests.inference.conftest import Gateway, made_tokens, until
+from tests.inference.conftest import Gateway, generated_tokens, until
 
 #: Tokens of the stream.
 COUNT = 60
@@ -21,7 +21,7 @@ COUNT = 60
 
 def expected_text(tokenizer: Tokenizer, index: int = 0, count: int = COUNT) -> str:
     prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
-    return tokenizer.decode(made_tokens(prompt, count, index))
+    return tokenizer.decode(generated_tokens(prompt, count, index))
 
 
 def start(gateway: Gateway, **fields: Any) -> Exchange:
@@ -55,10 +55,12 @@ async def expire(gateway: Gateway, replica: FakeReplica) -> None:
 
 
 async def tell_of_death(
-    gateway: Gateway, replica: FakeReplica, held: list[str] | None = None
+    gateway: Gateway, replica: FakeReplica, in_flight_ids: list[str] | None = None
 ) -> None:
     """What a supervisor does when a replica's process ends; here the heartbeat stays."""
-    news = ReplicaEvent(replica_id=replica.replica_id, incarnation=replica.incarnation, held=held)
+    news = ReplicaEvent(
+        replica_id=replica.replica_id, incarnation=replica.incarnation, held=in_flight_ids
+    )
     for _ in range(1000):  # the gateway may not listen yet
         if await gateway.redis.publish(
             redis_keys.replica_events_channel(gateway.prefix), protocol.encode(news)

@@ -109,8 +109,8 @@ def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
 
     `redis_url`: a server that is there already.
     """
-    known = contextlib.nullcontext(redis_url)
-    with known if redis_url else running_redis(folder / "redis") as url:
+    redis_context = contextlib.nullcontext(redis_url)
+    with redis_context if redis_url else running_redis(folder / "redis") as url:
         assert url is not None
         environment = os.environ | {
             "QUIRE_DATA_DIR": str(folder / "data"),
@@ -119,15 +119,15 @@ def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
             "REDIS_URL": url,
         }
         environment.pop("DATABASE_URL", None)
-        with once_a_run(__file__, partial(_make_rows, environment)) as made:
-            shutil.copytree(made, folder / "data")
+        with once_a_run(__file__, partial(_make_rows, environment)) as rows_folder:
+            shutil.copytree(rows_folder, folder / "data")
         keys = json.loads((folder / "data" / KEYS).read_text())
         model = write_tokenizer(folder / "model")
         yield Instance(folder, url, environment, keys["key"], keys["limited"], model)
 
 
 def _make_rows(environment: dict[str, str], data_dir: Path) -> None:
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _MAKE_ROWS],
         env=environment | {"QUIRE_DATA_DIR": str(with_tables(data_dir))},
         cwd=ROOT,
@@ -135,7 +135,7 @@ def _make_rows(environment: dict[str, str], data_dir: Path) -> None:
         capture_output=True,
         text=True,
     )
-    (data_dir / KEYS).write_text(made.stdout.splitlines()[-1])
+    (data_dir / KEYS).write_text(process.stdout.splitlines()[-1])
 
 
 @contextlib.contextmanager

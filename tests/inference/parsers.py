@@ -302,12 +302,12 @@ NO_CALLS = [
 ]
 
 
-def read(plan: OutputParserConfig, pieces: Sequence[str]) -> list[Part]:
+def read(plan: OutputParserConfig, chunks: Sequence[str]) -> list[Part]:
     """All parts of an output that came in these pieces."""
     parser = OutputParser(plan)
     parts: list[Part] = []
-    for place, piece in enumerate(pieces):
-        parts += parser.push(piece, is_final=place == len(pieces) - 1)
+    for index, chunk in enumerate(chunks):
+        parts += parser.push(chunk, is_final=index == len(chunks) - 1)
     return merge_adjacent(parts)
 
 

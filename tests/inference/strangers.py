@@ -11,5 +11,5 @@ from tests.inference.asgi_client import AsgiClient
 def stranger(name: str = "Strangers") -> AsgiClient:
     """A client with a key of another tenant. Touches the database: call it in a thread."""
     tenant = actions.create_tenant(actor=SYSTEM_ACTOR, name=name)
-    made = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="test")
-    return AsgiClient(GatewayHandler(), made.secret)
+    key = actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name="test")
+    return AsgiClient(GatewayHandler(), key.secret)

@@ -179,10 +179,10 @@ async def test_a_streams_tokens_wait_for_no_look_at_its_key(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inference.generation.background.RECHECK_KEY_S", 0.0)
-    read_whole, found = threading.Event(), list[bool]()
+    read_full, were_read = threading.Event(), list[bool]()
 
     def slow(key_id: int) -> AuthFailure:
-        found.append(read_whole.wait(30))
+        were_read.append(read_full.wait(30))
         return authentication.REVOKED
 
     monkeypatch.setattr(authentication, "_look_up_id", slow)
@@ -190,11 +190,11 @@ async def test_a_streams_tokens_wait_for_no_look_at_its_key(
         exchange = gateway.client.open("POST", CHAT, chat_body(stream=True, max_tokens=20))
         assert (await exchange.head())[0] == 200
         read = b"".join([chunk async for chunk in exchange.chunks()])
-        read_whole.set()
+        read_full.set()
     assert b"[DONE]" in read
     await gateway.usage()
-    assert found
-    assert all(found), "the stream waited"
+    assert were_read
+    assert all(were_read), "the stream waited"
 
 
 async def test_fault_22_a_key_revoked_in_a_stream_ends_it_with_a_typed_event(

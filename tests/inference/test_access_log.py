@@ -39,13 +39,13 @@ async def test_a_request_leaves_one_line_with_the_clients_id(
         headers={"X-Request-Id": "mine-7"},
     )
     assert reply.status == 200
-    found = line(caplog)
-    assert found["method"] == "POST"
-    assert found["path"] == "/v1/completions"
-    assert found["status"] == 200
-    assert found["bytes"] == len(reply.body)
-    assert found["client_request_id"] == found["request_id"] == "mine-7"
-    assert found["tenant"] == served.rows.tenant.slug
+    record = line(caplog)
+    assert record["method"] == "POST"
+    assert record["path"] == "/v1/completions"
+    assert record["status"] == 200
+    assert record["bytes"] == len(reply.body)
+    assert record["client_request_id"] == record["request_id"] == "mine-7"
+    assert record["tenant"] == served.rows.tenant.slug
     assert "secret" not in caplog.text
     assert served.client.key not in caplog.text
 
@@ -55,9 +55,9 @@ async def test_a_request_without_an_id_of_its_own_has_ours(
 ) -> None:
     caplog.set_level(logging.INFO, "quire.access")
     reply = await client.chat(max_tokens=4)
-    found = line(caplog)
-    assert found["client_request_id"] == ""
-    assert found["request_id"] == reply.headers["x-request-id"]
+    record = line(caplog)
+    assert record["client_request_id"] == ""
+    assert record["request_id"] == reply.headers["x-request-id"]
 
 
 async def test_a_client_that_left_is_told_as_such(
@@ -70,7 +70,7 @@ async def test_a_client_that_left_is_told_as_such(
         body = {"model": "fake", "prompt": "x", "max_tokens": 400, "stream": True}
         exchange = client.open("POST", "/v1/completions", body)
         while replica.steps < 3:
-            await gateway.look()
+            await gateway.refresh()
         await exchange.leave()
         await until(lambda: caplog.records)
     assert line(caplog)["status"] == 499
@@ -113,7 +113,7 @@ async def test_each_line_about_a_request_names_it_its_tenant_and_its_model(
     caplog.set_level(logging.INFO, "quire.access")
     async with gateway.serving(gateway.fake()):
         pass
-    await gateway.look()
+    await gateway.refresh()
     client = AsgiClient(http_application(gateway.client.app), gateway.client.key)
     first, second = await asyncio.gather(client.chat(), client.chat(model="nobody"))
     assert (first.status, second.status) == (503, 404)

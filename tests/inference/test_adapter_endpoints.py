@@ -19,7 +19,7 @@ from tests.inference.adapter_requests import ask, client_of, digest_of
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapter_store")]
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ async def operator(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 async def test_vllms_endpoints_load_replace_and_unload(
-    gateway: Gateway, operator: AsgiClient, adapters_here: Any
+    gateway: Gateway, operator: AsgiClient, adapter_store: Any
 ) -> None:
-    folder = adapter_folder(adapters_here / "tone")
+    folder = adapter_folder(adapter_store / "tone")
     body = {"lora_name": "tone", "lora_path": str(folder)}
     async with gateway.serving(gateway.fake()):
         loaded = await operator.post("/v1/load_lora_adapter", body)
@@ -68,44 +68,44 @@ async def test_vllms_endpoints_load_replace_and_unload(
 
 
 async def test_vllms_endpoints_answer_when_every_gateway_has_looked(
-    gateway: Gateway, operator: AsgiClient, adapters_here: Any, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway, operator: AsgiClient, adapter_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another gateway, or a worker, is no part of this process: it goes by what it saw last."""
     monkeypatch.setattr(cards, "TTL_S", 0.2)
     monkeypatch.setattr(cards._card_cache, "ttl", 0.2)
     monkeypatch.setattr(cards._card_cache, "clear", lambda: None)
     monkeypatch.setattr("inference.api.vllm_compat.SEEN_WITHIN_S", 0.7)
-    folder = adapter_folder(adapters_here / "tone")
+    folder = adapter_folder(adapter_store / "tone")
     body = {"lora_name": "tone", "lora_path": str(folder), "load_inplace": True}
     async with gateway.serving(gateway.fake()):
-        over = asyncio.Event()
-        asked = asyncio.create_task(_asking(gateway.client, over))
+        exceeding_event = asyncio.Event()
+        asked = asyncio.create_task(_asking(gateway.client, exceeding_event))
         for seed in (1, 2, 1):
             adapter_folder(folder, seed=seed)
             assert (await operator.post("/v1/load_lora_adapter", body)).status == 200
             assert await digest_of(gateway.client, "tone") == adapter_digest(folder)
         await operator.post("/v1/unload_lora_adapter", {"lora_name": "tone"})
         assert (await ask(gateway.client, "tone")).status == 404
-        over.set()  # cancelled in the middle of a request it could go on for ever
+        exceeding_event.set()  # cancelled in the middle of a request it could go on for ever
         await asked
 
 
-async def _asking(client: AsgiClient, over: asyncio.Event) -> None:
+async def _asking(client: AsgiClient, stopped: asyncio.Event) -> None:
     """Keeps what is known fresh."""
-    while not over.is_set():
+    while not stopped.is_set():
         await ask(client, "tone")
 
 
 async def test_vllms_endpoints_refuse(
-    gateway: Gateway, operator: AsgiClient, adapters_here: Any, tmp_path: Any
+    gateway: Gateway, operator: AsgiClient, adapter_store: Any, tmp_path: Any
 ) -> None:
-    bad = adapter_folder(adapters_here / "bad", says="refuse")
+    bad = adapter_folder(adapter_store / "bad", says="refuse")
     outside = adapter_folder(tmp_path / "outside")
     for body, words in (
         ({"lora_name": "x"}, "Both 'lora_name' and 'lora_path' must be provided."),
         ({"lora_name": "x", "lora_path": str(bad)}, "lora_A holds NaN."),
         ({"lora_name": "x", "lora_path": str(outside)}, "in none of the folders"),
-        ({"lora_name": "x", "lora_path": str(adapters_here / "no")}, "No adapter found"),
+        ({"lora_name": "x", "lora_path": str(adapter_store / "no")}, "No adapter found"),
         ({"lora_name": 3, "lora_path": "x"}, "must be a text"),
         ({"lora_name": "y", "lora_path": str(bad), "load_inplace": "yes"}, "true or false"),
     ):

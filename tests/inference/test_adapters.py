@@ -14,10 +14,17 @@ from engine.contract import redis_keys
 from metering import actions as metering
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
-from tests.inference.adapter_requests import ask, chat, client_of, digest_of, left_midway, newcomer
+from tests.inference.adapter_requests import (
+    ask,
+    cancelled_midway,
+    chat,
+    client_of,
+    digest_of,
+    newcomer,
+)
 from tests.inference.conftest import Gateway, until
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapter_store")]
 
 
 async def test_an_adapter_is_asked_by_either_name(gateway: Gateway, live: Any) -> None:
@@ -28,8 +35,8 @@ async def test_an_adapter_is_asked_by_either_name(gateway: Gateway, live: Any) -
             assert reply.status == 200
             assert reply.json()["model"] == name
             assert reply.headers["x-quire-adapter"] == version.digest
-        plain = await ask(gateway.client, "fake")
-    assert "x-quire-adapter" not in plain.headers
+        baseline_response = await ask(gateway.client, "fake")
+    assert "x-quire-adapter" not in baseline_response.headers
     adapter = replica.received[0].adapter
     assert adapter is not None
     assert replica.received[2].adapter is None
@@ -70,7 +77,7 @@ async def test_a_strangers_adapter_is_not_there(gateway: Gateway, live: Any) -> 
         )
         assert (await theirs.get("/v1/models/secret-tone")).status == 404
         listed = (await theirs.get("/v1/models")).json()["data"]
-    assert [each["id"] for each in listed] == ["fake"]
+    assert [model["id"] for model in listed] == ["fake"]
 
 
 async def test_models_are_listed_with_their_adapters(gateway: Gateway, live: Any) -> None:
@@ -80,10 +87,10 @@ async def test_models_are_listed_with_their_adapters(gateway: Gateway, live: Any
     async with gateway.serving(gateway.fake()):
         listed = (await gateway.client.get("/v1/models")).json()["data"]
         one = (await gateway.client.get("/v1/models/fake:mine")).json()
-    assert [each["id"] for each in listed] == ["fake", "mine", "ours"]
-    assert [each["parent"] for each in listed] == [None, "fake", "fake"]
-    assert [each["root"] for each in listed] == ["fake", "fake", "fake"]
-    assert [each.get("digest") for each in listed] == [None, mine.digest, shared.digest]
+    assert [model["id"] for model in listed] == ["fake", "mine", "ours"]
+    assert [model["parent"] for model in listed] == [None, "fake", "fake"]
+    assert [model["root"] for model in listed] == ["fake", "fake", "fake"]
+    assert [client.get("digest") for client in listed] == [None, mine.digest, shared.digest]
     assert listed[1]["owned_by"] == gateway.rows.tenant.slug
     assert (one["id"], one["digest"]) == ("fake:mine", mine.digest)
 
@@ -101,7 +108,7 @@ async def test_keys_are_narrowed_to_adapters_and_away_from_them(
             assert (await ask(client, "tone")).status == 200
             assert (await ask(client, "fake")).status == 404
             listed = (await client.get("/v1/models")).json()["data"]
-            assert [each["id"] for each in listed] == ["tone"]
+            assert [model["id"] for model in listed] == ["tone"]
         assert (await ask(base, "fake")).status == 200
         assert (await ask(base, "tone")).status == 404
         await run_in_db_thread(
@@ -131,7 +138,7 @@ async def test_one_name_of_two_models_must_be_told_apart(gateway: Gateway, live:
         assert "big:tone, fake:tone" in reply.error["message"]
         assert await digest_of(gateway.client, "fake:tone") == small.digest
         listed = (await gateway.client.get("/v1/models")).json()["data"]
-    assert {each["id"] for each in listed} == {"fake", "big", "fake:tone", "big:tone"}
+    assert {model["id"] for model in listed} == {"fake", "big", "fake:tone", "big:tone"}
 
 
 async def test_a_canary_gets_its_share_and_each_user_one_version(
@@ -238,7 +245,9 @@ async def test_every_endpoint_answers_through_an_adapter(
         reply = await gateway.client.post(path, {"model": "tone", "stream": stream, **body})
     assert reply.status == 200, reply.body
     assert reply.headers["x-quire-adapter"] == version.digest
-    assert [each.adapter.digest for each in replica.received if each.adapter] == [version.digest]
+    assert [request.adapter.digest for request in replica.received if request.adapter] == [
+        version.digest
+    ]
 
 
 async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_that_it_began_with(
@@ -248,7 +257,7 @@ async def test_fault_59_a_stream_goes_on_at_another_gateway_with_the_weights_tha
     first = await live(gateway.rows.tenant, seed=1)
     async with gateway.serving(gateway.fake(token_delay=0.02)) as replica:
         body = chat("tone", stream=True) | {"max_tokens": 200}
-        last = await left_midway(gateway, body)
+        last = await cancelled_midway(gateway, body)
         second = await live(gateway.rows.tenant, seed=2)
         after = {"last-event-id": last}
         rest = await gateway.client.open(
@@ -268,11 +277,11 @@ async def test_an_answer_in_one_piece_goes_on_with_no_stream(gateway: Gateway, l
     """An old `Last-Event-ID` of the same caller is no reason for the weights of then."""
     await live(gateway.rows.tenant, seed=1)
     async with gateway.serving(gateway.fake(token_delay=0.02)):
-        last = await left_midway(gateway, chat("tone", stream=True) | {"max_tokens": 200})
+        last = await cancelled_midway(gateway, chat("tone", stream=True) | {"max_tokens": 200})
         second = await live(gateway.rows.tenant, seed=2)
         for after in (last, "none of ours"):
-            whole = await gateway.client.open(
+            full_reply = await gateway.client.open(
                 "POST", "/v1/chat/completions", chat("tone"), headers={"last-event-id": after}
             ).reply()
-            assert whole.status == 200, whole.body
-            assert whole.headers["x-quire-adapter"] == second.digest
+            assert full_reply.status == 200, full_reply.body
+            assert full_reply.headers["x-quire-adapter"] == second.digest

@@ -48,19 +48,19 @@ def test_what_isnt_known_is_left_out() -> None:
     }
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-async def test_answers_have_them(gateway: Gateway, settings: Any, *, wanted: bool) -> None:
-    settings.QUIRE = settings.QUIRE.replace(per_request_metrics=wanted)
+@pytest.mark.parametrize("is_enabled", [True, False])
+async def test_answers_have_them(gateway: Gateway, settings: Any, *, is_enabled: bool) -> None:
+    settings.QUIRE = settings.QUIRE.replace(per_request_metrics=is_enabled)
     replica = gateway.fake()
     replica.flight = FLIGHT
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
     text = {"model": "fake", "prompt": "x", "max_tokens": 5}
     with_usage = {"stream": True, "stream_options": {"include_usage": True}}
-    expected = EXPECTED if wanted else None
+    expected = EXPECTED if is_enabled else None
     async with gateway.serving(replica):
         for path, body in (("/v1/chat/completions", chat), ("/v1/completions", text)):
-            whole = await gateway.client.post(path, body)
-            assert whole.json().get("metrics") == expected
+            full_response = await gateway.client.post(path, body)
+            assert full_response.json().get("metrics") == expected
             streamed = await gateway.client.post(path, body | with_usage)
             chunks = streamed.events[:-1]
             assert [chunk.get("metrics") for chunk in chunks] == [

@@ -81,8 +81,8 @@ async def test_fault_06_any_max_tokens_is_a_ceiling(gateway: Gateway, tokenizer:
         for limit in (2048, 100_000, 2**31 - 1):
             assert (await ask(gateway, max_tokens=limit)).status == 200
         assert (await ask(gateway, "word " * 5000, max_tokens=100_000)).status == 400
-    (room,) = {2048 - len(each.prompt_token_ids) for each in replica.received}
-    assert [each.sampling.max_tokens for each in replica.received] == [room] * 3
+    (budget,) = {2048 - len(request.prompt_token_ids) for request in replica.received}
+    assert [request.sampling.max_tokens for request in replica.received] == [budget] * 3
 
 
 async def test_fault_07_a_ceiling_is_cut_to_the_kv_pool_too(
@@ -128,9 +128,9 @@ async def test_a_message_is_never_without_a_block(gateway: Gateway, tokenizer: T
     import anthropic
 
     async with gateway.serving(gateway.scripted(says(tokenizer, ""))):
-        whole = anthropic.types.Message.model_validate((await ask(gateway)).json())
+        full = anthropic.types.Message.model_validate((await ask(gateway)).json())
         stream = await ask(gateway, stream=True)
-    assert [block.text for block in whole.content] == [""]
+    assert [block.text for block in full.content] == [""]
     kinds = [event["type"] for event in parse_events(stream.body) if event["type"] != "ping"]
     assert kinds == [
         *("message_start", "content_block_start", "content_block_stop"),
@@ -200,13 +200,13 @@ async def test_turns_of_one_role_that_follow_each_other_are_one(
         {"role": "user", "content": [result]},
         {"role": "user", "content": "so?"},
     ]
-    whole = [
+    full = [
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
         {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
     ]
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
-        for messages in (split, whole):
+        for messages in (split, full):
             assert (await ask(gateway, messages=messages, tools=[TOOL])).status == 200
         first, second = replica.received
         assert first.prompt_token_ids == second.prompt_token_ids
@@ -274,7 +274,7 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, text))):
         reply = await ask(gateway, stream=True, tools=[TOOL])
-        whole = (await ask(gateway, tools=[TOOL])).json()
+        full_payload = (await ask(gateway, tools=[TOOL])).json()
     raw = parse_events(reply.body)
     names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
     assert names == [event["type"] for event in raw]
@@ -292,13 +292,13 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
             blocks[event["index"]]["told"] += delta.get("text", delta.get("partial_json", ""))
-    told = [
+    payloads = [
         json.loads(block["told"]) if block["type"] == "tool_use" else block["told"]
         for block in blocks
     ]
-    assert told == [block.get("input", block.get("text")) for block in whole["content"]]
-    assert raw[-2]["delta"]["stop_reason"] == whole["stop_reason"]
-    assert raw[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert payloads == [block.get("input", block.get("text")) for block in full_payload["content"]]
+    assert raw[-2]["delta"]["stop_reason"] == full_payload["stop_reason"]
+    assert raw[-2]["usage"]["output_tokens"] == full_payload["usage"]["output_tokens"]
 
 
 async def test_tokens_are_counted_as_generation_would(served: Gateway) -> None:
@@ -316,16 +316,16 @@ async def test_tokens_are_counted_as_generation_would(served: Gateway) -> None:
 async def test_x_api_key_opens_and_errors_are_anthropics(gateway: Gateway) -> None:
     client = AsgiClient(GatewayHandler())
     body = {"model": "nobody", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
-    nobody = await client.post(URL, body)
-    assert nobody.status == 401
-    assert nobody.json()["type"] == "error"
-    assert nobody.json()["error"]["type"] == "authentication_error"
+    unknown_response = await client.post(URL, body)
+    assert unknown_response.status == 401
+    assert unknown_response.json()["type"] == "error"
+    assert unknown_response.json()["error"]["type"] == "authentication_error"
     missing = await client.post(URL, body, headers={"x-api-key": gateway.rows.secret})
     assert missing.status == 404
     assert missing.json()["error"]["type"] == "not_found_error"
     assert missing.json()["request_id"] == missing.headers["request-id"]
-    wrong = await client.get(URL, headers={"x-api-key": gateway.rows.secret})
-    assert (wrong.status, wrong.json()["type"]) == (405, "error")
+    invalid_response = await client.get(URL, headers={"x-api-key": gateway.rows.secret})
+    assert (invalid_response.status, invalid_response.json()["type"]) == (405, "error")
 
 
 async def test_fault_01_a_body_over_the_limit_is_refused_in_the_envelope(
@@ -392,22 +392,22 @@ async def test_fault_88_a_tool_is_offered_without_those_of_the_server(
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
         for tools in ([TOOL], [hosted, TOOL], [TOOL, advisor]):
             assert (await ask(gateway, messages=[USER], tools=tools)).status == 200
-        first, *others = replica.received
-        assert all(other.prompt_token_ids == first.prompt_token_ids for other in others)
+        first, *other_items = replica.received
+        assert all(other.prompt_token_ids == first.prompt_token_ids for other in other_items)
         reply = await ask(gateway, messages=[USER], tools=[hosted])
         assert reply.status == 400
         assert "tools.0.type" in reply.json()["error"]["message"]
 
 
 async def test_search_results_are_text(gateway: Gateway, tokenizer: Tokenizer) -> None:
-    found = {
+    search_result = {
         "type": "search_result",
         "title": "T",
         "source": "https://a",
         "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}],
     }
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
-        for content in ([found], "T\nhttps://a\nb\nc"):
+        for content in ([search_result], "T\nhttps://a\nb\nc"):
             reply = await ask(gateway, messages=[{"role": "user", "content": content}])
             assert reply.status == 200, reply.body
         first, second = replica.received

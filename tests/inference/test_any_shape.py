@@ -86,22 +86,22 @@ BATCH = {
 SHAPES: tuple[Any, ...] = (None, True, -1, 2.5, "", "x", [], [[]], {}, {"type": 5}, [{"type": "x"}])
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place of a body, the body itself left out."""
     if path:
         yield path
     pairs = value.items() if isinstance(value, dict) else ()
     for key, child in enumerate(value) if isinstance(value, list) else pairs:
-        yield from places(child, (*path, key))
+        yield from paths_of(child, (*path, key))
 
 
 def changed(body: dict[str, Any], path: tuple[Any, ...], shape: Any) -> dict[str, Any]:
-    made = copy.deepcopy(body)
-    parent: Any = made
+    duplicate = copy.deepcopy(body)
+    parent: Any = duplicate
     for key in path[:-1]:
         parent = parent[key]
     parent[path[-1]] = shape
-    return made
+    return duplicate
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ async def test_no_shape_of_a_body_is_a_fault(
 ) -> None:
     if path != "/v1/batches":
         body = {"model": "fake", **body}
-        whole = await served.client.post(path, body)
-        assert whole.status == 200, whole.body
-    for number, place in enumerate(places(body)):
+        full_response = await served.client.post(path, body)
+        assert full_response.status == 200, full_response.body
+    for number, index in enumerate(paths_of(body)):
         for shape in SHAPES[number % 2 :: 2]:  # every other one at each place
-            reply = await served.client.post(path, changed(body, place, shape))
-            assert reply.status < 500, (place, shape, reply.body)
+            reply = await served.client.post(path, changed(body, index, shape))
+            assert reply.status < 500, (index, shape, reply.body)

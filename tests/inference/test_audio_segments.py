@@ -68,6 +68,6 @@ def test_segments_are_numbered_through_the_file() -> None:
 
 
 def test_text_that_repeats_itself_compresses_well() -> None:
-    said = WindowText(0.0, 30.0, [Segment(0.0, 1.0, "again and " * 40, [1])])
-    assert said.compression_ratio > 2.4
+    window_text = WindowText(0.0, 30.0, [Segment(0.0, 1.0, "again and " * 40, [1])])
+    assert window_text.compression_ratio > 2.4
     assert WindowText(0.0, 30.0, []).compression_ratio == 0

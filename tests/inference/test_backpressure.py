@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.text import Tokenizer, render_chat
 from tests.inference.asgi_client import chat_body, parse_events
-from tests.inference.conftest import Gateway, made_tokens, until
+from tests.inference.conftest import Gateway, generated_tokens, until
 from tests.inference.scripted import byte_by_byte
 
 CHAT = "/v1/chat/completions"
@@ -33,7 +33,7 @@ async def test_fault_26_a_reader_that_stands_still_gets_all_of_it_in_few_chunks(
     events = parse_events(data)
     text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
     prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
-    assert text == tokenizer.decode(made_tokens(prompt, TOKENS))
+    assert text == tokenizer.decode(generated_tokens(prompt, TOKENS))
     assert len(events) < TOKENS / 4  # what waited came together
 
 

@@ -21,7 +21,7 @@ from tests.inference.tokenizer_folder import EOS
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG = 10**5
 PART = {"type": "text", "text": "a"}
-SAID = {"role": "user", "content": "a"}
+MESSAGE = {"role": "user", "content": "a"}
 
 
 def refused(reply: Reply, param: str | None, status: int = 400) -> None:
@@ -112,14 +112,14 @@ async def test_fault_52_bodies_of_strangers_are_refused_before_they_are_read(
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("messages", lambda: {"messages": [SAID] * 200_000}),
-        ("messages", lambda: {"messages": [SAID] * 9_000}),
+        ("messages", lambda: {"messages": [MESSAGE] * 200_000}),
+        ("messages", lambda: {"messages": [MESSAGE] * 9_000}),
         ("messages", lambda: {"messages": [{"role": "user", "content": [PART] * 250_000}]}),
         ("messages", lambda: {"messages": [{"role": "user", "content": [PART] * 9_000}]}),
         ("logit_bias", lambda: {"logit_bias": {str(i): 1 for i in range(600_000)}}),
         ("messages", lambda: {"messages": [{}] * 2_000_000}),
-        ("tools", lambda: {"messages": [SAID], "tools": [{}] * 60_000}),
-        ("stop", lambda: {"messages": [SAID], "stop": ["a"] * 10_000}),
+        ("tools", lambda: {"messages": [MESSAGE], "tools": [{}] * 60_000}),
+        ("stop", lambda: {"messages": [MESSAGE], "stop": ["a"] * 10_000}),
     ],
     ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop"],
 )
@@ -171,8 +171,10 @@ async def test_fault_36_compressed_bodies_are_refused_unopened(served: Gateway) 
         reply = await served.client.post(CHAT, parts=[bomb], headers=headers)
         assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
         assert coding in reply.error["message"]
-    plain = await served.client.post(CHAT, chat_body(), headers={"content-encoding": "identity"})
-    assert plain.status == 200
+    baseline_response = await served.client.post(
+        CHAT, chat_body(), headers={"content-encoding": "identity"}
+    )
+    assert baseline_response.status == 200
 
 
 async def test_fault_36_a_huge_image_is_refused_while_it_comes_in(served: Gateway) -> None:
@@ -276,7 +278,7 @@ async def test_a_refusal_names_the_field_that_was_sent(served: Gateway) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", CHAT, COMPLETION])
 async def test_priorities_that_no_message_can_hold(served: Gateway, path: str) -> None:
-    body = {"max_tokens": 1, "messages": [SAID]} if path in (CHAT, "/v1/messages") else {}
+    body = {"max_tokens": 1, "messages": [MESSAGE]} if path in (CHAT, "/v1/messages") else {}
     body |= {"input": "a"} if path == "/v1/responses" else {"prompt": "a"} if not body else {}
     for value in (2**63, 10**400):
         reply = await served.client.post(path, {"model": "fake", **body, "priority": value})
@@ -322,11 +324,11 @@ async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) 
 def sizes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the texts are that the tokenizer's library is given from here on."""
     read: list[int] = []
-    whole = backend.tokenize
+    full = backend.tokenize
 
     def noting(of: Any, text: str, *args: Any, **kwargs: Any) -> Any:
         read.append(len(text))
-        return whole(of, text, *args, **kwargs)
+        return full(of, text, *args, **kwargs)
 
     monkeypatch.setattr(backend, "tokenize", noting)
     return read
@@ -348,13 +350,14 @@ async def test_fault_06_a_prompt_of_megabytes_is_not_tokenised_to_its_end(
     cut = await served.client.post(path, {"model": "fake", **fields, "truncate_prompt_tokens": 9})
     assert cut.status == 200
     assert cut.json()["usage"]["prompt_tokens"] == 9
-    told = await served.client.post("/tokenize", {"model": "fake", **fields})
+    response = await served.client.post("/tokenize", {"model": "fake", **fields})
     monkeypatch.setattr(backend, "CHUNK_CHARS", 1 << 20)
     assert max(read) <= 8192
     assert (
-        told.json() == (await served.client.post("/tokenize", {"model": "fake", **fields})).json()
+        response.json()
+        == (await served.client.post("/tokenize", {"model": "fake", **fields})).json()
     )
-    assert told.json()["count"] > 2048
+    assert response.json()["count"] > 2048
 
 
 async def test_fault_06_messages_of_megabytes_are_counted_in_pieces(
@@ -506,9 +509,11 @@ async def test_fault_15_control_tokens_in_a_users_text_stay_text(
     async with gateway.serving(replica):
         await gateway.client.chat("plain")
         await gateway.client.chat(forged)
-    plain, tricked = (request.prompt_token_ids for request in replica.received)
+    baseline_prompt_token_ids, tricked = (request.prompt_token_ids for request in replica.received)
     special = set(tokenizer.special_token_ids)
-    assert [t for t in tricked if t in special] == [t for t in plain if t in special]
+    assert [t for t in tricked if t in special] == [
+        t for t in baseline_prompt_token_ids if t in special
+    ]
     assert forged in tokenizer.decode(tricked, skip_special_tokens=False)
 
 
@@ -534,9 +539,9 @@ async def test_fault_16_output_that_is_no_utf8_is_a_valid_stream(
     table = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     bad = [table[bytes([b])] for b in (0xF0, 0x9F, 0x41, 0xFF, 0xC3)]
     async with gateway.serving(gateway.scripted(lambda request, index: bad)):
-        whole = await gateway.client.chat()
+        full_outputs = await gateway.client.chat()
         stream = await gateway.client.chat(stream=True)
-    text = whole.json()["choices"][0]["message"]["content"]
+    text = full_outputs.json()["choices"][0]["message"]["content"]
     assert text == "�A��"
     streamed = "".join(
         c["delta"].get("content", "") for e in stream.events[:-1] for c in e["choices"]
@@ -597,11 +602,11 @@ async def test_fault_32_a_request_id_that_is_no_word_is_replaced(
     served: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = ("evil\nline", "a b", "http://evil.example/x", "x" * 10_240, "\x1b[31m", "", "ä")
-    for given in bad:
-        reply = await served.client.get("/v1/models", headers={"x-request-id": given})
+    for request_id in bad:
+        reply = await served.client.get("/v1/models", headers={"x-request-id": request_id})
         assert reply.status == 200
         assert reply.headers["x-request-id"].startswith("req-")
-        assert given == "" or given not in caplog.text
+        assert request_id == "" or request_id not in caplog.text
 
 
 async def test_every_field_that_is_not_supported_is_refused_by_name(served: Gateway) -> None:

@@ -32,7 +32,7 @@ async def test_a_request_whose_replicas_all_vanish_is_given_up(
     settings.QUIRE = settings.QUIRE.replace(max_attempts=3)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.fake(die_after=0, replica_id="r0"))
-        await gateway.look()
+        await gateway.refresh()
         asking = asyncio.create_task(gateway.client.chat())
         for number in range(1, 8):
             await asyncio.sleep(0.1)
@@ -41,7 +41,7 @@ async def test_a_request_whose_replicas_all_vanish_is_given_up(
             await expire(gateway, FakeReplica("redis://", replica_id=f"r{number - 1}"))
             replica = gateway.fake(die_after=0, replica_id=f"r{number}")
             await stack.enter_async_context(replica)
-            await gateway.look()
+            await gateway.refresh()
         reply = await asking
     assert (reply.status, reply.error["code"]) == (500, "engine_fault")
     assert "3 replicas" in reply.error["message"]
@@ -54,27 +54,29 @@ class Deaths:
         self._gateway, self._stack = gateway, stack
         self.replicas: list[FakeReplica] = []
 
-    async def next(self, *held: str, told: bool = True, die_after: int | None = 0) -> FakeReplica:
+    async def next(
+        self, *in_flight: str, is_registered: bool = True, die_after: int | None = 0
+    ) -> FakeReplica:
         """The one before is dead, and another replica is there.
 
-        `held`: what that was at; "it" for the request that it was given last. `told`: whether
-        anybody says so.
+        `in_flight`: what that was at; "it" for the request that it was given last. `is_registered`:
+        whether anybody says so.
         """
         if self.replicas:
             lost = self.replicas[-1]
             await until_dead(lost)
-            if told:
-                await self.tell(lost, *held)
+            if is_registered:
+                await self.tell(lost, *in_flight)
             await expire(self._gateway, lost)
         replica = self._gateway.fake(die_after=die_after)
         self.replicas.append(await self._stack.enter_async_context(replica))
-        await self._gateway.look()
+        await self._gateway.refresh()
         return replica
 
-    async def tell(self, lost: FakeReplica, *held: str) -> None:
+    async def tell(self, lost: FakeReplica, *in_flight: str) -> None:
         """Say what a dead one was at."""
-        own = lost.received[-1].request_id
-        ids = [own if word == "it" else word for word in held]
+        local_request_id = lost.received[-1].request_id
+        ids = [local_request_id if word == "it" else word for word in in_flight]
         await tell_of_death(self._gateway, lost, ids)
 
 
@@ -139,7 +141,7 @@ async def test_what_is_told_late_of_a_death_still_clears_who_only_waited(
     await until(lambda: deaths.replicas[0].received)
     client = get_engine_client()
     for _ in range(4):
-        lost, replica = deaths.replicas[-1], await deaths.next(told=False)
+        lost, replica = deaths.replicas[-1], await deaths.next(is_registered=False)
         await until(lambda replica=replica: replica.received)
         (flight,) = client.flights
         assert flight.attempts_without_output == 2
@@ -160,14 +162,14 @@ async def test_a_request_runs_alone_while_what_became_of_two_replicas_is_not_kno
     await until(lambda: deaths.replicas[0].received)
     (flight,) = get_engine_client().flights
     for _ in range(2):
-        replica = await deaths.next(told=False)
+        replica = await deaths.next(is_registered=False)
         await until(lambda replica=replica: replica.received)
     received = [replica.received[-1] for replica in deaths.replicas]
-    assert [each.isolated for each in received] == [False, False, True]
+    assert [request.isolated for request in received] == [False, False, True]
     assert flight.attempts_without_output == 3
-    for at, told in enumerate(deaths.replicas[:2], start=1):
-        await deaths.tell(told, "it", "another")
-        await until(lambda at=at: flight.shared_crashes == at)
+    for index, reported_replica in enumerate(deaths.replicas[:2], start=1):
+        await deaths.tell(reported_replica, "it", "another")
+        await until(lambda index=index: flight.shared_crashes == index)
     assert flight.attempts_without_output == 1
     await exchange.leave()
 
@@ -182,13 +184,17 @@ async def test_a_replica_that_stands_still_says_over_which_requests(
         client = get_engine_client()
         await until(lambda: client.flights and client.flights[0].placed)
         (flight,) = client.flights
-        for held, fruitless, in_company in (([], 0, 0), (["another"], 0, 0), (["it", "b"], 0, 1)):
-            known = client.fleet.get(replica.replica_id)
-            assert known is not None
-            ids = [flight.engine_id if word == "it" else word for word in held]
-            known.heartbeat.held = ids
+        for in_flight, fruitless, in_company in (
+            ([], 0, 0),
+            (["another"], 0, 0),
+            (["it", "b"], 0, 1),
+        ):
+            registered_response = client.fleet.get(replica.replica_id)
+            assert registered_response is not None
+            ids = [flight.engine_id if word == "it" else word for word in in_flight]
+            registered_response.heartbeat.held = ids
             with monkeypatch.context() as patch:
-                patch.setattr(type(known), "stalled", True)
+                patch.setattr(type(registered_response), "stalled", True)
                 await client.watchman.check()
             assert (flight.placed, flight.shared_crashes) == (False, in_company)
             assert flight.attempts_without_output == fruitless
@@ -203,24 +209,24 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
     """On a machine that is slow everywhere a stream wanders, and isn't given up."""
     settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     async with gateway.fake(token_delay=600), gateway.fake(token_delay=600):
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         client = get_engine_client()
         await until(lambda: client.flights and client.flights[0].placed)
         (flight,) = client.flights
         for moves in range(1, 6):
-            left = client.fleet.get(flight.replica_id)
-            assert left is not None
-            left.changed_at -= protocol.HEARTBEAT_TIMEOUT_S
+            remaining_response = client.fleet.get(flight.replica_id)
+            assert remaining_response is not None
+            remaining_response.changed_at -= protocol.HEARTBEAT_TIMEOUT_S
             await client.watchman.check()
             assert flight.attempt == moves + 1
-            before = left.heartbeat.at
+            initial = remaining_response.heartbeat.at
             # It's heard again.
-            while (left := client.fleet.get(left.heartbeat.replica_id)) and (
-                left.heartbeat.at == before
-            ):
+            while (
+                remaining_response := client.fleet.get(remaining_response.heartbeat.replica_id)
+            ) and (remaining_response.heartbeat.at == initial):
                 await asyncio.sleep(protocol.HEARTBEAT_INTERVAL_S / 5)
-                await gateway.look()
+                await gateway.refresh()
         assert client.flights == [flight]
         assert flight.attempts_without_output <= 1
         await exchange.leave()
@@ -232,13 +238,13 @@ async def test_a_stream_that_gets_on_outlives_more_replicas_than_a_request_may_k
     settings.QUIRE = settings.QUIRE.replace(max_attempts=2)
     async with contextlib.AsyncExitStack() as stack:
         replica = await stack.enter_async_context(gateway.fake(die_after=10))
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         for number in range(5):
             await until_dead(replica)
             lost, die_after = replica, 10 if number < 4 else None
             replica = await stack.enter_async_context(gateway.fake(die_after=die_after))
-            await gateway.look()
+            await gateway.refresh()
             await tell_of_death(gateway, lost)
             await expire(gateway, lost)
         events = await read(exchange)

@@ -115,26 +115,28 @@ async def test_a_stream_has_role_text_finish_and_end(
 async def test_usage_comes_last_when_asked_for(gateway: Gateway, tokenizer: Tokenizer) -> None:
     replica = gateway.scripted(says(tokenizer, TEXT))
     async with gateway.serving(replica):
-        plain = await gateway.client.chat(stream=True, stream_options={"include_usage": True})
+        baseline_outputs = await gateway.client.chat(
+            stream=True, stream_options={"include_usage": True}
+        )
         steady = await gateway.client.chat(
             stream=True,
             stream_options={"include_usage": True, "continuous_usage_stats": True},
         )
-    whole = plain.events[-2]
-    assert whole["choices"] == []
-    assert whole["usage"]["completion_tokens"] == len(tokenizer.encode(TEXT)) + 1
-    assert all(event["usage"] is None for event in plain.events[:-2])
+    full_event = baseline_outputs.events[-2]
+    assert full_event["choices"] == []
+    assert full_event["usage"]["completion_tokens"] == len(tokenizer.encode(TEXT)) + 1
+    assert all(event["usage"] is None for event in baseline_outputs.events[:-2])
     counts = [event["usage"]["completion_tokens"] for event in steady.events[:-1]]
     assert counts == sorted(counts)
-    assert counts[-1] == whole["usage"]["completion_tokens"]
+    assert counts[-1] == full_event["usage"]["completion_tokens"]
 
 
 async def test_several_choices(gateway: Gateway, tokenizer: Tokenizer) -> None:
     replica = gateway.scripted(says(tokenizer, "first", "second one", "third"))
     async with gateway.serving(replica):
-        whole = await gateway.client.chat(n=3)
+        full_outputs = await gateway.client.chat(n=3)
         stream = await gateway.client.chat(n=3, stream=True)
-    choices = whole.json()["choices"]
+    choices = full_outputs.json()["choices"]
     assert [c["index"] for c in choices] == [0, 1, 2]
     assert [c["message"]["content"] for c in choices] == ["first", "second one", "third"]
     assert [contents(stream.events, i) for i in range(3)] == ["first", "second one", "third"]
@@ -162,7 +164,7 @@ async def test_a_stop_string_ends_the_answer_and_the_engines_work(
         for _ in range(100):
             if not replica.running:
                 break
-            await gateway.look()
+            await gateway.refresh()
         assert replica.running == {}
     assert len(replica.aborted) == 1
     if stream:
@@ -245,12 +247,12 @@ async def test_without_top_logprobs_there_are_no_alternatives(
 async def test_token_ids_are_returned_on_request(gateway: Gateway, tokenizer: Tokenizer) -> None:
     replica = gateway.scripted(says(tokenizer, TEXT))
     async with gateway.serving(replica):
-        whole = (await gateway.client.chat(return_token_ids=True)).json()
+        full_payload = (await gateway.client.chat(return_token_ids=True)).json()
         stream = (await gateway.client.chat(return_token_ids=True, stream=True)).events
     expected = [*tokenizer.encode(TEXT), 2]
-    assert whole["prompt_token_ids"] == replica.received[0].prompt_token_ids
-    assert whole["choices"][0]["token_ids"] == expected
-    assert stream[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert full_payload["prompt_token_ids"] == replica.received[0].prompt_token_ids
+    assert full_payload["choices"][0]["token_ids"] == expected
+    assert stream[0]["prompt_token_ids"] == full_payload["prompt_token_ids"]
     assert not any("prompt_token_ids" in event for event in stream[1:-1])
     assert "token_ids" not in stream[0]["choices"][0]
     streamed = [t for e in stream[1:-1] for c in e["choices"] for t in c["token_ids"]]
@@ -355,8 +357,8 @@ async def test_the_prompt_is_truncated_from_the_left(
 ) -> None:
     replica = gateway.scripted(says(tokenizer, "x"))
     await ask(gateway, replica, truncate_prompt_tokens=4)
-    whole = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
-    assert replica.received[0].prompt_token_ids == whole[-4:]
+    full_prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
+    assert replica.received[0].prompt_token_ids == full_prompt[-4:]
 
 
 async def test_a_cache_salt_narrows_the_tenants_namespace(
@@ -366,10 +368,12 @@ async def test_a_cache_salt_narrows_the_tenants_namespace(
     async with gateway.serving(replica):
         for salt in (None, "a", "b", "a", gateway.rows.tenant.cache_namespace):
             await gateway.client.chat(cache_salt=salt)
-    plain, a, b, again, forged = (request.cache_namespace for request in replica.received)
-    assert plain == gateway.rows.tenant.cache_namespace
+    baseline_cache_namespace, a, b, again, forged = (
+        request.cache_namespace for request in replica.received
+    )
+    assert baseline_cache_namespace == gateway.rows.tenant.cache_namespace
     assert a == again
-    assert len({plain, a, b, forged}) == 4
+    assert len({baseline_cache_namespace, a, b, forged}) == 4
 
 
 async def test_best_of_returns_the_likeliest(gateway: Gateway, tokenizer: Tokenizer) -> None:

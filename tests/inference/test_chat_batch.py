@@ -25,8 +25,8 @@ def parrot(gateway: Gateway, tokenizer: Tokenizer) -> ScriptedReplica:
 
     def script(request: Any, index: int) -> list[int]:
         prompt = tokenizer.decode(request.prompt_token_ids)
-        said = prompt.partition("user\n")[2].partition("\n")[0]
-        return tokenizer.encode(said, add_special_tokens=False)
+        question = prompt.partition("user\n")[2].partition("\n")[0]
+        return tokenizer.encode(question, add_special_tokens=False)
 
     return gateway.scripted(script)
 

@@ -57,33 +57,33 @@ def assembled(events: list[Any]) -> tuple[str, list[tuple[str, str]]]:
 async def test_a_stream_adds_up_to_the_whole_answer(gateway: Gateway, tokenizer: Tokenizer) -> None:
     text = f"Let me see.\n{CALL}\n{CALL}\n"
     async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, text))):
-        whole = (await gateway.client.chat(tools=[TOOL])).json()["choices"][0]
+        full_choice = (await gateway.client.chat(tools=[TOOL])).json()["choices"][0]
         events = (await gateway.client.chat(tools=[TOOL], stream=True)).events
     content, calls = assembled(events)
-    message = whole["message"]
+    message = full_choice["message"]
     assert content == message["content"] == "Let me see."
     assert calls == [
         (c["function"]["name"], c["function"]["arguments"]) for c in message["tool_calls"]
     ]
     assert len(calls) == 2
-    assert events[-2]["choices"][0]["finish_reason"] == whole["finish_reason"] == "tool_calls"
+    assert events[-2]["choices"][0]["finish_reason"] == full_choice["finish_reason"] == "tool_calls"
 
 
 async def test_one_call_at_a_time_on_request(gateway: Gateway, tokenizer: Tokenizer) -> None:
     replica = gateway.scripted(byte_by_byte(tokenizer, CALL + "\n" + CALL))
     async with gateway.serving(replica):
-        whole = await gateway.client.chat(tools=[TOOL], parallel_tool_calls=False)
+        full_outputs = await gateway.client.chat(tools=[TOOL], parallel_tool_calls=False)
         stream = await gateway.client.chat(tools=[TOOL], parallel_tool_calls=False, stream=True)
-    assert len(whole.json()["choices"][0]["message"]["tool_calls"]) == 1
+    assert len(full_outputs.json()["choices"][0]["message"]["tool_calls"]) == 1
     assert len(assembled(stream.events)[1]) == 1
 
 
 async def test_without_a_call_the_text_is_the_text(gateway: Gateway, tokenizer: Tokenizer) -> None:
     text = "No tool needed: 1 < 2. \n"
     async with gateway.serving(gateway.scripted(says(tokenizer, text))):
-        whole = await gateway.client.chat(tools=[TOOL])
+        full_outputs = await gateway.client.chat(tools=[TOOL])
         stream = await gateway.client.chat(tools=[TOOL], stream=True)
-    choice = whole.json()["choices"][0]
+    choice = full_outputs.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
     assert choice["message"]["tool_calls"] == []
     assert assembled(stream.events) == (text, [])
@@ -103,8 +103,8 @@ async def test_tool_choice_none_offers_and_reads_nothing(
 async def test_a_model_that_was_not_trained_on_tools_refuses_them(
     gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    folder = with_template(gateway.model_folder, tmp_path, plain)
+    default_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = with_template(gateway.model_folder, tmp_path, default_template)
     async with gateway.serving(gateway.scripted(says(tokenizer, "x"), model_path=folder)):
         reply = await gateway.client.chat(tools=[TOOL])
         assert (reply.status, reply.error["param"]) == (400, "tools")
@@ -121,14 +121,14 @@ async def test_an_operator_names_the_parsers(gateway: Gateway, tokenizer: Tokeni
     assert message["reasoning"] == message["reasoning_content"] == "Hm."
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "X"}'
     assert assembled(stream.events) == ("", [("weather", '{"city": "X"}')])
-    pieces = [
+    chunks = [
         choice["delta"]["reasoning"]
         for event in stream.events[:-1]
         for choice in event["choices"]
         if "reasoning" in choice["delta"]
     ]
-    assert "".join(pieces) == "Hm."
-    assert len(pieces) > 1
+    assert "".join(chunks) == "Hm."
+    assert len(chunks) > 1
 
 
 async def test_parsers_that_the_gateway_lacks_are_named(
@@ -174,7 +174,7 @@ async def test_only_allowed_tools_are_shown_and_called(
     tools, name = [TOOL, OTHER], TOOL["function"]["name"]
     async with gateway.serving(replica):
         both = await gateway.client.chat(tools=tools)
-        alone = await gateway.client.chat(tools=[TOOL])
+        isolated_outputs = await gateway.client.chat(tools=[TOOL])
         mine = await gateway.client.chat(tools=tools, tool_choice=allowed(name))
         await gateway.client.chat(tools=tools, tool_choice=allowed("other"))
         forced = await gateway.client.chat(
@@ -184,7 +184,7 @@ async def test_only_allowed_tools_are_shown_and_called(
             "/v1/responses",
             {
                 "input": "hello",
-                "tools": [{"type": "function", **each["function"]} for each in tools],
+                "tools": [{"type": "function", **tool["function"]} for tool in tools],
                 "tool_choice": {
                     "type": "allowed_tools",
                     "mode": "auto",
@@ -195,7 +195,7 @@ async def test_only_allowed_tools_are_shown_and_called(
     prompts = [request.prompt_token_ids for request in replica.received]
     assert prompts[2] == prompts[1] != prompts[0]
     assert prompts[5] == prompts[1]
-    for reply in (both, alone, mine):
+    for reply in (both, isolated_outputs, mine):
         (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
         assert call["function"]["name"] == name
     assert forced.status == 200

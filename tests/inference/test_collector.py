@@ -22,9 +22,9 @@ class Knot:
 
 @pytest.fixture(autouse=True)
 def thresholds() -> Iterator[None]:
-    before = gc.get_threshold()
+    initial_threshold = gc.get_threshold()
     yield
-    gc.set_threshold(*before)
+    gc.set_threshold(*initial_threshold)
     gc.unfreeze()
 
 
@@ -35,9 +35,9 @@ def test_it_looks_at_new_objects_often_and_at_older_ones_seldom() -> None:
 
 
 def test_0_leaves_it_as_python_has_it() -> None:
-    before = gc.get_threshold()
+    initial_threshold = gc.get_threshold()
     collector.set_gc_thresholds(0)
-    assert gc.get_threshold() == before
+    assert gc.get_threshold() == initial_threshold
 
 
 async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,24 +45,24 @@ async def test_older_garbage_goes_once_nobody_waits(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(collector, "IDLE_S", 0.001)
     collector.set_gc_thresholds(1_000_000)
     idle = False
-    looks = 0
+    probes = 0
 
     def is_idle() -> bool:
-        nonlocal looks
-        looks += 1
+        nonlocal probes
+        probes += 1
         return idle
 
     knot = Knot()
-    kept = weakref.ref(knot)
+    retained_ref = weakref.ref(knot)
     for _ in range(collector.OLDER_WHEN_IDLE_AFTER + 1):
         gc.collect(0)
     del knot
     task = asyncio.create_task(collector.collect_when_idle(is_idle))
     try:
-        await until(lambda: looks > 3)
-        assert kept() is not None
+        await until(lambda: probes > 3)
+        assert retained_ref() is not None
         idle = True
-        await until(lambda: kept() is None)
+        await until(lambda: retained_ref() is None)
     finally:
         task.cancel()
 
@@ -71,13 +71,13 @@ async def test_a_moment_between_two_crowds_is_no_quiet_one(monkeypatch: pytest.M
     monkeypatch.setattr(collector, "IDLE_CHECK_INTERVAL_S", 0.001)
     monkeypatch.setattr(collector, "IDLE_S", 0.001)
     monkeypatch.setattr(gc, "get_count", lambda: (0, collector.OLDER_WHEN_IDLE_AFTER, 0))
-    monkeypatch.setattr(gc, "collect", lambda: collected.append(len(looks)))
-    looks: list[bool] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(len(probes)))
+    probes: list[bool] = []
     collected: list[int] = []
 
     def is_idle() -> bool:
-        looks.append(len(looks) not in (1, 3))  # busy again a moment later, twice
-        return looks[-1]
+        probes.append(len(probes) not in (1, 3))  # busy again a moment later, twice
+        return probes[-1]
 
     task = asyncio.create_task(collector.collect_when_idle(is_idle))
     try:

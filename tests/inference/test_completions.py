@@ -16,7 +16,7 @@ from inference.engine_client.client import MAX_PLACED_PER_TICK, get_engine_clien
 from inference.engine_client.redis_streams import InboxWriter
 from inference.rendering.prompts import FIM_FORMATS
 from metering.redis_scripts import redis_key, sync_client
-from tests.inference.conftest import Gateway, made_tokens
+from tests.inference.conftest import Gateway, generated_tokens
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.tokenizer_folder import with_added_tokens, with_panicking_decoder
 
@@ -72,7 +72,7 @@ async def test_every_form_of_prompt(
     prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     assert len(ids) == count
-    expected = [tokenizer.decode(made_tokens(p, 5, index)) for p in ids for index in range(2)]
+    expected = [tokenizer.decode(generated_tokens(p, 5, index)) for p in ids for index in range(2)]
     assert [choice["text"] for choice in body["choices"]] == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * count))
     assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
@@ -83,7 +83,7 @@ async def test_a_stream_of_several_prompts_adds_up_to_the_whole(
     served: Gateway, tokenizer: Tokenizer
 ) -> None:
     fields: dict[str, Any] = {"max_tokens": 6, "n": 2}
-    whole = (await served.client.complete(["a", "b"], **fields)).json()
+    full_payload = (await served.client.complete(["a", "b"], **fields)).json()
     stream = await served.client.complete(
         ["a", "b"], **fields, stream=True, stream_options={"include_usage": True}
     )
@@ -95,9 +95,9 @@ async def test_a_stream_of_several_prompts_adds_up_to_the_whole(
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"]:
                 reasons[choice["index"]] = choice["finish_reason"]
-    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert texts == [choice["text"] for choice in full_payload["choices"]]
     assert reasons == dict.fromkeys(range(4), "length")
-    assert stream.events[-2]["usage"] == whole["usage"]
+    assert stream.events[-2]["usage"] == full_payload["usage"]
     assert stream.events[-1] == "[DONE]"
 
 
@@ -130,12 +130,12 @@ async def test_log_probabilities_are_parallel_lists(
 ) -> None:
     async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, "a🙂b"))):
         reply = await gateway.client.complete("x", logprobs=2, stream=stream)
-    found = joined_logprobs(reply, stream)
-    assert found["text_offset"] == [0, 1, 1, 1, 1, 2, 3]
-    assert found["tokens"][0] == "a"
-    assert found["tokens"][5] == "b"
-    assert len(found["token_logprobs"]) == len(found["top_logprobs"]) == 7
-    assert all(2 <= len(top) <= 3 or "�" in top for top in found["top_logprobs"])
+    logprobs = joined_logprobs(reply, stream)
+    assert logprobs["text_offset"] == [0, 1, 1, 1, 1, 2, 3]
+    assert logprobs["tokens"][0] == "a"
+    assert logprobs["tokens"][5] == "b"
+    assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == 7
+    assert all(2 <= len(top) <= 3 or "�" in top for top in logprobs["top_logprobs"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -145,14 +145,14 @@ async def test_echo_with_log_probabilities_scores_the_prompt(
     prompt = tokenizer.encode("the dog")
     async with gateway.serving(gateway.scripted(says(tokenizer, " fox"))):
         reply = await gateway.client.complete("the dog", echo=True, logprobs=1, stream=stream)
-    found = joined_logprobs(reply, stream)
+    logprobs = joined_logprobs(reply, stream)
     names = [tokenizer.token_text(t) for t in [*prompt, *tokenizer.encode(" fox"), 2]]
-    assert found["tokens"] == names
-    assert found["token_logprobs"][0] is None
-    assert found["top_logprobs"][0] is None
-    assert all(value is not None for value in found["token_logprobs"][1:])
+    assert logprobs["tokens"] == names
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(value is not None for value in logprobs["token_logprobs"][1:])
     offsets = [sum(map(len, names[:k])) for k in range(len(names))]
-    assert found["text_offset"] == offsets
+    assert logprobs["text_offset"] == offsets
 
 
 async def test_an_echo_of_token_ids_has_their_special_tokens(
@@ -241,11 +241,11 @@ async def test_what_is_missing_before_a_suffix_is_filled_in(
             assert (refused.status, refused.error["param"]) == (400, param)
     assert reply.json()["choices"][0]["text"] == " fox"
     asked = {tuple(request.prompt_token_ids) for request in replica.received}
-    before, between, after = (tokenizer.vocab_size + place for place in range(3))
-    behind = tokenizer.encode(f" jumps{form[2]}", add_special_tokens=False)
-    behind += tokenizer.encode_as_text("<|im_end|>")
+    initial_vocab_size, between, after = (tokenizer.vocab_size + index for index in range(3))
+    following_token_ids = tokenizer.encode(f" jumps{form[2]}", add_special_tokens=False)
+    following_token_ids += tokenizer.encode_as_text("<|im_end|>")
     assert asked == {
-        (before, *tokenizer.encode(text), between, *behind, after)
+        (initial_vocab_size, *tokenizer.encode(text), between, *following_token_ids, after)
         for text in ("the quick brown", "a")
     }
 
@@ -324,11 +324,16 @@ async def test_a_prompt_is_cut_at_the_side_that_is_named(
             for prompt in (ids, "the quick brown fox"):
                 await gateway.client.complete(prompt, truncation_side=side, **cut)
         await gateway.client.chat(truncation_side="right", **cut)
-        wrong = await gateway.client.complete("x", truncation_side="middle")
-    kept = [request.prompt_token_ids for request in replica.received]
-    assert kept == [ids[-3:]] * 4 + [ids[:3]] * 2 + [kept[-1]]
-    assert kept[-1] == render_chat(tokenizer, [{"role": "user", "content": "hello"}])[:3]
-    assert (wrong.status, wrong.error["param"]) == (400, "truncation_side")
+        invalid_response = await gateway.client.complete("x", truncation_side="middle")
+    retained_prompt_token_ids = [request.prompt_token_ids for request in replica.received]
+    assert retained_prompt_token_ids == [ids[-3:]] * 4 + [ids[:3]] * 2 + [
+        retained_prompt_token_ids[-1]
+    ]
+    assert (
+        retained_prompt_token_ids[-1]
+        == render_chat(tokenizer, [{"role": "user", "content": "hello"}])[:3]
+    )
+    assert (invalid_response.status, invalid_response.error["param"]) == (400, "truncation_side")
 
 
 async def test_log_probabilities_of_named_tokens_reach_the_engine_once_each(
@@ -366,8 +371,8 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
 async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns, made = [0], [0]
-    looks: list[asyncio.Task[None]] = []
+    turns, placed = [0], [0]
+    probes: list[asyncio.Task[None]] = []
     post, key_of = InboxWriter.post, client.prefix_key
 
     def counted(*args: Any) -> None:
@@ -375,13 +380,13 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         if turns[-1] == 1:
             loop = asyncio.get_running_loop()
             if len(turns) == 2:  # a look at the replicas meanwhile changes nothing
-                looks.append(loop.create_task(get_engine_client().watchman.check()))
+                probes.append(loop.create_task(get_engine_client().watchman.check()))
             loop.call_soon(turns.append, 0)
-            loop.call_soon(made.append, 0)
+            loop.call_soon(placed.append, 0)
         post(*args)
 
     def keyed(*args: Any) -> bytes:
-        made[-1] += 1
+        placed[-1] += 1
         return key_of(*args)
 
     monkeypatch.setattr(InboxWriter, "post", counted)
@@ -391,10 +396,10 @@ async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
         reply = await gateway.client.complete(prompts, max_tokens=2)
         assert reply.status == 200
         assert len(reply.json()["choices"]) == 100
-        assert [each.prompt_token_ids for each in replica.received] == prompts
-        (look,) = looks
-        await look
-    assert max(turns) == max(made) == MAX_PLACED_PER_TICK
+        assert [request.prompt_token_ids for request in replica.received] == prompts
+        (fleet_check,) = probes
+        await fleet_check
+    assert max(turns) == max(placed) == MAX_PLACED_PER_TICK
 
 
 async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
@@ -416,6 +421,6 @@ async def test_prompts_that_were_not_sent_when_their_client_left_are_never_sent(
         submission.close()
         reply = await gateway.client.complete([[7, 8]], max_tokens=2)
         assert reply.status == 200
-    left = [each for each in replica.received if each.request_id.startswith("left")]
-    assert len(left) == len(submission.flights) == MAX_PLACED_PER_TICK
+    cancelled = [request for request in replica.received if request.request_id.startswith("left")]
+    assert len(cancelled) == len(submission.flights) == MAX_PLACED_PER_TICK
     assert len(list(requests)) == 100 - MAX_PLACED_PER_TICK

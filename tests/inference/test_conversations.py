@@ -15,14 +15,14 @@ from engine.text import Tokenizer
 from inference import work as queue
 from inference.api.responses.runner import run_response
 from inference.engine_client.client import get_engine_client
-from storage import ownership as room
+from storage import ownership
 from storage.actions import remove_expired
 from storage.models import ConversationItem, ItemConversation
 from tenants.models import AuditEntry
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.strangers import stranger
-from tests.inference.test_resuming import events, told
+from tests.inference.test_resuming import events, texts_by_kind
 
 URL = "/v1/conversations"
 HELLO = {"type": "message", "role": "user", "content": "hello"}
@@ -34,8 +34,8 @@ async def begin(gateway: Gateway, **body: Any) -> dict[str, Any]:
     return reply.json()
 
 
-async def items_of(gateway: Gateway, made: dict[str, Any], query: str = "") -> list[Any]:
-    reply = await gateway.client.get(f"{URL}/{made['id']}/items?order=asc{query}")
+async def items_of(gateway: Gateway, conversation: dict[str, Any], query: str = "") -> list[Any]:
+    reply = await gateway.client.get(f"{URL}/{conversation['id']}/items?order=asc{query}")
     if reply.json()["data"]:
         ConversationItemList.model_validate(reply.json())
     return reply.json()["data"]
@@ -43,32 +43,32 @@ async def items_of(gateway: Gateway, made: dict[str, Any], query: str = "") -> l
 
 async def test_a_conversation_is_begun_read_changed_and_forgotten(gateway: Gateway) -> None:
     client = gateway.client
-    made = await begin(gateway, items=[HELLO], metadata={"a": "b"})
-    assert Conversation.model_validate(made).metadata == {"a": "b"}
-    path = f"{URL}/{made['id']}"
-    assert (await client.get(path)).json() == made
+    conversation = await begin(gateway, items=[HELLO], metadata={"a": "b"})
+    assert Conversation.model_validate(conversation).metadata == {"a": "b"}
+    path = f"{URL}/{conversation['id']}"
+    assert (await client.get(path)).json() == conversation
     changed = (await client.post(path, {"metadata": {"c": "d"}})).json()
-    assert changed == made | {"metadata": {"c": "d"}}
+    assert changed == conversation | {"metadata": {"c": "d"}}
     added = await client.post(f"{path}/items", {"items": [HELLO | {"content": "more"}]})
     (item,) = added.json()["data"]
     assert (await client.get(f"{path}/items/{item['id']}")).json() == item
-    found = await items_of(gateway, made)
-    assert [each["content"][0]["text"] for each in found] == ["hello", "more"]
-    assert len(await items_of(gateway, made, "&limit=1")) == 1
-    assert await items_of(gateway, made, f"&after={found[0]['id']}") == found[1:]
+    items = await items_of(gateway, conversation)
+    assert [item["content"][0]["text"] for item in items] == ["hello", "more"]
+    assert len(await items_of(gateway, conversation, "&limit=1")) == 1
+    assert await items_of(gateway, conversation, f"&after={items[0]['id']}") == items[1:]
     assert (await client.request("DELETE", f"{path}/items/{item['id']}")).json() == changed
-    assert len(await items_of(gateway, made)) == 1
+    assert len(await items_of(gateway, conversation)) == 1
     gone = (await client.request("DELETE", path)).json()
-    assert gone == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+    assert gone == {"id": conversation["id"], "object": "conversation.deleted", "deleted": True}
     assert (await client.get(path)).status == 404
-    left = await asyncio.to_thread(
+    remaining = await asyncio.to_thread(
         lambda: (
             ItemConversation.objects.count() + ConversationItem.objects.count(),
             list(AuditEntry.objects.order_by("-pk").values_list("action", flat=True)[:4]),
         )
     )
     names = ("delete", "delete_item", "update", "create")
-    assert left == (0, [f"item_conversation.{name}" for name in names])
+    assert remaining == (0, [f"item_conversation.{name}" for name in names])
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -76,8 +76,8 @@ async def test_a_stream_is_gone_on_with_after_its_turn_and_others_have_joined(
     gateway: Gateway, tokenizer: Tokenizer, store: bool
 ) -> None:
     """The prompt stays what it was, and the turn is there once."""
-    made = await begin(gateway, items=[HELLO])
-    body = {"model": "fake", "conversation": made["id"], "store": store, "input": "one"}
+    conversation = await begin(gateway, items=[HELLO])
+    body = {"model": "fake", "conversation": conversation["id"], "store": store, "input": "one"}
     async with gateway.serving(gateway.scripted(says(tokenizer, "the quick brown fox"))) as replica:
 
         async def stream(after: str | None = None) -> list[tuple[str, str]]:
@@ -89,16 +89,16 @@ async def test_a_stream_is_gone_on_with_after_its_turn_and_others_have_joined(
             assert reply.status == 200, reply.body
             return events(reply)
 
-        whole = await stream()
+        full_stream = await stream()
         again = {"items": [HELLO | {"content": "meanwhile"}]}
-        assert (await gateway.client.post(f"{URL}/{made['id']}/items", again)).status == 200
-        before = await items_of(gateway, made)
-        assert len(before) == 4
-        for place in (0, len(whole) // 2, len(whole) - 2):
-            rest = await stream(whole[place][0])
-            assert told([*whole[: place + 1], *rest]) == told(whole)
+        assert (await gateway.client.post(f"{URL}/{conversation['id']}/items", again)).status == 200
+        initial_items = await items_of(gateway, conversation)
+        assert len(initial_items) == 4
+        for index in (0, len(full_stream) // 2, len(full_stream) - 2):
+            rest = await stream(full_stream[index][0])
+            assert texts_by_kind([*full_stream[: index + 1], *rest]) == texts_by_kind(full_stream)
         assert len(replica.received) == 1
-    assert await items_of(gateway, made) == before
+    assert await items_of(gateway, conversation) == initial_items
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -106,44 +106,44 @@ async def test_a_stream_is_gone_on_with_after_its_turn_and_others_have_joined(
 async def test_responses_go_on_with_it_and_add_to_it(
     gateway: Gateway, tokenizer: Tokenizer, stream: bool, store: bool
 ) -> None:
-    made = await begin(gateway, items=[HELLO])
-    ask = {"model": "fake", "conversation": made["id"], "store": store}
+    conversation = await begin(gateway, items=[HELLO])
+    ask = {"model": "fake", "conversation": conversation["id"], "store": store}
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))) as replica:
         reply = await gateway.client.post("/v1/responses", ask | {"input": "one", "stream": stream})
         assert reply.status == 200
         body = reply.events[-1]["response"] if stream else reply.json()
-        second = ask | {"input": "two", "conversation": {"id": made["id"]}}
+        second = ask | {"input": "two", "conversation": {"id": conversation["id"]}}
         assert (await gateway.client.post("/v1/responses", second)).status == 200
-    assert body["conversation"] == {"id": made["id"]}
+    assert body["conversation"] == {"id": conversation["id"]}
     prompt = tokenizer.decode(replica.received[-1].prompt_token_ids, False)
-    places = [prompt.index(text) for text in ("hello", "one", "fox", "two")]
-    assert places == sorted(places)
-    found = await items_of(gateway, made)
-    texts = [each["content"][0]["text"] for each in found]
+    indexes = [prompt.index(text) for text in ("hello", "one", "fox", "two")]
+    assert indexes == sorted(indexes)
+    items = await items_of(gateway, conversation)
+    texts = [item["content"][0]["text"] for item in items]
     assert texts == ["hello", "one", "fox", "two", "fox"]
-    assert found[2]["id"] == body["output"][0]["id"]
+    assert items[2]["id"] == body["output"][0]["id"]
 
 
 async def test_a_background_response_adds_its_turn_once(
     gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
-    made = await begin(gateway)
-    ask = {"model": "fake", "input": "one", "conversation": made["id"], "background": True}
+    conversation = await begin(gateway)
+    ask = {"model": "fake", "input": "one", "conversation": conversation["id"], "background": True}
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
         body = (await gateway.client.post("/v1/responses", ask)).json()
-        assert await items_of(gateway, made) == []
+        assert await items_of(gateway, conversation) == []
         await run_response(body["id"], "worker")
         await run_response(body["id"], "another")
-    found = await items_of(gateway, made)
-    assert [each["content"][0]["text"] for each in found] == ["one", "fox"]
+    items = await items_of(gateway, conversation)
+    assert [item["content"][0]["text"] for item in items] == ["one", "fox"]
 
 
 async def test_nobody_else_sees_it(served: Gateway) -> None:
-    made = await begin(served, items=[HELLO])
-    (item,) = await items_of(served, made)
+    conversation = await begin(served, items=[HELLO])
+    (item,) = await items_of(served, conversation)
     other = await asyncio.to_thread(stranger)
-    path = f"{URL}/{made['id']}"
+    path = f"{URL}/{conversation['id']}"
     for method, where, body in (
         ("GET", path, None),
         ("POST", path, {"metadata": {}}),
@@ -158,7 +158,7 @@ async def test_nobody_else_sees_it(served: Gateway) -> None:
         "/v1/responses", {"model": "fake", "input": "x", "conversation": "conv_" + "0" * 32}
     )
     assert (mine.status, mine.error["param"]) == (404, "conversation")
-    assert len(await items_of(served, made)) == 1
+    assert len(await items_of(served, conversation)) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,17 +185,17 @@ async def test_one_place_to_go_on_from(served: Gateway) -> None:
 async def test_a_tenants_room_holds_for_conversations_too(gateway: Gateway, settings: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 500})
     await begin(gateway, items=[HELLO | {"content": "x" * 600}])
-    room.forget()
+    ownership.forget()
     reply = await gateway.client.post(URL, {})
     assert (reply.status, reply.error["code"]) == (413, "storage_full")
 
 
 async def test_its_end_comes_with_its_last_change(gateway: Gateway) -> None:
-    made = await begin(gateway, items=[HELLO])
+    conversation = await begin(gateway, items=[HELLO])
     past = timezone.now() - timedelta(seconds=1)
     rows = ItemConversation.objects
     await asyncio.to_thread(rows.update, expires_at=past)
-    assert (await gateway.client.get(f"{URL}/{made['id']}")).status == 404
+    assert (await gateway.client.get(f"{URL}/{conversation['id']}")).status == 404
     await asyncio.to_thread(remove_expired)
     assert await asyncio.to_thread(ConversationItem.objects.count) == 0
 
@@ -204,35 +204,37 @@ async def test_a_compaction_stands_for_all_but_the_users_words(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     parts = [{"type": "input_text", "text": "And red."}]
-    said = [
+    spoken = [
         HELLO | {"content": "My cat is called Mo."},
         {"role": "assistant", "content": "A fine name."},
         HELLO | {"content": parts},
     ]
     replica = gateway.scripted(byte_by_byte(tokenizer, "The cat is Mo."))
     async with gateway.serving(replica):
-        reply = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": said})
+        reply = await gateway.client.post(
+            "/v1/responses/compact", {"model": "fake", "input": spoken}
+        )
         assert reply.status == 200, reply.body
         *asked, item = output = reply.json()["output"]
         more = [*output, HELLO | {"content": "What is it called?"}]
         answer = await gateway.client.post("/v1/responses", {"model": "fake", "input": more})
         assert answer.status == 200
-        made = await begin(gateway, items=output)
-        again = {"model": "fake", "input": "?", "conversation": made["id"]}
+        conversation = await begin(gateway, items=output)
+        again = {"model": "fake", "input": "?", "conversation": conversation["id"]}
         assert (await gateway.client.post("/v1/responses", again)).status == 200
         twice = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": more})
-        long = [HELLO | {"content": f"{place} {'a' * 600}"} for place in range(9)]
+        long = [HELLO | {"content": f"{index} {'a' * 600}"} for index in range(9)]
         cut = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": long})
-    assert [each["content"][0]["text"] for each in asked] == ["My cat is called Mo.", "And red."]
-    assert {(each["type"], each["role"]) for each in asked} == {("message", "user")}
-    kinds = [each.type for each in CompactedResponse.construct(**reply.json()).output]
+    assert [item["content"][0]["text"] for item in asked] == ["My cat is called Mo.", "And red."]
+    assert {(item["type"], item["role"]) for item in asked} == {("message", "user")}
+    kinds = [event.type for event in CompactedResponse.construct(**reply.json()).output]
     assert kinds == ["message", "message", "compaction"]
     assert len(twice.json()["output"]) == 4
-    *left, _ = cut.json()["output"]
-    assert 0 < len(left) < 9
-    assert left[-1]["content"][0]["text"].startswith("8 ")
+    *complete_items, _ = cut.json()["output"]
+    assert 0 < len(complete_items) < 9
+    assert complete_items[-1]["content"][0]["text"].startswith("8 ")
     assert "The cat" not in item["encrypted_content"]
-    prompts = [tokenizer.decode(each.prompt_token_ids, False) for each in replica.received]
+    prompts = [tokenizer.decode(request.prompt_token_ids, False) for request in replica.received]
     assert "A fine name." in prompts[0]
     assert all("The cat is Mo." in prompt and "And red." in prompt for prompt in prompts[1:3])
     assert "A fine name." not in prompts[1]
@@ -249,9 +251,9 @@ async def test_a_compaction_is_its_tenants(served: Gateway) -> None:
         (served.client, 5),
     ):
         sent = [item | {"encrypted_content": content}, HELLO]
-        told = await client.post("/v1/responses", {"model": "fake", "input": sent})
-        assert told.status == 400
-        assert told.error["param"] == "input[0].encrypted_content"
+        response = await client.post("/v1/responses", {"model": "fake", "input": sent})
+        assert response.status == 400
+        assert response.error["param"] == "input[0].encrypted_content"
 
 
 async def test_nothing_can_not_be_made_short(served: Gateway) -> None:

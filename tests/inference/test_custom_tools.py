@@ -38,17 +38,17 @@ async def test_a_call_holds_the_text_whole_and_streamed(
 ) -> None:
     replica = gateway.scripted(byte_by_byte(tokenizer, call_of(CODE)))
     async with gateway.serving(replica):
-        whole = await gateway.client.chat(tools=[TOOL])
+        full_outputs = await gateway.client.chat(tools=[TOOL])
         stream = await gateway.client.chat(tools=[TOOL], stream=True)
-    choice = whole.json()["choices"][0]
+    choice = full_outputs.json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     (call,) = choice["message"]["tool_calls"]
     assert (call["type"], call["custom"]) == ("custom", {"name": "run", "input": CODE})
     parts = [
         part
         for event in stream.events[:-1]
-        for each in event["choices"]
-        for part in each["delta"].get("tool_calls", [])
+        for choice in event["choices"]
+        for part in choice["delta"].get("tool_calls", [])
     ]
     assert (parts[0]["type"], parts[0]["custom"]["name"]) == ("custom", "run")
     assert "".join(part["custom"]["input"] for part in parts) == CODE
@@ -58,10 +58,10 @@ async def test_a_call_holds_the_text_whole_and_streamed(
 
 
 async def test_earlier_calls_reach_the_model(gateway: Gateway, tokenizer: Tokenizer) -> None:
-    before = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "1 + 1"}}
+    initial = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "1 + 1"}}
     messages = [
         {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None, "tool_calls": [before]},
+        {"role": "assistant", "content": None, "tool_calls": [initial]},
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ]
     replica = gateway.scripted(byte_by_byte(tokenizer, "two"))
@@ -105,8 +105,8 @@ async def test_responses_have_items_and_events_of_their_own(
 async def test_arguments_of_another_shape_are_not_lost(
     gateway: Gateway, tokenizer: Tokenizer, written: Any, text: str
 ) -> None:
-    said = f"<tool_call>\n{json.dumps(written)}\n</tool_call>"
-    async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, said))):
+    call_text = f"<tool_call>\n{json.dumps(written)}\n</tool_call>"
+    async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, call_text))):
         reply = await gateway.client.chat(tools=[TOOL])
     (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
     assert call["custom"]["input"] == text
@@ -125,9 +125,11 @@ async def test_a_grammar_reaches_the_engine(gateway: Gateway, tokenizer: Tokeniz
             assert (await gateway.client.chat(tools=[tool], **more)).status == 200
         named = {"tool_choice": {"type": "custom", "name": "run"}}
         assert (await gateway.client.post("/v1/responses", body | named)).status == 200
-    for request, piece in zip(replica.received, ["add "] * 3 + ["start: /a+/"], strict=True):
-        held = request.sampling.structured_outputs
-        assert piece in (held.grammar or "" if held else "")
+    for request, chunk in zip(replica.received, ["add "] * 3 + ["start: /a+/"], strict=True):
+        allocated_structured_outputs = request.sampling.structured_outputs
+        assert chunk in (
+            allocated_structured_outputs.grammar or "" if allocated_structured_outputs else ""
+        )
 
 
 @pytest.mark.parametrize(
@@ -219,10 +221,10 @@ def test_an_escaped_grammar_takes_what_the_plain_one_does(grammar: str, texts: l
         tokens = backend.tokenize_str(text)
         return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
-    found = [takes(grammar_from("lark", grammar), text) for text in texts]
+    verdicts = [takes(grammar_from("lark", grammar), text) for text in texts]
     inside = [json.dumps(text, ensure_ascii=False)[1:-1] for text in texts]
-    assert [takes(escape_lark_for_json(grammar), text) for text in inside] == found
-    assert any(found)
+    assert [takes(escape_lark_for_json(grammar), text) for text in inside] == verdicts
+    assert any(verdicts)
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,11 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
     url = f"data:;base64,{encoded(REPORT)}"
     source = MediaSource(url, "messages[0].content[0]", kind="document")
     other = replace(CALLER, tenant_id=9, tenant="other")
-    first, again, others = [
+    first, again, other_document = [
         await pool.read_document(source, 0, asking) for asking in (CALLER, CALLER, other)
     ]
     assert first is again
-    assert first is not others
+    assert first is not other_document
     drawn = await pool.read_document(source, 3, CALLER)
     assert all(page.image for page in drawn.pages)
 
@@ -178,20 +178,22 @@ async def test_pages_without_text_are_evicted_too(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("files", "held"),
+    ("files", "problem"),
     [
         ([pdf(["a", "b"]), pdf(["c", "d"]), pdf(["e"]), b"never read"], "have 5 and 5"),
         ([b"a" * (MAX_TEXT_CHARS // 2)] * 2 + [b"a", b"never read"], f"0 and {MAX_TEXT_CHARS + 1}"),
     ],
     ids=["pages", "text"],
 )
-async def test_documents_of_a_request_are_limited_together(files: list[bytes], held: str) -> None:
+async def test_documents_of_a_request_are_limited_together(
+    files: list[bytes], problem: str
+) -> None:
     info = ModelInfo(
         name="m", path="", max_model_len=9, vocab_size=9, dtype="", sees=True, max_images=4
     )
     content = [file_part(data) for data in files]
     at_limit = [{"role": "user", "content": content[:2]}]
     assert len(await read_documents(at_limit, info, CALLER)) == 2
-    with pytest.raises(InvalidRequest, match=held) as refused:
+    with pytest.raises(InvalidRequest, match=problem) as refused:
         await read_documents([{"role": "user", "content": content}], info, CALLER)
     assert refused.value.param == "messages[0].content[2]"

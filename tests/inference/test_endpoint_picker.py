@@ -196,9 +196,9 @@ def test_gateways_get_what_no_replica_is_ready_for() -> None:
 
 def test_an_adapters_requests_go_where_its_weights_are() -> None:
     loaded = [AdapterStatus(digest="1" * 64, name="tales", tier="device")]
-    known = [AdapterStatus(digest="1" * 64, name="tales", tier="disk")]
+    adapters = [AdapterStatus(digest="1" * 64, name="tales", tier="disk")]
     picker = picker_of(
-        *(beat(name, f"10.0.0.{name}:8000", adapters=known) for name in "123"),
+        *(beat(name, f"10.0.0.{name}:8000", adapters=adapters) for name in "123"),
         beat("4", "10.0.0.4:8000", adapters=loaded),
     )
     for number in range(5):
@@ -213,14 +213,14 @@ def test_prompts_of_chats_and_of_keys_are_told_apart() -> None:
     system = {"role": "system", "content": "You tell tales. " * 30}
     asked = [key({"messages": [system, {"role": "user", "content": word}]}) for word in "ab"]
     assert asked[0] == asked[1]
-    others = [
+    other_picks = [
         key({"messages": [{"role": "user", "content": "a"}]}),
         key({"messages": [system]}, client="other"),
         key({"system": "x", "messages": [system]}),
         key({"prompt": "a"}),
         key({"prompt": "b"}),
     ]
-    assert len({asked[0], *others}) == 6
+    assert len({asked[0], *other_picks}) == 6
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ class Proxy:
 @contextmanager
 def beating(url: str, prefix: str, endpoints: dict[str, str]) -> Iterator[None]:
     """Replicas' heartbeats, for as long as the block lasts."""
-    client, ended = redis.Redis.from_url(url), threading.Event()
+    client, finished_event = redis.Redis.from_url(url), threading.Event()
 
     def run() -> None:
         while True:
@@ -300,7 +300,7 @@ def beating(url: str, prefix: str, endpoints: dict[str, str]) -> Iterator[None]:
             beats = {name: protocol.encode(beat(name, endpoints[name])) for name in endpoints}
             # At once: however slow this machine is, none looks silent alone.
             client.mset({redis_keys.replica_key(name, prefix): beats[name] for name in beats})
-            if ended.wait(protocol.HEARTBEAT_INTERVAL_S):
+            if finished_event.wait(protocol.HEARTBEAT_INTERVAL_S):
                 return
 
     thread = threading.Thread(target=run)
@@ -308,7 +308,7 @@ def beating(url: str, prefix: str, endpoints: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        ended.set()
+        finished_event.set()
         thread.join()
         client.close()
 
@@ -443,7 +443,7 @@ def test_requests_through_pickers_are_answered_while_pickers_and_pods_are_killed
             check=True,
             capture_output=True,
         )
-    pods, alone, ports = [free_port(), free_port()], free_port(), [free_port(), free_port()]
+    pods, isolated, ports = [free_port(), free_port()], free_port(), [free_port(), free_port()]
     limits = ["--max-model-len=512", "--num-gpu-blocks-override=256"]
     engine = ["engine", "demo/model", "--name=demo"]
     replicas = [
@@ -451,8 +451,8 @@ def test_requests_through_pickers_are_answered_while_pickers_and_pods_are_killed
         for port in pods
     ]
     gateways = [["gateway", f"--port={port}", f"--replica-id=r-{port}"] for port in pods]
-    gateways.append(["gateway", f"--port={alone}"])
-    pickers = [picker_command(port, f"127.0.0.1:{alone}") for port in ports]
+    gateways.append(["gateway", f"--port={isolated}"])
+    pickers = [picker_command(port, f"127.0.0.1:{isolated}") for port in ports]
     proxy = Proxy(ports)
 
     def answer(number: int) -> tuple[str, str]:
@@ -484,7 +484,7 @@ def test_requests_through_pickers_are_answered_while_pickers_and_pods_are_killed
         pool = stack.enter_context(ThreadPoolExecutor(8))
         for index in range(2):
             proxy.await_ready(index)
-        await_answers([*pods, alone])
+        await_answers([*pods, isolated])
         # One after the other: the first one registers the model.
         for number, replica in enumerate(replicas, 1):
             stack.enter_context(start(replica))

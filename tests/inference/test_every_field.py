@@ -31,10 +31,10 @@ def answers(path: str, value: Any) -> Effect:
     """The answer has this value at `a.0.b`."""
 
     def check(request: EngineRequest, reply: Reply) -> bool:
-        found: Any = reply.json()
+        payload: Any = reply.json()
         for part in path.split("."):
-            found = found[int(part) if part.isdigit() else part]
-        return bool(found == value)
+            payload = payload[int(part) if part.isdigit() else part]
+        return bool(payload == value)
 
     return check
 
@@ -198,10 +198,10 @@ async def test_each_field_of_a_completion_has_its_effect(
 
 
 def test_the_tables_are_complete() -> None:
-    known = BOTH.keys() | CHAT.keys() | COMPLETION.keys() | ELSEWHERE.keys()
-    assert set(MANUAL.split()) <= known | UNSUPPORTED.keys() | IGNORED_HINTS.keys()
+    registered_names = BOTH.keys() | CHAT.keys() | COMPLETION.keys() | ELSEWHERE.keys()
+    assert set(MANUAL.split()) <= registered_names | UNSUPPORTED.keys() | IGNORED_HINTS.keys()
     fields = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
-    assert fields <= known
+    assert fields <= registered_names
     assert not fields & UNSUPPORTED.keys()
     for name, file in ELSEWHERE.items():
         assert name in (Path(__file__).parent / file).read_text(encoding="utf-8"), name
@@ -235,10 +235,10 @@ async def test_service_tiers_keep_to_the_keys_right(gateway: Gateway, tokenizer:
             (await gateway.client.chat(service_tier=tier)).json()["service_tier"]
             for tier in ("auto", "default", "flex", "priority")
         ]
-        wrong = await gateway.client.chat(service_tier="gold")
+        invalid_outputs = await gateway.client.chat(service_tier="gold")
     assert tiers == ["default", "default", "flex", "default"]
     assert [request.priority for request in replica.received] == [0, 0, 10, 0]
-    assert (wrong.status, wrong.error["param"]) == (400, "service_tier")
+    assert (invalid_outputs.status, invalid_outputs.error["param"]) == (400, "service_tier")
 
 
 async def test_metadata_is_bounded(served: Gateway) -> None:

@@ -53,15 +53,15 @@ NEEDS = {
         scopes.OPERATOR,
     ),
 }
-LOOKS = {scopes.MODELS, scopes.USAGE}
-ASKS = {*LOOKS, scopes.INFERENCE}
+READ_SCOPES = {scopes.MODELS, scopes.USAGE}
+ASKS = {*READ_SCOPES, scopes.INFERENCE}
 HAS = {
     "owner": ASKS,
     "admin": ASKS,
     "member": ASKS,
-    "viewer": LOOKS,
+    "viewer": READ_SCOPES,
     "program": ASKS,
-    "viewing program": LOOKS,
+    "viewing program": READ_SCOPES,
     "outsider": ASKS,
     "operator": {*ASKS, scopes.OPERATOR},
 }
@@ -76,10 +76,13 @@ def routes() -> Iterator[str]:
 def keys(tenant: Tenant) -> dict[str, str]:
     """A key of every kind, with all scopes that its maker could give."""
     rival = actions.create_tenant(actor=SYSTEM_ACTOR, name="Rivals")
-    found = {}
+    secrets_by_name = {}
     for name in HAS:
         wide, account = ["inference", "models:read", "usage:read"], None
-        of, person = tenant, User.objects.create_user(name, f"{len(found)}@example.org", "x")
+        of, person = (
+            tenant,
+            User.objects.create_user(name, f"{len(secrets_by_name)}@example.org", "x"),
+        )
         if name == "operator":
             User.objects.filter(pk=person.pk).update(is_superuser=True)
             person.refresh_from_db()
@@ -94,17 +97,17 @@ def keys(tenant: Tenant) -> dict[str, str]:
             role = Role(name) if name in ("owner", "admin") else Role.MEMBER
             actions.add_member(actor=SYSTEM_ACTOR, tenant=of, user=person, role=role)
         actor = SYSTEM_ACTOR if account else person
-        made = actions.create_key(actor=actor, tenant=of, scopes=wide, service_account=account)
+        key = actions.create_key(actor=actor, tenant=of, scopes=wide, service_account=account)
         if name == "viewer":  # who became one past the action that ends keys
             Membership.objects.filter(user=person).update(role=Role.VIEWER)
-        found[name] = made.secret
-    return found
+        secrets_by_name[name] = key.secret
+    return secrets_by_name
 
 
 async def test_each_route_lets_each_kind_of_key_in_or_not(gateway: Gateway) -> None:
     secrets = await sync_to_async(keys)(gateway.rows.tenant)
     clients = {name: AsgiClient(GatewayHandler(), secret) for name, secret in secrets.items()}
-    wrong = []
+    problems = []
     for route in routes():
         for method in ("GET", "POST", "DELETE"):
             for name in ("operator", *HAS):
@@ -114,8 +117,8 @@ async def test_each_route_lets_each_kind_of_key_in_or_not(gateway: Gateway) -> N
                     break
                 allowed = NEEDS.get(route, scopes.INFERENCE) in HAS[name]
                 if (reply.status in (401, 403)) == allowed or reply.status == 500:
-                    wrong.append((method, route, name, reply.status, reply.body[:80]))
-    assert wrong == []
+                    problems.append((method, route, name, reply.status, reply.body[:80]))
+    assert problems == []
 
 
 @pytest.mark.parametrize("route", NEEDS)

@@ -21,7 +21,7 @@ from inference.engine_client.client import get_engine_client
 from inference.schemas.chat import ChatRequest
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import chat_body, parse_events
-from tests.inference.conftest import Gateway, made_tokens, until
+from tests.inference.conftest import Gateway, generated_tokens, until
 from tests.inference.failing_over import (
     COUNT,
     expected_text,
@@ -41,7 +41,7 @@ async def test_fault_27_a_killed_replicas_streams_go_on_elsewhere(
 ) -> None:
     first, second = gateway.fake(die_after=die_after), gateway.fake()
     async with first, contextlib.AsyncExitStack() as stack:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         await stack.enter_async_context(second)
@@ -62,7 +62,7 @@ async def test_a_restarted_replica_goes_on_with_its_own_streams(
     first = gateway.fake(die_after=20, replica_id="only")
     again = gateway.fake(replica_id="only")
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway, n=2)
         await until_dead(first)
         async with again:
@@ -78,7 +78,7 @@ async def test_a_line_of_another_task_about_a_request_names_it_its_tenant_and_it
     caplog.set_level(logging.INFO, "inference.engine_client.client")
     first = gateway.fake(die_after=20, replica_id="only")
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         async with gateway.fake(replica_id="only"):
@@ -92,12 +92,15 @@ async def test_outputs_that_had_finished_are_not_made_again(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
-    own, others = made_tokens(prompt, COUNT), made_tokens(prompt, COUNT, 1)
-    stop_at = next(token for token in own[:10] if token not in others[:25])
-    cut = others.index(stop_at) + 1 if stop_at in others else COUNT
+    first_tokens, second_tokens = (
+        generated_tokens(prompt, COUNT),
+        generated_tokens(prompt, COUNT, 1),
+    )
+    stop_at = next(token for token in first_tokens[:10] if token not in second_tokens[:25])
+    cut = second_tokens.index(stop_at) + 1 if stop_at in second_tokens else COUNT
     first, second = gateway.fake(die_after=20), gateway.fake()
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway, n=2, stop_token_ids=[stop_at])
         await until_dead(first)
         async with second:
@@ -105,8 +108,8 @@ async def test_outputs_that_had_finished_are_not_made_again(
             events = await read(exchange)
     (resumed,) = second.received
     assert resumed.skip_indices == [0]
-    assert len(resumed.resume_token_ids[0]) == own.index(stop_at) + 1
-    assert text_of(events, 1) == tokenizer.decode(others[:cut])
+    assert len(resumed.resume_token_ids[0]) == first_tokens.index(stop_at) + 1
+    assert text_of(events, 1) == tokenizer.decode(second_tokens[:cut])
 
 
 async def test_a_request_waits_for_a_replica_that_is_being_restarted(
@@ -114,7 +117,7 @@ async def test_a_request_waits_for_a_replica_that_is_being_restarted(
 ) -> None:
     async with gateway.serving(gateway.fake()):
         pass
-    await gateway.look()
+    await gateway.refresh()
     exchange = start(gateway)
     await asyncio.sleep(0.3)
     async with gateway.fake():
@@ -127,7 +130,7 @@ async def test_without_a_replica_the_wait_ends_with_a_typed_error(
     settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     async with gateway.serving(gateway.fake()):
         pass
-    await gateway.look()
+    await gateway.refresh()
     reply = await gateway.client.chat()
     assert reply.status == 503
     assert reply.error["code"] == "engine_unavailable"
@@ -160,7 +163,7 @@ async def test_an_error_after_the_first_byte_is_the_streams_last_event(
     settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     replica = gateway.fake(die_after=9)
     async with replica:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(replica)
         await expire(gateway, replica)
@@ -184,7 +187,7 @@ async def test_a_stream_that_has_begun_waits_longer_while_a_replica_loads(
     monkeypatch.setattr(failover, "LOADING_IS_WORTH", 1000)
     first = gateway.fake(die_after=9)
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         async with gateway.fake(load_seconds=1.0):
@@ -202,7 +205,7 @@ async def test_a_draining_replica_finishes_what_it_has(
         first.drain()
         await first._beat()
         async with gateway.fake(replica_id="b") as second:
-            await gateway.look()
+            await gateway.refresh()
             later = start(gateway)
             assert text_of(await read(exchange)) == expected_text(tokenizer)
             assert text_of(await read(later)) == expected_text(tokenizer)
@@ -224,11 +227,11 @@ async def test_what_a_draining_replica_had_not_read_goes_elsewhere(
         first.state = "draining"
         await first._beat()
         async with gateway.fake(replica_id="b"):
-            await gateway.look()
+            await gateway.refresh()
             (flight,) = get_engine_client().flights
             assert flight.replica_id == "a", "it gets a moment"
             flight.last_heard_at -= 5
-            await gateway.look()
+            await gateway.refresh()
             assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
@@ -389,7 +392,7 @@ async def test_a_request_that_a_replica_never_got_is_sent_again(
         await until(lambda: dropped)
         (flight,) = get_engine_client().flights
         flight.last_heard_at -= 60
-        await gateway.look()
+        await gateway.refresh()
         assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
@@ -403,7 +406,7 @@ async def test_what_an_earlier_attempt_still_sends_is_ignored(
         slow._abort = lambda message: None  # type: ignore[method-assign]
         client = get_engine_client()
         async with fast:
-            await gateway.look()
+            await gateway.refresh()
             (flight,) = client.flights
             client.fleet.forget("slow")
             client.unassign(flight, "the test says so")
@@ -424,14 +427,14 @@ async def test_a_request_that_no_message_can_hold_ends_and_holds_up_nobody(
         assert list(get_engine_client().flights) == []
         (usage,) = await gateway.usage()
         assert (usage.completion_tokens, usage.status) == (0, 500), "it is settled"
-        await gateway.look()
+        await gateway.refresh()
         assert (await gateway.client.chat()).status == 200
 
 
 async def test_without_a_seed_every_attempt_gets_the_same_one(gateway: Gateway) -> None:
     first, second = gateway.fake(die_after=5), gateway.fake()
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         async with second:
@@ -464,7 +467,7 @@ async def test_fault_28_redis_is_restarted_in_the_middle_of_a_stream(
         settings.REDIS_URL = gateway.redis_url = url
         first = gateway.fake(token_delay=0.02, replica_id="only")
         async with first:
-            await gateway.look()
+            await gateway.refresh()
             exchange = start(gateway)
             await until(lambda: first.steps >= 5)
             first.state = "dead"  # its engine starts anew later
@@ -481,15 +484,15 @@ async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_th
 ) -> None:
     first, second = gateway.fake(die_after=10), gateway.fake()
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         async with second:
-            await gateway.look()
+            await gateway.refresh()
             await tell_of_death(gateway, first)
             events = await read(exchange)
             fleet = get_engine_client().fleet
-            await gateway.look()
+            await gateway.refresh()
             # Its last heartbeat is read again and again until it expires, and means nothing.
             assert [r.heartbeat.replica_id for r in fleet] == [second.replica_id]
     assert text_of(events) == expected_text(tokenizer)
@@ -501,14 +504,14 @@ async def test_fault_54_the_look_at_thousands_of_requests_lets_others_in_between
 ) -> None:
     monkeypatch.setattr("inference.loop.fair_dispatch.SLICE_S", 0.0)
     async with gateway.fake(token_delay=600):
-        await gateway.look()
+        await gateway.refresh()
         body = {"model": "fake", "max_tokens": 1, "prompt": ["hello"] * 300}
         exchange = gateway.client.open("POST", "/v1/completions", body)
         client = get_engine_client()
         await until(lambda: len(client.flights) == 300)
-        look = asyncio.create_task(client.watchman.check())
+        fleet_check = asyncio.create_task(client.watchman.check())
         turns = 0
-        while not look.done():
+        while not fleet_check.done():
             await asyncio.sleep(0)
             turns += 1
             if turns == 100:  # its client leaves while it's looked at
@@ -522,11 +525,11 @@ async def test_fault_48_a_silent_replicas_streams_go_to_another_one(
 ) -> None:
     first, second = gateway.fake(die_after=10), gateway.fake()
     async with first:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway)
         await until_dead(first)
         async with second:
-            await gateway.look()
+            await gateway.refresh()
             fleet = get_engine_client().fleet
             silent = fleet.get(first.replica_id)
             assert silent is not None
@@ -539,15 +542,15 @@ def kind(weights: str = "w", **fields: str) -> Numerics:
     return Numerics(weights=weights, isa=fields.pop("isa", "avx2"), dtype="float32", **fields)
 
 
-async def resumed_by(gateway: Gateway, first: FakeReplica, *others: FakeReplica) -> list[Any]:
+async def resumed_by(gateway: Gateway, first: FakeReplica, *replicas: FakeReplica) -> list[Any]:
     """The events of a stream whose replica dies when these are there already."""
     async with first, contextlib.AsyncExitStack() as stack:
-        await gateway.look()
+        await gateway.refresh()
         exchange = start(gateway, stream_options={"include_usage": True})
         await until_dead(first)
-        for other in others:
+        for other in replicas:
             await stack.enter_async_context(other)
-        await gateway.look()
+        await gateway.refresh()
         await tell_of_death(gateway, first)
         return await read(exchange)
 
@@ -555,10 +558,10 @@ async def resumed_by(gateway: Gateway, first: FakeReplica, *others: FakeReplica)
 async def test_fault_60_a_stream_goes_on_where_the_same_bits_are_computed(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
-    others = [gateway.fake(numerics=kind(isa=isa)) for isa in ("scalar", "avx2", "avx512")]
-    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), *others)
+    replicas = [gateway.fake(numerics=kind(isa=isa)) for isa in ("scalar", "avx2", "avx512")]
+    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), *replicas)
     assert text_of(events) == expected_text(tokenizer)
-    assert [len(other.received) for other in others] == [0, 1, 0]
+    assert [len(other.received) for other in replicas] == [0, 1, 0]
     assert "numerics_changed" not in events[-2]["usage"]
 
 
@@ -589,7 +592,7 @@ async def test_a_spare_takes_requests_only_while_nobody_else_does(
     spare, first = gateway.fake(spare=True), gateway.fake(die_after=30)
     async with spare:
         async with first:
-            await gateway.look()
+            await gateway.refresh()
             exchange = start(gateway)
             await until_dead(first)
             assert spare.received == []
@@ -597,7 +600,7 @@ async def test_a_spare_takes_requests_only_while_nobody_else_does(
             assert text_of(await read(exchange)) == expected_text(tokenizer)
             assert len(spare.received) == 1
         async with gateway.fake() as back:
-            await gateway.look()
+            await gateway.refresh()
             await read(start(gateway))
             assert (len(spare.received), len(back.received)) == (1, 1)
 
@@ -606,7 +609,7 @@ async def test_fault_57_what_no_client_got_is_not_billed(gateway: Gateway, setti
     settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     replica = gateway.fake(die_after=9)
     async with replica:
-        await gateway.look()
+        await gateway.refresh()
         asked = gateway.client.open("POST", "/v1/chat/completions", chat_body(max_tokens=COUNT))
         await until_dead(replica)
         await tell_of_death(gateway, replica)

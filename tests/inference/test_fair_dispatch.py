@@ -15,11 +15,13 @@ from inference.loop.fair_dispatch import (
 
 
 @pytest.mark.parametrize(
-    ("count", "beside"), [(INLINE_MAX_ITEMS, False), (INLINE_MAX_ITEMS + 1, True)]
+    ("count", "runs_in_thread"), [(INLINE_MAX_ITEMS, False), (INLINE_MAX_ITEMS + 1, True)]
 )
-def test_many_things_are_gone_through_in_another_thread(count: int, *, beside: bool) -> None:
+def test_many_things_are_gone_through_in_another_thread(
+    count: int, *, runs_in_thread: bool
+) -> None:
     thread = asyncio.run(run_in_thread_if_many(count, threading.get_ident))
-    assert (thread != threading.get_ident()) is beside
+    assert (thread != threading.get_ident()) is runs_in_thread
 
 
 def test_what_fails_beside_the_loop_fails_its_caller() -> None:

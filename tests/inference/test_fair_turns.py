@@ -17,48 +17,50 @@ AT_ONCE = 4
 
 
 async def test_fault_51_one_of_another_tenant_goes_on_before_the_rest_of_a_burst() -> None:
-    turns, begun = FairDispatcher(AT_ONCE), list[str]()
+    turns, started_names = FairDispatcher(AT_ONCE), list[str]()
 
     async def one(name: str) -> None:
         await turns.wait(name[0])
-        begun.append(name)
+        started_names.append(name)
 
     tasks = [asyncio.create_task(one(f"a{number}")) for number in range(200)]
     tasks += [asyncio.create_task(one(f"b{number}")) for number in range(2)]
     tasks[100].cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert begun.index("b0") <= AT_ONCE + 2
-    assert begun.index("b1") <= 2 * AT_ONCE
-    assert [name for name in begun if name[0] == "a"] == [f"a{n}" for n in range(200) if n != 100]
+    assert started_names.index("b0") <= AT_ONCE + 2
+    assert started_names.index("b1") <= 2 * AT_ONCE
+    assert [name for name in started_names if name[0] == "a"] == [
+        f"a{n}" for n in range(200) if n != 100
+    ]
 
 
 async def test_one_of_a_tenant_of_whom_nobody_waits_goes_on_at_once_and_a_second_in_line() -> None:
-    turns, begun = FairDispatcher(AT_ONCE), list[str]()
+    turns, started_names = FairDispatcher(AT_ONCE), list[str]()
 
     def give(name: str) -> None:
         waiter = asyncio.get_running_loop().create_future()
         turns.admit(name[0], waiter)
         if waiter.done():
-            begun.append(name)
+            started_names.append(name)
 
     for number in range(200):
         give(f"a{number}")
-    assert begun == [f"a{number}" for number in range(AT_ONCE)]
+    assert started_names == [f"a{number}" for number in range(AT_ONCE)]
     for tenant in "bbccdefg":
         give(tenant)
     # One each, and of no more tenants than go on of those who wait.
-    assert begun[AT_ONCE:] == ["b", "c", "d", "e"][:AT_ONCE]
-    begun.clear()
+    assert started_names[AT_ONCE:] == ["b", "c", "d", "e"][:AT_ONCE]
+    started_names.clear()
     await asyncio.sleep(0)
     for tenant in "adh":  # d went on at once before
         give(tenant)
-    assert begun == ["d", "h"]
+    assert started_names == ["d", "h"]
 
 
 async def test_while_a_crowd_begins_fewer_of_the_others_go_on_in_a_turn() -> None:
     begins = FairDispatcher(1)
     wakes = FairDispatcher(AT_ONCE, begins, max_when_busy=2)
-    crowd, others = list[int](), list[int]()
+    crowd, passed = list[int](), list[int]()
 
     async def begin(number: int) -> None:
         await begins.wait("a")
@@ -66,19 +68,19 @@ async def test_while_a_crowd_begins_fewer_of_the_others_go_on_in_a_turn() -> Non
 
     async def wake(number: int) -> None:
         await wakes.wait("a")
-        others.append(number)
+        passed.append(number)
 
     tasks = [asyncio.create_task(begin(number)) for number in range(6)]
     tasks += [asyncio.create_task(wake(number)) for number in range(24)]
     seen: list[tuple[int, int]] = []
-    while len(others) < 24:
+    while len(passed) < 24:
         await asyncio.sleep(0)
-        seen.append((len(crowd), len(others)))
-    steps = [(begun, woken - before) for (_, before), (begun, woken) in pairwise(seen)]
+        seen.append((len(crowd), len(passed)))
+    steps = [(started, woken - initial) for (_, initial), (started, woken) in pairwise(seen)]
     assert len(crowd) == 6
-    assert max(woken for begun, woken in steps if 1 < begun < 5) == 2
+    assert max(woken for started, woken in steps if 1 < started < 5) == 2
     assert max(woken for _, woken in steps[-3:]) == AT_ONCE
-    assert others == sorted(others)
+    assert passed == sorted(passed)
     await asyncio.gather(*tasks)
 
 
@@ -98,14 +100,14 @@ async def test_who_comes_alone_does_not_wait() -> None:
 
 
 async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_merged() -> None:
-    told: list[tuple[str, list[int]]] = []
+    dispatched: list[tuple[str, list[int]]] = []
 
     async def reader(tenant: str, mailbox: TokenQueue) -> None:
-        while (pieces := await mailbox.get(1.0)) and not pieces[0].finish_reason:
-            told.append((tenant, pieces[0].token_ids))
+        while (chunks := await mailbox.get(1.0)) and not chunks[0].finish_reason:
+            dispatched.append((tenant, chunks[0].token_ids))
 
     boxes = [("a", TokenQueue("a")) for _ in range(200)] + [("b", TokenQueue("b"))]
-    tasks = [asyncio.create_task(reader(*each)) for each in boxes]
+    tasks = [asyncio.create_task(reader(*box)) for box in boxes]
     await asyncio.sleep(0)
     for step in range(3):
         for _, mailbox in boxes:
@@ -114,10 +116,10 @@ async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_
     for _ in range(300):
         await asyncio.sleep(0)
     assert not wake_dispatch.current()._counting
-    assert "b" in [tenant for tenant, _ in told][: wake_dispatch.current()._max_per_turn + 2]
-    assert len(told) < 3 * len(boxes)
-    assert ("a", [0, 1, 2]) in told
-    assert sum(len(tokens) for _, tokens in told) == 3 * len(boxes)
+    assert "b" in [tenant for tenant, _ in dispatched][: wake_dispatch.current()._max_per_turn + 2]
+    assert len(dispatched) < 3 * len(boxes)
+    assert ("a", [0, 1, 2]) in dispatched
+    assert sum(len(tokens) for _, tokens in dispatched) == 3 * len(boxes)
     for _, mailbox in boxes:
         mailbox.push(TokenChunk(0, 0, [], finish_reason="stop"))
     await asyncio.gather(*tasks)
@@ -126,9 +128,11 @@ async def test_of_a_steps_tokens_another_tenants_come_first_and_what_is_late_is_
 async def test_a_step_of_thousands_of_outputs_is_handed_out_with_others_in_between(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, given = get_engine_client(), list[str]()
+    client, request_ids = get_engine_client(), list[str]()
     monkeypatch.setattr("inference.loop.fair_dispatch.SLICE_S", 0.0)
-    monkeypatch.setattr(client, "_on_abort_reply", lambda delta: given.append(delta.request_id))
+    monkeypatch.setattr(
+        client, "_on_abort_reply", lambda delta: request_ids.append(delta.request_id)
+    )
     names = [f"r{number}" for number in range(300)]
     deltas = [TokenDelta(request_id=name, token_ids=[5]) for name in names]
     batch = OutboxBatch(replica_id="r", incarnation="i", step=1, deltas=deltas)
@@ -137,4 +141,4 @@ async def test_a_step_of_thousands_of_outputs_is_handed_out_with_others_in_betwe
         await asyncio.sleep(0)
         turns += 1
     assert turns >= 300
-    assert given == names
+    assert request_ids == names

@@ -70,7 +70,7 @@ async def test_a_model_that_is_up_answers_itself(gateway: Gateway) -> None:
 
 async def test_without_a_fallback_that_is_up_it_is_503(gateway: Gateway) -> None:
     await change("fake", fallbacks=["spare"])
-    await gateway.look()
+    await gateway.refresh()
     assert (await ask(gateway)).status == 503
 
 

@@ -30,20 +30,24 @@ def blobs(folder: Path) -> list[Path]:
 
 async def test_a_file_is_kept_listed_read_and_forgotten(gateway: Gateway, files_dir: Path) -> None:
     client = gateway.client
-    made = (await upload(client, b"{}\n", filename="my batch.jsonl")).json()
-    assert made["object"] == "file"
-    assert (made["bytes"], made["purpose"], made["filename"]) == (3, "batch", "my batch.jsonl")
-    assert (await client.get(f"/v1/files/{made['id']}")).json() == made
-    content = await client.get(f"/v1/files/{made['id']}/content")
+    payload = (await upload(client, b"{}\n", filename="my batch.jsonl")).json()
+    assert payload["object"] == "file"
+    assert (payload["bytes"], payload["purpose"], payload["filename"]) == (
+        3,
+        "batch",
+        "my batch.jsonl",
+    )
+    assert (await client.get(f"/v1/files/{payload['id']}")).json() == payload
+    content = await client.get(f"/v1/files/{payload['id']}/content")
     assert content.body == b"{}\n"
     assert content.headers["content-disposition"] == 'attachment; filename="my batch.jsonl"'
     assert content.headers["x-content-type-options"] == "nosniff"
     (path,) = blobs(files_dir)
-    assert (path.name, path.stat().st_mode & 0o777) == (made["id"], 0o600)
-    gone = await client.request("DELETE", f"/v1/files/{made['id']}")
-    assert gone.json() == {"id": made["id"], "object": "file", "deleted": True}
+    assert (path.name, path.stat().st_mode & 0o777) == (payload["id"], 0o600)
+    gone = await client.request("DELETE", f"/v1/files/{payload['id']}")
+    assert gone.json() == {"id": payload["id"], "object": "file", "deleted": True}
     assert blobs(files_dir) == []
-    assert (await client.get(f"/v1/files/{made['id']}")).status == 404
+    assert (await client.get(f"/v1/files/{payload['id']}")).status == 404
     actions = await asyncio.to_thread(
         lambda: list(AuditEntry.objects.order_by("pk").values_list("action", flat=True))
     )
@@ -53,17 +57,17 @@ async def test_a_file_is_kept_listed_read_and_forgotten(gateway: Gateway, files_
 async def test_lists_come_in_pages_that_neither_repeat_nor_skip(gateway: Gateway) -> None:
     ids = [(await upload(gateway.client, b"x\n")).json()["id"] for _ in range(5)]
     for order, expected in (("desc", ids[::-1]), ("asc", ids)):
-        found, after = [], ""
+        result, after = [], ""
         while True:
             query = f"?limit=2&order={order}" + (f"&after={after}" if after else "")
             listed = (await gateway.client.get(f"/v1/files{query}")).json()
             page = [item["id"] for item in listed["data"]]
             assert (listed["first_id"], listed["last_id"]) == (page[0], page[-1])
-            found += page
+            result += page
             after = page[-1]
             if not listed["has_more"]:
                 break
-        assert found == expected
+        assert result == expected
     assert (await gateway.client.get("/v1/files?purpose=batch_output")).json()["data"] == []
 
 
@@ -84,10 +88,10 @@ async def test_a_page_out_of_range_is_refused(gateway: Gateway, query: str, para
 
 async def test_a_clients_file_name_is_no_path(gateway: Gateway, files_dir: Path) -> None:
     for name in ("../../etc/passwd", "..\\..\\x.jsonl", "a\x00b", "x" * 900):
-        made = (await upload(gateway.client, b"x", filename=name)).json()
-        assert "/" not in made["filename"]
-        assert "\\" not in made["filename"]
-        assert 1 <= len(made["filename"]) <= 255
+        payload = (await upload(gateway.client, b"x", filename=name)).json()
+        assert "/" not in payload["filename"]
+        assert "\\" not in payload["filename"]
+        assert 1 <= len(payload["filename"]) <= 255
     assert {path.parent.parent for path in blobs(files_dir)} == {files_dir}
     assert {path.name[:5] for path in blobs(files_dir)} == {"file-"}
 
@@ -182,11 +186,11 @@ async def test_a_tenant_has_only_so_much_room(gateway: Gateway, settings: Any) -
 
 async def test_a_file_expires(gateway: Gateway, files_dir: Path) -> None:
     fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    made = (await upload(gateway.client, b"x", **fields)).json()
-    assert made["expires_at"] - made["created_at"] == pytest.approx(3600, abs=2)
+    payload = (await upload(gateway.client, b"x", **fields)).json()
+    assert payload["expires_at"] - payload["created_at"] == pytest.approx(3600, abs=2)
     past = timezone.now() - timedelta(seconds=1)
     await StoredFile.objects.aupdate(expires_at=past)
-    assert (await gateway.client.get(f"/v1/files/{made['id']}")).status == 404
+    assert (await gateway.client.get(f"/v1/files/{payload['id']}")).status == 404
     assert await asyncio.to_thread(remove_expired) == 1
     assert blobs(files_dir) == []
 
@@ -196,12 +200,12 @@ async def test_bytes_without_a_row_are_swept_away_once_they_are_old(
 ) -> None:
     import os
 
-    made = (await upload(gateway.client, b"x")).json()["id"]
-    (known,) = blobs(files_dir)
-    orphan, fresh = known.with_name("file-" + "0" * 32), known.with_name(".upload-abc")
-    for path in (orphan, fresh):
+    file_id = (await upload(gateway.client, b"x")).json()["id"]
+    (blob,) = blobs(files_dir)
+    orphan, new = blob.with_name("file-" + "0" * 32), blob.with_name(".upload-abc")
+    for path in (orphan, new):
         path.write_bytes(b"x")
-    for path in (orphan, known):
+    for path in (orphan, blob):
         os.utime(path, (0, 0))
     assert await asyncio.to_thread(remove_expired) == 1
-    assert {path.name for path in blobs(files_dir)} == {made, ".upload-abc"}
+    assert {path.name for path in blobs(files_dir)} == {file_id, ".upload-abc"}

@@ -40,7 +40,7 @@ class Client:
     last_id: str = ""
     stream: str = ""
     usage: dict[str, int] = field(default_factory=dict)
-    ended: bool = False
+    finished: bool = False
     error: str = ""
 
     def read(self, line: str) -> None:
@@ -48,7 +48,7 @@ class Client:
             self.last_id = line.removeprefix("id: ")
             self.stream = self.last_id.partition(":")[0]
         if line == "data: [DONE]":
-            self.ended = True
+            self.finished = True
         elif line.startswith("data: "):
             event = json.loads(line.removeprefix("data: "))
             if "error" in event:
@@ -85,7 +85,7 @@ async def read(http: httpx.AsyncClient, of: live.Instance, port: int, client: Cl
             async for line in response.aiter_lines():
                 client.read(line)
     except httpx.HTTPError:
-        assert not client.ended
+        assert not client.finished
 
 
 async def until(condition: Any) -> None:
@@ -159,7 +159,7 @@ def test_fault_49_a_killed_gateways_streams_go_on_at_another_and_are_billed_righ
         assert "They agree." in manage(of, "reconcile_usage")
     # Nothing is lost or doubled.
     for one, other in zip(calm[LOST:], clients[LOST:], strict=True):
-        assert (other.text, other.usage, other.ended) == (one.text, one.usage, True)
+        assert (other.text, other.usage, other.finished) == (one.text, one.usage, True)
         # One row a stream, by whoever settled last.
         assert rows[other.stream] == (one.usage["prompt_tokens"], OUTPUT)
     # Who can't go on is billed with what came: each token is a character here.
@@ -212,7 +212,7 @@ def test_streams_that_outlast_a_gateways_grace_end_with_an_error_and_go_on_at_an
         first.wait(60)
         rows = ledger(of)
     for one, other in zip(calm, clients, strict=True):
-        assert (other.text, other.usage, other.ended) == (one.text, one.usage, True)
+        assert (other.text, other.usage, other.finished) == (one.text, one.usage, True)
         # The first gateway settles what it has sent, or the second one does all of it.
         parts = [count for name, count in rows.items() if name.startswith(other.stream)]
         assert [sum(counts) for counts in zip(*parts, strict=True)] == [

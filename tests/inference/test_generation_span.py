@@ -17,10 +17,10 @@ class Tracer:
     """Remembers the spans that begin."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[str, dict[str, Any]]] = []
+        self.started: list[tuple[str, dict[str, Any]]] = []
 
     def start_span(self, name: str, *, attributes: dict[str, Any]) -> object:
-        self.begun.append((name, attributes))
+        self.started.append((name, attributes))
         return object()
 
 
@@ -44,7 +44,7 @@ def test_a_span_tells_the_operation_and_sampling_where_there_is_any(
         SimpleNamespace(tracer=tracer),  # type: ignore[arg-type]
         kind(request_id="r", endpoint=endpoint, prompts=[[5]], **asked),
     )
-    ((name, told),) = tracer.begun
-    assert (name, told["gen_ai.operation.name"]) == (f"{operation} m", operation)
-    assert ("gen_ai.request.max_tokens" in told) is (kind is Job)
-    assert ("gen_ai.request.temperature" in told) is (kind is Job)
+    ((name, attributes),) = tracer.started
+    assert (name, attributes["gen_ai.operation.name"]) == (f"{operation} m", operation)
+    assert ("gen_ai.request.max_tokens" in attributes) is (kind is Job)
+    assert ("gen_ai.request.temperature" in attributes) is (kind is Job)

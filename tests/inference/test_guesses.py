@@ -33,8 +33,8 @@ async def test_an_address_that_guesses_is_paused_before_the_database_is_asked(
 ) -> None:
     real = authentication._look_up
     with patch("tenants.authentication._look_up", side_effect=real) as look_up:
-        told = [await guess(gateway, number) for number in range(guesses.MAX_FAILED_KEYS + 30)]
-    assert told == [401] * guesses.MAX_FAILED_KEYS + [429] * 30
+        statuses = [await guess(gateway, number) for number in range(guesses.MAX_FAILED_KEYS + 30)]
+    assert statuses == [401] * guesses.MAX_FAILED_KEYS + [429] * 30
     assert look_up.call_count == guesses.MAX_FAILED_KEYS
 
 
@@ -63,8 +63,10 @@ async def test_a_wrong_key_that_is_sent_again_and_again_counts_once_a_look_up(
 ) -> None:
     with patch.object(authentication._guesses, "ttl", 60.0):
         client = AsgiClient(gateway.client.app, new_key("0123456789"))
-        told = {(await client.get("/v1/models")).status for _ in range(guesses.MAX_FAILED_KEYS * 2)}
-    assert told == {401}
+        statuses = {
+            (await client.get("/v1/models")).status for _ in range(guesses.MAX_FAILED_KEYS * 2)
+        }
+    assert statuses == {401}
 
 
 async def test_gateways_count_together_and_alone_without_redis(
@@ -78,12 +80,12 @@ async def test_gateways_count_together_and_alone_without_redis(
         await guard.check()
     await FailedKeyLimiter("203.0.113.10").check()
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
-    alone = FailedKeyLimiter("203.0.113.11")
+    isolated = FailedKeyLimiter("203.0.113.11")
     for _ in range(guesses.MAX_FAILED_KEYS):
-        await alone.check()
-        await alone.count()
+        await isolated.check()
+        await isolated.count()
     with pytest.raises(RateLimited):
-        await alone.check()
+        await isolated.check()
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ async def two(gateway: Gateway, **prefill: Any) -> AsyncIterator[tuple[FakeRepli
         producer = await stack.enter_async_context(gateway.fake(**options))
         consumer = gateway.fake(kv_handover=handover("kv_consumer"))
         await stack.enter_async_context(consumer)
-        await gateway.look()
+        await gateway.refresh()
         yield producer, consumer
 
 
@@ -112,8 +112,8 @@ async def test_a_prompt_is_computed_on_the_prefill_replica_again_for_a_new_decod
         for _ in range(2):
             async with gateway.serving(gateway.fake(kv_handover=handover("kv_consumer"))):
                 await read(start(gateway))
-            await gateway.look()
-    received = [redis_keys.is_prefill_request(each.request_id) for each in producer.received]
+            await gateway.refresh()
+    received = [redis_keys.is_prefill_request(request.request_id) for request in producer.received]
     assert received == [True, True]
 
 
@@ -144,16 +144,16 @@ async def test_a_prompt_whose_prefill_replica_dies_is_computed_where_it_is_answe
     async with two(gateway, die_after=0) as (producer, consumer):
         exchange = start(gateway)
         await until_dead(producer)
-        held = [request.request_id for request in producer.received]
-        await tell_of_death(gateway, producer, held)
+        allocated_request_ids = [request.request_id for request in producer.received]
+        await tell_of_death(gateway, producer, allocated_request_ids)
         assert text_of(await read(exchange)) == expected_text(tokenizer)
     (decode,) = consumer.received
     assert not redis_keys.is_prefill_request(decode.request_id)
 
 
 def test_a_replica_that_dies_at_a_prompt_was_at_the_request_that_it_is_of() -> None:
-    held = [redis_keys.prefill_request_id("one~2"), "two~2", "three"]
-    assert _base_request_ids(held) == {"one", "two", "three"}
+    prefill_ids = [redis_keys.prefill_request_id("one~2"), "two~2", "three"]
+    assert _base_request_ids(prefill_ids) == {"one", "two", "three"}
 
 
 async def test_an_operator_aborts_a_request_whose_prompt_is_computed(
@@ -205,13 +205,13 @@ async def test_a_client_that_plans_the_hand_over_itself_passes_kv_transfer_param
     """As vLLM's proxies do: what the first answer says is the second request's."""
     body = {"token_ids": [5, 6, 7, 8, 9], "sampling_params": {"max_tokens": 1}}
     async with gateway.serving(gateway.fake(kv_handover=handover("kv_both"))) as replica:
-        plain = (await gateway.client.post(path, body)).json()
+        baseline_payload = (await gateway.client.post(path, body)).json()
         first = await gateway.client.post(
             path, body | {"kv_transfer_params": {"do_remote_decode": True, "remote_host": None}}
         )
         params = first.json()["kv_transfer_params"]
         second = await gateway.client.post(path, body | {"kv_transfer_params": params})
-    assert plain["kv_transfer_params"] is second.json()["kv_transfer_params"] is None
+    assert baseline_payload["kv_transfer_params"] is second.json()["kv_transfer_params"] is None
     assert params["do_remote_prefill"] is True
     assert [request.prefilled for request in replica.received] == [False, False, True]
 

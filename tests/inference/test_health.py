@@ -79,16 +79,16 @@ async def test_health_is_red_without_a_replica_and_says_why(insider: AsgiClient)
 async def test_fault_47_health_names_what_redis_refuses_with(
     gateway: Gateway, insider: AsgiClient, setting: str, value: int, words: str
 ) -> None:
-    await gateway.look()
+    await gateway.refresh()
     await gateway.redis.config_set(setting, value)
     try:
-        await gateway.look()
+        await gateway.refresh()
         reply = await insider.get("/health")
     finally:
         await gateway.redis.config_set(setting, 0)
     assert reply.status == 503
     assert reply.json()["reasons"][0].startswith(f"Redis refuses commands: {words} ")
-    await gateway.look()
+    await gateway.refresh()
     reply = await insider.get("/health")
     assert reply.json()["reasons"] == ["fake: no replica sends heartbeats."]
 
@@ -119,7 +119,7 @@ async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_he
         protocol.encode = stale  # type: ignore[assignment]
         try:
             await replica._beat()
-            await gateway.look()
+            await gateway.refresh()
             reply = await insider.get("/health")
         finally:
             protocol.encode = original  # type: ignore[assignment]
@@ -222,7 +222,7 @@ async def test_fault_29_a_database_that_says_nothing_is_asked_once_and_isnt_wait
 async def test_fault_47_ready_names_what_redis_refuses_with(
     gateway: Gateway, insider: AsgiClient
 ) -> None:
-    await gateway.look()
+    await gateway.refresh()
     await gateway.redis.config_set("maxmemory", 1)
     try:
         await until_trouble(insider)

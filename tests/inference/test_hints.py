@@ -93,15 +93,15 @@ async def test_strict_mode_refuses_only_what_nobody_knows(served: Gateway, setti
 
 FIRST = "{% if messages[1:] | selectattr('role', 'equalto', 'system') | list %}"
 FIRST += "{{ raise_exception('The system message must come first.') }}{% endif %}"
-PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+TURNS_TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 LATE = [USER, {"role": "system", "content": "be brief"}, {"role": "user", "content": "now"}]
 
 
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        (PLAIN, "user:hello;system:be brief;user:now;"),
-        (FIRST + PLAIN, "user:hello\n\nbe brief\n\nnow;"),
+        (TURNS_TEMPLATE, "user:hello;system:be brief;user:now;"),
+        (FIRST + TURNS_TEMPLATE, "user:hello\n\nbe brief\n\nnow;"),
     ],
 )
 async def test_a_late_system_message_stays_where_the_template_takes_it(
@@ -115,4 +115,4 @@ async def test_a_late_system_message_stays_where_the_template_takes_it(
         chat = await ask(gateway, CHAT, messages=LATE)
     texts = [tokenizer.decode(request.prompt_token_ids) for request in replica.received[:2]]
     assert texts == [expected] * 2
-    assert chat.status == (200 if template == PLAIN else 400)
+    assert chat.status == (200 if template == TURNS_TEMPLATE else 400)

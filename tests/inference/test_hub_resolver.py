@@ -20,7 +20,7 @@ from tests.inference.conftest import Gateway
 from tests.inference.test_lora_resolvers import afresh, lora
 
 __all__ = ["afresh"]
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapter_store")]
 REPOSITORY = "someone/tones"
 
 
@@ -40,12 +40,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with one repository."""
     folder = tmp_path / "hub"
     folder.mkdir()
-    with Hub(REPOSITORY, folder) as found:
-        template = f"{found.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+    with Hub(REPOSITORY, folder) as hub:
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        yield found
+        yield hub
 
 
 def fetched(hub: Hub) -> list[str]:
@@ -79,7 +79,11 @@ async def test_an_adapter_of_a_named_repository_is_found_by_each_tenant(
         WEIGHTS_FILE,
         "added_tokens.json",
     }
-    assert [each.adapter.digest for each in replica.received if each.adapter] == [top, inner, inner]
+    assert [request.adapter.digest for request in replica.received if request.adapter] == [
+        top,
+        inner,
+        inner,
+    ]
     sources = await run_in_db_thread(
         lambda: set(AdapterVersion.objects.values_list("source", flat=True))
     )
@@ -130,9 +134,9 @@ async def test_what_is_no_adapter_is_told_and_a_hub_in_trouble_is_no_404(
         assert (reply.status, reply.error["code"]) == (503, "service_unavailable")
         assert hub.url not in reply.error["message"]
         assert (await ask(gateway.client, "fake")).status == 200
-    (told,) = [record for record in caplog.records if record.name == "adapters.resolution"]
-    assert "has no repository someone/gone" in told.getMessage()
-    assert told.exc_info is None  # a line, not pages
+    (reported,) = [record for record in caplog.records if record.name == "adapters.resolution"]
+    assert "has no repository someone/gone" in reported.getMessage()
+    assert reported.exc_info is None  # a line, not pages
     assert fetched(hub) == []
     assert await run_in_db_thread(Adapter.objects.count) == 0
 

@@ -50,12 +50,12 @@ async def test_fault_49_an_answer_is_kept_before_it_is_billed(
     billed: list[int] = []
     store = IdempotencyKey._save
 
-    async def look_first(self: IdempotencyKey, *args: Any) -> None:
+    async def save_and_repeat(self: IdempotencyKey, *args: Any) -> None:
         await asyncio.sleep(0.2)  # whatever settles by then
         billed.append(await gateway.redis.xlen(f"{gateway.prefix}:usage"))
         await store(self, *args)
 
-    monkeypatch.setattr(IdempotencyKey, "_save", look_first)
+    monkeypatch.setattr(IdempotencyKey, "_save", save_and_repeat)
     async with gateway.serving(gateway.fake(eos_after=5)):
         answer = (await ask(gateway)).json()
     assert billed == [0]
@@ -160,19 +160,25 @@ async def test_large_answers_are_not_kept(
 async def test_fault_55_what_is_kept_is_bounded_by_tenant_and_the_oldest_gives_way(
     gateway: Gateway, settings: Any
 ) -> None:
-    most = 6000
-    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"idempotency_bytes": most})
+    max_bytes = 6000
+    settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"idempotency_bytes": max_bytes})
     prefix = f"{gateway.prefix}:idempotency:{gateway.rows.tenant.pk}:"
     async with gateway.serving(gateway.fake(eos_after=5)) as replica:
         for number in range(20):
             assert (await ask(gateway, f"k{number}")).status == 200
         assert len(replica.received) == 20
-        kept = [name async for name in gateway.redis.scan_iter(match=f"{prefix}*")]
+        retained_names = [name async for name in gateway.redis.scan_iter(match=f"{prefix}*")]
         sizes = [
-            len(await gateway.redis.get(n)) for n in kept if not n.endswith((b"index", b"sum"))
+            len(await gateway.redis.get(n))
+            for n in retained_names
+            if not n.endswith((b"index", b"sum"))
         ]
         assert 3 <= len(sizes) < 10
-        assert sum(sizes) + 400 * len(sizes) == int(await gateway.redis.get(f"{prefix}sum")) <= most
+        assert (
+            sum(sizes) + 400 * len(sizes)
+            == int(await gateway.redis.get(f"{prefix}sum"))
+            <= max_bytes
+        )
         assert "idempotent-replayed" in (await ask(gateway, "k19")).headers
         assert "idempotent-replayed" not in (await ask(gateway, "k0")).headers
 

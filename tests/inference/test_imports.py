@@ -41,5 +41,5 @@ def test_fault_33_the_gateway_asserts_nothing() -> None:
     """`python -O` drops assertions: no check may be one."""
     for path in sorted((ROOT / "inference").rglob("*.py")):
         lines = path.read_text(encoding="utf-8").splitlines()
-        found = [line for line in lines if line.lstrip().startswith("assert ")]
-        assert found == [], path
+        assertions = [line for line in lines if line.lstrip().startswith("assert ")]
+        assert assertions == [], path

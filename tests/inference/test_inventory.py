@@ -50,9 +50,9 @@ def test_it_names_every_field_once_and_says_why_one_has_no_effect() -> None:
 
 
 def test_each_effective_field_has_a_test_of_its_effect() -> None:
-    own = {ChatRequest: every.CHAT, CompletionRequest: every.COMPLETION}
+    schema_samples = {ChatRequest: every.CHAT, CompletionRequest: every.COMPLETION}
     for schema, outcomes in OUTCOMES.items():
-        tested = every.BOTH.keys() | own[schema].keys() | every.ELSEWHERE.keys()
+        tested = every.BOTH.keys() | schema_samples[schema].keys() | every.ELSEWHERE.keys()
         assert {n for n, outcome in outcomes.items() if outcome == EFFECTIVE} <= tested
 
 
@@ -81,8 +81,8 @@ async def test_requests_come_out_as_the_page_says(
 
 def test_a_route_is_here_or_has_a_counterpart_or_a_reason() -> None:
     for route in ROUTES:
-        here = has_route(route.method, route.path)
-        assert here == (not route.ours and not route.reason), route
+        is_present = has_route(route.method, route.path)
+        assert is_present == (not route.ours and not route.reason), route
         if route.ours:
             assert has_route("GET" if route.method == "GET" else "POST", route.ours), route
     assert not has_route("GET", "/v1/embeddings")
@@ -114,5 +114,5 @@ def test_a_metric_is_here_under_its_kind() -> None:
     live = live_metrics()
     named = {name: kind for kind, names in METRICS.items() for name in names.split()}
     assert {name: live[name] for name in named if name in live} == named
-    counted = {f"{n}_total" if each.kind == "counter" else n for n, each in FAMILIES.items()}
+    counted = {f"{n}_total" if family.kind == "counter" else n for n, family in FAMILIES.items()}
     assert counted <= live.keys()

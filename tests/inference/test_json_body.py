@@ -38,9 +38,9 @@ def test_fault_01_a_duplicate_key_is_refused_at_any_depth() -> None:
 
 
 @pytest.mark.parametrize("depth", [65, 100, 10_000, 200_000])
-@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")])
-def test_fault_01_deep_json_is_refused(depth: int, left: str, right: str) -> None:
-    inside = left * depth + "1" + right * depth
+@pytest.mark.parametrize(("opening", "right"), [("[", "]"), ('{"a":', "}")])
+def test_fault_01_deep_json_is_refused(depth: int, opening: str, right: str) -> None:
+    inside = opening * depth + "1" + right * depth
     with pytest.raises(InvalidRequest, match=r"64 levels|holds too much"):
         parse('{"x":' + inside + "}")
 

@@ -24,10 +24,10 @@ CHAT = "/v1/chat/completions"
 
 async def client_with(gateway: Gateway, **limits: Any) -> AsgiClient:
     """A client whose key has these limits."""
-    made = await sync_to_async(actions.create_key)(
+    key = await sync_to_async(actions.create_key)(
         actor=SYSTEM_ACTOR, tenant=gateway.rows.tenant, **limits
     )
-    return AsgiClient(GatewayHandler(), made.secret)
+    return AsgiClient(GatewayHandler(), key.secret)
 
 
 async def test_a_key_sees_and_uses_its_models_alone(served: Gateway) -> None:
@@ -157,11 +157,11 @@ async def test_who_leaves_while_it_is_let_in_keeps_no_place(
     let_in, admit = asyncio.Event(), generation.admit
 
     async def slow(*asked: Any) -> Admission:
-        found = await admit(*asked)
+        admission = await admit(*asked)
         if not let_in.is_set():
             let_in.set()
             await asyncio.sleep(60)  # Redis has said yes, and the loop is busy
-        return found
+        return admission
 
     monkeypatch.setattr(generation, "admit", slow)
     asking = narrow.open("POST", CHAT, chat_body("x"))

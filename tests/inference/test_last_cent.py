@@ -46,7 +46,7 @@ actions.set_budget(
 
 
 @dataclass
-class Told:
+class Receipt:
     """What one client got: its answer's id, tokens that came and the usage when it ended."""
 
     status: int = 0
@@ -61,7 +61,7 @@ class Course:
     """How far the race has come."""
 
     chunks: int = 0
-    ended: int = 0
+    finished: int = 0
 
     async def until(self, what: str, count: int) -> None:
         """Wait until there are so many."""
@@ -77,20 +77,22 @@ def redis_of(short_tmp: Path) -> Iterator[dict[str, Any]]:
     """A Redis with persistence that can be killed and started again in its place."""
     folder = short_tmp / "cent"
     process, url = embedded_redis.start(folder, persist=True)
-    held = {"process": process, "url": url, "folder": folder}
-    yield held
-    held["process"].stop(grace=5)
+    redis_server = {"process": process, "url": url, "folder": folder}
+    yield redis_server
+    redis_server["process"].stop(grace=5)
 
 
-def restart(held: dict[str, Any]) -> None:
+def restart(redis_server: dict[str, Any]) -> None:
     """SIGKILL, then anew on the same files."""
-    os.kill(held["process"].pid, signal.SIGKILL)
-    while held["process"].poll() is None:
+    os.kill(redis_server["process"].pid, signal.SIGKILL)
+    while redis_server["process"].poll() is None:
         time.sleep(0.01)
-    held["process"], _ = embedded_redis.start(held["folder"], persist=True)
+    redis_server["process"], _ = embedded_redis.start(redis_server["folder"], persist=True)
 
 
-async def ask(client: httpx.AsyncClient, port: int, key: str, number: int, course: Course) -> Told:
+async def ask(
+    client: httpx.AsyncClient, port: int, key: str, number: int, course: Course
+) -> Receipt:
     """One stream. A restart of Redis turns nobody away, so it's asked for once."""
     body = {
         "model": "m",
@@ -100,31 +102,31 @@ async def ask(client: httpx.AsyncClient, port: int, key: str, number: int, cours
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
-    told = Told()
+    reported_response = Receipt()
     headers = {"authorization": f"Bearer {key}"}
     url = f"http://127.0.0.1:{port}/v1/completions"
     try:
         async with client.stream("POST", url, json=body, headers=headers) as response:
-            told.status = response.status_code
-            if told.status != 200:
+            reported_response.status = response.status_code
+            if reported_response.status != 200:
                 await response.aread()
-                return told
+                return reported_response
             async for line in response.aiter_lines():
-                read_line(told, line)
+                read_line(reported_response, line)
                 course.chunks += 1
-            course.ended += 1
+            course.finished += 1
     except httpx.HTTPError:
-        told.killed = True
-    return told
+        reported_response.killed = True
+    return reported_response
 
 
-def read_line(told: Told, line: str) -> None:
+def read_line(request: Receipt, line: str) -> None:
     if not line.startswith("data: {"):
         return
     event = json.loads(line.removeprefix("data: "))
-    told.request_id = event["id"]
-    told.usage = event.get("usage") or told.usage
-    told.chunks += sum(bool(choice["text"]) for choice in event["choices"])
+    request.request_id = event["id"]
+    request.usage = event.get("usage") or request.usage
+    request.chunks += sum(bool(choice["text"]) for choice in event["choices"])
 
 
 def manage(of: live.Instance, *words: str) -> str:
@@ -153,7 +155,9 @@ def ledger(of: live.Instance) -> dict[str, tuple[int, int, int]]:
         return {row[0]: row[1:] for row in rows}
 
 
-async def race(of: live.Instance, held: dict[str, Any], ports: list[int], first: Any) -> list[Told]:
+async def race(
+    of: live.Instance, redis_server: dict[str, Any], ports: list[int], first: Any
+) -> list[Receipt]:
     limits, course = httpx.Limits(max_connections=REQUESTS), Course()
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         asked = [
@@ -161,7 +165,7 @@ async def race(of: live.Instance, held: dict[str, Any], ports: list[int], first:
             for number in range(REQUESTS)
         ]
         await course.until("chunks", 3 * REQUESTS)
-        restart(held)  # here: a server ends with the thread that started it
+        restart(redis_server)  # here: a server ends with the thread that started it
         await course.until("chunks", 10 * REQUESTS)
         first.kill()
         return list(await asyncio.gather(*asked))
@@ -180,7 +184,7 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
             live.gateway(of, "uvicorn") as (port_a, first),
             live.gateway(of, "uvicorn") as (port_b, _),
         ):
-            told = asyncio.run(race(of, redis_of, [port_a, port_b], first))
+            receipts = asyncio.run(race(of, redis_of, [port_a, port_b], first))
             deadline = time.monotonic() + 60
             while counter(redis_of["url"])["held_nanos"] and time.monotonic() < deadline:
                 time.sleep(0.2)
@@ -193,22 +197,22 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
     assert sum(nanos for _, _, nanos in rows.values()) == spent["nanos"]
     assert sum(prompt + output for prompt, output, _ in rows.values()) == spent["tokens"]
     # Each answer that ended is billed as its client was told.
-    ended = [each for each in told if each.usage]
-    assert len(ended) > REQUESTS / 8
-    for each in ended:
-        prompt, output, _ = rows[each.request_id]
+    finished = [delta for delta in receipts if delta.usage]
+    assert len(finished) > REQUESTS / 8
+    for request in finished:
+        prompt, output, _ = rows[request.request_id]
         assert (prompt, output) == (
-            each.usage["prompt_tokens"],
-            each.usage["completion_tokens"],
+            request.usage["prompt_tokens"],
+            request.usage["completion_tokens"],
         )
     # Each that was cut off when its gateway died is billed with at least what had come.
-    cut = [each for each in told if each.killed and each.request_id]
-    for each in cut:
-        assert rows[each.request_id][1] >= each.chunks
+    cut = [request for request in receipts if request.killed and request.request_id]
+    for request in cut:
+        assert rows[request.request_id][1] >= request.chunks
     # A restart of Redis turned nobody away, and nobody was refused while enough was left for a
     # prompt and one more token.
-    assert {each.status for each in told} <= {0, 200, 429}
-    refused = sum(each.status == 429 for each in told)
+    assert {response.status for response in receipts} <= {0, 200, 429}
+    refused = sum(response.status == 429 for response in receipts)
     prompt = max(prompt for prompt, _, _ in rows.values())
     if refused:
         assert BUDGET - spent["nanos"] < prompt * 1000 + 2000

@@ -24,7 +24,7 @@ from websockets.typing import Origin
 from engine.contract import redis_keys
 from engine.text import Tokenizer, render_chat
 from tests.inference import live
-from tests.inference.conftest import HIGH, LOW, made_tokens
+from tests.inference.conftest import HIGH, LOW, generated_tokens
 
 pytestmark = pytest.mark.system
 
@@ -48,21 +48,21 @@ def installation(short_tmp: Path) -> Iterator[live.Instance]:
 def ports(installation: live.Instance) -> Iterator[dict[str, int]]:
     """All three servers, side by side: three gateways of one installation."""
     with ExitStack() as stack:
-        found = {}
+        ports = {}
         for server in ("uvicorn", "granian", "daphne"):
-            found[server] = live.free_port()
-            command = live.server_command(server, found[server])
+            ports[server] = live.free_port()
+            command = live.server_command(server, ports[server])
             stack.enter_context(live.process(command, installation.environment))
-        for port in found.values():
+        for port in ports.values():
             live.wait_until_healthy(port)
-        yield found
+        yield ports
 
 
 @pytest.fixture
 def client(installation: live.Instance, ports: dict[str, int]) -> Iterator[OpenAI]:
     """The SDK before uvicorn."""
-    with sdk(installation, ports["uvicorn"]) as made:
-        yield made
+    with sdk(installation, ports["uvicorn"]) as client:
+        yield client
 
 
 def sdk(of: live.Instance, port: int, key: str | None = None) -> OpenAI:
@@ -71,7 +71,7 @@ def sdk(of: live.Instance, port: int, key: str | None = None) -> OpenAI:
 
 
 def expected(tokenizer: Tokenizer, count: int, index: int = 0) -> str:
-    return tokenizer.decode(made_tokens(render_chat(tokenizer, HELLO), count, index))
+    return tokenizer.decode(generated_tokens(render_chat(tokenizer, HELLO), count, index))
 
 
 # -- the SDK ------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_completions_of_token_ids(client: OpenAI, tokenizer: Tokenizer) -> None:
     prompts = [[5, 6, 7], [8, 9]]
     done = client.completions.create(model="m", prompt=prompts, max_tokens=6, logprobs=1)
     assert [c.text for c in done.choices] == [
-        tokenizer.decode(made_tokens(prompt, 6)) for prompt in prompts
+        tokenizer.decode(generated_tokens(prompt, 6)) for prompt in prompts
     ]
     assert done.choices[0].logprobs is not None
     assert done.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4, 5]

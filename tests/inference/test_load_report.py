@@ -51,19 +51,21 @@ async def test_an_operator_who_asks_gets_it_with_a_whole_answer(
     operator: Gateway, path: str
 ) -> None:
     async with operator.serving(operator.fake()):
-        told = await operator.client.post(path, ASKS[path], headers=asked("json"))
+        response = await operator.client.post(path, ASKS[path], headers=asked("json"))
         stream = await operator.client.post(
             path, ASKS[path] | {"stream": True}, headers=asked("TEXT")
         )
-        others = [
+        other_responses = [
             await operator.client.post(path, ASKS[path], headers=headers)
             for headers in ({}, asked("XML"), asked(""))
         ]
-    assert told.status == 200
-    assert told.headers[HEADER].startswith('JSON {"named_metrics":{"kv_cache_usage_perc":0.0,')
+    assert response.status == 200
+    assert response.headers[HEADER].startswith('JSON {"named_metrics":{"kv_cache_usage_perc":0.0,')
     assert stream.status == 200
     assert HEADER not in stream.headers
-    assert [(each.status, HEADER in each.headers) for each in others] == [(200, False)] * 3
+    assert [(response.status, HEADER in response.headers) for response in other_responses] == [
+        (200, False)
+    ] * 3
 
 
 async def test_a_tenant_isnt_told_what_others_load(gateway: Gateway) -> None:

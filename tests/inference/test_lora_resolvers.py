@@ -32,7 +32,7 @@ from tests.inference.conftest import Gateway
 from tests.packages import EXAMPLE, install
 from tests.platform.adapters import added
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapter_store")]
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +54,10 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def folder(tmp_path: Path, settings: Any) -> Path:
     """The folder that the operator named."""
-    made = tmp_path / "resolved"
-    made.mkdir()
-    settings.QUIRE = settings.QUIRE.replace(lora_resolver_cache_dir=str(made))
-    return made
+    cache_dir = tmp_path / "resolved"
+    cache_dir.mkdir()
+    settings.QUIRE = settings.QUIRE.replace(lora_resolver_cache_dir=str(cache_dir))
+    return cache_dir
 
 
 @pytest.fixture
@@ -92,15 +92,17 @@ async def test_a_name_in_the_operators_folder_is_found(gateway: Gateway, folder:
         for name in ("other", "fake:other", "sqll", "x:sql"):
             assert (await ask(gateway.client, name)).status == 404
         listed = (await gateway.client.get("/v1/models")).json()["data"]
-    assert [each["id"] for each in listed] == ["fake", "sql"]
-    assert [each.adapter.digest for each in replica.received if each.adapter] == [digest] * 2
+    assert [model["id"] for model in listed] == ["fake", "sql"]
+    assert [request.adapter.digest for request in replica.received if request.adapter] == [
+        digest
+    ] * 2
     entry = await run_in_db_thread(AuditEntry.objects.filter(action="adapter.add").get)
     assert entry.actor_label == "LoRA resolver lora_filesystem_resolver"
     assert entry.tenant_id == gateway.rows.tenant.pk
 
 
-async def test_without_a_resolver_it_is_not_there(gateway: Gateway, adapters_here: Path) -> None:
-    lora(adapters_here / "sql")
+async def test_without_a_resolver_it_is_not_there(gateway: Gateway, adapter_store: Path) -> None:
+    lora(adapter_store / "sql")
     async with gateway.serving(gateway.fake()):
         assert (await ask(gateway.client, "sql")).status == 404
     assert await run_in_db_thread(count) == 0
@@ -116,7 +118,7 @@ async def test_what_one_tenant_resolved_is_never_anothers(gateway: Gateway, fold
         assert await digest_of(theirs, "sql") == second
         assert await digest_of(gateway.client, "sql") == first
         listed = (await third.get("/v1/models")).json()["data"]
-    assert [each["id"] for each in listed] == ["fake"]
+    assert [model["id"] for model in listed] == ["fake"]
     owners = await run_in_db_thread(
         lambda: set(Adapter.objects.values_list("tenant__name", flat=True))
     )
@@ -200,11 +202,11 @@ async def test_what_the_check_refuses_is_told(gateway: Gateway, folder: Path) ->
 async def test_a_packages_resolver_answers(
     gateway: Gateway,
     package: Callable[..., None],
-    adapters_here: Path,
+    adapter_store: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    digest = adapter_digest(lora(adapters_here / "somewhere"))
-    package(sql=adapters_here / "somewhere")
+    digest = adapter_digest(lora(adapter_store / "somewhere"))
+    package(sql=adapter_store / "somewhere")
     async with gateway.serving(gateway.fake()):
         monkeypatch.setenv("QUIRE_PLUGINS", "another")
         assert (await ask(gateway.client, "sql")).status == 404
@@ -274,9 +276,9 @@ def test_a_function_may_register_one_and_what_is_wrong_is_refused(
         "def register(): LoRAResolverRegistry.register_resolver('Mine', None_())\n"
     )
     points.write_text("[quire.lora_resolvers]\nmine = more_resolvers:register\n")
-    found = lora_resolvers()
-    assert list(found) == ["lora_filesystem_resolver", "Mine"]
-    assert isinstance(found["Mine"], LoRAResolver)
+    resolvers = lora_resolvers()
+    assert list(resolvers) == ["lora_filesystem_resolver", "Mine"]
+    assert isinstance(resolvers["Mine"], LoRAResolver)
     points.write_text("[quire.lora_resolvers]\nwrong = json:JSONDecoder\n")
     plugins._installed.cache_clear()  # as in another process
     resolving.forget()

@@ -103,12 +103,12 @@ def test_prepared_pictures_follow_a_changed_model_folder(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "preprocessor_config.json").write_text("{}")
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nothing")
-    before = folder_version(tmp_path)
-    assert folder_version(tmp_path) == before
+    initial_folder_version = folder_version(tmp_path)
+    assert folder_version(tmp_path) == initial_folder_version
     replaced = tmp_path / "new"
     replaced.write_text("[]")
     replaced.rename(tmp_path / "preprocessor_config.json")
-    assert folder_version(tmp_path) != before
+    assert folder_version(tmp_path) != initial_folder_version
 
 
 SEEING = ModelInfo(
@@ -220,10 +220,10 @@ async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool, loop = MediaPool(), asyncio.get_running_loop()
-    begun, charged, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
+    started_event, charged, go_on = asyncio.Event(), asyncio.Event(), threading.Event()
 
     def read(*arguments: Any) -> Refusal:
-        loop.call_soon_threadsafe(begun.set)
+        loop.call_soon_threadsafe(started_event.set)
         go_on.wait(120)
         return Refusal("no sound")
 
@@ -235,7 +235,7 @@ async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
     monkeypatch.setattr(pool, "_ask_worker", read)
     monkeypatch.setattr(media, "charge_media", charge)
     asking = asyncio.ensure_future(pool.prepare_sound(b"RIFF", 80, 100, CALLER))
-    await begun.wait()
+    await started_event.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

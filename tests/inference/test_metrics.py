@@ -141,7 +141,7 @@ async def test_an_aborted_request_counts_as_such(gateway: Gateway, insider: Asgi
             "POST", "/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": 400}
         )
         while replica.steps < 3:
-            await gateway.look()
+            await gateway.refresh()
         await exchange.leave()
         await gateway.usage()
         text = await scraped(insider)
@@ -220,11 +220,11 @@ async def test_outputs_that_a_tool_parser_read_are_counted(
     gateway: Gateway, insider: AsgiClient, tokenizer: Tokenizer
 ) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
-    said = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    tool_text = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     name = "vllm:tool_call_parser_invocations_total"
-    for text in (said, "no"):
+    for text in (tool_text, "no"):
         async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, text))):
-            await gateway.client.chat(tools=[tool], stream=text == said)
+            await gateway.client.chat(tools=[tool], stream=text == tool_text)
             await gateway.client.chat()
     await flush(gateway.redis, gateway.prefix)
     text = await scraped(insider)
@@ -237,10 +237,10 @@ async def test_outputs_that_a_tool_parser_read_are_counted(
 async def test_websockets_are_counted_while_they_are_open() -> None:
     def figures() -> tuple[float, float, float]:
         names = ("connections_active", "connections_total", "connection_duration_seconds_count")
-        found = [REGISTRY.get_sample_value(f"vllm:websocket_{name}") or 0 for name in names]
-        return found[0], found[1], found[2]
+        sample_values = [REGISTRY.get_sample_value(f"vllm:websocket_{name}") or 0 for name in names]
+        return sample_values[0], sample_values[1], sample_values[2]
 
-    before, during = figures(), []
+    initial_figures, during = figures(), []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["accepts"]:
@@ -251,7 +251,7 @@ async def test_websockets_are_counted_while_they_are_open() -> None:
     for accepts in (True, False):
         with pytest.raises(ConnectionError):
             await count_websockets(application)({"accepts": accepts}, AsyncMock(), AsyncMock())
-    active, total, count = before
+    active, total, count = initial_figures
     assert during == [(active + 1, total + 1, count), (active, total + 1, count + 1)]
     assert figures() == (active, total + 1, count + 1)
 

@@ -38,14 +38,14 @@ def body(**fields: Any) -> dict[str, Any]:
 async def test_a_call_has_both_names_and_goes_back(gateway: Gateway, tokenizer: Tokenizer) -> None:
     replica = gateway.scripted(says(tokenizer, CALL))
     async with gateway.serving(replica):
-        made = (await gateway.client.post(URL, body())).json()
+        payload = (await gateway.client.post(URL, body())).json()
         stream = await gateway.client.post(URL, body(stream=True))
-        (call,) = Response.model_validate(made).output
+        (call,) = Response.model_validate(payload).output
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "3 pm"}
-        chained = body(input=[output], previous_response_id=made["id"])
-        told = body(input=[{"role": "user", "content": "?"}, made["output"][0], output])
-        for each in (chained, told):
-            assert (await gateway.client.post(URL, each)).status == 200
+        chained = body(input=[output], previous_response_id=payload["id"])
+        history = body(input=[{"role": "user", "content": "?"}, payload["output"][0], output])
+        for request_body in (chained, history):
+            assert (await gateway.client.post(URL, request_body)).status == 200
     assert (call.type, call.namespace, call.name) == ("function_call", "computer", "state")
     assert json.loads(call.arguments) == {"app": "Clock"}
     events: list[Any] = [
@@ -54,8 +54,8 @@ async def test_a_call_has_both_names_and_goes_back(gateway: Gateway, tokenizer: 
     items = [e.item for e in events if e.type.startswith("response.output_item.")]
     assert [(item.namespace, item.name) for item in items] == [("computer", "state")] * 2
     prompts = [
-        tokenizer.decode(each.prompt_token_ids, skip_special_tokens=False)
-        for each in replica.received
+        tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        for request in replica.received
     ]
     assert all("computer__state" in prompt for prompt in prompts)
     assert "phone__state" in prompts[0]
@@ -65,11 +65,11 @@ async def test_a_call_has_both_names_and_goes_back(gateway: Gateway, tokenizer: 
 
 async def test_a_custom_tool_has_a_namespace_too(gateway: Gateway, tokenizer: Tokenizer) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, TYPED))):
-        made = (await gateway.client.post(URL, body())).json()
-    (call,) = Response.model_validate(made).output
+        payload = (await gateway.client.post(URL, body())).json()
+    (call,) = Response.model_validate(payload).output
     assert (call.type, call.namespace, call.name) == ("custom_tool_call", "computer", "run")
     assert call.input == "1+1"
-    assert made["tools"] == [COMPUTER, {"description": "", **PHONE}]
+    assert payload["tools"] == [COMPUTER, {"description": "", **PHONE}]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ async def test_a_choice_may_name_one_of_them(
     replica = gateway.scripted(says(tokenizer, CALL))
     async with gateway.serving(replica):
         assert (await gateway.client.post(URL, body(tool_choice=choice))).status == 200
-    held = str(replica.received[0].sampling.structured_outputs)
-    assert "computer__" in held
-    assert "phone__" not in held
+    grammar = str(replica.received[0].sampling.structured_outputs)
+    assert "computer__" in grammar
+    assert "phone__" not in grammar
 
 
 @pytest.mark.parametrize(

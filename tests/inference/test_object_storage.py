@@ -64,14 +64,14 @@ def read(tenant_id: int, public_id: str) -> bytes:
 
 async def test_files_are_objects_of_their_tenant(gateway: Gateway, objects: dict[str, Any]) -> None:
     client = gateway.client
-    made = (await upload(client, b"{}\n")).json()
+    payload = (await upload(client, b"{}\n")).json()
     tenant = gateway.rows.tenant.pk
-    assert object_names(objects) == [f"files/{tenant}/{made['id']}"]
-    blob_path(tenant, made["id"]).unlink()  # another gateway has no copy
-    assert (await client.get(f"/v1/files/{made['id']}/content")).body == b"{}\n"
+    assert object_names(objects) == [f"files/{tenant}/{payload['id']}"]
+    blob_path(tenant, payload["id"]).unlink()  # another gateway has no copy
+    assert (await client.get(f"/v1/files/{payload['id']}/content")).body == b"{}\n"
     other = await asyncio.to_thread(stranger)
-    assert (await other.get(f"/v1/files/{made['id']}/content")).status == 404
-    await client.request("DELETE", f"/v1/files/{made['id']}")
+    assert (await other.get(f"/v1/files/{payload['id']}/content")).status == 404
+    await client.request("DELETE", f"/v1/files/{payload['id']}")
     assert object_names(objects) == []
 
 
@@ -79,8 +79,8 @@ async def test_a_download_may_be_redirected_to_a_url_that_ends(
     gateway: Gateway, settings: Any
 ) -> None:
     settings.QUIRE = settings.QUIRE.replace(presigned_downloads=True)
-    made = (await upload(gateway.client, b"content", filename="a b.jsonl")).json()
-    answer = await gateway.client.get(f"/v1/files/{made['id']}/content")
+    payload = (await upload(gateway.client, b"content", filename="a b.jsonl")).json()
+    answer = await gateway.client.get(f"/v1/files/{payload['id']}/content")
     assert (answer.status, answer.body) == (302, b"")
     url = answer.headers["location"]
     query = parse_qs(urlsplit(url).query)
@@ -149,20 +149,20 @@ def test_results_of_a_worker_that_did_not_commit_are_no_copy_of_its_successors(
 
 @pytest.mark.django_db
 def test_a_sweep_removes_objects_that_no_row_has(objects: dict[str, Any]) -> None:
-    kept, orphan = new_id("file-"), new_id("file-")
-    for public_id in (kept, orphan):
+    stored_id, orphan = new_id("file-"), new_id("file-")
+    for public_id in (stored_id, orphan):
         write_blob(1, public_id, [b"x"])
     remove_expired()
     assert len(object_names(objects)) == 2  # they are young
-    delete_orphan_blobs(lambda ids: ids & {kept}, -10)
-    assert object_names(objects) == [f"files/1/{kept}"]
+    delete_orphan_blobs(lambda ids: ids & {stored_id}, -10)
+    assert object_names(objects) == [f"files/1/{stored_id}"]
 
 
 def test_a_storage_that_does_not_answer_is_said_to_be_unavailable(
     settings: Any, objects: dict[str, Any]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as unknown_server:
+        address = f"http://127.0.0.1:{unknown_server.getsockname()[1]}"
     broken = objects | {"OPTIONS": objects["OPTIONS"] | {"endpoint_url": address}}
     settings.STORAGES = django_settings.STORAGES | {"objects": broken}
     public_id = new_id("file-")

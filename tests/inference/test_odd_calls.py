@@ -37,11 +37,11 @@ def message(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
     parser = tool_parsers.get(name)
     assert parser is not None
     plan = OutputParserConfig(tools=partial(parser, FUNCTIONS))
-    whole = read(plan, [text])
-    assert shape(read(plan, list(text))) == shape(whole)
-    made: dict[str, Any] = build_message(whole)
-    calls = [call["function"] for call in made.get("tool_calls", [])]
-    return made["content"] or "", [(call["name"], call["arguments"]) for call in calls]
+    full = read(plan, [text])
+    assert shape(read(plan, list(text))) == shape(full)
+    message: dict[str, Any] = build_message(full)
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    return message["content"] or "", [(call["name"], call["arguments"]) for call in calls]
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -64,8 +64,8 @@ def message(name: str, text: str) -> tuple[str, list[tuple[str, str]]]:
     ],
 )
 def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None:
-    before, after = OBJECTS[name]
-    assert message(name, f"Hm.\n{before}{body}{after}") == ("Hm.", TWO)
+    initial, after = OBJECTS[name]
+    assert message(name, f"Hm.\n{initial}{body}{after}") == ("Hm.", TWO)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -73,8 +73,8 @@ def test_fault_95_several_calls_stand_in_one_block(name: str, body: str) -> None
     "body", [f"[{W}, {C},]", f"[{W}, {C}, ]", f"{W};\n{C}", f"{W},\n{C},", f"{W}}}\n{C}}}}}"]
 )
 def test_fault_95_marks_too_many_between_calls_are_no_content(name: str, body: str) -> None:
-    before, after = OBJECTS[name]
-    assert message(name, f"Hm.\n{before}{body}{after}") == ("Hm.", TWO)
+    initial, after = OBJECTS[name]
+    assert message(name, f"Hm.\n{initial}{body}{after}") == ("Hm.", TWO)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_fault_95_a_whole_answer_may_hold_its_calls_in_a_field() -> None:
 @pytest.mark.parametrize("name", OBJECTS)
 @pytest.mark.parametrize("calls", ["[]", '["a"]', "{}", "1", "[", "", " "])
 def test_fault_95_a_field_of_calls_that_are_none_stays_whole(name: str, calls: str) -> None:
-    before, after = OBJECTS[name]
-    text = f'{before}{{"tool_calls": {calls}}}{after}'
+    initial, after = OBJECTS[name]
+    text = f'{initial}{{"tool_calls": {calls}}}{after}'
     assert message(name, text) == (text, [])
 
 
@@ -122,7 +122,7 @@ def test_fault_95_what_follows_a_call_as_text_stays_as_it_is() -> None:
 
 
 #: Samples that are calls alone, or these behind "Hm.", without a fence or a tag around text.
-CALLS_ALONE = [
+SINGLE_CALLS = [
     sample
     for sample in SAMPLES
     if sample.parser not in ("pythonic", "llama4_pythonic", "json")
@@ -132,7 +132,7 @@ CALLS_ALONE = [
 ]
 
 
-@pytest.mark.parametrize("sample", CALLS_ALONE, ids=lambda sample: sample.parser)
+@pytest.mark.parametrize("sample", SINGLE_CALLS, ids=lambda sample: sample.parser)
 @pytest.mark.parametrize("fence", ["```", "```json", "```xml"])
 def test_fault_95_a_fence_around_calls_is_no_content(sample: Sample, fence: str) -> None:
     calls = sample.text.removeprefix("Hm.").strip()
@@ -161,16 +161,16 @@ def test_fault_95_a_mark_that_comes_twice_counts_once(sample: Sample) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OBJECTS if OBJECTS[name][1]])
 def test_fault_95_text_in_a_block_is_content_without_the_blocks_marks(name: str) -> None:
-    before, after = OBJECTS[name]
-    assert message(name, f"{before}{W} There.{after} Done.") == ("There.Done.", TWO[:1])
-    whole = f"{before}I call {W}{after}"
-    assert message(name, whole) == (whole, [])
+    initial, after = OBJECTS[name]
+    assert message(name, f"{initial}{W} There.{after} Done.") == ("There.Done.", TWO[:1])
+    full = f"{initial}I call {W}{after}"
+    assert message(name, full) == (full, [])
 
 
 def test_fault_95_what_shows_a_call_and_is_none_stays_whole_after_a_call() -> None:
-    shown = "It is written <tool_call>like this</tool_call>."
-    text = f"<tool_call>{W}</tool_call>\n{shown}"
-    assert message("hermes", text) == (shown, TWO[:1])
+    visible = "It is written <tool_call>like this</tool_call>."
+    text = f"<tool_call>{W}</tool_call>\n{visible}"
+    assert message("hermes", text) == (visible, TWO[:1])
     code = "So:\n```python\nprint(1)\n```\n"
     assert message("hermes", f"<tool_call>{W}</tool_call>\n{code}") == (code, TWO[:1])
 

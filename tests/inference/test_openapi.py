@@ -33,12 +33,12 @@ SNAPSHOT = ROOT / "docs" / "openapi.json"
 def test_the_snapshot_is_the_document() -> None:
     """After a change of the API: `manage.py openapi -o docs/openapi.json`."""
     stored = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
-    made = generate()
+    outputs = generate()
     for part in ("paths", "components"):
-        for name in stored[part].keys() | made[part].keys():
-            assert stored[part].get(name) == made[part].get(name), (part, name)
+        for name in stored[part].keys() | outputs[part].keys():
+            assert stored[part].get(name) == outputs[part].get(name), (part, name)
     # In the same order too: gateways serve the stored one, and the reference shows it.
-    assert json.dumps(stored) == json.dumps(made) == json.dumps(document())
+    assert json.dumps(stored) == json.dumps(outputs) == json.dumps(document())
 
 
 def test_every_endpoint_and_method_is_described() -> None:
@@ -57,12 +57,12 @@ def test_every_endpoint_and_method_is_described() -> None:
 
 
 def test_groups_and_operations_say_what_they_are_for() -> None:
-    made = document()
-    groups = [tag["name"] for tag in made["tags"]]
-    operations = [each for methods in made["paths"].values() for each in methods.values()]
+    openapi = document()
+    groups = [tag["name"] for tag in openapi["tags"]]
+    operations = [method for methods in openapi["paths"].values() for method in methods.values()]
     assert groups[0] == "Chat"
-    assert {tag for each in operations for tag in each["tags"]} == set(groups)
-    assert all(each["summary"] for each in operations)
+    assert {tag for operation in operations for tag in operation["tags"]} == set(groups)
+    assert all(operation["summary"] for operation in operations)
 
 
 def answer_schema(path: str, method: str) -> dict[str, Any]:
@@ -115,9 +115,11 @@ async def test_the_reference_page_loads_nothing_from_elsewhere(gateway: Gateway)
     assert re.findall(r'(?:src|href)="(?!/|#)', text) == []
     assert "unsafe" not in page["Content-Security-Policy"]
     assert "trusted-types 'none'" in page["Content-Security-Policy"]
-    shown = set(re.findall(r'data-method="(\w+)" data-path="([^"]+)"', text))
-    described = {(method, path) for path, each in document()["paths"].items() for method in each}
-    assert shown == described
+    matches = set(re.findall(r'data-method="(\w+)" data-path="([^"]+)"', text))
+    described = {
+        (method, path) for path, one_path in document()["paths"].items() for method in one_path
+    }
+    assert matches == described
     assert "sk-quire-" not in text.replace("sk-quire-…", "")
     named = set(re.findall(r'href="#(shape-\w+)"', text))
     assert named <= set(re.findall(r'id="(shape-\w+)"', text))
@@ -138,7 +140,7 @@ def gateway_url(short_tmp: Path) -> Any:
 
 
 #: Where this gateway has nothing: nobody's ids, a model that only chats, an operator's path.
-NOT_HERE = {
+UNAVAILABLE = {
     "/v1/batches": 404,
     "/metrics": 403,
     **dict.fromkeys(["/pooling", "/classify", "/v1/classify", "/score", "/v1/score"], 400),
@@ -157,7 +159,7 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
     url, key = gateway_url
     with urllib.request.urlopen(f"{url}/reference/", timeout=60) as page:
         text = page.read().decode()
-    found = re.findall(
+    matches = re.findall(
         r'data-method="(\w+)" data-path="([^"]+)".*?<figure.*?<code>(.*?)</code>', text, re.DOTALL
     )
     asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -165,8 +167,8 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
         model = json.load(listed)["data"][0]["id"]
     shutil.copy(JFK, tmp_path / "speech.wav")
     operators = {"/sleep", "/pause", "/wake_up", "/resume", "/collective_rpc", "/server_info"}
-    wrong = []
-    for method, path, command in found:
+    problems = []
+    for method, path, command in matches:
         tags = document()["paths"][path][method]["tags"]
         if "Operator" in tags or path in operators:
             continue  # they change the gateway that is being asked
@@ -180,14 +182,16 @@ def test_the_references_examples_run(gateway_url: Any, tmp_path: Path) -> None:
             timeout=90,
             check=False,
         )
-        wanted = 404 if "_id}" in path else NOT_HERE.get(path, 200)
+        expected_status = 404 if "_id}" in path else UNAVAILABLE.get(path, 200)
         if method == "get" and path == "/v1/batches":
-            wanted = 200
+            expected_status = 200
         answer = (tmp_path / "answer").read_text(errors="replace")[:300]
-        if done.stdout.strip() != str(wanted) or (wanted == 400 and '"model"' not in answer):
-            wrong.append((method, path, done.stdout, done.stderr, answer))
-    assert len(found) > 60
-    assert wrong == [], "\n".join(map(str, wrong))
+        if done.stdout.strip() != str(expected_status) or (
+            expected_status == 400 and '"model"' not in answer
+        ):
+            problems.append((method, path, done.stdout, done.stderr, answer))
+    assert len(matches) > 60
+    assert problems == [], "\n".join(map(str, problems))
 
 
 @pytest.mark.system

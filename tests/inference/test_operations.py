@@ -22,7 +22,7 @@ async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None
 
 async def test_every_replicas_cache_is_reset(operator: Gateway) -> None:
     async with operator.fake(replica_id="a"), operator.fake(replica_id="b"):
-        await operator.look()
+        await operator.refresh()
         reply = await operator.client.post("/reset_prefix_cache")
     assert reply.status == 200
     answer = {"ok": True, "detail": "fake"}
@@ -65,8 +65,8 @@ async def test_the_load_has_what_no_heartbeat_tells_yet(
     replica = operator.fake(replica_id="a")
     monkeypatch.setattr(replica, "_heart", asyncio.Event().wait)
     async with operator.serving(replica):
-        (known,) = get_engine_client().fleet.of_model("fake")
-        known.submitted += 2
+        (registered,) = get_engine_client().fleet.of_model("fake")
+        registered.submitted += 2
         body = (await operator.client.get("/load")).json()
     assert (body["server_load"], body["replicas"]["a"]["waiting"]) == (2, 2)
 

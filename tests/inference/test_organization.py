@@ -26,9 +26,9 @@ USAGE = "/v1/organization/usage/completions"
 COSTS = "/v1/organization/costs"
 
 
-def use(tenant: Tenant, at: datetime, number: int = 0, **fields: Any) -> None:
+def use(tenant: Tenant, timestamp: datetime, number: int = 0, **fields: Any) -> None:
     values: dict[str, Any] = {
-        "request_id": f"{tenant.slug}-{at.timestamp()}-{number}-{fields}",
+        "request_id": f"{tenant.slug}-{timestamp.timestamp()}-{number}-{fields}",
         "tenant_id": tenant.pk,
         "endpoint": "chat.completions",
         "model": "fake",
@@ -37,7 +37,7 @@ def use(tenant: Tenant, at: datetime, number: int = 0, **fields: Any) -> None:
         "completion_tokens": 5,
         "cost_nanos": 1_500,
         "status": 200,
-        "started_at": at,
+        "started_at": timestamp,
         "duration_ms": 1.0,
     }
     insert_records([UsageRecord(**{**values, **fields})])
@@ -50,8 +50,8 @@ async def ask(gateway: Gateway, path: str = USAGE, secret: str = "", **query: An
 
 
 def key(tenant: Tenant, *scopes: str, maker: User | None = None) -> tuple[ApiKey, str]:
-    made = actions.create_key(actor=maker or SYSTEM_ACTOR, tenant=tenant, scopes=scopes)
-    return made.key, made.secret
+    key = actions.create_key(actor=maker or SYSTEM_ACTOR, tenant=tenant, scopes=scopes)
+    return key.key, key.secret
 
 
 @pytest.mark.parametrize(("width", "hours"), [("1d", 24), ("1h", 1), ("1m", 1)])
@@ -62,26 +62,26 @@ async def test_a_page_ends_early_where_there_is_much_to_read_and_the_next_goes_o
     monkeypatch.setattr(report_pages, "MAX_REQUESTS", 3)
     monkeypatch.setattr(report_pages, "MAX_ROWS_AGGREGATED", 4)
     for step in range(3):
-        at = DAY + timedelta(hours=hours * step)
+        day = DAY + timedelta(hours=hours * step)
         for number in range(2):
-            await sync_to_async(use)(gateway.rows.tenant, at, model=f"model-{number}")
+            await sync_to_async(use)(gateway.rows.tenant, day, model=f"model-{number}")
     query = {"bucket_width": width, "limit": 180 if width == "1m" else 3, "group_by": "project_id"}
     query["end_time"] = int((DAY + timedelta(hours=3 * hours)).timestamp())
-    told, pages, page = [], 0, {"has_more": True, "next_page": None}
+    counted, pages, page = [], 0, {"has_more": True, "next_page": None}
     while page["has_more"]:
         again = {"page": page["next_page"]} if page["next_page"] else {}
         page = (await ask(gateway, **query, **again)).json()
         pages += 1
-        told += [
+        counted += [
             (bucket["start_time"], result["num_model_requests"])
             for bucket in page["data"]
             for result in bucket["results"]
         ]
     start = int(DAY.timestamp())
-    assert (pages, told) == (3, [(start + 3600 * hours * step, 2) for step in range(3)])
+    assert (pages, counted) == (3, [(start + 3600 * hours * step, 2) for step in range(3)])
     few = (await ask(gateway, **{**query, "group_by": "model"})).json()
-    begun = [bucket for bucket in few["data"] if bucket["results"]]
-    assert len(begun) == (1 if width == "1m" else 2)
+    started_buckets = [bucket for bucket in few["data"] if bucket["results"]]
+    assert len(started_buckets) == (1 if width == "1m" else 2)
 
 
 async def test_buckets_by_day_hold_what_a_tenant_used(gateway: Gateway) -> None:
@@ -127,8 +127,8 @@ async def test_buckets_by_day_hold_what_a_tenant_used(gateway: Gateway) -> None:
 async def test_buckets_by_minute_and_hour(gateway: Gateway, width: str, step: int) -> None:
     tenant = gateway.rows.tenant
     for number in range(3):
-        at = DAY + timedelta(seconds=59.5 + number * step * 2)
-        await sync_to_async(use)(tenant, at, key_id=gateway.rows.key.pk)
+        day = DAY + timedelta(seconds=59.5 + number * step * 2)
+        await sync_to_async(use)(tenant, day, key_id=gateway.rows.key.pk)
     asked = {"bucket_width": width, "group_by": ["model", "api_key_id"], "limit": 5}
     page = (await ask(gateway, **asked)).json()
     counts = [sum(r["num_model_requests"] for r in b["results"]) for b in page["data"]]
@@ -150,8 +150,8 @@ async def test_groups_and_filters(gateway: Gateway) -> None:
         return ann, mine
 
     ann, mine = await sync_to_async(prepare)()
-    found = (await ask(gateway, limit=1, group_by="user_id")).json()["data"][0]["results"]
-    assert {r["user_id"]: r["num_model_requests"] for r in found} == {None: 1, str(ann.pk): 2}
+    results = (await ask(gateway, limit=1, group_by="user_id")).json()["data"][0]["results"]
+    assert {r["user_id"]: r["num_model_requests"] for r in results} == {None: 1, str(ann.pk): 2}
     for query, requests in (
         ({"api_key_ids": mine.public_id}, 1),
         ({"user_ids": [ann.pk]}, 2),

@@ -37,8 +37,8 @@ def run(
         position += len(part)
         last = position >= len(tokens)
         scores = [TokenLogprobs([t], [-0.25], [1]) for t in part]
-        piece = TokenChunk(0, 0, part, scores, finish_reason=finish if last else None)
-        if (increment := state.push(piece)) is not None:
+        chunk = TokenChunk(0, 0, part, scores, finish_reason=finish if last else None)
+        if (increment := state.push(chunk)) is not None:
             increments.append(increment)
     return "".join(i.text for i in increments), increments, state
 
@@ -103,8 +103,8 @@ def test_text_that_only_began_like_a_stop_string_comes_out_at_the_end(tokenizer:
 
 def test_a_stop_token_of_the_clients_is_named_and_shown(tokenizer: Tokenizer) -> None:
     state = OutputState(0, 0, tokenizer, [5], SamplingParams(stop_token_ids=[70]))
-    piece = TokenChunk(0, 0, [60, 70], finish_reason="stop", stop_reason=70)
-    increment = state.push(piece)
+    chunk = TokenChunk(0, 0, [60, 70], finish_reason="stop", stop_reason=70)
+    increment = state.push(chunk)
     assert increment is not None
     assert increment.text == tokenizer.decode([60, 70])
     assert (increment.finish_reason, increment.stop_reason) == ("stop", 70)
@@ -118,15 +118,15 @@ def test_log_probabilities_know_their_place_in_the_text(tokenizer: Tokenizer) ->
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5])
-@pytest.mark.parametrize(("ending", "shown"), [("OP!", "ab"), ("O!", "abSTO!")])
+@pytest.mark.parametrize(("ending", "visible"), [("OP!", "ab"), ("O!", "abSTO!")])
 def test_fault_100_log_probabilities_wait_for_what_may_become_a_stop_string(
-    tokenizer: Tokenizer, size: int, ending: str, shown: str
+    tokenizer: Tokenizer, size: int, ending: str, visible: str
 ) -> None:
     tokens = by_byte(tokenizer, f"abST{ending}")
     text, increments, _ = run(tokenizer, tokens, [size], logprobs=0, stop=["STOP"])
     entries = [entry for i in increments for entry in i.entries]
     named = b"".join(tokenizer.token_bytes(entry.token_id) for entry in entries if entry.in_text)
-    assert (text, named.decode()) == (shown, shown)
+    assert (text, named.decode()) == (visible, visible)
     assert all(len(i.entries) == len(i.token_ids) for i in increments)
 
 

@@ -42,9 +42,9 @@ def test_reasoning_parsers(name: str) -> None:
     check("reasoning_parser", name, reasoning_parsers.names())
 
 
-def check(setting: str, name: str, known: list[str]) -> None:
-    assert (name in known) is (name not in UNAVAILABLE_PARSERS[setting])
-    if name in known:
+def check(setting: str, name: str, names: list[str]) -> None:
+    assert (name in names) is (name not in UNAVAILABLE_PARSERS[setting])
+    if name in names:
         check_parser_names({setting: name})
         return
     with pytest.raises(ConfigError, match=f"vLLM's {setting} '{name}' isn't here: ") as refusal:

@@ -60,10 +60,10 @@ def test_calls_and_content_are_read(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
 def test_a_text_cut_anywhere_reads_the_same(sample: Sample) -> None:
     plan, text = plan_of(sample.parser), sample.text
-    whole = shape(read(plan, [text]))
-    assert shape(read(plan, list(text))) == whole
+    full_shape = shape(read(plan, [text]))
+    assert shape(read(plan, list(text))) == full_shape
     for cut in range(0, len(text) + 1, 5):
-        assert shape(read(plan, [text[:cut], text[cut:]])) == whole
+        assert shape(read(plan, [text[:cut], text[cut:]])) == full_shape
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
@@ -77,8 +77,8 @@ def test_an_output_cut_short_reads_the_same_streamed(sample: Sample) -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
 def test_arguments_come_before_the_call_has_ended(sample: Sample) -> None:
     plan = plan_of(sample.parser)
-    begun = sample.text[: sample.text.index("☂")]
-    parts = read(OutputParserConfig(tools=plan.tools), [begun])
+    started_text = sample.text[: sample.text.index("☂")]
+    parts = read(OutputParserConfig(tools=plan.tools), [started_text])
     kinds = [part.kind for part in parts if part.kind != "content"]
     if sample.parser in BY_WHOLE_VALUES:
         assert kinds == ["call", "arguments"]
@@ -90,16 +90,16 @@ def test_arguments_come_before_the_call_has_ended(sample: Sample) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_call_stays_text(name: str) -> None:
     for text in NO_CALLS:
-        for pieces in ([text], list(text) or [""]):
-            parts = read(plan_of(name), pieces)
+        for chunks in ([text], list(text) or [""]):
+            parts = read(plan_of(name), chunks)
             assert "".join(part.text for part in parts) == text
             assert {part.kind for part in parts} <= {"content"}
 
 
 @pytest.mark.parametrize(("name", "text", "reasoning", "content"), THINKING)
 def test_reasoning_is_told_from_content(name: str, text: str, reasoning: str, content: str) -> None:
-    for pieces in ([text], list(text)):
-        message = build_message(read(thinking(name), pieces))
+    for chunks in ([text], list(text)):
+        message = build_message(read(thinking(name), chunks))
         assert (message.get("reasoning", ""), message["content"]) == (reasoning, content)
     for cut in range(len(text)):
         assert shape(read(thinking(name), [text[:cut], text[cut:]])) == shape(
@@ -115,7 +115,7 @@ MARKS = [
 ]
 
 
-def own_marks(name: str) -> list[str]:
+def parser_marks(name: str) -> list[str]:
     """A parser's tags, and halves of them."""
     parser = reasoning_parsers.all()[name]
     tags = [*parser.starts, *parser.ends, *parser.calls, *parser.markers]
@@ -132,17 +132,17 @@ def own_marks(name: str) -> list[str]:
 def test_hostile_thoughts_read_the_same_however_they_are_cut(
     name: str, data: st.DataObject, cuts: list[int], inside: bool | None
 ) -> None:
-    pieces = st.sampled_from([*MARKS, *own_marks(name)]) | st.text(max_size=4)
-    plan, text = thinking(name, inside), "".join(data.draw(st.lists(pieces, max_size=12)))
-    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
-    parts = [text[a:b] for a, b in pairwise(places)] or [""]
-    whole = shape(read(plan, [text]))
-    assert shape(read(plan, parts)) == whole
-    told = "".join(said for _, said, _ in whole)
+    chunks = st.sampled_from([*MARKS, *parser_marks(name)]) | st.text(max_size=4)
+    plan, text = thinking(name, inside), "".join(data.draw(st.lists(chunks, max_size=12)))
+    positions = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    parts = [text[a:b] for a, b in pairwise(positions)] or [""]
+    full_shape = shape(read(plan, [text]))
+    assert shape(read(plan, parts)) == full_shape
+    reported_text = "".join(arguments for _, arguments, _ in full_shape)
     if name.endswith("append_think"):
-        told = told.removeprefix("<think>")
-    assert set(told) <= set(text)
-    assert len(told) <= len(text)
+        reported_text = reported_text.removeprefix("<think>")
+    assert set(reported_text) <= set(text)
+    assert len(reported_text) <= len(text)
 
 
 def test_the_prompts_end_tells_where_the_output_begins() -> None:
@@ -169,7 +169,7 @@ def test_a_call_after_reasoning_and_none_within() -> None:
     )
     message = build_message(read(plan, list(f"<think>{call}?</think>{call}{call}")))
     assert message["reasoning"] == f"{call}?"
-    assert [each["function"]["name"] for each in message["tool_calls"]] == ["clock"]
+    assert [tool_call["function"]["name"] for tool_call in message["tool_calls"]] == ["clock"]
 
 
 def test_harmony_calls_are_messages_to_functions() -> None:
@@ -179,8 +179,8 @@ def test_harmony_calls_are_messages_to_functions() -> None:
     )
     tools = plan_of("gpt_oss").tools
     plan = OutputParserConfig(reasoning=thinking("gpt_oss").reasoning, tools=tools)
-    for pieces in ([text], list(text)):
-        message = build_message(read(plan, pieces))
+    for chunks in ([text], list(text)):
+        message = build_message(read(plan, chunks))
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "clock", "arguments": '{"a": 1}'}
         assert (message["reasoning"], message["content"]) == ("Hm.", None)
@@ -193,12 +193,12 @@ def test_harmony_calls_are_messages_to_functions() -> None:
 @pytest.mark.parametrize("length", [400, 490, 500, 501, 502, 510, 520, 5000])
 def test_a_header_without_an_end_is_content(mark: str, length: int) -> None:
     text = f"{mark}{'x' * length}<|message|>Hm.<|end|>"
-    whole = build_message(read(thinking("gpt_oss"), [text]))
-    assert build_message(read(thinking("gpt_oss"), list(text))) == whole
+    full_message = build_message(read(thinking("gpt_oss"), [text]))
+    assert build_message(read(thinking("gpt_oss"), list(text))) == full_message
     if len(mark) + length > 512:
-        assert whole["content"].startswith(f"{mark}xxx")
+        assert full_message["content"].startswith(f"{mark}xxx")
     else:
-        assert whole["content"] == "Hm."
+        assert full_message["content"] == "Hm."
     parser = thinking("gpt_oss").reasoning()
     for _ in range(100):
         parser.push(f"{mark}abc" if parser._buffer == "" else "abcdefghij")
@@ -228,9 +228,9 @@ def test_arguments_are_json_whatever_the_number(name: str, text: str) -> None:
 def test_reading_costs_the_same_however_long_a_call_is(sample: Sample) -> None:
     """Work is counted in characters that a parser looks at: no piece is read again and again."""
     plan, looked_at = plan_of(sample.parser), 0
-    at = sample.text.index("☂")
+    offset = sample.text.index("☂")
     parser = OutputParser(plan)
-    parser.push(sample.text[:at])
+    parser.push(sample.text[:offset])
     tools = parser._tools
     assert tools is not None
     for _ in range(2000):

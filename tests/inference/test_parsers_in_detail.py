@@ -102,17 +102,19 @@ TAGGED = {
 
 def message(parser: str, text: str, *functions: ToolFunction) -> dict[str, Any]:
     """What the parser makes of a text, the same whole and character by character."""
-    found = tool_parsers.get(parser)
-    assert found is not None
-    plan = OutputParserConfig(tools=partial(found, functions))
-    whole, streamed = read(plan, [text]), read(plan, list(text) or [""])
-    assert shape(whole) == shape(streamed)
-    return build_message(whole)
+    tool_parser = tool_parsers.get(parser)
+    assert tool_parser is not None
+    plan = OutputParserConfig(tools=partial(tool_parser, functions))
+    full, streamed = read(plan, [text]), read(plan, list(text) or [""])
+    assert shape(full) == shape(streamed)
+    return build_message(full)
 
 
 def calls(parser: str, text: str, *functions: ToolFunction) -> list[tuple[str, Any]]:
-    found = message(parser, text, *functions).get("tool_calls", [])
-    return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in found]
+    tool_calls = message(parser, text, *functions).get("tool_calls", [])
+    return [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in tool_calls
+    ]
 
 
 @pytest.mark.parametrize("parser", TAGGED)
@@ -302,24 +304,25 @@ def test_arguments_that_arent_closed_end_at_the_calls_mark(parser: str) -> None:
     }[parser]
     broken = '{"city": "Rome<b>", "days": [1'
     first, second = (
-        f"{begin}{name.replace('NAME', each)}{arguments}{close}"
-        for each, arguments in (("get_weather", broken), ("clock", "{}"))
+        f"{begin}{name.replace('NAME', function_name)}{arguments}{close}"
+        for function_name, arguments in (("get_weather", broken), ("clock", "{}"))
     )
-    found = message(parser, f"Hm. {section}{first}{second}{end}")
-    told = [
-        (call["function"]["name"], call["function"]["arguments"]) for call in found["tool_calls"]
+    parsed_message = message(parser, f"Hm. {section}{first}{second}{end}")
+    calls = [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in parsed_message["tool_calls"]
     ]
-    assert told == [("get_weather", broken), ("clock", "{}")]
-    assert found["content"] == "Hm."
+    assert calls == [("get_weather", broken), ("clock", "{}")]
+    assert parsed_message["content"] == "Hm."
 
 
 def test_kimis_ids_are_kept_unless_they_come_twice() -> None:
     one = '<|tool_call_begin|>functions.f:0 <|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
     text = f"<|tool_calls_section_begin|>{one}{one}<|tool_calls_section_end|>"
-    found = message("kimi_k2", text)["tool_calls"]
-    assert found[0]["id"] == "functions.f:0"
-    assert found[1]["id"].startswith("call_")
-    assert [call["function"]["name"] for call in found] == ["f", "f"]
+    tool_calls = message("kimi_k2", text)["tool_calls"]
+    assert tool_calls[0]["id"] == "functions.f:0"
+    assert tool_calls[1]["id"].startswith("call_")
+    assert [call["function"]["name"] for call in tool_calls] == ["f", "f"]
 
 
 def test_ernies_answer_comes_without_its_tags() -> None:
@@ -350,8 +353,8 @@ def test_mimos_values_keep_their_line_breaks() -> None:
 
 
 NAMES = sorted(tool_parsers.all())
-PIECES = sorted(
-    {piece for sample in SAMPLES for piece in sample.text.replace(">", ">\0").split("\0")}
+FRAGMENTS = sorted(
+    {chunk for sample in SAMPLES for chunk in sample.text.replace(">", ">\0").split("\0")}
     | {sample.text for sample in SAMPLES}
     | set(NO_CALLS)
     | {
@@ -391,17 +394,20 @@ PIECES = sorted(
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None)
 @given(
-    pieces=st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=12),
+    chunks=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=6)), max_size=12),
     cuts=st.lists(st.integers(0, 3000), max_size=10),
 )
 def test_hostile_outputs_raise_nothing_however_they_are_cut(
-    name: str, pieces: list[str], cuts: list[int]
+    name: str, chunks: list[str], cuts: list[int]
 ) -> None:
-    found = tool_parsers.get(name)
-    assert found is not None
-    plan, text = OutputParserConfig(tools=partial(found, (FUNCTION, WEATHER))), "".join(pieces)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
-    parts = [text[a:b] for a, b in pairwise(places)] or [""]
-    whole = read(plan, [text])
-    assert shape(read(plan, parts)) == shape(whole)
-    json.dumps(build_message(whole))
+    tool_parser = tool_parsers.get(name)
+    assert tool_parser is not None
+    plan, text = (
+        OutputParserConfig(tools=partial(tool_parser, (FUNCTION, WEATHER))),
+        "".join(chunks),
+    )
+    positions = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    parts = [text[a:b] for a, b in pairwise(positions)] or [""]
+    full = read(plan, [text])
+    assert shape(read(plan, parts)) == shape(full)
+    json.dumps(build_message(full))

@@ -27,17 +27,17 @@ ROUTES = (
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[ControlRequest]:
+def controls(monkeypatch: pytest.MonkeyPatch) -> list[ControlRequest]:
     """What fake replicas were told."""
-    found: list[ControlRequest] = []
+    controls_sent: list[ControlRequest] = []
     answer = FakeReplica._control
 
     async def control(self: FakeReplica, message: ControlRequest) -> None:
-        found.append(message)
+        controls_sent.append(message)
         await answer(self, message)
 
     monkeypatch.setattr(FakeReplica, "_control", control)
-    return found
+    return controls_sent
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -75,15 +75,19 @@ async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None
     ],
 )
 async def test_every_replica_is_told(
-    operator: Gateway, told: list[ControlRequest], path: str, body: Any, expected: dict[str, Any]
+    operator: Gateway,
+    controls: list[ControlRequest],
+    path: str,
+    body: Any,
+    expected: dict[str, Any],
 ) -> None:
     async with operator.fake(replica_id="a"), operator.fake(replica_id="b"):
-        await operator.look()
+        await operator.refresh()
         reply = await operator.client.post(path, body)
     assert (reply.status, set(reply.json()["replicas"])) == (200, {"a", "b"})
     assert reply.json().get("status") == OK_BODY.get(expected["command"])
-    assert len(told) == 2
-    for message in told:
+    assert len(controls) == 2
+    for message in controls:
         assert {name: getattr(message, name) for name in expected} == expected
 
 
@@ -100,12 +104,12 @@ async def test_every_replica_is_told(
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(
-    operator: Gateway, told: list[ControlRequest], path: str, body: Any, status: int, param: str
+    operator: Gateway, controls: list[ControlRequest], path: str, body: Any, status: int, param: str
 ) -> None:
     async with operator.serving(operator.fake()):
         reply = await operator.client.post(path, body)
     assert (reply.status, reply.error["param"]) == (status, param)
-    assert told == []
+    assert controls == []
 
 
 async def test_who_is_paused(operator: Gateway) -> None:
@@ -131,7 +135,7 @@ async def aborted(gateway: Gateway, path: str, body: dict[str, Any]) -> Any:
     async with gateway.serving(replica):
         asked = asyncio.create_task(gateway.client.post(path, body))
         while replica.steps < 3:
-            await gateway.look()
+            await gateway.refresh()
         await gateway.client.post("/abort_requests")
         return await asked
 
@@ -146,8 +150,8 @@ async def test_an_aborted_completion_ends_with_what_it_has(operator: Gateway) ->
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_aborted_message_ends_with_an_error(operator: Gateway, stream: bool) -> None:
-    said = [{"role": "user", "content": "x"}]
-    body = {"model": "fake", "messages": said, "max_tokens": 400, "stream": stream}
+    history = [{"role": "user", "content": "x"}]
+    body = {"model": "fake", "messages": history, "max_tokens": 400, "stream": stream}
     answer = await aborted(operator, "/v1/messages", body)
     assert answer.status == (200 if stream else 503)
     assert b"aborted this request" in answer.body

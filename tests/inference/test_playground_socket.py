@@ -48,12 +48,12 @@ def session_key(rows: Any) -> str:
 def headers(
     session: str | None, origin: str | None = "http://localhost:8000", host: str = "localhost:8000"
 ) -> list[tuple[bytes, bytes]]:
-    found = [(b"host", host.encode())]
+    headers = [(b"host", host.encode())]
     if origin is not None:
-        found.append((b"origin", origin.encode()))
+        headers.append((b"origin", origin.encode()))
     if session:
-        found.append((b"cookie", f"{django_settings.SESSION_COOKIE_NAME}={session}".encode()))
-    return found
+        headers.append((b"cookie", f"{django_settings.SESSION_COOKIE_NAME}={session}".encode()))
+    return headers
 
 
 @asynccontextmanager
@@ -275,8 +275,8 @@ async def test_fault_43_an_idle_socket_closes_when_its_users_sessions_are_ended(
 
     async with socket(session_key) as page, socket(session_key) as other:
         await sync_to_async(lambda: end_sessions(User.objects.get(username="ada")))()
-        for each in (page, other):
-            assert await closed_with(each) == 4401
+        for socket_page in (page, other):
+            assert await closed_with(socket_page) == 4401
 
 
 async def test_fault_43_a_demoted_members_answer_ends_in_the_middle(
@@ -350,7 +350,7 @@ async def test_fault_26_idle_sockets_cost_no_work(gateway: Gateway, session_key:
 
     replica = gateway.fake()
     async with gateway.serving(replica), AsyncExitStack() as stack:
-        before = len(await gateway.redis.client_list())
+        initial_count = len(await gateway.redis.client_list())
         pages = [await stack.enter_async_context(socket(session_key)) for _ in range(100)]
         reply = await gateway.client.chat(max_tokens=5)
         assert reply.status == 200
@@ -358,7 +358,7 @@ async def test_fault_26_idle_sockets_cost_no_work(gateway: Gateway, session_key:
             await page.send_json_to({"type": "ping"})
             assert await page.receive_json_from() == {"type": "pong"}
         after = len(await gateway.redis.client_list())
-    assert after - before < 10, "no connection a socket"
+    assert after - initial_count < 10, "no connection a socket"
 
 
 async def test_a_frame_chooses_among_the_users_tenants(
@@ -384,10 +384,10 @@ async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
     gateway: Gateway, session_key: str
 ) -> None:
     @sync_to_async
-    def found() -> None:
+    def receive_queued() -> None:
         actions.create_tenant(actor=SYSTEM_ACTOR, name="Foreign")
 
-    await found()
+    await receive_queued()
     replica = gateway.fake()
     async with gateway.serving(replica), socket(session_key) as page:
         answers = []
@@ -416,15 +416,15 @@ async def test_an_answer_goes_on_where_its_connection_broke(
             await page.send_json_to(generate())
             first = await frames_until(page, "delta")
             first += await frames_until(page, "delta")
-        said = "".join(frame["text"] for frame in first if frame["type"] == "delta")
+        first_text = "".join(frame["text"] for frame in first if frame["type"] == "delta")
         async with socket(session_key) as page:
             await page.send_json_to(generate(after=first[-1]["at"]))
             rest = await frames_until(page, "done", "error")
         assert rest[-1]["type"] == "done", rest[-1]
         assert rest[0]["request_id"] == first[0]["request_id"]
-        told = "".join(frame["text"] for frame in rest if frame["type"] == "delta")
-        assert told
-        assert said + told == text
+        rest_text = "".join(frame["text"] for frame in rest if frame["type"] == "delta")
+        assert rest_text
+        assert first_text + rest_text == text
         # Behind the last word there's nothing but the end.
         async with socket(session_key) as page:
             ends = [frame["at"] for frame in rest if "at" in frame]
@@ -453,15 +453,15 @@ async def test_tools_schemas_and_probabilities_have_frames(
         await page.send_json_to(generate(tools=tools))
         frames = await frames_until(page, "done", "error")
         assert frames[-1]["finish_reason"] == "tool_calls", frames[-1]
-        (begun,) = [frame for frame in frames if frame["type"] == "call"]
-        assert (begun["name"], begun["index"]) == ("weather", 0)
+        (started,) = [frame for frame in frames if frame["type"] == "call"]
+        assert (started["name"], started["index"]) == ("weather", 0)
         arguments = "".join(f["text"] for f in frames if f["type"] == "arguments")
         assert arguments == '{"city": "Rome"}'
         await page.send_json_to(generate(response_format={"type": "nope"}))
         frame = (await frames_until(page, "done", "error"))[-1]
         assert (frame["type"], frame["error"]["type"]) == ("error", "invalid_request_error")
-        wanted = {"logprobs": True, "top_logprobs": 2}
-        await page.send_json_to(generate(sampling=wanted))
+        sampling = {"logprobs": True, "top_logprobs": 2}
+        await page.send_json_to(generate(sampling=sampling))
         frames = await frames_until(page, "done", "error")
         assert frames[-1]["type"] == "done", frames[-1]
 

@@ -60,8 +60,8 @@ def call(name: str = "t1", function: str = FORECAST, arguments: Any = None) -> d
 async def test_a_tool_is_offered_called_and_its_result_goes_to_the_model(
     gateway: Gateway, tokenizer: Tokenizer, session_key: str, weather: McpServer, calls: list[str]
 ) -> None:
-    said = '<tool_call>{"name": "weather__forecast", "arguments": {"city": "Porto"}}</tool_call>'
-    replica = gateway.scripted(says(tokenizer, said, "Take an umbrella."))
+    text = '<tool_call>{"name": "weather__forecast", "arguments": {"city": "Porto"}}</tool_call>'
+    replica = gateway.scripted(says(tokenizer, text, "Take an umbrella."))
     replica.model.tool_call_parser = "hermes"
     async with gateway.serving(replica), socket(session_key) as page:
         await page.send_json_to(generate(mcp_servers=["weather"]))
@@ -138,12 +138,15 @@ async def test_rounds_and_fields_have_limits(
 ) -> None:
     function = {"name": FORECAST, "arguments": "{}"}
     asked = {"role": "assistant", "tool_calls": [{"id": "x", "function": function}]}
-    said = {"role": "tool", "tool_call_id": "x", "content": ""}
-    own = {"type": "function", "function": {"name": FORECAST, "parameters": {"type": "object"}}}
+    tool_answer = {"role": "tool", "tool_call_id": "x", "content": ""}
+    forecast_tool = {
+        "type": "function",
+        "function": {"name": FORECAST, "parameters": {"type": "object"}},
+    }
     async with gateway.serving(gateway.scripted(says(tokenizer, "x"))), socket(session_key) as page:
         for frame, param in (
-            (generate(messages=HELLO + [asked, said] * MAX_ROUNDS), "mcp_servers"),
-            (generate(tools=[own]), "tools"),
+            (generate(messages=HELLO + [asked, tool_answer] * MAX_ROUNDS), "mcp_servers"),
+            (generate(tools=[forecast_tool]), "tools"),
             (generate(mcp_servers="weather"), "mcp_servers"),
             (generate(mcp_servers=["x"] * 17), "mcp_servers"),
             ({**call(), "arguments": {}}, "arguments"),
@@ -153,7 +156,7 @@ async def test_rounds_and_fields_have_limits(
             (refused,) = await frames_until(page, "done", "error", "tool_result")
             assert refused["error"]["param"] == param, refused
         anew = generate(
-            messages=[*HELLO, *[asked, said] * MAX_ROUNDS, *HELLO], mcp_servers=["weather"]
+            messages=[*HELLO, *[asked, tool_answer] * MAX_ROUNDS, *HELLO], mcp_servers=["weather"]
         )
         await page.send_json_to(anew)
         frames = await frames_until(page, "done", "error")

@@ -38,21 +38,21 @@ def vectors(rows: int = 5, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize(
     "view",
     [
-        lambda given: given,
-        lambda given: given[2:4],
-        lambda given: given[None],
-        lambda given: given.T.contiguous().T.contiguous(),
-        lambda given: given.requires_grad_(),
-        lambda given: given[:1],
+        lambda embeds: embeds,
+        lambda embeds: embeds[2:4],
+        lambda embeds: embeds[None],
+        lambda embeds: embeds.T.contiguous().T.contiguous(),
+        lambda embeds: embeds.requires_grad_(),
+        lambda embeds: embeds[:1],
     ],
 )
 def test_a_tensor_is_read_as_torch_reads_it(
     dtype: torch.dtype, view: Callable[[Tensor], Tensor]
 ) -> None:
-    given = view(vectors(dtype=dtype))
-    found = to_tensor(read_embeds(saved(given), SIZE))
-    assert found.dtype == dtype
-    assert torch.equal(found, given.detach().reshape(-1, SIZE))
+    input_view = view(vectors(dtype=dtype))
+    tensor = to_tensor(read_embeds(saved(input_view), SIZE))
+    assert tensor.dtype == dtype
+    assert torch.equal(tensor, input_view.detach().reshape(-1, SIZE))
 
 
 def packed(pickled: bytes, numbers: bytes = b"\0" * 64, **options: Any) -> str:
@@ -70,12 +70,12 @@ class Evil:
         return (exec, ("raise SystemExit('unpickled')",))
 
 
-def altered(find: bytes, put: bytes) -> str:
+def altered(find: bytes, replacement: bytes) -> str:
     """A tensor's file with other words in its pickle."""
     file = io.BytesIO()
     torch.save(vectors(), file)
     with zipfile.ZipFile(file) as archive:
-        return packed(archive.read("archive/data.pkl").replace(find, put), b"\0" * 160)
+        return packed(archive.read("archive/data.pkl").replace(find, replacement), b"\0" * 160)
 
 
 @pytest.mark.parametrize(
@@ -116,19 +116,19 @@ def test_what_is_no_such_tensor_is_refused(text: str) -> None:
 
 def test_damage_is_refused_or_harmless() -> None:
     file = bytearray(base64.b64decode(saved(vectors())))
-    for place in range(len(file)):
+    for index in range(len(file)):
         for bit in (1, 128):
-            file[place] ^= bit
+            file[index] ^= bit
             with contextlib.suppress(InvalidRequest):
                 assert read_embeds(base64.b64encode(file).decode(), SIZE).is_complete
-            file[place] ^= bit
+            file[index] ^= bit
 
 
 @pytest.fixture
 def replica(gateway: Gateway) -> FakeReplica:
-    made = gateway.fake()
-    made.model.prompt_embeds_size = SIZE
-    return made
+    replica = gateway.fake()
+    replica.model.prompt_embeds_size = SIZE
+    return replica
 
 
 @pytest.mark.parametrize("prompt", [None, "", "x"])
@@ -149,19 +149,19 @@ async def test_vectors_reach_the_engine_and_count_as_tokens(
     async with gateway.serving(replica):
         reply = await gateway.client.post("/v1/completions", body)
     assert reply.status == 200
-    told = reply.events[:-1] if stream else [reply.json()]
+    events = reply.events[:-1] if stream else [reply.json()]
     texts, asked = 1 if prompt else 0, replica.received
-    assert told[-1]["usage"]["prompt_tokens"] - 7 == (
+    assert events[-1]["usage"]["prompt_tokens"] - 7 == (
         len(asked[2].prompt_token_ids) if texts else 0
     )
-    choices = [choice for chunk in told for choice in chunk["choices"]]
+    choices = [choice for chunk in events for choice in chunk["choices"]]
     assert {choice["index"] for choice in choices} == set(range(2 + texts))
     assert not any(choice["prompt_token_ids"] for choice in choices if choice["index"] < 2)
-    sent = [each.prompt_embeds for each in asked]
+    sent = [request.prompt_embeds for request in asked]
     assert len(sent) == 2 + texts
-    for given, found in zip((first, second), sent, strict=False):
-        assert found is not None
-        assert torch.equal(to_tensor(found), given)
+    for embeds, received_embeds in zip((first, second), sent, strict=False):
+        assert received_embeds is not None
+        assert torch.equal(to_tensor(received_embeds), embeds)
     assert sent[2:] == [None] * texts
     tokens = [token for choice in choices if choice["index"] == 0 for token in choice["token_ids"]]
     assert tokens == expected_tokens([0] * 3, 4, low=replica.low, high=replica.high)

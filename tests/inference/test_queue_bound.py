@@ -72,12 +72,12 @@ async def test_fault_86_what_has_ended_waits_no_more_whatever_an_old_heartbeat_s
     monkeypatch.setattr("inference.engine_client.fleet.oldest_heartbeat_at", lambda: float("-inf"))
     async with gateway.serving(gateway.fake()):
         monkeypatch.setattr(Fleet, "refresh", AsyncMock())
-        (known,) = get_engine_client().fleet.of_model("fake")
+        (replica,) = get_engine_client().fleet.of_model("fake")
         for _ in range(3):
             assert (await gateway.client.chat()).status == 200
-        assert (known.submitted, known.load, Load.of([known]).waiting) == (0, 0, 0)
-        known.submitted = -1
-        assert (known.load, Load.of([known]).waiting) == (0, 0)
+        assert (replica.submitted, replica.load, Load.of([replica]).waiting) == (0, 0, 0)
+        replica.submitted = -1
+        assert (replica.load, Load.of([replica]).waiting) == (0, 0)
 
 
 def test_a_full_queue_is_503_with_the_time_that_the_replicas_need() -> None:
@@ -92,39 +92,39 @@ def test_a_full_queue_is_503_with_the_time_that_the_replicas_need() -> None:
 
 
 def test_a_tenant_beyond_its_share_is_429_and_one_within_it_is_let_in() -> None:
-    here = flights(greedy=480, modest=20)
+    waiting = flights(greedy=480, modest=20)
     with pytest.raises(EngineOverloaded):
-        QueueLimit().check("m", "greedy", 0, FULL, here)
-    QueueLimit().check("m", "modest", 0, FULL, here)
-    QueueLimit().check("m", "new", 0, FULL, here)
+        QueueLimit().check("m", "greedy", 0, FULL, waiting)
+    QueueLimit().check("m", "modest", 0, FULL, waiting)
+    QueueLimit().check("m", "new", 0, FULL, waiting)
     with pytest.raises(Overloaded):
-        QueueLimit().check("m", "modest", 0, Load(100, 800, 50.0), here)
+        QueueLimit().check("m", "modest", 0, Load(100, 800, 50.0), waiting)
 
 
 def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
-    here = flights(a=600)
+    local = flights(a=600)
     all_of_them = ["low", "usual", "urgent"]
     for waiting, number in ((199, 0), (200, 1), (400, 2), (800, 3)):
         refused = all_of_them[:number]
         load = Load(100, waiting, 50.0)
-        told = []
+        names = []
         for name, priority in (("low", 1), ("usual", 0), ("urgent", -1)):
             try:
-                QueueLimit().check("m", "a", priority, load, here)
+                QueueLimit().check("m", "a", priority, load, local)
             except Overloaded:
-                told.append(name)
-        assert told == refused
+                names.append(name)
+        assert names == refused
 
 
 def waits(bound: QueueLimit, count: int, tenant: str = "a", priority: int = 0) -> list[float]:
     """What so many refused ones of a tenant are told."""
-    told, here = [], flights(a=600)
+    waits_s, waiting = [], flights(a=600)
     for _ in range(count):
         with pytest.raises(Overloaded) as caught:
-            bound.check("m", tenant, priority, Load(100, 500, 50.0), here)
+            bound.check("m", tenant, priority, Load(100, 500, 50.0), waiting)
         assert caught.value.retry_after is not None
-        told.append(caught.value.retry_after)
-    return told
+        waits_s.append(caught.value.retry_after)
+    return waits_s
 
 
 def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
@@ -139,9 +139,9 @@ def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
     now += 1.0
     assert waits(bound, 1) == pytest.approx([2.0])
     # Who never waits puts the others off for so long: 400 that may wait, at 50 a second.
-    told = waits(bound, 4000)
-    assert 2.0 + QUEUE_ROUNDS * 7.9 < max(told) <= 2.0 + QUEUE_ROUNDS * 8.0
-    assert min(told[2000:]) == 2.0
+    waits_s = waits(bound, 4000)
+    assert 2.0 + QUEUE_ROUNDS * 7.9 < max(waits_s) <= 2.0 + QUEUE_ROUNDS * 8.0
+    assert min(waits_s[2000:]) == 2.0
     # All of what was told is over.
     now += 60.0
     assert waits(bound, 1) == pytest.approx([2.0])
@@ -149,17 +149,17 @@ def test_the_refused_come_again_one_after_the_other_at_the_replicas_rate(
 
 def test_one_tenants_refusals_put_no_other_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 1000.0)
-    bound, here = QueueLimit(), flights(greedy=480, other=480)
+    bound, waiting = QueueLimit(), flights(greedy=480, other=480)
 
-    def told(tenant: str) -> float:
+    def retry_after(tenant: str) -> float:
         with pytest.raises(EngineOverloaded) as caught:
-            bound.check("m", tenant, 0, Load(100, 500, 50.0), here)
+            bound.check("m", tenant, 0, Load(100, 500, 50.0), waiting)
         return float(error_headers(caught.value)["retry-after-ms"])
 
     # Each of two tenants gets half of what the replicas do, and half of that goes to who returns.
-    line = [told("greedy") for _ in range(100)]
-    assert line == pytest.approx([2000 + 80 * place for place in range(100)], abs=1)
-    assert told("other") == 2000
+    line = [retry_after("greedy") for _ in range(100)]
+    assert line == pytest.approx([2000 + 80 * index for index in range(100)], abs=1)
+    assert retry_after("other") == 2000
 
 
 def test_an_overload_writes_a_line_now_and_then(
@@ -199,10 +199,10 @@ def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.M
 def test_the_rate_is_what_heartbeats_say_while_others_wait() -> None:
     fleet = Fleet(None, "quire")  # type: ignore[arg-type]
     info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
-    ended = 0
+    finished = 0
     for second in range(40):
         busy = 10 <= second < 20 or second >= 30
-        ended += 31 if busy else 1
+        finished += 31 if busy else 1
         beat = Heartbeat(
             replica_id="r",
             incarnation="i",
@@ -211,7 +211,7 @@ def test_the_rate_is_what_heartbeats_say_while_others_wait() -> None:
             at=1000.0 + second,
             progress_at=1000.0 + second,
             stats=EngineStats(
-                requests_finished_total={"stop": ended // 2, "length": ended - ended // 2},
+                requests_finished_total={"stop": finished // 2, "length": finished - finished // 2},
                 num_requests_waiting=5 if busy else 0,
             ),
         )
@@ -240,8 +240,10 @@ async def test_a_large_body_is_not_read_where_every_queue_is_full(
     assert (status, headers["retry-after"]) == (503, "48")
     assert len(exchange.received) < len(parts)
     await exchange.leave()
-    kept = await served.client.post(path, parts=list(parts), headers={"Idempotency-Key": "k"})
-    assert kept.status == 400  # read to its end: it's no JSON
+    retained_response = await served.client.post(
+        path, parts=list(parts), headers={"Idempotency-Key": "k"}
+    )
+    assert retained_response.status == 400  # read to its end: it's no JSON
 
 
 async def test_a_large_body_is_read_where_one_queue_has_room(

@@ -28,7 +28,7 @@ def test_a_session_that_expires_is_told_so_and_leaves_no_task(
 
     async def session() -> None:
         socket = WebsocketCommunicator(RealtimeConsumer.as_asgi(), realtime.PATH)
-        before = asyncio.all_tasks()
+        initial_tasks = asyncio.all_tasks()
         connected, _ = await socket.connect(timeout=60)
         assert connected
         created = json.loads(await socket.receive_from(timeout=60))
@@ -38,6 +38,6 @@ def test_a_session_that_expires_is_told_so_and_leaves_no_task(
         assert error["code"] == "session_expired"
         assert (await socket.receive_output(timeout=60))["type"] == "websocket.close"
         await socket.disconnect(timeout=60)
-        assert asyncio.all_tasks() == before
+        assert asyncio.all_tasks() == initial_tasks
 
     asyncio.run(session())

@@ -41,11 +41,11 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 async def test_reasoning_has_a_field_of_its_own(gateway: Gateway, thinker: Any) -> None:
     async with gateway.serving(thinker()):
-        whole = await gateway.client.chat()
+        full_outputs = await gateway.client.chat()
         stream = await gateway.client.chat(stream=True)
         without = await gateway.client.chat(include_reasoning=False)
         stream_without = await gateway.client.chat(include_reasoning=False, stream=True)
-    message = whole.json()["choices"][0]["message"]
+    message = full_outputs.json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Hm, {a}.", "Yes.")
     assert message["reasoning_content"] == message["reasoning"]
     deltas = [choice["delta"] for event in stream.events[:-1] for choice in event["choices"]]
@@ -59,7 +59,7 @@ async def test_reasoning_has_a_field_of_its_own(gateway: Gateway, thinker: Any) 
     )
     assert assembled(stream_without.events)[0] == "Yes."
     assert b"reasoning" not in stream_without.body
-    for usage in (whole.json()["usage"], without.json()["usage"]):
+    for usage in (full_outputs.json()["usage"], without.json()["usage"]):
         tokens = usage["completion_tokens_details"]["reasoning_tokens"]
         assert tokens == len("<think>\nHm, {a}.\n</think>")  # a token a byte
         assert usage["completion_tokens"] == len(THOUGHT) + 1
@@ -89,7 +89,7 @@ async def test_a_form_waits_for_the_reasonings_end(
         await gateway.client.chat(**form, thinking_token_budget=7)
         await gateway.client.chat(**form, reasoning_effort="none")
         await gateway.client.chat(thinking_token_budget=0)
-    free, formed, bounded, off, zero = (each.sampling.thinking for each in replica.received)
+    free, formed, bounded, off, zero = (request.sampling.thinking for request in replica.received)
     assert free is None
     assert isinstance(formed, ReasoningParams)
     assert formed.start == ids(tokenizer, "<think>")
@@ -117,20 +117,20 @@ async def test_a_rendered_chat_tells_of_its_reasoning(gateway: Gateway, thinker:
         for body in (*bodies, bodies[0] | {"reasoning_ended": True}):
             assert (await gateway.client.post("/inference/v1/generate", body)).status == 200
     assert [body["reasoning_ended"] for body in bodies] == [False, True]
-    meant, ran, past, ended = (each.sampling.thinking for each in replica.received)
+    meant, ran, past, finished = (request.sampling.thinking for request in replica.received)
     assert ran == meant
     assert meant.budget == 7
-    assert past is ended is None
+    assert past is finished is None
 
 
 async def test_an_effort_is_the_templates_or_a_budget(gateway: Gateway, thinker: Any) -> None:
     async with gateway.serving(replica := thinker()):
         for effort in BUDGETS:
             assert (await gateway.client.chat(reasoning_effort=effort)).status == 200
-        wrong = await gateway.client.chat(reasoning_effort="extreme")
-        assert (wrong.status, wrong.error["param"]) == (400, "reasoning_effort")
-    found = [each.sampling.thinking for each in replica.received]
-    assert [each.budget if each else None for each in found] == [
+        invalid_outputs = await gateway.client.chat(reasoning_effort="extreme")
+        assert (invalid_outputs.status, invalid_outputs.error["param"]) == (400, "reasoning_effort")
+    thinkings = [request.sampling.thinking for request in replica.received]
+    assert [thinking.budget if thinking else None for thinking in thinkings] == [
         *(None, 512, 1024, 8192),
         *(None, None, None),
     ]
@@ -185,7 +185,11 @@ async def test_a_templates_switch_tells_where_its_prompt_does_not(
             message = (await gateway.client.chat(**chat)).json()["choices"][0]["message"]
             seen.append((message["reasoning"], message["content"]))
     assert seen == [("Hm.", "Yes."), ("Hm.", "Yes."), (None, "Hm.</think>Yes.")]
-    assert [each.sampling.thinking is None for each in replica.received] == [False, False, True]
+    assert [request.sampling.thinking is None for request in replica.received] == [
+        False,
+        False,
+        True,
+    ]
 
 
 async def test_a_stream_that_shows_nothing_for_long_says_so(
@@ -196,5 +200,5 @@ async def test_a_stream_that_shows_nothing_for_long_says_so(
     replica.token_delay = 0.005
     async with gateway.serving(replica):
         stream = await gateway.client.chat(stream=True, include_reasoning=False)
-    before, _, _ = stream.body.partition(b"Yes")
-    assert before.count(b": keep-alive") > 3
+    initial, _, _ = stream.body.partition(b"Yes")
+    assert initial.count(b": keep-alive") > 3

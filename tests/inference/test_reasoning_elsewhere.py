@@ -15,37 +15,40 @@ from tests.inference.test_reasoning import thinker  # noqa: F401 - a fixture
 async def test_a_response_has_it_as_an_item(gateway: Gateway, thinker: Any) -> None:  # noqa: F811
     body = {"model": "fake", "input": "x"}
     async with gateway.serving(thinker()):
-        whole = (await gateway.client.post("/v1/responses", body)).json()
+        full_payload = (await gateway.client.post("/v1/responses", body)).json()
         stream = await gateway.client.post("/v1/responses", body | {"stream": True})
-        reasoning, message = whole["output"]
+        reasoning, message = full_payload["output"]
         again = await gateway.client.post(
             "/v1/responses", {"model": "fake", "input": [reasoning, message, {**USER}]}
         )
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm, {a}."}]
     assert message["content"][0]["text"] == "Yes."
-    usage = whole["usage"]
+    usage = full_payload["usage"]
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
     events = parse_events(stream.body)
-    assert "".join(told(events, "response.reasoning_text.delta")) == "Hm, {a}."
-    assert "".join(told(events, "response.output_text.delta")) == "Yes."
+    assert "".join(texts_of(events, "response.reasoning_text.delta")) == "Hm, {a}."
+    assert "".join(texts_of(events, "response.output_text.delta")) == "Yes."
     assert again.status == 200
 
 
 USER = {"role": "user", "content": "and now?"}
 
 
-def told(events: list[Any], kind: str) -> list[str]:
+def texts_of(events: list[Any], kind: str) -> list[str]:
     return [event["delta"] for event in events if event["type"] == kind]
 
 
-SHOWN = {"type": "thinking", "thinking": "Hm, {a}.", "signature": ""}
+THINKING_BLOCK = {"type": "thinking", "thinking": "Hm, {a}.", "signature": ""}
 
 
 @pytest.mark.parametrize(
     ("asked", "thoughts"),
     [
-        ({"thinking": {"type": "adaptive"}}, [SHOWN]),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, [SHOWN | {"thinking": ""}]),
+        ({"thinking": {"type": "adaptive"}}, [THINKING_BLOCK]),
+        (
+            {"thinking": {"type": "adaptive", "display": "omitted"}},
+            [THINKING_BLOCK | {"thinking": ""}],
+        ),
         ({}, []),
     ],
 )
@@ -57,11 +60,11 @@ async def test_a_message_shows_it_as_it_was_asked_to(
 ) -> None:
     body = {"model": "fake", "max_tokens": 200, "messages": [USER], **asked}
     async with gateway.serving(thinker()):
-        whole = (await gateway.client.post("/v1/messages", body)).json()
+        full_payload = (await gateway.client.post("/v1/messages", body)).json()
         stream = await gateway.client.post("/v1/messages", body | {"stream": True})
-        messages = [USER, {"role": "assistant", "content": whole["content"]}, USER]
+        messages = [USER, {"role": "assistant", "content": full_payload["content"]}, USER]
         again = await gateway.client.post("/v1/messages", body | {"messages": messages})
-    assert whole["content"] == [*thoughts, {"type": "text", "text": "Yes."}]
+    assert full_payload["content"] == [*thoughts, {"type": "text", "text": "Yes."}]
     deltas = [event["delta"] for event in parse_events(stream.body) if "index" in event
               and "delta" in event]  # fmt: skip
     streamed = "".join(delta.get("thinking", "") for delta in deltas)

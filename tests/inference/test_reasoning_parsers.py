@@ -140,10 +140,10 @@ def test_vllms_names_read_what_their_models_write(
 ) -> None:
     message = build_message(read(plan(name, inside), [text]))
     assert (message.get("reasoning") or "", message.get("content") or "") == (reasoning, content)
-    whole = shape(read(plan(name, inside), [text]))
-    assert shape(read(plan(name, inside), list(text))) == whole
+    full_shape = shape(read(plan(name, inside), [text]))
+    assert shape(read(plan(name, inside), list(text))) == full_shape
     for cut in range(len(text)):
-        assert shape(read(plan(name, inside), [text[:cut], text[cut:]])) == whole
+        assert shape(read(plan(name, inside), [text[:cut], text[cut:]])) == full_shape
 
 
 def test_every_name_of_vllm_has_a_case_or_one_elsewhere() -> None:

@@ -43,25 +43,25 @@ async def test_streams_and_ledger_are_whole_through_a_fail_over_and_back(
         live.gateway(of, "uvicorn") as (port, _),
     ):
         asked: list[Client] = []
-        over = asyncio.Event()
+        exceeding_event = asyncio.Event()
         async with httpx.AsyncClient(timeout=120) as http:
             calm = [greedy(number) for number in range(STREAMS)]
             await asyncio.gather(*(read(http, of, port, client) for client in calm))
 
             async def ask_again(number: int) -> None:
-                while not over.is_set():
+                while not exceeding_event.is_set():
                     asked.append(greedy(number))
                     await read(http, of, port, asked[-1])
 
             asking = asyncio.gather(*map(ask_again, range(STREAMS)))
             await until(lambda: asked and asked[-1].text)
             await failover.fail_over_and_back(socket_path(tmp_path / "redis"))
-            over.set()
+            exceeding_event.set()
             await asking
         texts = {json.dumps(client.body): client.text for client in calm}
         rows = ledger(of)
         for client in [*calm, *asked]:
-            assert client.ended
+            assert client.finished
             assert client.text == texts[json.dumps(client.body)]
             assert client.usage["completion_tokens"] == OUTPUT
             assert rows[client.stream] == (client.usage["prompt_tokens"], OUTPUT)

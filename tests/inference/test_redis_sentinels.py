@@ -151,13 +151,13 @@ async def test_streams_go_on_after_sentinels_have_replaced_a_primary_that_died(
         live.gateway(of, "uvicorn") as (port, _),
     ):
         asked: list[Client] = []
-        over = asyncio.Event()
+        exceeding_event = asyncio.Event()
         async with httpx.AsyncClient(timeout=120) as http:
             calm = [greedy(number) for number in range(STREAMS)]
             await asyncio.gather(*(read(http, of, port, client) for client in calm))
 
             async def ask_again(number: int) -> None:
-                while not over.is_set():
+                while not exceeding_event.is_set():
                     asked.append(greedy(number))
                     await read_to_the_end(http, of, port, asked[-1])
 
@@ -173,7 +173,7 @@ async def test_streams_go_on_after_sentinels_have_replaced_a_primary_that_died(
                 await until(lambda: len(asked) > count + STREAMS)  # noqa: B023
                 print(f"Streams end again {time.monotonic() - killed_at:.1f} s after the kill.")
                 redis.start(dead, "--replicaof", f"127.0.0.1 {redis.primary()}")
-            over.set()
+            exceeding_event.set()
             await asking
         rows = ledger(of)
     texts = {client.body.get("prompt") or str(client.body["messages"]): client for client in calm}

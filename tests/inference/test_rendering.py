@@ -44,9 +44,9 @@ async def chat_ids(
 
 async def test_short_work_stays_and_long_work_leaves_the_loop() -> None:
     pool = RenderPool(1)
-    here = threading.get_ident()
-    assert await pool.run("acme", 10, threading.get_ident) == here
-    assert await pool.run("acme", 10**6, threading.get_ident) != here
+    thread_id = threading.get_ident()
+    assert await pool.run("acme", 10, threading.get_ident) == thread_id
+    assert await pool.run("acme", 10**6, threading.get_ident) != thread_id
 
 
 async def test_the_loop_goes_on_while_a_long_prompt_is_rendered(tokenizer: Tokenizer) -> None:
@@ -87,14 +87,14 @@ async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
 
 def test_fault_51_threads_go_to_whoever_had_the_least_of_them() -> None:
     threads, release, order = FairThreadPool(1, "test", "jobs"), threading.Event(), []
-    begun = threading.Event()
+    started_event = threading.Event()
 
     def first() -> None:
-        begun.set()
+        started_event.set()
         release.wait(10)
 
     jobs = [threads.submit("noisy", first)]
-    begun.wait(10)
+    started_event.wait(10)
     jobs += [threads.submit("noisy", lambda: order.append("noisy")) for _ in range(50)]
     jobs += [threads.submit("quiet", lambda: order.append("quiet")) for _ in range(3)]
     release.set()
@@ -122,10 +122,10 @@ async def test_a_text_that_can_not_fit_is_not_tokenised(tokenizer: Tokenizer) ->
 
 async def test_texts_are_tokenised_in_their_order(tokenizer: Tokenizer) -> None:
     texts = [f"text {i}" for i in range(300)]
-    found = await text_token_ids(tokenizer, INFO, texts, tenant="acme")
-    assert found == [tokenizer.encode(text) for text in texts]
+    token_ids = await text_token_ids(tokenizer, INFO, texts, tenant="acme")
+    assert token_ids == [tokenizer.encode(text) for text in texts]
     # The garbage collector would go through every token of thousands of prompts.
-    assert not any(map(gc.is_tracked, found))
+    assert not any(map(gc.is_tracked, token_ids))
 
 
 async def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(
@@ -163,7 +163,7 @@ async def test_a_busy_models_requests_do_not_wait_until_its_folder_was_looked_at
     model_folder: Path,
 ) -> None:
     folder, cache = str(model_folder), TokenizerCache()
-    known = await cache.get("acme", folder)
+    cached = await cache.get("acme", folder)
     [entry] = cache._entries.values()
 
     async def answers_at_once(age: float) -> bool:
@@ -172,15 +172,15 @@ async def test_a_busy_models_requests_do_not_wait_until_its_folder_was_looked_at
         asked = asyncio.create_task(cache.get("acme", folder))
         await asyncio.sleep(0)
         at_once = asked.done()
-        assert await asked is known
+        assert await asked is cached
         return at_once
 
     assert await answers_at_once(0.4 * CHECK_EVERY_S)
     assert not cache._loading
     for _ in range(2):  # one look for both
         assert await answers_at_once(0.6 * CHECK_EVERY_S)
-    [look] = cache._loading.values()
-    await look
+    [loading] = cache._loading.values()
+    await loading
     assert time.monotonic() - entry.checked_at < 0.5 * CHECK_EVERY_S
     assert not await answers_at_once(1.1 * CHECK_EVERY_S)
     assert not cache._loading
@@ -197,7 +197,7 @@ def test_developers_speak_as_the_system_to_older_templates() -> None:
     assert template_messages(messages, "{% if role == 'developer' %}")[0]["role"] == "developer"
 
 
-FRONT_ALONE = (
+FRONT_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('system first') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
@@ -208,12 +208,12 @@ def test_fault_87_a_late_system_message_leaves_the_earlier_turns_as_they_were(
 ) -> None:
     """By role: s(ystem), d(eveloper), u(ser), a(ssistant), t(ool)."""
     roles = {"s": "system", "d": "developer", "u": "user", "a": "assistant", "t": "tool"}
-    front = tokenizer.with_chat_template(FRONT_ALONE)
+    front = tokenizer.with_chat_template(FRONT_TEMPLATE)
 
     def merged(chat: str) -> str:
         messages = [{"role": roles[role], "content": f"{role}{k}"} for k, role in enumerate(chat)]
-        made = merge_late_system_messages(messages, front)
-        return " ".join(f"{message['role'][0]}:{message['content']!r}" for message in made)
+        merged = merge_late_system_messages(messages, front)
+        return " ".join(f"{message['role'][0]}:{message['content']!r}" for message in merged)
 
     assert merged("sua") == "s:'s0' u:'u1' a:'a2'"
     assert merged("ssu") == r"s:'s0\n\ns1' u:'u2'"
@@ -276,15 +276,15 @@ async def test_a_slow_template_of_the_model_leaves_the_loop(
     assert rendered_in[1] == threading.get_ident() != rendered_in[2]
 
 
-@pytest.mark.parametrize("given", ["hello", [{"type": "text", "text": "hello"}]])
-async def test_content_formats(tokenizer: Tokenizer, settings: Any, given: Any) -> None:
+@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hello"}]])
+async def test_content_formats(tokenizer: Tokenizer, settings: Any, content: Any) -> None:
     source = "{{ messages[0].content if messages[0].content is string else 'parts' }}"
-    found = {}
+    texts = {}
     for content_format in ("string", "openai", "auto"):
         settings.QUIRE = settings.QUIRE.replace(chat_template_content_format=content_format)
-        messages = [{"role": "user", "content": given}]
+        messages = [{"role": "user", "content": content}]
         ids = await chat_ids(tokenizer, INFO, messages, chat_template=source)
-        found[content_format] = tokenizer.decode(ids)
-    assert found["string"] == "hello"
-    assert found["openai"] == "parts"
-    assert found["auto"] == "hello"
+        texts[content_format] = tokenizer.decode(ids)
+    assert texts["string"] == "hello"
+    assert texts["openai"] == "parts"
+    assert texts["auto"] == "hello"

@@ -52,26 +52,26 @@ async def test_a_request_is_found_by_every_id_that_its_client_saw(
     assert {ours.status, theirs.status, response.status, streamed.status} == {200}
     first, second, third, fourth = await written()
 
-    def found(name: str) -> list[str]:
+    def find_ids(name: str) -> list[str]:
         return [entry.request_id for entry in RequestEntry.objects.filter(called(name))]
 
     assert ours.headers["x-request-id"].startswith("req-")
     for name in (ours.headers["x-request-id"], ours.json()["id"], f"{first.request_id}~2"):
-        assert await run_in_db_thread(found, name) == [first.request_id]
+        assert await run_in_db_thread(find_ids, name) == [first.request_id]
     for name in ("theirs-1", theirs.events[0]["id"]):
-        assert await run_in_db_thread(found, name) == [second.request_id]
+        assert await run_in_db_thread(find_ids, name) == [second.request_id]
     assert response.json()["id"].startswith("resp_")
     for name in (response.json()["id"], response.headers["x-request-id"]):
-        assert await run_in_db_thread(found, name) == [third.request_id]
-    assert await run_in_db_thread(found, streamed.events[0]["response"]["id"]) == [
+        assert await run_in_db_thread(find_ids, name) == [third.request_id]
+    assert await run_in_db_thread(find_ids, streamed.events[0]["response"]["id"]) == [
         fourth.request_id
     ]
     assert (second.stream, second.status, second.endpoint) == (True, 200, "chat.completions")
-    note = decode_trace(second.detail)
-    assert note.replica == second.replica != ""
-    assert [hop.reason for hop in note.hops] == [""]
-    assert note.tokens[-1][1] == second.completion_tokens == note.outputs[0].tokens
-    assert note.outputs[0].steps > 0
+    trace = decode_trace(second.detail)
+    assert trace.replica == second.replica != ""
+    assert [hop.reason for hop in trace.hops] == [""]
+    assert trace.tokens[-1][1] == second.completion_tokens == trace.outputs[0].tokens
+    assert trace.outputs[0].steps > 0
 
 
 async def test_the_engines_record_is_there_though_a_stop_string_ended_the_output_here(
@@ -144,11 +144,11 @@ async def test_an_engine_that_is_gone_leaves_a_record_with_its_hops(
             reply = await task
     assert reply.status == 200
     (entry,) = await written()
-    note = decode_trace(entry.detail)
-    assert len({hop.replica for hop in note.hops}) == 2
-    assert note.hops[0].replica == slow.replica_id
-    assert any(hop.reason for hop in note.hops)
-    assert entry.replica == note.hops[-1].replica != slow.replica_id
+    trace = decode_trace(entry.detail)
+    assert len({hop.replica for hop in trace.hops}) == 2
+    assert trace.hops[0].replica == slow.replica_id
+    assert any(hop.reason for hop in trace.hops)
+    assert entry.replica == trace.hops[-1].replica != slow.replica_id
 
 
 async def test_contents_are_kept_only_where_the_tenant_wants_it(
@@ -192,8 +192,8 @@ def test_records_are_bounded_in_age_and_number(monkeypatch: pytest.MonkeyPatch) 
     assert remove_old_requests() == 1
     monkeypatch.setattr("metering.retention.MAX_DELETED_REQUESTS", 5)
     assert trim_requests(tenant.pk) == 3
-    left = RequestEntry.objects.order_by("pk").values_list("request_id", flat=True)
-    assert list(left) == ["r0", "r1", "r2", "r3", "r4"]
+    remaining_values_list = RequestEntry.objects.order_by("pk").values_list("request_id", flat=True)
+    assert list(remaining_values_list) == ["r0", "r1", "r2", "r3", "r4"]
     assert access_request_entry(SYSTEM_ACTOR, "r0").tenant == tenant
 
 

@@ -74,7 +74,7 @@ async def test_a_conversation_goes_on_from_a_stored_response(
         second = (await ask(gateway, "two", previous_response_id=first["id"])).json()
         await ask(gateway, "three", previous_response_id=second["id"], instructions="be kind")
         texts = [tokenizer.decode(r.prompt_token_ids, False) for r in replica.received]
-        whole = await gateway.client.chat(
+        full_outputs = await gateway.client.chat(
             messages=[
                 {"role": "system", "content": "be kind"},
                 {"role": "user", "content": "one"},
@@ -84,7 +84,7 @@ async def test_a_conversation_goes_on_from_a_stored_response(
                 {"role": "user", "content": "three"},
             ]
         )
-        assert whole.status == 200
+        assert full_outputs.status == 200
         assert replica.received[-1].prompt_token_ids == replica.received[2].prompt_token_ids
     assert "be brief" in texts[0]
     assert "be brief" not in texts[1]  # instructions are of one turn
@@ -100,8 +100,8 @@ async def test_fault_88_items_of_earlier_responses_may_come_as_references(
         reference = {"type": "item_reference", "id": first["output"][0]["id"]}
         reply = await ask(gateway, [user, reference, again])
         assert reply.status == 200, reply.body
-        said = {"role": "assistant", "content": "fox"}
-        assert (await gateway.client.chat(messages=[user, said, again])).status == 200
+        assistant = {"role": "assistant", "content": "fox"}
+        assert (await gateway.client.chat(messages=[user, assistant, again])).status == 200
         assert replica.received[1].prompt_token_ids == replica.received[2].prompt_token_ids
         unstored = (await ask(gateway, "one", store=False)).json()["output"][0]["id"]
         for other in (unstored, "msg_" + "0" * 32, "../../etc", ""):
@@ -130,14 +130,14 @@ async def test_fault_88_calls_of_another_servers_tools_are_left_out(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     user, again = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
-    said = {"role": "assistant", "content": "fox"}
+    assistant = {"role": "assistant", "content": "fox"}
     search = {"type": "search", "query": "q"}
     calls = [
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": search},
         {"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "a", "tools": []},
     ]
     async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
-        for items in ([user, said, again], [user, *calls, said, again]):
+        for items in ([user, assistant, again], [user, *calls, assistant, again]):
             reply = await ask(gateway, items)
             assert reply.status == 200, reply.body
         first, second = replica.received
@@ -193,12 +193,12 @@ async def test_calls_are_items_and_their_outputs_go_back(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, f"I look.\n{CALL}"))):
-        made = checked((await ask(gateway, "weather?", tools=[WEATHER])).json())
-        assert [item.type for item in made.output] == ["message", "function_call"]
-        call = made.output[1]
+        answered = checked((await ask(gateway, "weather?", tools=[WEATHER])).json())
+        assert [item.type for item in answered.output] == ["message", "function_call"]
+        call = answered.output[1]
         assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
-        again = await ask(gateway, [output], previous_response_id=made.id, tools=[WEATHER])
+        again = await ask(gateway, [output], previous_response_id=answered.id, tools=[WEATHER])
         assert again.status == 200
 
 
@@ -208,7 +208,7 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, text))):
         reply = await ask(gateway, "hi", stream=True, tools=[WEATHER])
-        whole = (await ask(gateway, "hi", tools=[WEATHER])).json()
+        full_payload = (await ask(gateway, "hi", tools=[WEATHER])).json()
     raw = parse_events(reply.body)
     events = [EVENT.validate_python(event) for event in raw]
     assert [event.sequence_number for event in events] == list(range(len(events)))
@@ -217,11 +217,11 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
     assert names[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
     assert names[-1] == "response.completed"
     final = raw[-1]["response"]
-    plain = [{k: v for k, v in i.items() if k not in ("id", "call_id", "content")}
+    baseline = [{k: v for k, v in i.items() if k not in ("id", "call_id", "content")}
              for i in final["output"]]  # fmt: skip
-    assert plain == [
+    assert baseline == [
         {k: v for k, v in i.items() if k not in ("id", "call_id", "content")}
-        for i in whole["output"]
+        for i in full_payload["output"]
     ]
     for index, item in enumerate(final["output"]):
         mine = [event for event in raw if event.get("output_index") == index]
@@ -234,8 +234,10 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
             "item": item,
         }
         deltas = "".join(event.get("delta", "") for event in mine)
-        told = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
-        assert deltas == told
+        arguments = (
+            item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        )
+        assert deltas == arguments
     stored = (await gateway.client.get(f"{URL}/{final['id']}")).json()
     assert stored == final
 
@@ -258,41 +260,41 @@ async def test_fault_27_a_fault_in_the_middle_is_a_failed_response(gateway: Gate
 
 async def test_retrieve_input_items_and_delete(served: Gateway) -> None:
     items = [{"role": "user", "content": f"m{n}"} for n in range(3)]
-    made = (await ask(served, items)).json()
-    listed = (await served.client.get(f"{URL}/{made['id']}/input_items?limit=2")).json()
+    payload = (await ask(served, items)).json()
+    listed = (await served.client.get(f"{URL}/{payload['id']}/input_items?limit=2")).json()
     texts = [item["content"][0]["text"] for item in listed["data"]]
     assert (texts, listed["has_more"]) == (["m2", "m1"], True)
     rest = await served.client.get(
-        f"{URL}/{made['id']}/input_items?order=desc&after={listed['last_id']}"
+        f"{URL}/{payload['id']}/input_items?order=desc&after={listed['last_id']}"
     )
     assert [item["content"][0]["text"] for item in rest.json()["data"]] == ["m0"]
-    gone = await served.client.request("DELETE", f"{URL}/{made['id']}")
+    gone = await served.client.request("DELETE", f"{URL}/{payload['id']}")
     assert gone.json()["deleted"] is True
-    assert (await served.client.get(f"{URL}/{made['id']}")).status == 404
+    assert (await served.client.get(f"{URL}/{payload['id']}")).status == 404
 
 
 async def test_fault_23_a_strangers_response_is_404_on_every_verb(served: Gateway) -> None:
-    made = (await ask(served, "secret")).json()["id"]
+    response_id = (await ask(served, "secret")).json()["id"]
     other = await asyncio.to_thread(stranger)
     for method, path in (
-        ("GET", f"{URL}/{made}"),
-        ("DELETE", f"{URL}/{made}"),
-        ("POST", f"{URL}/{made}/cancel"),
-        ("GET", f"{URL}/{made}/input_items"),
+        ("GET", f"{URL}/{response_id}"),
+        ("DELETE", f"{URL}/{response_id}"),
+        ("POST", f"{URL}/{response_id}/cancel"),
+        ("GET", f"{URL}/{response_id}/input_items"),
     ):
         reply = await other.request(method, path)
         assert reply.status == 404, path
-    body = {"model": "fake", "input": "x", "previous_response_id": made}
+    body = {"model": "fake", "input": "x", "previous_response_id": response_id}
     assert (await other.post(URL, body)).status == 404
-    assert (await served.client.get(f"{URL}/{made}")).status == 200
+    assert (await served.client.get(f"{URL}/{response_id}")).status == 200
 
 
 async def test_responses_expire(served: Gateway, settings: Any, tmp_path: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
-    made = (await ask(served)).json()["id"]
+    response_id = (await ask(served)).json()["id"]
     await StoredResponse.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
-    assert (await served.client.get(f"{URL}/{made}")).status == 404
-    assert (await ask(served, previous_response_id=made)).status == 404
+    assert (await served.client.get(f"{URL}/{response_id}")).status == 404
+    assert (await ask(served, previous_response_id=response_id)).status == 404
     assert await asyncio.to_thread(remove_expired) == 1
 
 
@@ -311,25 +313,27 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
         {"role": "user", "content": "three"},
     ]
 
-    def chat(*left: Any) -> list[int]:
+    def chat(*turns: Any) -> list[int]:
         return tokenizer.encode(
-            "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in left)
+            "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
             + "<|im_start|>assistant\n"
         )
 
-    said = [("user", "two"), ("assistant", "fox"), ("user", "three")]
-    wanted = chat(("system", "be brief"), *said)
-    replica = gateway.scripted(says(tokenizer, "ok"), max_model_len=len(wanted) + 8)
+    answer = [("user", "two"), ("assistant", "fox"), ("user", "three")]
+    expected_outputs = chat(("system", "be brief"), *answer)
+    replica = gateway.scripted(says(tokenizer, "ok"), max_model_len=len(expected_outputs) + 8)
     async with gateway.serving(replica):
         ask_for = {"max_output_tokens": 4, "truncation": "auto"}
         reply = (await ask(gateway, items, **ask_for)).json()
         assert (reply["truncation"], reply["status"]) == ("auto", "completed")
         # The call went with the first words, its output with the call.
-        assert list(replica.received[0].prompt_token_ids) == wanted
+        assert list(replica.received[0].prompt_token_ids) == expected_outputs
         refused = await ask(gateway, items, max_output_tokens=4)
         assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
-        alone = await ask(gateway, [*items[:-1], {"role": "user", "content": "x " * 99}], **ask_for)
-        assert alone.error["code"] == "context_length_exceeded"
+        isolated_response = await ask(
+            gateway, [*items[:-1], {"role": "user", "content": "x " * 99}], **ask_for
+        )
+        assert isolated_response.error["code"] == "context_length_exceeded"
 
 
 # -- background -------------------------------------------------------------------------------
@@ -338,9 +342,9 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Messages to workers, noted instead of sent."""
-    found: list[tuple[str, str]] = []
-    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: found.append((kind, public_id)))
-    return found
+    jobs: list[tuple[str, str]] = []
+    monkeypatch.setattr(queue, "send_job", lambda kind, public_id: jobs.append((kind, public_id)))
+    return jobs
 
 
 async def test_a_background_response_is_made_by_a_worker(
@@ -370,11 +374,13 @@ async def test_a_background_stream_is_whole_though_a_worker_finds_it_before_it_i
     """Workers look for what waits: they may have it as soon as its row is there."""
     keep = ResponseHandler._keep
 
-    async def found_at_once(exchange: ResponseHandler, body: dict[str, Any], **how: bool) -> None:
+    async def read_before_storing(
+        exchange: ResponseHandler, body: dict[str, Any], **how: bool
+    ) -> None:
         await keep(exchange, body, **how)
         await run_response(exchange.public_id, "worker")
 
-    monkeypatch.setattr(ResponseHandler, "_keep", found_at_once)
+    monkeypatch.setattr(ResponseHandler, "_keep", read_before_storing)
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
         reply = await ask(gateway, background=True, stream=True)
     assert reply.status == 200, reply.json()
@@ -401,36 +407,36 @@ async def test_a_background_response_can_be_cancelled(
 ) -> None:
     monkeypatch.setattr("inference.api.responses.runner.CANCEL_POLL_INTERVAL_S", 0.05)
     async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
-        made = (await ask(gateway, background=True, max_output_tokens=1500)).json()["id"]
-        running = asyncio.create_task(run_response(made, "worker"))
+        response_id = (await ask(gateway, background=True, max_output_tokens=1500)).json()["id"]
+        running = asyncio.create_task(run_response(response_id, "worker"))
         await until(lambda: replica.running)
-        cancelled = (await gateway.client.post(f"{URL}/{made}/cancel")).json()
+        cancelled = (await gateway.client.post(f"{URL}/{response_id}/cancel")).json()
         assert cancelled["status"] == "cancelled"
         await asyncio.wait_for(running, 60)
         await until(lambda: replica.aborted)
-        assert (await gateway.client.get(f"{URL}/{made}")).json()["status"] == "cancelled"
-        assert (await gateway.client.post(f"{URL}/{made}/cancel")).status == 200
+        assert (await gateway.client.get(f"{URL}/{response_id}")).json()["status"] == "cancelled"
+        assert (await gateway.client.post(f"{URL}/{response_id}/cancel")).status == 200
         other = (await ask(gateway, max_output_tokens=1)).json()["id"]
         assert (await gateway.client.post(f"{URL}/{other}/cancel")).status == 400
 
 
 async def test_a_background_fault_is_told(gateway: Gateway, sent: list[tuple[str, str]]) -> None:
-    made = (await ask(gateway, background=True)).json()["id"]
+    response_id = (await ask(gateway, background=True)).json()["id"]
     with stamina.set_testing(True):
-        await run_response(made, "worker")  # no replica serves the model
-    failed = (await gateway.client.get(f"{URL}/{made}")).json()
+        await run_response(response_id, "worker")  # no replica serves the model
+    failed = (await gateway.client.get(f"{URL}/{response_id}")).json()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
 
 
 async def test_a_background_response_waits_for_a_replica(
     gateway: Gateway, tokenizer: Tokenizer, sent: list[tuple[str, str]]
 ) -> None:
-    made = (await ask(gateway, background=True)).json()["id"]
-    running = asyncio.create_task(run_response(made, "worker"))
+    response_id = (await ask(gateway, background=True)).json()["id"]
+    running = asyncio.create_task(run_response(response_id, "worker"))
     await asyncio.sleep(0.1)
     async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
         await asyncio.wait_for(running, 60)
-    assert (await gateway.client.get(f"{URL}/{made}")).json()["status"] == "completed"
+    assert (await gateway.client.get(f"{URL}/{response_id}")).json()["status"] == "completed"
 
 
 async def test_a_background_response_of_no_model_is_refused_at_once(
@@ -524,19 +530,19 @@ async def test_fault_05_what_is_wrong_is_named_in_the_clients_words(
 
 async def test_fault_16_odd_characters_are_kept_and_given_back(served: Gateway) -> None:
     text = "nul \0, override \u202e, family \U0001f468\u200d\U0001f469"
-    made = (await ask(served, text, metadata={"k": "\0"}, max_output_tokens=5)).json()
-    stored = (await served.client.get(f"{URL}/{made['id']}")).json()
+    payload = (await ask(served, text, metadata={"k": "\0"}, max_output_tokens=5)).json()
+    stored = (await served.client.get(f"{URL}/{payload['id']}")).json()
     assert stored["metadata"] == {"k": "\0"}
-    items = (await served.client.get(f"{URL}/{made['id']}/input_items")).json()["data"]
+    items = (await served.client.get(f"{URL}/{payload['id']}/input_items")).json()["data"]
     assert items[0]["content"][0]["text"] == text
-    assert (await ask(served, "x", previous_response_id=made["id"])).status == 200
+    assert (await ask(served, "x", previous_response_id=payload["id"])).status == 200
 
 
 async def test_fault_18_a_tenant_in_a_header_changes_nothing(served: Gateway) -> None:
-    made = (await ask(served, "x", max_output_tokens=1)).json()["id"]
+    response_id = (await ask(served, "x", max_output_tokens=1)).json()["id"]
     other = await asyncio.to_thread(stranger)
     headers = {"x-tenant": "gateway-tests", "openai-organization": "gateway-tests"}
-    assert (await other.get(f"{URL}/{made}", headers=headers)).status == 404
+    assert (await other.get(f"{URL}/{response_id}", headers=headers)).status == 404
 
 
 async def test_unknown_fields_are_named_or_refused(served: Gateway, settings: Any) -> None:

@@ -86,21 +86,21 @@ async def ask(gateway: Gateway, kind: str, after: str | None = None) -> Reply:
 
 def events(reply: Reply) -> list[tuple[str, str]]:
     """(id, the rest) of each event."""
-    found = []
+    resumptions = []
     for block in reply.body.decode().split("\n\n")[:-1]:
         block = block.removeprefix(": keep-alive\n")
         first, _, rest = block.partition("\n")
         if block.startswith("event: ping"):  # nothing but life
             continue
         assert first.startswith("id: "), block
-        found.append((first[4:], rest))
-    return found
+        resumptions.append((first[4:], rest))
+    return resumptions
 
 
-def told(pieces: list[tuple[str, str]]) -> dict[str, list[Any]]:
+def texts_by_kind(chunks: list[tuple[str, str]]) -> dict[str, list[Any]]:
     """What events tell, however text is cut and outputs take turns: each field's own story."""
     out: dict[str, list[Any]] = {}
-    for _, block in pieces:
+    for _, block in chunks:
         for name, what in news(block):
             story = out.setdefault(name, [])
             if story and name.endswith("+"):
@@ -119,55 +119,55 @@ def news(block: str) -> list[tuple[str, Any]]:
 def turns(every: list[tuple[str, str]]) -> set[int]:
     """The last events before what is told changes: text ends, a call begins, and the like."""
     fields = [[re.sub(r"^\d+", "", name) for name, _ in news(block)] for _, block in every]
-    return {at for at in range(len(every) - 1) if fields[at] != fields[at + 1]}
+    return {index for index in range(len(every) - 1) if fields[index] != fields[index + 1]}
 
 
 def flat(event: dict[str, Any]) -> list[tuple[str, Any]]:
     """An event as fields; those that grow by pieces end in "+"."""
     event.pop("sequence_number", None)
-    found: list[tuple[str, Any]] = []
+    parts: list[tuple[str, Any]] = []
     for choice in event.get("choices") or ():
         index = choice["index"]
         delta = choice.get("delta") or {"content": choice.get("text", "")}
         calls = delta.pop("tool_calls", [])
-        found += [(f"{index}.{name}+", text) for name, text in delta.items() if text]
+        parts += [(f"{index}.{name}+", text) for name, text in delta.items() if text]
         for call in calls:
-            found += [(f"{index}.call.id", call["id"])] if "id" in call else []
-            found += [(f"{index}.call.name", n)] if (n := call["function"].get("name")) else []
-            found.append((f"{index}.call.arguments+", call["function"]["arguments"]))
+            parts += [(f"{index}.call.id", call["id"])] if "id" in call else []
+            parts += [(f"{index}.call.name", n)] if (n := call["function"].get("name")) else []
+            parts.append((f"{index}.call.arguments+", call["function"]["arguments"]))
         if choice.get("logprobs"):
             for entry in choice["logprobs"].get("content", []):
-                found.append((f"{index}.logprob", (entry["token"], entry["logprob"])))
+                parts.append((f"{index}.logprob", (entry["token"], entry["logprob"])))
         if choice.get("finish_reason"):
-            found.append((f"{index}.finish", (choice["finish_reason"], choice["stop_reason"])))
+            parts.append((f"{index}.finish", (choice["finish_reason"], choice["stop_reason"])))
     if "choices" in event:
-        return found + ([("usage", event["usage"])] if event.get("usage") else [])
+        return parts + ([("usage", event["usage"])] if event.get("usage") else [])
     delta = event.get("delta")
     if isinstance(delta, str):
         return [(f"{event['type']}.{event['item_id']}+", delta)]
     grown = ("text_delta", "input_json_delta", "thinking_delta")
     if isinstance(delta, dict) and delta.get("type") in grown:
         return [(f"{event['index']}.{delta.pop('type')}+", next(iter(delta.values())))]
-    shown = json.dumps(event, sort_keys=True)
-    return [("event", re.sub(r'"completed_at": \d+', "", shown))]
+    event_text = json.dumps(event, sort_keys=True)
+    return [("event", re.sub(r'"completed_at": \d+', "", event_text))]
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
 async def test_fault_49_a_stream_goes_on_from_any_of_its_events(
     storyteller: Gateway, kind: str
 ) -> None:
-    whole = await ask(storyteller, kind)
-    assert whole.status == 200, whole.body
-    every = events(whole)
+    full_response = await ask(storyteller, kind)
+    assert full_response.status == 200, full_response.body
+    every = events(full_response)
     assert len({event_id for event_id, _ in every}) == len(every)
     # Between turns all is alike: a few will do, and other ones of each kind.
     step = max(1, len(every) // 8)
     between = range([*REQUESTS].index(kind) * step // len(REQUESTS), len(every), step)
-    for place in sorted({0, 1, *turns(every), *between, len(every) - 2, len(every) - 1}):
-        rest = await ask(storyteller, kind, after=every[place][0])
+    for position in sorted({0, 1, *turns(every), *between, len(every) - 2, len(every) - 1}):
+        rest = await ask(storyteller, kind, after=every[position][0])
         assert rest.status == 200, rest.body
-        both = every[: place + 1] + events(rest)
-        assert told(both) == told(every), (place, every[place])
+        both = every[: position + 1] + events(rest)
+        assert texts_by_kind(both) == texts_by_kind(every), (position, every[position])
 
 
 async def half(gateway: Gateway) -> tuple[bytes, str]:
@@ -188,8 +188,8 @@ async def half(gateway: Gateway) -> tuple[bytes, str]:
 
 
 def content(stream: bytes) -> str:
-    pieces = re.findall(r'"content":"((?:[^"\\]|\\.)*)"', stream.decode())
-    return "".join(json.loads(f'"{piece}"') for piece in pieces)
+    chunks = re.findall(r'"content":"((?:[^"\\]|\\.)*)"', stream.decode())
+    return "".join(json.loads(f'"{chunk}"') for chunk in chunks)
 
 
 async def test_fault_49_a_stream_whose_client_left_goes_on_and_is_billed_once(
@@ -212,13 +212,13 @@ async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and
     gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = len(tokenizer.encode(TEXT, add_special_tokens=False)) + 1
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    started_event, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(*args: Any) -> Any:
-        found = await defer_settlement(*args)
-        begun.set()
+        settled = await defer_settlement(*args)
+        started_event.set()
         await go_on.wait()
-        return found
+        return settled
 
     async with gateway.serving(gateway.scripted(says(tokenizer, TEXT), token_delay=0.02)):
         had, last = await half(gateway)
@@ -227,7 +227,7 @@ async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and
             path, body = REQUESTS["chat"]
             headers = {"last-event-id": last}
             exchange = gateway.client.open("POST", path, body | {"stream": True}, headers=headers)
-            await begun.wait()
+            await started_event.wait()
             assert await gateway.redis.hlen(open_key(GATEWAY)) == 1
             await exchange.leave()
             go_on.set()
@@ -241,28 +241,32 @@ async def test_fault_49_a_take_over_whose_client_leaves_midway_holds_nothing_and
 
 
 @pytest.mark.parametrize(
-    ("others", "chosen", "changed"),
+    ("other_numerics", "chosen", "changed"),
     [
         (("w avx512", "w avx2", "v avx2"), "w avx2", False),
         (("v avx2", "w avx512"), "w avx512", True),
     ],
 )
 async def test_fault_60_a_stream_that_another_gateway_goes_on_with_keeps_its_bits_where_it_can(
-    gateway: Gateway, tokenizer: Tokenizer, others: tuple[str, ...], chosen: str, changed: bool
+    gateway: Gateway,
+    tokenizer: Tokenizer,
+    other_numerics: tuple[str, ...],
+    chosen: str,
+    changed: bool,
 ) -> None:
     script = says(tokenizer, TEXT)
     async with gateway.scripted(script, token_delay=0.02, numerics=numerics("w avx2")):
-        await gateway.look()
+        await gateway.refresh()
         had, last = await half(gateway)
     async with contextlib.AsyncExitStack() as stack:
-        there = {
+        replicas = {
             name: await stack.enter_async_context(gateway.scripted(script, numerics=numerics(name)))
-            for name in others
+            for name in other_numerics
         }
-        await gateway.look()
+        await gateway.refresh()
         rest = await ask(gateway, "chat", after=last)
         assert content(had + rest.body) == TEXT
-        assert [name for name, replica in there.items() if replica.received] == [chosen]
+        assert [name for name, replica in replicas.items() if replica.received] == [chosen]
     assert (b'"numerics_changed":true' in rest.body) is changed
 
 
@@ -272,7 +276,7 @@ async def test_fault_60_other_weights_never_go_on_with_a_stream_of_another_gatew
     settings.QUIRE = settings.QUIRE.replace(failover_wait_s=0.3)
     script = says(tokenizer, TEXT)
     async with gateway.scripted(script, token_delay=0.02, numerics=numerics("w avx2")):
-        await gateway.look()
+        await gateway.refresh()
         _, last = await half(gateway)
     async with gateway.serving(gateway.scripted(script, numerics=numerics("v avx2"))) as other:
         rest = await ask(gateway, "chat", after=last)
@@ -309,39 +313,39 @@ async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway,
     from tenants import actions
     from tenants.actors import SYSTEM_ACTOR
 
-    whole = await ask(storyteller, "chat")
-    last = events(whole)[4][0]
+    full_response = await ask(storyteller, "chat")
+    last = events(full_response)[4][0]
     other = await ask(storyteller, "chat-stop", after=last)
     assert (other.status, other.error["param"]) == (400, "Last-Event-ID")
     for bad in ("x", "chatcmpl-1:2:3", last + "0" * 3000):
         refused = await ask(storyteller, "chat", after=bad)
         assert (refused.status, refused.error["param"]) == (400, "Last-Event-ID")
-    ended = last + "."  # which it hadn't: nothing would ever come
+    finished = last + "."  # which it hadn't: nothing would ever come
     unknown = re.sub("-[0-9a-f]{32}", "-" + "0" * 32, last)
     beyond = re.sub(r":\d+$", ":9999", last)
-    for gone in (unknown, beyond, ended):
+    for gone in (unknown, beyond, finished):
         reply = await ask(storyteller, "chat", after=gone)
         assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
 
-    def others() -> list[str]:
+    def other_secrets() -> list[str]:
         stranger = actions.create_tenant(actor=SYSTEM_ACTOR, name="Stranger")
-        own, key = rows.tenant, rows.key
+        local_tenant, key = rows.tenant, rows.key
         return [
             actions.create_key(actor=SYSTEM_ACTOR, tenant=stranger, name="k").secret,
-            actions.create_key(actor=SYSTEM_ACTOR, tenant=own, name="k").secret,
+            actions.create_key(actor=SYSTEM_ACTOR, tenant=local_tenant, name="k").secret,
             actions.rotate_key(actor=SYSTEM_ACTOR, key=key, overlap=timedelta(days=1)).secret,
         ]
 
     path, body = REQUESTS["chat"]
-    told = []
-    for secret in await run_in_db_thread(others):
+    outcomes = []
+    for secret in await run_in_db_thread(other_secrets):
         headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
         exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
         reply = await asyncio.wait_for(exchange.reply(), 30)
-        told.append((reply.status, reply.error["code"] if reply.status != 200 else ""))
+        outcomes.append((reply.status, reply.error["code"] if reply.status != 200 else ""))
     # A stranger's key, another one of the tenant, and the one that follows the stream's.
     gone = (404, "stream_not_found")
-    assert told == [gone, gone, (200, "")]
+    assert outcomes == [gone, gone, (200, "")]
 
 
 def test_ids_say_where_a_client_is() -> None:
@@ -365,6 +369,6 @@ def test_a_requests_print_is_that_of_all_its_prompts(count: int) -> None:
         embeds=[],
         media=[],
     )
-    told = msgspec.msgpack.encode(msgspec.to_builtins(sampling, str_keys=True), order="sorted")
-    whole = hashlib.sha256(b"m\0e\0" + told + msgspec.msgpack.encode(prompts))
-    assert request_fingerprint(job) == whole.digest()
+    token_ids = msgspec.msgpack.encode(msgspec.to_builtins(sampling, str_keys=True), order="sorted")
+    full_sha256 = hashlib.sha256(b"m\0e\0" + token_ids + msgspec.msgpack.encode(prompts))
+    assert request_fingerprint(job) == full_sha256.digest()

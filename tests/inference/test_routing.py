@@ -30,9 +30,9 @@ def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float
 
 
 def chosen(replicas: list[Replica], key: bytes, slack: int = 8) -> str:
-    found = choose_replica(replicas, key, slack)
-    assert found is not None
-    return found.heartbeat.replica_id
+    replica = choose_replica(replicas, key, slack)
+    assert replica is not None
+    return replica.heartbeat.replica_id
 
 
 def test_prompts_with_the_same_beginning_go_to_the_same_replica() -> None:
@@ -53,9 +53,9 @@ def test_prefixes_spread_and_namespaces_keep_apart() -> None:
 def test_when_a_replica_leaves_only_its_own_prefixes_move() -> None:
     replicas = [replica(f"r{i}") for i in range(4)]
     keys = [prefix_key([i], "t") for i in range(200)]
-    before = {key: chosen(replicas, key) for key in keys}
-    left = [r for r in replicas if r.heartbeat.replica_id != "r2"]
-    assert all(chosen(left, key) == home for key, home in before.items() if home != "r2")
+    initial = {key: chosen(replicas, key) for key in keys}
+    remaining = [r for r in replicas if r.heartbeat.replica_id != "r2"]
+    assert all(chosen(remaining, key) == home for key, home in initial.items() if home != "r2")
 
 
 def test_a_busy_home_gives_way_to_an_idler_replica() -> None:
@@ -73,10 +73,10 @@ def test_what_was_just_given_counts_as_load() -> None:
     replicas = [replica("a"), replica("b")]
     homes = Counter()
     for _ in range(40):
-        found = choose_replica(replicas, key, 8)
-        assert found is not None
-        found.submitted += 1
-        homes[found.heartbeat.replica_id] += 1
+        actual_replica = choose_replica(replicas, key, 8)
+        assert actual_replica is not None
+        actual_replica.submitted += 1
+        homes[actual_replica.heartbeat.replica_id] += 1
     assert abs(homes["a"] - homes["b"]) <= 9
 
 
@@ -95,7 +95,7 @@ class _NoRedis:
     """A fleet that is only told things asks nobody."""
 
 
-def beat(replica_id: str, at: float, incarnation: str = "1") -> bytes:
+def beat(replica_id: str, timestamp: float, incarnation: str = "1") -> bytes:
     info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
     return protocol.encode(
         Heartbeat(
@@ -103,8 +103,8 @@ def beat(replica_id: str, at: float, incarnation: str = "1") -> bytes:
             incarnation=incarnation,
             state="ready",
             model=info,
-            at=at,
-            progress_at=at,
+            at=timestamp,
+            progress_at=timestamp,
         )
     )
 
@@ -121,9 +121,9 @@ def test_a_fleet_follows_heartbeats() -> None:
     fleet.update({"a": beat("a", 1.0)}, now)
     assert fleet.get("a") is first, "the same heartbeat is no news"
     fleet.update({"a": beat("a", 2.0)}, now)
-    fresh = fleet.get("a")
-    assert fresh is not None
-    assert fresh.submitted == 0
+    new = fleet.get("a")
+    assert new is not None
+    assert new.submitted == 0
     fleet.forget("a")
     assert fleet.get("a") is None
     assert fleet.model("m") is not None, "a model is remembered when its replica has gone"
@@ -154,23 +154,23 @@ def test_a_heartbeat_that_stands_still_is_a_dead_ones() -> None:
 
 
 def test_a_paused_replica_is_chosen_only_where_there_is_no_other() -> None:
-    resting, working = replica("resting"), replica("working")
-    resting.heartbeat.paused = True
+    skipped_replica, working = replica("resting"), replica("working")
+    skipped_replica.heartbeat.paused = True
     for number in range(20):
-        assert choose_replica([resting, working], prefix_key([number], "t"), 8) is working
-    assert choose_replica([resting], b"k", 8) is resting
+        assert choose_replica([skipped_replica, working], prefix_key([number], "t"), 8) is working
+    assert choose_replica([skipped_replica], b"k", 8) is skipped_replica
 
 
-def hit_rate(route: Callable[[bytes], int], prefixes: list[bytes], room: int) -> float:
+def hit_rate(route: Callable[[bytes], int], prefixes: list[bytes], capacity: int) -> float:
     """Part of requests whose prefix is still at the replica that gets them."""
-    held: dict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
+    caches: dict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
     hits = 0
     for prefix in prefixes:
-        cache = held[route(prefix)]
+        cache = caches[route(prefix)]
         hits += prefix in cache
         cache[prefix] = None
         cache.move_to_end(prefix)
-        while len(cache) > room:
+        while len(cache) > capacity:
             cache.popitem(last=False)
     return hits / len(prefixes)
 

@@ -41,7 +41,9 @@ async def test_tokens_are_named_by_id_unless_a_request_says_otherwise(
     async with gateway.serving(gateway.fake()):
         named = await gateway.client.complete("x", **fields)
         spelt = await gateway.client.complete("x", **fields, return_tokens_as_token_ids=False)
-    ids, texts = (each.json()["choices"][0]["logprobs"]["tokens"] for each in (named, spelt))
+    ids, texts = (
+        response.json()["choices"][0]["logprobs"]["tokens"] for response in (named, spelt)
+    )
     assert all(name.startswith("token_id:") for name in ids)
     assert not any(text.startswith("token_id:") for text in texts)
 
@@ -49,13 +51,13 @@ async def test_tokens_are_named_by_id_unless_a_request_says_otherwise(
 async def test_a_chats_own_template_variables_go_before_the_servers(
     gateway: Gateway, settings: Any, tokenizer: Tokenizer
 ) -> None:
-    given = {"enable_thinking": True, "mood": "calm", "reasoning_effort": "high"}
-    settings.QUIRE = settings.QUIRE.replace(default_chat_template_kwargs=given)
+    template_kwargs = {"enable_thinking": True, "mood": "calm", "reasoning_effort": "high"}
+    settings.QUIRE = settings.QUIRE.replace(default_chat_template_kwargs=template_kwargs)
     settings.QUIRE = settings.QUIRE.replace(request_chat_templates=True)
-    own = {"chat_template_kwargs": {"enable_thinking": False}}
+    request_fields = {"chat_template_kwargs": {"enable_thinking": False}}
     async with gateway.serving(replica := gateway.fake(eos_after=5)):
         await gateway.client.chat(chat_template=TEMPLATE)
-        await gateway.client.chat(chat_template=TEMPLATE, **own)
+        await gateway.client.chat(chat_template=TEMPLATE, **request_fields)
         await gateway.client.chat(chat_template=TEMPLATE, reasoning_effort="low")
-    prompts = [tokenizer.decode(each.prompt_token_ids, False) for each in replica.received]
+    prompts = [tokenizer.decode(request.prompt_token_ids, False) for request in replica.received]
     assert prompts == ["oncalmhigh", "offcalmhigh", "oncalmlow"]

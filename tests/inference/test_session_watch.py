@@ -21,17 +21,17 @@ async def test_a_socket_that_opens_during_a_look_stays_open(
         asked.append(seen)
         looking.set()
         go_on.wait(10)
-        return {each for each in seen if each.key != "ended"}
+        return {session for session in seen if session.key != "ended"}
 
     monkeypatch.setattr(watch, "filter_valid_sessions", living)
     monkeypatch.setattr(watch, "POLL_INTERVAL_S", 0.01)
-    told: list[str] = []
+    names: list[str] = []
 
     def socket(name: str) -> watch.OnSessionEnd:
-        async def ended() -> None:
-            told.append(name)
+        async def is_finished() -> None:
+            names.append(name)
 
-        return ended
+        return is_finished
 
     sockets = {name: socket(name) for name in ("ended", "late")}
     session_watch = watch.SessionMonitor()
@@ -42,6 +42,6 @@ async def test_a_socket_that_opens_during_a_look_stays_open(
     async with asyncio.timeout(60):
         while len(asked) < 3:  # noqa: ASYNC110 - a thread appends
             await asyncio.sleep(0.01)
-    assert told == ["ended"]
-    assert {each.key for each in asked[-1]} == {"late"}
+    assert names == ["ended"]
+    assert {session.key for session in asked[-1]} == {"late"}
     session_watch.remove(sockets["late"])

@@ -11,7 +11,7 @@ import pytest
 from common.files import new_id
 from inference import work as queue
 from inference.api import files as files
-from inference.api.responses import conversation as before
+from inference.api.responses import conversation as conversation_module
 from inference.api.responses import conversion as chat
 from inference.api.responses.conversion import Messages
 from inference.chat import job
@@ -22,7 +22,7 @@ MANY = 10_000
 ITEM = {"type": "message", "role": "user", "content": "a"}
 GATEWAYS_WORK: list[tuple[Any, str]] = [
     (Messages, "add_all"),
-    (before, "expand_compactions"),
+    (conversation_module, "expand_compactions"),
     (job, "template_messages"),
     (job, "count_chars"),
     (chat, "parse"),
@@ -34,17 +34,17 @@ def on_loop(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
     """By function: whether it ran on the event loop, each time it was called."""
     calls: dict[str, list[bool]] = {}
 
-    def watch(place: Any, name: str) -> None:
-        function = getattr(place, name)
+    def watch(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             calls.setdefault(name, []).append(threading.current_thread() is threading.main_thread())
             return function(*args, **kwargs)
 
-        monkeypatch.setattr(place, name, watched)
+        monkeypatch.setattr(owner, name, watched)
 
-    for place, name in [*GATEWAYS_WORK, (files, "file_object")]:
-        watch(place, name)
+    for index, name in [*GATEWAYS_WORK, (files, "file_object")]:
+        watch(index, name)
     return calls
 
 
@@ -55,13 +55,13 @@ async def a_conversation(gateway: Gateway, items: int) -> dict[str, Any]:
     row = await ItemConversation.objects.acreate(
         public_id=new_id("conv_"), tenant=tenant, size=size, changed_at=tenant.created_at
     )
-    made = (
+    conversation_items = (
         ConversationItem(
             conversation=row, public_id=f"msg_{number}", item=ITEM, size=len(str(ITEM))
         )
         for number in range(items)
     )
-    await ConversationItem.objects.abulk_create(made)
+    await ConversationItem.objects.abulk_create(conversation_items)
     return {"conversation": row.public_id}
 
 
@@ -116,11 +116,11 @@ async def test_fault_69_thousands_of_files_are_listed_in_a_thread(
     gateway: Gateway, on_loop: dict[str, list[bool]]
 ) -> None:
     tenant = gateway.rows.tenant
-    made = (
+    stored_files = (
         StoredFile(public_id=new_id("file-"), tenant=tenant, filename="a", purpose="batch", size=1)
         for _ in range(MANY)
     )
-    await StoredFile.objects.abulk_create(made)
+    await StoredFile.objects.abulk_create(stored_files)
     reply = await gateway.client.get("/v1/files")
     assert len(reply.json()["data"]) == MANY
     assert on_loop == {"file_object": [False] * MANY}

@@ -46,23 +46,23 @@ async def test_fault_56_a_background_response_outlives_a_disk_that_is_full_for_a
 ) -> None:
     monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     body = {"model": "fake", "input": "hello", "background": True}
-    made = (await served.client.post(URL, body)).json()
+    payload = (await served.client.post(URL, body)).json()
     update, tries = runner.update_response, []
 
-    def updated(**given: Any) -> bool:
-        if given["status"] != "in_progress":
-            tries.append(given)
+    def updated(**fields: Any) -> bool:
+        if fields["status"] != "in_progress":
+            tries.append(fields)
             if len(tries) == 1:
                 raise OperationalError("database or disk is full")
-        return update(**given)
+        return update(**fields)
 
     monkeypatch.setattr(runner, "update_response", updated)
-    await runner.run_response(made["id"], "worker")
+    await runner.run_response(payload["id"], "worker")
     assert len(tries) == 2
     assert "ResponseRun._update is retried" in caplog.text
     assert "hello" not in caplog.text
-    found = (await served.client.get(f"{URL}/{made['id']}")).json()
-    assert found["status"] in ("completed", "incomplete")
+    response = (await served.client.get(f"{URL}/{payload['id']}")).json()
+    assert response["status"] in ("completed", "incomplete")
 
 
 async def test_a_background_response_is_made_again_when_its_replicas_were_away_for_long(
@@ -72,21 +72,21 @@ async def test_a_background_response_is_made_again_when_its_replicas_were_away_f
     monkeypatch.setattr(queue, "send_job", lambda kind, public_id: None)
     collect, tries = runner.ResponseRun._collect, []
 
-    async def collected(self: Any, *given: Any) -> bool:
+    async def collected(self: Any, *arguments: Any) -> bool:
         tries.append(self)
         if len(tries) == 1:
             raise EngineUnavailable("The model is loading (29%). Waited 30 s.")
-        return await collect(self, *given)
+        return await collect(self, *arguments)
 
     monkeypatch.setattr(runner.ResponseRun, "_collect", collected)
     async with gateway.serving(gateway.fake()):
-        made = (
+        payload = (
             await gateway.client.post(URL, {"model": "fake", "input": "hello", "background": True})
         ).json()
-        await runner.run_response(made["id"], "worker")
-        found = (await gateway.client.get(f"{URL}/{made['id']}")).json()
+        await runner.run_response(payload["id"], "worker")
+        response = (await gateway.client.get(f"{URL}/{payload['id']}")).json()
     assert len(tries) == 2
-    assert found["status"] in ("completed", "incomplete")
+    assert response["status"] in ("completed", "incomplete")
 
 
 def test_fault_56_of_a_line_that_the_disk_did_not_take_nothing_is_there(

@@ -36,89 +36,96 @@ async def test_what_was_answered_is_kept(
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
         reply = await ask(gateway, stream=stream, metadata={"k": "v"})
-    made = reply.events[0] if stream else reply.json()
-    kept = (await gateway.client.get(f"{URL}/{made['id']}")).json()
-    completion = ChatCompletion.model_validate(kept)
+    event = reply.events[0] if stream else reply.json()
+    retained_payload = (await gateway.client.get(f"{URL}/{event['id']}")).json()
+    completion = ChatCompletion.model_validate(retained_payload)
     assert completion.choices[0].message.content == "a fox"
     assert completion.usage is not None
-    assert kept["metadata"] == {"k": "v"}
-    assert stream or kept == made
+    assert retained_payload["metadata"] == {"k": "v"}
+    assert stream or retained_payload == event
 
 
 async def test_without_store_nothing_is_kept(served: Gateway) -> None:
     for fields in ({"store": False}, {"store": None}):
-        made = (await ask(served, **fields)).json()
-        assert (await served.client.get(f"{URL}/{made['id']}")).status == 404
+        payload = (await ask(served, **fields)).json()
+        assert (await served.client.get(f"{URL}/{payload['id']}")).status == 404
     assert await ids(served) == []
 
 
 async def test_they_are_listed_in_pages_and_chosen_by_their_metadata(served: Gateway) -> None:
     tags: list[dict[str, str]] = [{"a": "1"}, {"a": "1", "b": "x_y"}, {"A": "1"}, {"b": 'x"y'}, {}]
-    made = [(await ask(served, metadata=tag)).json()["id"] for tag in tags]
-    assert await ids(served) == made
-    assert await ids(served, "order=desc&limit=2") == [made[4], made[3]]
-    page = (await served.client.get(f"{URL}?limit=2&after={made[1]}")).json()
-    assert ([i["id"] for i in page["data"]], page["has_more"]) == ([made[2], made[3]], True)
-    assert await ids(served, "metadata[a]=1") == made[:2]
-    assert await ids(served, "metadata[a]=1&metadata[b]=x_y") == [made[1]]
-    assert await ids(served, 'metadata[b]=x"y') == [made[3]]
+    completion_ids = [(await ask(served, metadata=tag)).json()["id"] for tag in tags]
+    assert await ids(served) == completion_ids
+    assert await ids(served, "order=desc&limit=2") == [completion_ids[4], completion_ids[3]]
+    page = (await served.client.get(f"{URL}?limit=2&after={completion_ids[1]}")).json()
+    assert ([i["id"] for i in page["data"]], page["has_more"]) == (
+        [completion_ids[2], completion_ids[3]],
+        True,
+    )
+    assert await ids(served, "metadata[a]=1") == completion_ids[:2]
+    assert await ids(served, "metadata[a]=1&metadata[b]=x_y") == [completion_ids[1]]
+    assert await ids(served, 'metadata[b]=x"y') == [completion_ids[3]]
     assert await ids(served, "metadata[b]=x%25") == []
-    assert await ids(served, "model=fake&limit=1") == made[:1]
+    assert await ids(served, "model=fake&limit=1") == completion_ids[:1]
     assert await ids(served, "model=other") == []
 
 
 async def test_metadata_is_changed_and_a_completion_forgotten(served: Gateway) -> None:
-    made = (await ask(served, metadata={"k": "v"})).json()["id"]
-    changed = await served.client.post(f"{URL}/{made}", {"metadata": {"n": "w"}})
+    completion_id = (await ask(served, metadata={"k": "v"})).json()["id"]
+    changed = await served.client.post(f"{URL}/{completion_id}", {"metadata": {"n": "w"}})
     assert changed.json()["metadata"] == {"n": "w"}
-    assert await ids(served, "metadata[n]=w") == [made]
+    assert await ids(served, "metadata[n]=w") == [completion_id]
     for body, param in (
         ({"metadata": 5}, "metadata"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"metadata": {f"k{n}": "x" for n in range(17)}}, "metadata"),
         ({"metadata": None, "model": "x"}, "model"),
     ):
-        refused = await served.client.post(f"{URL}/{made}", body)
+        refused = await served.client.post(f"{URL}/{completion_id}", body)
         assert (refused.status, refused.error["param"]) == (400, param)
-    gone = await served.client.request("DELETE", f"{URL}/{made}")
-    assert gone.json() == {"id": made, "object": "chat.completion.deleted", "deleted": True}
-    assert (await served.client.get(f"{URL}/{made}")).status == 404
+    gone = await served.client.request("DELETE", f"{URL}/{completion_id}")
+    assert gone.json() == {
+        "id": completion_id,
+        "object": "chat.completion.deleted",
+        "deleted": True,
+    }
+    assert (await served.client.get(f"{URL}/{completion_id}")).status == 404
 
 
 async def test_its_messages_are_those_that_were_sent(served: Gateway) -> None:
     parts = [{"type": "text", "text": "hi \0"}]
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
-    made = (await ask(served, messages=messages)).json()["id"]
-    listed = (await served.client.get(f"{URL}/{made}/messages")).json()["data"]
+    completion_id = (await ask(served, messages=messages)).json()["id"]
+    listed = (await served.client.get(f"{URL}/{completion_id}/messages")).json()["data"]
     assert [(m["role"], m["content"], m["content_parts"]) for m in listed] == [
         ("system", "be brief", None),
         ("user", None, parts),
     ]
     assert len({ChatCompletionStoreMessage.construct(**m).id for m in listed}) == 2
-    last = (await served.client.get(f"{URL}/{made}/messages?order=desc&limit=1")).json()
+    last = (await served.client.get(f"{URL}/{completion_id}/messages?order=desc&limit=1")).json()
     assert (last["data"], last["has_more"]) == ([listed[1]], True)
 
 
 async def test_fault_23_a_strangers_completion_is_404_on_every_verb(served: Gateway) -> None:
-    made = (await ask(served)).json()["id"]
+    completion_id = (await ask(served)).json()["id"]
     other = await asyncio.to_thread(stranger)
-    assert (await other.get(f"{URL}/{made}")).status == 404
-    assert (await other.get(f"{URL}/{made}/messages")).status == 404
-    assert (await other.post(f"{URL}/{made}", {"metadata": None})).status == 404
-    assert (await other.request("DELETE", f"{URL}/{made}")).status == 404
-    assert (await other.get(f"{URL}?after={made}")).status == 404
+    assert (await other.get(f"{URL}/{completion_id}")).status == 404
+    assert (await other.get(f"{URL}/{completion_id}/messages")).status == 404
+    assert (await other.post(f"{URL}/{completion_id}", {"metadata": None})).status == 404
+    assert (await other.request("DELETE", f"{URL}/{completion_id}")).status == 404
+    assert (await other.get(f"{URL}?after={completion_id}")).status == 404
     assert (await other.get(URL)).json()["data"] == []
     # And a response is no completion.
     response = await served.client.post("/v1/responses", {"model": "fake", "input": "x"})
     assert (await served.client.get(f"{URL}/{response.json()['id']}")).status == 404
-    assert (await served.client.get(f"/v1/responses/{made}")).status == 404
+    assert (await served.client.get(f"/v1/responses/{completion_id}")).status == 404
 
 
 async def test_they_expire(served: Gateway, settings: Any, tmp_path: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
-    made = (await ask(served)).json()["id"]
+    completion_id = (await ask(served)).json()["id"]
     await StoredCompletion.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
-    assert (await served.client.get(f"{URL}/{made}")).status == 404
+    assert (await served.client.get(f"{URL}/{completion_id}")).status == 404
     assert await asyncio.to_thread(remove_expired) == 1
 
 
@@ -141,8 +148,8 @@ async def test_without_room_nothing_is_made(served: Gateway, settings: Any) -> N
     for reply in (await ask(served), await served.client.post("/v1/responses", response)):
         assert (reply.status, reply.error["code"]) == (413, "storage_full")
     assert (await ask(served, store=False)).status == 200
-    kept = await served.client.post("/v1/responses", response | {"store": False})
-    assert kept.status == 200
+    retained_response = await served.client.post("/v1/responses", response | {"store": False})
+    assert retained_response.status == 200
     assert len(await served.usage()) == 3
 
 

@@ -171,10 +171,11 @@ async def test_required_and_named_calls_become_grammars(
 async def test_enforced_calls_need_no_training(
     gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    default_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     text = '[{"name": "weather", "arguments": {"city": "X"}}]'
     replica = gateway.scripted(
-        says(tokenizer, text), model_path=with_template(gateway.model_folder, tmp_path, plain)
+        says(tokenizer, text),
+        model_path=with_template(gateway.model_folder, tmp_path, default_template),
     )
     async with gateway.serving(replica):
         reply = await gateway.client.chat(tools=[TOOL], tool_choice="required")
@@ -209,10 +210,12 @@ async def test_strict_functions_and_json_answers_keep_their_form_while_the_model
         await gateway.client.chat(tools=[strict])
         await gateway.client.chat(tools=[TOOL], response_format=json_schema())
         await gateway.client.chat(tools=[TOOL], tool_choice="none", guided_regex="a")
-    free, kept, either, none = (each.sampling.structured_outputs for each in replica.received)
+    free, retained_structured_outputs, either, none = (
+        request.sampling.structured_outputs for request in replica.received
+    )
     assert free is None
-    assert kept is not None
-    assert "TEXT" in (kept.grammar or "")
+    assert retained_structured_outputs is not None
+    assert "TEXT" in (retained_structured_outputs.grammar or "")
     assert either is not None
     assert "answer:" in (either.grammar or "")
     assert none == StructuredOutputsParams(regex="a")

@@ -35,19 +35,19 @@ def methods_of(pattern: URLPattern) -> list[tuple[str, str]]:
     if view.public:
         return []
     path = "/" + re.sub(r"<.*?>", "x", str(pattern.pattern))
-    found = [name.upper() for name in ("get", "post", "delete") if hasattr(view, name)]
-    return [(name, path) for name in found if not (view.generates and name == "POST")]
+    methods = [name.upper() for name in ("get", "post", "delete") if hasattr(view, name)]
+    return [(name, path) for name in methods if not (view.generates and name == "POST")]
 
 
-ENDPOINTS = [each for pattern in urlpatterns for each in methods_of(pattern)]
+ENDPOINTS = [method for pattern in urlpatterns for method in methods_of(pattern)]
 
 
 async def with_every_scope(gateway: Gateway) -> dict[str, str]:
     tenant = gateway.rows.tenant
-    made = await run_in_db_thread(
+    key = await run_in_db_thread(
         actions.create_key, actor=SYSTEM_ACTOR, tenant=tenant, scopes=tuple(ALL)
     )
-    return {"authorization": f"Bearer {made.secret}"}
+    return {"authorization": f"Bearer {key.secret}"}
 
 
 async def test_fault_71_every_endpoint_that_does_not_generate_has_a_rate(
@@ -87,11 +87,11 @@ async def test_fault_71_reports_and_lists_take_more_of_the_rate_and_generating_t
 async def test_fault_71_64_clients_that_loop_on_reports_hold_up_neither_keys_nor_first_tokens(
     served: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, begun = threading.Event(), threading.Event()
+    free, started_event = threading.Event(), threading.Event()
     report = organization.report
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        begun.set()
+        started_event.set()
         assert free.wait(60)
         return report(*args, **kwargs)
 
@@ -103,7 +103,7 @@ async def test_fault_71_64_clients_that_loop_on_reports_hold_up_neither_keys_nor
 
     clients = [asyncio.create_task(loop()) for _ in range(64)]
     try:
-        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.to_thread(started_event.wait, 60)
         for _ in range(3):
             authentication.clear_cache()  # the key is looked up anew
             assert (await served.client.chat(store=True)).status == 200

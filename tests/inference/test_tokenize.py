@@ -16,12 +16,12 @@ async def test_a_text_is_told_in_the_vocabularys_own_spelling(
     served: Gateway, tokenizer: Tokenizer
 ) -> None:
     body = {"prompt": "the quick fox", "return_token_strs": True}
-    told = (await served.client.post("/tokenize", body)).json()
-    assert told["tokens"] == tokenizer.encode("the quick fox")
-    assert told["count"] == len(told["tokens"])
-    assert "".join(told["token_strs"]).replace("\u0120", " ") == "the quick fox"
-    assert any(piece.startswith("\u0120") for piece in told["token_strs"])
-    back = await served.client.post("/detokenize", {"tokens": told["tokens"]})
+    payload = (await served.client.post("/tokenize", body)).json()
+    assert payload["tokens"] == tokenizer.encode("the quick fox")
+    assert payload["count"] == len(payload["tokens"])
+    assert "".join(payload["token_strs"]).replace("\u0120", " ") == "the quick fox"
+    assert any(chunk.startswith("\u0120") for chunk in payload["token_strs"])
+    back = await served.client.post("/detokenize", {"tokens": payload["tokens"]})
     assert back.json() == {"prompt": "the quick fox"}
 
 
@@ -37,11 +37,11 @@ async def test_a_text_is_told_in_the_vocabularys_own_spelling(
 async def test_a_chat_is_what_generation_gets(
     served: Gateway, tokenizer: Tokenizer, options: dict[str, Any]
 ) -> None:
-    told = await served.client.post("/tokenize", {"messages": CHAT, **options})
+    response = await served.client.post("/tokenize", {"messages": CHAT, **options})
     prompt = options.get("add_generation_prompt", True)
     expected = render_chat(tokenizer, CHAT, add_generation_prompt=prompt)
-    assert told.json()["tokens"] == expected
-    assert told.json()["token_strs"] is None
+    assert response.json()["tokens"] == expected
+    assert response.json()["token_strs"] is None
     more = await served.client.post(
         "/tokenize", {"messages": CHAT, "add_special_tokens": True, **options}
     )

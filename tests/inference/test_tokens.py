@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.text import Tokenizer
-from tests.inference.conftest import Gateway, made_tokens
+from tests.inference.conftest import Gateway, generated_tokens
 from tests.inference.scripted import says
 from tests.inference.test_chat_tools import TOOL
 
@@ -19,20 +19,20 @@ USER = {"role": "user", "content": "hello"}
 async def test_ids_come_back_for_ids(served: Gateway) -> None:
     prompt = [50, 60, 70]
     body = {"token_ids": prompt, "sampling_params": {"max_tokens": 5, "n": 2, "seed": 3}}
-    told = (await served.client.post(URL, body)).json()
-    assert [choice["token_ids"] for choice in told["choices"]] == [
-        made_tokens(prompt, 5, index) for index in range(2)
+    payload = (await served.client.post(URL, body)).json()
+    assert [choice["token_ids"] for choice in payload["choices"]] == [
+        generated_tokens(prompt, 5, index) for index in range(2)
     ]
-    assert {choice["finish_reason"] for choice in told["choices"]} == {"length"}
-    assert told["usage"]["total_tokens"] == 3 + 10
-    assert told["choices"][0]["logprobs"] is told["prompt_token_ids"] is None
-    assert "text" not in told["choices"][0]
+    assert {choice["finish_reason"] for choice in payload["choices"]} == {"length"}
+    assert payload["usage"]["total_tokens"] == 3 + 10
+    assert payload["choices"][0]["logprobs"] is payload["prompt_token_ids"] is None
+    assert "text" not in payload["choices"][0]
     stream = await served.client.post(URL, body | {"stream": True})
     streamed: list[list[int]] = [[], []]
     for event in stream.events[:-1]:
         for choice in event["choices"]:
             streamed[choice["index"]] += choice["token_ids"]
-    assert streamed == [choice["token_ids"] for choice in told["choices"]]
+    assert streamed == [choice["token_ids"] for choice in payload["choices"]]
     (record, _) = await served.usage()
     assert (record.prompt_tokens, record.completion_tokens) == (3, 10)
 
@@ -45,9 +45,9 @@ async def test_what_else_may_come_with_the_ids(served: Gateway, tokenizer: Token
         "output_mode": "text",
         "sampling_params": {"max_tokens": 4, "logprobs": 2, "detokenize": True},
     }
-    told = (await served.client.post(URL, body)).json()
-    (choice,) = told["choices"]
-    assert (told["request_id"], told["prompt_token_ids"]) == ("mine", [50, 60])
+    payload = (await served.client.post(URL, body)).json()
+    (choice,) = payload["choices"]
+    assert (payload["request_id"], payload["prompt_token_ids"]) == ("mine", [50, 60])
     assert choice["text"] == tokenizer.decode(choice["token_ids"])
     assert len(choice["logprobs"]["content"]) == 4
     body["output_mode"] = "tokens"
@@ -58,8 +58,8 @@ async def test_what_else_may_come_with_the_ids(served: Gateway, tokenizer: Token
     assert len(first["top_logprobs"]) == 2
     body["sampling_params"]["logprobs"] = 0
     (choice,) = (await served.client.post(URL, body)).json()["choices"]
-    alone = choice["logprobs"]["content"][0]["top_logprobs"]
-    assert [top["token_id"] for top in alone] == choice["token_ids"][:1]
+    isolated_top_logprobs = choice["logprobs"]["content"][0]["top_logprobs"]
+    assert [top["token_id"] for top in isolated_top_logprobs] == choice["token_ids"][:1]
     options = {"include_usage": True}
     stream = await served.client.post(URL, body | {"stream": True, "stream_options": options})
     assert stream.events[0]["prompt_token_ids"] == [50, 60]
@@ -68,8 +68,8 @@ async def test_what_else_may_come_with_the_ids(served: Gateway, tokenizer: Token
 
 async def test_without_a_limit_the_context_is_one(gateway: Gateway) -> None:
     async with gateway.serving(gateway.fake(max_model_len=256)):
-        told = (await gateway.client.post(URL, {"token_ids": [5] * 40})).json()
-    assert told["usage"]["total_tokens"] == 256
+        payload = (await gateway.client.post(URL, {"token_ids": [5] * 40})).json()
+    assert payload["usage"]["total_tokens"] == 256
 
 
 @pytest.mark.parametrize(
@@ -135,17 +135,17 @@ async def test_what_is_rendered_runs_as_the_request_would(
             assert reply.status == 200, reply.body
     ran = replica.received[len(meant) :]
     assert len(ran) == len(meant)
-    for before, after in zip(meant, ran, strict=True):
-        assert after.prompt_token_ids == before.prompt_token_ids
-        before.sampling.seed = after.sampling.seed = None if "seed" not in body else 4
-        assert after.sampling.max_tokens == (before.sampling.max_tokens)
-        assert after.sampling == before.sampling
+    for initial_output, after in zip(meant, ran, strict=True):
+        assert after.prompt_token_ids == initial_output.prompt_token_ids
+        initial_output.sampling.seed = after.sampling.seed = None if "seed" not in body else 4
+        assert after.sampling.max_tokens == (initial_output.sampling.max_tokens)
+        assert after.sampling == initial_output.sampling
 
 
 async def test_rendering_needs_a_key_and_a_good_request(served: Gateway) -> None:
     path = "/v1/chat/completions/render"
-    wrong = await served.client.post(path, {"messages": [USER], "temperature": -1})
-    assert (wrong.status, wrong.error["param"]) == (400, "temperature")
+    invalid_response = await served.client.post(path, {"messages": [USER], "temperature": -1})
+    assert (invalid_response.status, invalid_response.error["param"]) == (400, "temperature")
     assert (await served.client.get(path)).status == 405
     long = await served.client.post("/v1/responses/render", {"input": "the fox " * 5000})
     assert (long.status, long.error["param"]) == (400, "input")
@@ -159,17 +159,17 @@ async def test_the_oldest_endpoint_gives_texts_with_their_prompt(
 ) -> None:
     body = {"prompt": "the fox", "n": 2, "max_tokens": 9}
     async with gateway.serving(gateway.scripted(says(tokenizer, " jumps", " runs"))):
-        whole = await gateway.client.post("/generate", body)
+        full_response = await gateway.client.post("/generate", body)
         stream = await gateway.client.post("/generate", body | {"stream": True})
-        wrong = await gateway.client.post("/generate", {"prompt": [5, 6]})
-    assert whole.json() == {"text": ["the fox jumps", "the fox runs"]}
+        invalid_response = await gateway.client.post("/generate", {"prompt": [5, 6]})
+    assert full_response.json() == {"text": ["the fox jumps", "the fox runs"]}
     *parts, rest = stream.body.split(b"\0")
     lines = [json.loads(part) for part in parts]
     assert rest == b""
     assert stream.headers["content-type"] == "text/plain"
-    assert lines[-1] == whole.json()
+    assert lines[-1] == full_response.json()
     assert len(lines) > 1
-    assert (wrong.status, wrong.error["param"]) == (400, "prompt")
+    assert (invalid_response.status, invalid_response.error["param"]) == (400, "prompt")
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ class Parsed:
     calls: list[dict[str, Any]]
 
 
-def parse(pieces: list[str]) -> Parsed:
+def parse(chunks: list[str]) -> Parsed:
     parser = HermesParser()
     parts: list[Part] = []
-    for piece in pieces:
-        parts += parser.push(piece)
+    for chunk in chunks:
+        parts += parser.push(chunk)
     message = build_message(parts + parser.flush())
     return Parsed(message["content"] or "", message.get("tool_calls", []))
 
@@ -101,29 +101,29 @@ def test_arguments_that_are_text_already_stay_so() -> None:
     ],
 )
 def test_any_split_gives_what_the_whole_gives(text: str) -> None:
-    whole = parse([text])
+    full_parsed = parse([text])
     for cut in range(len(text) + 1):
         parsed = parse([text[:cut], text[cut:]])
-        assert (parsed.content, calls(parsed)) == (whole.content, calls(whole))
+        assert (parsed.content, calls(parsed)) == (full_parsed.content, calls(full_parsed))
     parsed = parse(list(text))
-    assert (parsed.content, calls(parsed)) == (whole.content, calls(whole))
+    assert (parsed.content, calls(parsed)) == (full_parsed.content, calls(full_parsed))
 
 
 @profile(max_examples=100, deadline=None)
 @given(
-    pieces=st.lists(
+    chunks=st.lists(
         st.sampled_from([CALL, "text", " ", "\n", "<tool_call>", "</tool_call>", "{", "<", "é🙂"]),
         max_size=8,
     ),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
-def test_any_cutting_of_any_text_gives_the_same(pieces: list[str], cuts: list[int]) -> None:
-    text = "".join(pieces)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
-    whole = parse([text])
-    cut_up = parse([text[a:b] for a, b in pairwise(places)])
-    assert (cut_up.content, calls(cut_up)) == (whole.content, calls(whole))
-    for _, arguments in calls(whole):
+def test_any_cutting_of_any_text_gives_the_same(chunks: list[str], cuts: list[int]) -> None:
+    text = "".join(chunks)
+    positions = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    full_parsed = parse([text])
+    cut_up = parse([text[a:b] for a, b in pairwise(positions)])
+    assert (cut_up.content, calls(cut_up)) == (full_parsed.content, calls(full_parsed))
+    for _, arguments in calls(full_parsed):
         json.loads(arguments)
 
 

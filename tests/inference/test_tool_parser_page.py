@@ -31,9 +31,9 @@ TEXT = 'So: <<weather {"city": "a >> b"}>><<clock {}>> <<no>>'
 def page(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "shouting.py").write_text(CODE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    given: dict[str, Any] = {}
-    exec(SETTING, given)
-    settings.QUIRE = given["QUIRE"]
+    namespace: dict[str, Any] = {}
+    exec(SETTING, namespace)
+    settings.QUIRE = namespace["QUIRE"]
     yield
     sys.modules.pop("shouting", None)
 

@@ -48,29 +48,29 @@ async def test_parts_become_a_file_in_the_order_that_is_named(
     gateway: Gateway, files_dir: Path
 ) -> None:
     client = gateway.client
-    made = Upload.model_validate((await announce(client, 6)).json())
-    assert (made.status, made.bytes, made.file) == ("pending", 6, None)
-    second = Part.model_validate((await send(client, made.id, b"def")).json())
-    first = Part.model_validate((await send(client, made.id, b"abc")).json())
+    response = Upload.model_validate((await announce(client, 6)).json())
+    assert (response.status, response.bytes, response.file) == ("pending", 6, None)
+    second = Part.model_validate((await send(client, response.id, b"def")).json())
+    first = Part.model_validate((await send(client, response.id, b"abc")).json())
     md5 = hashlib.md5(b"abcdef", usedforsecurity=False).hexdigest()
     named = {"part_ids": [first.id, second.id], "md5": md5}
-    done = Upload.model_validate((await client.post(f"{URL}/{made.id}/complete", named)).json())
+    done = Upload.model_validate((await client.post(f"{URL}/{response.id}/complete", named)).json())
     assert done.status == "completed"
     assert done.file is not None
     content = await client.get(f"/v1/files/{done.file.id}/content")
     assert content.body == b"abcdef"
     assert blobs(files_dir) == ["file"]
-    again = await client.post(f"{URL}/{made.id}/complete", named)
-    assert (again.status, (await send(client, made.id, b"x")).status) == (409, 409)
-    assert (await client.post(f"{URL}/{made.id}/cancel", {})).status == 409
+    again = await client.post(f"{URL}/{response.id}/complete", named)
+    assert (again.status, (await send(client, response.id, b"x")).status) == (409, 409)
+    assert (await client.post(f"{URL}/{response.id}/cancel", {})).status == 409
 
 
 async def test_one_that_dies_while_it_is_completed_is_still_pending(
     gateway: Gateway, files_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = (await announce(gateway.client, 3)).json()
-    part = (await send(gateway.client, made["id"], b"abc")).json()
-    named, path = {"part_ids": [part["id"]]}, f"{URL}/{made['id']}/complete"
+    payload = (await announce(gateway.client, 3)).json()
+    part = (await send(gateway.client, payload["id"], b"abc")).json()
+    named, path = {"part_ids": [part["id"]]}, f"{URL}/{payload['id']}/complete"
 
     def dies(*_: Any, **__: Any) -> None:
         raise OSError
@@ -84,10 +84,10 @@ async def test_one_that_dies_while_it_is_completed_is_still_pending(
 
 
 async def test_a_cancelled_upload_leaves_nothing(gateway: Gateway, files_dir: Path) -> None:
-    made = (await announce(gateway.client, 6)).json()
-    await send(gateway.client, made["id"], b"abc")
+    payload = (await announce(gateway.client, 6)).json()
+    await send(gateway.client, payload["id"], b"abc")
     assert blobs(files_dir) == ["part"]
-    reply = await gateway.client.post(f"{URL}/{made['id']}/cancel", {})
+    reply = await gateway.client.post(f"{URL}/{payload['id']}/cancel", {})
     assert reply.json()["status"] == "cancelled"
     assert blobs(files_dir) == []
 
@@ -95,8 +95,8 @@ async def test_a_cancelled_upload_leaves_nothing(gateway: Gateway, files_dir: Pa
 async def test_one_that_is_forgotten_goes_and_one_that_runs_stays(
     gateway: Gateway, files_dir: Path
 ) -> None:
-    made = (await announce(gateway.client, 6)).json()
-    await send(gateway.client, made["id"], b"abc")
+    payload = (await announce(gateway.client, 6)).json()
+    await send(gateway.client, payload["id"], b"abc")
     await asyncio.to_thread(remove_expired)
     assert blobs(files_dir) == ["part"]
     past = timezone.now() - timedelta(seconds=1)
@@ -108,19 +108,19 @@ async def test_one_that_is_forgotten_goes_and_one_that_runs_stays(
 
 async def test_what_is_not_as_announced_is_refused(gateway: Gateway) -> None:
     client = gateway.client
-    made = (await announce(client, 6)).json()
-    part = (await send(client, made["id"], b"abcd")).json()
-    over = await send(client, made["id"], b"efg")
-    assert (over.status, over.error["param"]) == (400, "data")
+    payload = (await announce(client, 6)).json()
+    part = (await send(client, payload["id"], b"abcd")).json()
+    exceeding_response = await send(client, payload["id"], b"efg")
+    assert (exceeding_response.status, exceeding_response.error["param"]) == (400, "data")
     other = (await announce(client, 6)).json()
     foreign = (await send(client, other["id"], b"abcdef")).json()
-    whole = {"part_ids": [foreign["id"]], "md5": "0" * 32}
+    full = {"part_ids": [foreign["id"]], "md5": "0" * 32}
     for upload_id, body, param in (
-        (made["id"], {"part_ids": [part["id"]]}, "part_ids"),
-        (made["id"], {"part_ids": [foreign["id"]]}, "part_ids"),
-        (made["id"], {"part_ids": [part["id"], part["id"]]}, "part_ids"),
-        (made["id"], {"part_ids": []}, "part_ids"),
-        (other["id"], whole, "md5"),
+        (payload["id"], {"part_ids": [part["id"]]}, "part_ids"),
+        (payload["id"], {"part_ids": [foreign["id"]]}, "part_ids"),
+        (payload["id"], {"part_ids": [part["id"], part["id"]]}, "part_ids"),
+        (payload["id"], {"part_ids": []}, "part_ids"),
+        (other["id"], full, "md5"),
     ):
         reply = await client.post(f"{URL}/{upload_id}/complete", body)
         assert (reply.status, reply.error["param"]) == (400, param), body
@@ -132,25 +132,25 @@ async def test_a_tenants_bytes_are_bounded_parts_among_them(
     settings.QUIRE = settings.QUIRE.replace(max_file_bytes=1000, tenant_quotas={"file_bytes": 10})
     client = gateway.client
     assert (await announce(client, 11)).error["code"] == "storage_full"
-    made = [(await announce(client, 8)).json()["id"] for _ in range(2)]
-    assert (await send(client, made[0], b"x" * 8)).status == 200
-    reply = await send(client, made[1], b"x" * 8)
+    ids = [(await announce(client, 8)).json()["id"] for _ in range(2)]
+    assert (await send(client, ids[0], b"x" * 8)).status == 200
+    reply = await send(client, ids[1], b"x" * 8)
     assert (reply.status, reply.error["code"]) == (413, "storage_full")
     assert (await announce(client, 1001)).status == 413
     parts = await asyncio.to_thread(lambda: [part.public_id for part in UploadPart.objects.all()])
-    done = await client.post(f"{URL}/{made[0]}/complete", {"part_ids": parts})
+    done = await client.post(f"{URL}/{ids[0]}/complete", {"part_ids": parts})
     assert done.json()["status"] == "completed"  # its parts make room for it
 
 
 async def test_nobody_else_reaches_it(gateway: Gateway) -> None:
-    made = (await announce(gateway.client, 3)).json()
-    part = (await send(gateway.client, made["id"], b"abc")).json()
+    payload = (await announce(gateway.client, 3)).json()
+    part = (await send(gateway.client, payload["id"], b"abc")).json()
     other = await asyncio.to_thread(stranger)
-    assert (await send(other, made["id"], b"abc")).status == 404
+    assert (await send(other, payload["id"], b"abc")).status == 404
     named = {"part_ids": [part["id"]]}
-    assert (await other.post(f"{URL}/{made['id']}/complete", named)).status == 404
-    assert (await other.post(f"{URL}/{made['id']}/cancel", {})).status == 404
-    assert (await gateway.client.post(f"{URL}/{made['id']}/complete", named)).status == 200
+    assert (await other.post(f"{URL}/{payload['id']}/complete", named)).status == 404
+    assert (await other.post(f"{URL}/{payload['id']}/cancel", {})).status == 404
+    assert (await gateway.client.post(f"{URL}/{payload['id']}/complete", named)).status == 200
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ async def test_fault_25_a_client_that_leaves_while_it_is_queued_pays_nothing(
     async with replica:
         replica.state = "ready"
         await replica._beat()
-        await gateway.look()
+        await gateway.refresh()
         replica.state = "loading"
         exchange = opened(gateway)
         await until(lambda: replica.running)
@@ -120,7 +120,7 @@ async def test_fault_25_a_client_that_leaves_in_prefill_pays_for_the_prompt(
     async with replica:
         replica.state = "ready"
         await replica._beat()
-        await gateway.look()
+        await gateway.refresh()
         replica.state = "loading"
         exchange = opened(gateway)
         await until(lambda: replica.running)

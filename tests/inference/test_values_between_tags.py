@@ -87,9 +87,9 @@ def arguments_of(name: str, function: ToolFunction | None, text: str) -> Any:
     """The arguments of the one call in a text, the same whole and character by character."""
     functions = () if function is None else (function,)
     plan = OutputParserConfig(tools=partial(parser_of(name), functions))
-    whole = read(plan, [text])
-    assert shape(read(plan, list(text))) == shape(whole)
-    message = build_message(whole)
+    full = read(plan, [text])
+    assert shape(read(plan, list(text))) == shape(full)
+    message = build_message(full)
     assert not message["content"], message
     (call,) = message["tool_calls"]
     return json.loads(call["function"]["arguments"])
@@ -377,9 +377,9 @@ def test_fault_85_the_next_call_is_one_whatever_the_value_before_it_holds(name: 
     for value in (call.replace("VALUE", "1"), f"{opening} to begin"):
         text = f"{call.replace('VALUE', value)}\n{call.replace('VALUE', 'next')}"
         plan = OutputParserConfig(tools=partial(parser_of(name), (ToolFunction("f", TEXT),)))
-        whole = read(plan, [text])
-        assert shape(read(plan, list(text))) == shape(whole)
-        calls = build_message(whole)["tool_calls"]
+        full = read(plan, [text])
+        assert shape(read(plan, list(text))) == shape(full)
+        calls = build_message(full)["tool_calls"]
         values = [json.loads(call["function"]["arguments"])["v"] for call in calls]
         assert values == [value, "next"]
 

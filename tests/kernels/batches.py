@@ -42,25 +42,25 @@ def make_batch(
 
     With `strided`, q is a view into a wider row, as it comes out of a fused QKV projection.
     """
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     tokens = sum(queries for queries, _ in sequences)
     counts = [-(-length // block_size) for _, length in sequences]
-    total, most = sum(counts) + 3, max([*counts, 1])
-    order = torch.randperm(total, generator=made).to(torch.int32)
+    total, max_blocks = sum(counts) + 3, max([*counts, 1])
+    order = torch.randperm(total, generator=generator).to(torch.int32)
     shape = (total, kv_heads, block_size, size)
     caches = [torch.full(shape, float("nan"), dtype=cache_dtype or dtype) for _ in range(2)]
-    tables = torch.full((len(sequences), most), -1, dtype=torch.int32)
-    taken = 0
+    tables = torch.full((len(sequences), max_blocks), -1, dtype=torch.int32)
+    num_used = 0
     for row, ((_, length), count) in enumerate(zip(sequences, counts)):
-        tables[row, :count] = order[taken : taken + count]
-        taken += count
-        at = torch.arange(length)
-        blocks, offsets = tables[row, at // block_size].long(), at % block_size
+        tables[row, :count] = order[num_used : num_used + count]
+        num_used += count
+        positions = torch.arange(length)
+        blocks, offsets = tables[row, positions // block_size].long(), positions % block_size
         for cache in caches:
-            values = torch.randn((length, kv_heads, size), generator=made)
+            values = torch.randn((length, kv_heads, size), generator=generator)
             cache[blocks, :, offsets] = values.to(cache.dtype)
     width = heads + (2 * kv_heads if strided else 0)
-    q = torch.randn((tokens, width, size), generator=made).to(dtype)[:, :heads]
+    q = torch.randn((tokens, width, size), generator=generator).to(dtype)[:, :heads]
     starts = torch.tensor([0, *(queries for queries, _ in sequences)]).cumsum(0)
     return Batch(
         q=q,

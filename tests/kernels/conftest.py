@@ -17,11 +17,11 @@ from kernels.cpu.features import NEEDS, cpu_flags
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 
-WANTED = os.environ.get("QUIRE_CPU_ISA")
+REQUESTED_ISA = os.environ.get("QUIRE_CPU_ISA")
 RUNNABLE = [
     isa
     for isa, needs in NEEDS.items()
-    if cpu_flags().issuperset(needs) and WANTED in (None, "", isa)
+    if cpu_flags().issuperset(needs) and REQUESTED_ISA in (None, "", isa)
 ]
 
 
@@ -47,10 +47,10 @@ def compiled(request: pytest.FixtureRequest) -> KernelSet:
 def single_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One thread unless a test asks for more: torch's pool is slow to meet on a busy machine."""
     monkeypatch.setattr("kernels.cpu.memory._num_threads", None)  # an engine's
-    before = torch.get_num_threads()
+    initial_num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(initial_num_threads)
 
 
 @pytest.fixture(params=[1, 2])

@@ -24,8 +24,8 @@ def integer_linear(
     """Of a whole weight of integers."""
     rows, width = values.shape
     form = IntegerFormat(bits, width // scales.shape[1], minima is not None, zeros is not None)
-    whole = IntegerRows(values, scales, minima, zeros)
-    return kernels.make_linear((rows, width), [whole], form, bias)
+    full_integer_rows = IntegerRows(values, scales, minima, zeros)
+    return kernels.make_linear((rows, width), [full_integer_rows], form, bias)
 
 
 def sliced_integers(

@@ -39,8 +39,10 @@ def add_lora(y: Tensor, x: Tensor, segments: Sequence[LoraSegment]) -> None:
     _check(y, x, segments)
     for segment in segments:
         rows = slice(segment.start, segment.end)
-        a, b, taken = (wide(part).to(wide(x[:0]).dtype) for part in (segment.a, segment.b, x[rows]))
-        added = (taken @ a.T) @ b.T * segment.scale
+        a, b, inputs = (
+            wide(part).to(wide(x[:0]).dtype) for part in (segment.a, segment.b, x[rows])
+        )
+        added = (inputs @ a.T) @ b.T * segment.scale
         y[rows] = (wide(y[rows]) + added).to(y.dtype)
 
 

@@ -56,7 +56,7 @@ def _content(value: Any) -> Hashable:
     return value.dtype, value.shape, hashlib.blake2b(content).digest()
 
 
-def _said_once(
+def _cached_last(
     attention: Callable[[AttentionArgs], Tensor],
 ) -> Callable[[AttentionArgs], Tensor]:
     """The same of equal arguments: each implementation, with each number of threads, is asked what
@@ -70,19 +70,19 @@ def _said_once(
             for part in dataclasses.fields(args)
             if part.name != "out"
         )
-        found = last.pop(content, None)
-        last[content] = attention(args) if found is None else found
-        if len(last) > MOST_KEPT:
+        output = last.pop(content, None)
+        last[content] = attention(args) if output is None else output
+        if len(last) > MAX_CACHED:
             del last[next(iter(last))]
         return last[content].clone()
 
     return asked
 
 
-MOST_KEPT = 200
+MAX_CACHED = 200
 
 
-@_said_once
+@_cached_last
 def paged_attention(args: AttentionArgs) -> Tensor:
     """One query at a time, its keys and values gathered and repeated for each head."""
     out = torch.zeros(args.q.shape, dtype=torch.float64)

@@ -55,18 +55,18 @@ def main() -> int:
     }  # fmt: skip
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", variant.isa]
     # Addresses in their usual order: the thread sanitizer keeps its own beside them.
-    fixed = [found, "-R"] if (found := shutil.which("setarch")) else []
+    fixed = [program, "-R"] if (program := shutil.which("setarch")) else []
     command = [*fixed, *pytest, *TESTS[options.sanitizer], *more]
     return subprocess.run(command, env=environment, cwd=ROOT).returncode
 
 
 def _runtime(compiler: str, name: str) -> str:
-    found = subprocess.run(
+    program = subprocess.run(
         [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    if not Path(found).is_absolute():
+    if not Path(program).is_absolute():
         raise SystemExit(f"{compiler} has no {name}")
-    return found
+    return program
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def make(rank: int, dtype: torch.dtype = torch.float32, *, gain: bool = False) -
     """An adapter of a fused layer: parts of different ranks, and a column range without one."""
     widths, ranks = [70, 33, 40], [rank, max(1, rank // 2), 0]
     parts, first, start = [], 0, 0
-    for width, own in zip(widths, ranks, strict=True):
-        parts.append(LoraSlice(first, torch.randn(width, own).to(dtype), start, 0.75))
-        first, start = first + width + 3, start + own
+    for width, local_rank in zip(widths, ranks, strict=True):
+        parts.append(LoraSlice(first, torch.randn(width, local_rank).to(dtype), start, 0.75))
+        first, start = first + width + 3, start + local_rank
     return LoraWeights(
         a=torch.randn(start, K).to(dtype),
         parts=parts,
@@ -38,10 +38,12 @@ def expected(y: Tensor, x: Tensor, uses: list[tuple[LoraWeights, Tensor]]) -> Te
         h = x[rows].double() @ lora.a.double().T
         for part in lora.parts:
             columns, rank = part.b.shape
-            at = slice(part.first, part.first + columns)
-            y[rows, at] += 0.75 * h[:, part.start : part.start + rank] @ part.b.double().T
+            out_columns = slice(part.first, part.first + columns)
+            y[rows, out_columns] += 0.75 * h[:, part.start : part.start + rank] @ part.b.double().T
             if lora.gain is not None and lora.shift is not None:
-                y[rows, at] = y[rows, at] * lora.gain[at] + lora.shift[at]
+                y[rows, out_columns] = (
+                    y[rows, out_columns] * lora.gain[out_columns] + lora.shift[out_columns]
+                )
     return y
 
 
@@ -65,9 +67,9 @@ def test_each_row_gets_what_its_adapter_adds(
     loras = [make(rank, dtype, gain=rank == 16) for rank in (4, 8, 16, 61, 128)]
     uses = deal(num_rows, loras)
     x, y = torch.randn(num_rows, K), torch.randn(num_rows, loras[0].out_features)
-    wanted = expected(y, x, uses)
+    expected_y = expected(y, x, uses)
     compiled.add_lora(y, x, packed(compiled, uses))
-    torch.testing.assert_close(y.double(), wanted, rtol=2e-5, atol=2e-3)
+    torch.testing.assert_close(y.double(), expected_y, rtol=2e-5, atol=2e-3)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5, 90])
@@ -77,14 +79,14 @@ def test_rounded_inputs_cost_no_more_than_their_rounding(
     loras = [rounding(make(rank, torch.bfloat16, gain=rank == 16)) for rank in (3, 8, 16, 61, 128)]
     uses = deal(num_rows, loras)
     x, y = torch.randn(num_rows, K), torch.zeros(num_rows, loras[0].out_features)
-    wanted = expected(y, x, uses)
+    expected_y = expected(y, x, uses)
     # x is off by 2**-9 of itself at most, and so is h again; each gain is below 1.5.
     sizes = [(replace(lora, a=lora.a.abs(), gain=None, shift=None,
                       parts=[replace(part, b=part.b.abs()) for part in lora.parts]), rows)
              for lora, rows in uses]  # fmt: skip
     bound = 1.5 * 2**-8 * expected(y, x.abs(), sizes) + 1e-3
     compiled.add_lora(y, x, packed(compiled, uses))
-    assert bool(((y.double() - wanted).abs() <= bound).all())
+    assert bool(((y.double() - expected_y).abs() <= bound).all())
 
 
 def rounding(lora: LoraWeights) -> LoraWeights:
@@ -104,11 +106,11 @@ def test_a_row_has_the_same_bits_alone_and_among_others(
     compiled.add_lora(together, x, ready)
     for lora, rows in ready:
         for row in rows.tolist():
-            alone = y[row : row + 1].clone()
-            compiled.add_lora(alone, x[row : row + 1], [(lora, torch.tensor([0]))])
-            assert torch.equal(alone[0], together[row])
-    others = sorted(set(range(75)) - {row for _, rows in uses for row in rows.tolist()})
-    assert torch.equal(together[others], y[others])
+            isolated_copy = y[row : row + 1].clone()
+            compiled.add_lora(isolated_copy, x[row : row + 1], [(lora, torch.tensor([0]))])
+            assert torch.equal(isolated_copy[0], together[row])
+    other_rows = sorted(set(range(75)) - {row for _, rows in uses for row in rows.tolist()})
+    assert torch.equal(together[other_rows], y[other_rows])
 
 
 def test_what_does_not_fit_is_refused(compiled: KernelSet) -> None:
@@ -135,22 +137,22 @@ def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
     shared = replace(second, a=second.a[:4], parts=[replace(part, start=0, b=part.b[:, :2])
                                                     for part in second.parts[:2]])  # fmt: skip
     first, shared = (replace(lora, round_inputs=rounds) for lora in (first, shared))
-    pieces: list[Tensor] = []
+    chunks: list[Tensor] = []
 
-    def put(tensor: Tensor) -> int:
-        pieces.append(tensor.flatten())
-        return sum(len(piece) for piece in pieces[:-1])
+    def address_of(tensor: Tensor) -> int:
+        chunks.append(tensor.flatten())
+        return sum(len(chunk) for chunk in chunks[:-1])
 
     plans = []
     for lora in (first, shared):
         parts = [
             LoraSliceLayout(
-                put(part.b), part.first, len(part.b), part.start, part.b.shape[1], part.scale
+                address_of(part.b), part.first, len(part.b), part.start, part.b.shape[1], part.scale
             )
             for part in lora.parts
         ]
         cut = len(lora.a) // 2
-        a = [(put(piece), len(piece)) for piece in (lora.a[:cut], lora.a[cut:])]
+        a = [(address_of(chunk), len(chunk)) for chunk in (lora.a[:cut], lora.a[cut:])]
         plans.append(
             LoraLayout(
                 a=a,
@@ -162,18 +164,18 @@ def test_a_template_packs_what_a_file_holds_as_it_is_packed_one_by_one(
         )
     template = compiled.lora_template(plans, dtype)
     assert template is not None
-    values = torch.cat(pieces)
-    found = template.fill(values)
-    assert found is not None
-    for wrong in (math.nan, math.inf, -math.inf):
+    values = torch.cat(chunks)
+    packed_loras = template.fill(values)
+    assert packed_loras is not None
+    for invalid in (math.nan, math.inf, -math.inf):
         spoiled = values.clone()
-        spoiled[-1] = wrong
+        spoiled[-1] = invalid
         assert template.fill(spoiled) is None
     with pytest.raises(ValueError, match="are named"):
         template.fill(values[:-1])
     values.zero_()  # nothing of the file is kept
     x, rows = torch.randn(3, K), torch.arange(3)
-    for lora, packed in zip((first, shared), found, strict=True):
+    for lora, packed in zip((first, shared), packed_loras, strict=True):
         y = torch.randn(3, lora.out_features)
         ours, theirs = y.clone(), y.clone()
         compiled.add_lora(ours, x, [(packed, rows)])
@@ -202,7 +204,7 @@ def mixture(kernels: KernelSet) -> ExpertLayers:
     )
 
 
-def of_mixture(experts: ExpertLayers, rank: int, *left_out: str) -> dict[str, LoraWeights]:
+def of_mixture(experts: ExpertLayers, rank: int, *remaining_out: str) -> dict[str, LoraWeights]:
     """An adapter of all its layers but some."""
     return {
         slot: LoraWeights(
@@ -211,7 +213,7 @@ def of_mixture(experts: ExpertLayers, rank: int, *left_out: str) -> dict[str, Lo
             out_features=layer.out_features,
         )
         for slot, layer in experts.linears().items()
-        if slot not in left_out
+        if slot not in remaining_out
     }
 
 
@@ -220,17 +222,19 @@ def test_rows_of_experts_get_what_their_adapters_add(compiled: KernelSet, thread
     loras = [of_mixture(experts, 4), of_mixture(experts, 16, "router", "up.1", "down.3")]
     x, owner = torch.randn(31, 48), torch.randint(-1, 2, (31,))
     rows = [(owner == index).nonzero().flatten() for index in range(2)]
-    packed = [{slot: compiled.pack_lora(each) for slot, each in lora.items()} for lora in loras]
+    packed = [
+        {slot: compiled.pack_lora(weights) for slot, weights in lora.items()} for lora in loras
+    ]
     uses = list(zip(packed, rows, strict=True))
     fused = compiled.compile_experts(experts)
     together = fused.forward_with_adapters(x, uses)
-    plain = SequentialMoe(compiled, experts).forward_with_adapters(x, uses)
-    torch.testing.assert_close(together, plain, rtol=1e-4, atol=1e-4)
+    baseline = SequentialMoe(compiled, experts).forward_with_adapters(x, uses)
+    torch.testing.assert_close(together, baseline, rtol=1e-4, atol=1e-4)
     assert torch.equal(together[owner < 0], fused(x)[owner < 0])
-    for lora, own in uses:
-        for row in own.tolist():
-            alone = fused.forward_with_adapters(x[row : row + 1], [(lora, torch.tensor([0]))])
-            assert torch.equal(alone[0], together[row])
-            assert not torch.equal(alone, fused(x[row : row + 1]))
+    for lora, local_tensor in uses:
+        for row in local_tensor.tolist():
+            isolated = fused.forward_with_adapters(x[row : row + 1], [(lora, torch.tensor([0]))])
+            assert torch.equal(isolated[0], together[row])
+            assert not torch.equal(isolated, fused(x[row : row + 1]))
     with pytest.raises(ValueError, match="row doesn't exist"):
         fused.forward_with_adapters(x, [(packed[0], torch.tensor([31]))])

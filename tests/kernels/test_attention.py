@@ -102,9 +102,9 @@ def int8_cache(batch):
     for name in ("key", "value"):
         cache = getattr(batch, f"{name}_cache").nan_to_num()
         scales = cache.abs().amax(-1) / 127
-        whole = (cache / scales[..., None]).nan_to_num().round().to(torch.int8)
-        setattr(batch, f"{name}_cache", whole * scales[..., None])
-        arguments |= {f"{name}_cache": whole, f"{name}_scales": scales}
+        full = (cache / scales[..., None]).nan_to_num().round().to(torch.int8)
+        setattr(batch, f"{name}_cache", full * scales[..., None])
+        arguments |= {f"{name}_cache": full, f"{name}_scales": scales}
     return {**batch.arguments(), **arguments}
 
 
@@ -264,14 +264,16 @@ def test_blocks_that_left_the_window_are_not_read(kernels):
 
 def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
     batch = make_batch([(1, 700), (1, 90), (1, 300), (20, 60)], size=128)
-    whole = compiled.paged_attention(AttentionArgs(**batch.arguments()))
+    full = compiled.paged_attention(AttentionArgs(**batch.arguments()))
     for row in range(3):
-        alone = batch.arguments()
-        alone["q"] = batch.q[row : row + 1]
-        alone["block_tables"] = batch.block_tables[row : row + 1]
-        alone["seq_lens"] = batch.seq_lens[row : row + 1]
-        alone["query_start_loc"] = torch.tensor([0, 1], dtype=torch.int32)
-        assert torch.equal(compiled.paged_attention(AttentionArgs(**alone))[0], whole[row])
+        isolated_arguments = batch.arguments()
+        isolated_arguments["q"] = batch.q[row : row + 1]
+        isolated_arguments["block_tables"] = batch.block_tables[row : row + 1]
+        isolated_arguments["seq_lens"] = batch.seq_lens[row : row + 1]
+        isolated_arguments["query_start_loc"] = torch.tensor([0, 1], dtype=torch.int32)
+        assert torch.equal(
+            compiled.paged_attention(AttentionArgs(**isolated_arguments))[0], full[row]
+        )
 
 
 @pytest.mark.parametrize(
@@ -280,13 +282,13 @@ def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
     ids=lambda options: "+".join(options),
 )
 def test_a_prompt_gives_the_same_however_it_is_cut(compiled, options):
-    whole = make_batch([(300, 300)], heads=6, kv_heads=2)
-    expected = compiled.paged_attention(AttentionArgs(**whole.arguments(), **options))
+    full_batch = make_batch([(300, 300)], heads=6, kv_heads=2)
+    expected = compiled.paged_attention(AttentionArgs(**full_batch.arguments(), **options))
     for cut in (2, 130, 255):
         parts = []
         for begin, end in ((0, cut), (cut, 300)):
-            part = whole.arguments()
-            part["q"] = whole.q[begin:end]
+            part = full_batch.arguments()
+            part["q"] = full_batch.q[begin:end]
             part["seq_lens"] = torch.tensor([end], dtype=torch.int32)
             part["query_start_loc"] = torch.tensor([0, end - begin], dtype=torch.int32)
             parts.append(compiled.paged_attention(AttentionArgs(**part, **options)))

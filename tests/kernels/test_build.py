@@ -152,9 +152,9 @@ def test_where_the_compiler_cannot_read_ahead_each_source_reads_by_itself(noting
 
 def test_a_changed_source_is_built_anew(tiny):
     variant = features.choose("scalar")
-    before = build.library_for(variant)[0]
+    initial = build.library_for(variant)[0]
     (tiny / "two.h").write_text("#define TWO 3\n")
-    assert build.library_for(variant)[0] != before
+    assert build.library_for(variant)[0] != initial
 
 
 def test_a_library_built_before_needs_no_compiler(tiny, monkeypatch):
@@ -214,12 +214,12 @@ def test_candidates_go_from_the_best_to_what_runs_anywhere(monkeypatch):
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     flags = frozenset({*features.NEEDS["avx512"], "avx512_bf16"})
     monkeypatch.setattr(features, "cpu_flags", lambda: flags)
-    found = features.candidates()
-    assert [variant.isa for variant in found] == [
+    candidates = features.candidates()
+    assert [variant.isa for variant in candidates] == [
         "avx512", "avx512", "avx512_core", "avx2", "scalar",
     ]  # fmt: skip
-    assert "avx512_bf16" in found[0].features
-    assert "avx512_bf16" not in found[1].features
+    assert "avx512_bf16" in candidates[0].features
+    assert "avx512_bf16" not in candidates[1].features
     assert [variant.isa for variant in features.candidates("avx2")] == ["avx2"]
 
 
@@ -231,12 +231,12 @@ def test_a_library_that_others_can_write_is_not_loaded(tiny):
     assert not path.stat().st_mode & 0o022
 
 
-@pytest.mark.parametrize("left", [0, 1, 5000, -1])
-def test_a_library_with_a_part_missing_is_built_anew(tiny, left):
+@pytest.mark.parametrize("num_bytes", [0, 1, 5000, -1])
+def test_a_library_with_a_part_missing_is_built_anew(tiny, num_bytes):
     """Loading one may end the process: a full disk or a lost machine leaves such files."""
     path, _ = build.library_for(features.choose("scalar"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:left])
+    full_data = path.read_bytes()
+    path.write_bytes(full_data[:num_bytes])
     assert build.library_for(features.choose("scalar"))[1].startswith("built in")
     assert path.read_bytes()[-build.SEAL_BYTES :] == build._seal(
         path.read_bytes()[: -build.SEAL_BYTES]
@@ -278,10 +278,10 @@ def test_a_user_without_a_home_costs_only_speed(cache, monkeypatch, caplog):
 
 def test_sanitizers_are_builds_of_their_own(tiny, monkeypatch):
     variant = features.choose("scalar")
-    plain = build.flags_for(variant), build._digest(variant)
+    baseline = build.flags_for(variant), build._digest(variant)
     monkeypatch.setenv(build.SANITIZE, "address")
     assert "-fsanitize=address,undefined" in build.flags_for(variant)
-    assert build._digest(variant) != plain[1]
+    assert build._digest(variant) != baseline[1]
     monkeypatch.setenv(build.SANITIZE, "memory")
     with pytest.raises(KernelsUnavailable, match="QUIRE_CPU_SANITIZE must be one of"):
         build.flags_for(variant)
@@ -343,7 +343,7 @@ def test_it_can_be_built_ahead_of_time(tmp_path):
     assert not done.stderr
 
 
-def left_over(folder, *, hours):
+def make_leftover(folder, *, hours):
     """A folder as a killed build leaves it."""
     folder.mkdir()
     (folder / "one.o").write_text("")
@@ -354,31 +354,31 @@ def left_over(folder, *, hours):
 
 def test_what_killed_builds_left_goes_with_the_next_one(tiny):
     cache = build.cache_dir()
-    left_over(cache / "build-old", hours=2)
-    left_over(cache / "build-new", hours=0.5)
-    left_over(cache / "build-written-to", hours=2)
+    make_leftover(cache / "build-old", hours=2)
+    make_leftover(cache / "build-new", hours=0.5)
+    make_leftover(cache / "build-written-to", hours=2)
     (cache / "build-written-to" / "two.o").write_text("")
     (cache / "build-link").symlink_to(tiny)
     os.utime(cache / "build-link", (1, 1), follow_symlinks=False)
     build.library_for(features.choose("scalar"))
-    left = {path.name for path in cache.glob("build-*")}
-    assert left == {"build-new", "build-written-to", "build-link"}
+    remaining_names = {path.name for path in cache.glob("build-*")}
+    assert remaining_names == {"build-new", "build-written-to", "build-link"}
     assert list(tiny.iterdir())
 
 
 def test_a_running_builds_folder_stays_however_old_it_is(cache):
-    told = FORK.SimpleQueue()
+    client = FORK.SimpleQueue()
 
     def hold():
         with workplace.workplace(cache) as folder:
-            told.put(folder)
+            client.put(folder)
             signal.pause()
 
     running = FORK.Process(target=hold)
     running.start()
-    folder = told.get()
+    folder = client.get()
 
-    def look_two_hours_later():
+    def acquire_two_hours_later():
         then = time.time() - 7200
         for path in (*folder.iterdir(), folder):
             os.utime(path, (then, then))
@@ -386,11 +386,11 @@ def test_a_running_builds_folder_stays_however_old_it_is(cache):
         return folder.exists()
 
     try:
-        assert look_two_hours_later()
+        assert acquire_two_hours_later()
     finally:
         running.kill()
         running.join()
-    assert not look_two_hours_later()
+    assert not acquire_two_hours_later()
 
 
 def test_a_compiler_that_takes_too_long_costs_only_speed_and_says_so(cache, monkeypatch, caplog):

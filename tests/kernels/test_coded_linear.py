@@ -35,7 +35,8 @@ def packed(
 ) -> LinearLayer:
     n, k = codes.codes.shape
     cut = [
-        CodeRows(codes.codes[at : at + 32], codes.scales[at : at + 32]) for at in range(0, n, 32)
+        CodeRows(codes.codes[index : index + 32], codes.scales[index : index + 32])
+        for index in range(0, n, 32)
     ]
     return ops.make_linear((n, k), cut, coding, bias)
 
@@ -46,7 +47,7 @@ def multiplies_bf16(ops: KernelSet) -> bool:
     return ops.name == "cpu-avx512" and needed.issubset(choose("avx512").features)
 
 
-def kept(ops: KernelSet, codes: CodeRows, coding: CodeFormat) -> Tensor:
+def dequantize(ops: KernelSet, codes: CodeRows, coding: CodeFormat) -> Tensor:
     """What floats of eight bits stand for in the kernels: elsewhere they're multiples of 2^-5."""
     if multiplies_bf16(ops):
         return dequantize_codes(codes, coding)
@@ -116,9 +117,9 @@ def test_rows_are_independent_of_the_batch(compiled, threads, kind):
     coding = CodeFormat(kind, 64, TABLE if kind == "table" else ())
     layer = packed(compiled, drawn(coding, 96, 640), coding)
     x = torch.randn(150, 640)
-    whole = layer(x)
+    full_layer = layer(x)
     for low, high in ((0, 1), (3, 5), (7, 9), (11, 14), (20, 33), (40, 140)):
-        assert torch.equal(layer(x[low:high]), whole[low:high])
+        assert torch.equal(layer(x[low:high]), full_layer[low:high])
 
 
 @pytest.mark.parametrize("rows", [1, 20])
@@ -129,7 +130,7 @@ def test_every_float_of_eight_bits(compiled, rows):
     weights = CodeRows(codes, torch.full((256, 1), scale))
     got = packed(compiled, weights, coding)(127 * torch.eye(16)[:1].repeat(rows, 1)) / 127
     torch.testing.assert_close(
-        got[0], kept(compiled, weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
+        got[0], dequantize(compiled, weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
     )
     exact = dequantize_codes(weights, coding)[:, 0]
     large = exact.abs() >= 0.25 * scale
@@ -192,37 +193,41 @@ def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
     low, high = (-128, 128) if form["bits"] == 8 else (0, 16)
     values = torch.randint(low, high, (n, k), dtype=torch.int8)
     zeros = torch.randint(low, high, (n, k // group)) if "with_zeros" in form else None
-    whole = IntegerRows(values, torch.rand(n, k // group).half(), zeros=zeros)
+    full_integer_rows = IntegerRows(values, torch.rand(n, k // group).half(), zeros=zeros)
     order = torch.randperm(k)
     x = torch.randn(40, k).to(dtype)
 
-    def made(order: Tensor | None) -> LinearLayer:
-        return sliced_integers(compiled, (n, k), [whole], group_size=group, order=order, **form)
+    def make_layer(order: Tensor | None) -> LinearLayer:
+        return sliced_integers(
+            compiled, (n, k), [full_integer_rows], group_size=group, order=order, **form
+        )
 
-    plain, layer = made(None), made(order)
-    expected = plain(x[:, order].contiguous())
+    baseline, layer = make_layer(None), make_layer(order)
+    expected = baseline(x[:, order].contiguous())
     assert torch.equal(layer(x), expected)
     assert torch.equal(layer(x[7:8]), expected[7:8])
     ids = torch.arange(n)
-    assert torch.equal(layer.rows(ids)[:, order], plain.rows(ids))
+    assert torch.equal(layer.rows(ids)[:, order], baseline.rows(ids))
 
 
 def test_what_does_not_fit_is_refused(kernels):
     codes = CodeRows(torch.full((4, 32), 16, dtype=torch.uint8), torch.ones(4, 1))
-    for wrong in (
+    for invalid in (
         CodeFormat("e4m3", 24), CodeFormat("e4m3", 512), CodeFormat("table", 32),
         CodeFormat("e5m2", 32),
         CodeFormat("e2m1", 32), CodeFormat("e4m3", 16),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"group_size|table|coding|lie in|scales"):
-            kernels.make_linear((4, 32), [codes], wrong)
+            kernels.make_linear((4, 32), [codes], invalid)
 
 
 def test_an_order_that_leaves_inputs_out_is_refused(compiled):
-    whole = IntegerRows(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
+    full_integer_rows = IntegerRows(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
     for order in (torch.zeros(32, dtype=torch.int64), torch.arange(31), torch.arange(1, 33)):
         with pytest.raises(ValueError, match="order"):
-            sliced_integers(compiled, (4, 32), [whole], bits=8, group_size=32, order=order)
+            sliced_integers(
+                compiled, (4, 32), [full_integer_rows], bits=8, group_size=32, order=order
+            )
 
 
 def test_sizes_in_memory(compiled):

@@ -68,22 +68,22 @@ def make_batch():
     counts = [-(-length // BLOCK_SIZE) for _, length in SEQUENCES]
     order = torch.randperm(40).int()
     tables = torch.zeros(len(SEQUENCES), max(counts), dtype=torch.int32)
-    positions, slots, taken = [], [], 0
+    positions, slots, num_used = [], [], 0
     for row, ((queries, length), count) in enumerate(zip(SEQUENCES, counts)):
-        tables[row, :count] = order[taken : taken + count]
-        taken += count
-        at = torch.arange(length - queries, length)
-        positions.append(at)
-        slots.append(tables[row, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE)
+        tables[row, :count] = order[num_used : num_used + count]
+        num_used += count
+        index = torch.arange(length - queries, length)
+        positions.append(index)
+        slots.append(tables[row, index // BLOCK_SIZE].long() * BLOCK_SIZE + index % BLOCK_SIZE)
     starts = torch.tensor([0, *(queries for queries, _ in SEQUENCES)]).cumsum(0).int()
     lengths = torch.tensor([length for _, length in SEQUENCES]).int()
     return [torch.cat(positions), torch.cat(slots), tables, lengths, starts], int(starts[-1])
 
 
-def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=()):
+def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, other_groups=()):
     """What the decoder should do."""
     positions, _, _, lengths, starts = batch
-    groups = [batch[1:3], *others]
+    groups = [batch[1:3], *other_groups]
     q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     eps, gate = shape.norm_eps, {
         "silu": kernels.silu_and_mul,
@@ -133,16 +133,16 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
 
 def check(kernels, shape, layers, rows=None, num_groups=1):
     batch, tokens = make_batch()
-    others = [make_batch()[0][1:3] for _ in range(num_groups - 1)]
+    other_groups = [make_batch()[0][1:3] for _ in range(num_groups - 1)]
     hidden, final_norm = torch.randn(tokens, shape.hidden_size), norm(shape.hidden_size)
-    before = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
-    expected = one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others)
+    initial = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
+    expected = one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, other_groups)
     written = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
-    for layer, (keys, values) in zip(layers, before):
+    for layer, (keys, values) in zip(layers, initial):
         layer.key_cache.copy_(keys)
         layer.value_cache.copy_(values)
     decoder = compile_layers(kernels, shape, layers, final_norm)
-    assert torch.equal(decoder(hidden, *batch, rows, others), expected)
+    assert torch.equal(decoder(hidden, *batch, rows, other_groups), expected)
     for layer, (keys, values) in zip(layers, written):
         assert torch.equal(layer.key_cache, keys)
         assert torch.equal(layer.value_cache, values)
@@ -153,13 +153,13 @@ def test_it_tells_what_some_layers_begin_with(compiled, threads, rows):
     layers = [make_layer(compiled) for _ in range(3)]
     final_norm, (batch, tokens) = norm(SHAPE.hidden_size), make_batch()
     hidden = torch.randn(tokens, SHAPE.hidden_size)
-    behind = hidden.clone()
-    compile_layers(compiled, SHAPE, layers[:2], final_norm)(behind, *batch)  # overwrites it
+    following_copy = hidden.clone()
+    compile_layers(compiled, SHAPE, layers[:2], final_norm)(following_copy, *batch)  # overwrites it
     decoder = compile_layers(compiled, SHAPE, layers, final_norm)
     states = torch.full((tokens, 2 * SHAPE.hidden_size), torch.nan)
-    told = decoder(hidden.clone(), *batch, rows, inputs=AuxStateBuffer((0, 2), states))
-    assert torch.equal(told, decoder(hidden.clone(), *batch, rows))
-    assert torch.equal(states, torch.cat((hidden, behind), dim=-1))
+    aux_outputs = decoder(hidden.clone(), *batch, rows, inputs=AuxStateBuffer((0, 2), states))
+    assert torch.equal(aux_outputs, decoder(hidden.clone(), *batch, rows))
+    assert torch.equal(states, torch.cat((hidden, following_copy), dim=-1))
 
 
 def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
@@ -167,14 +167,14 @@ def test_inputs_of_layers_that_are_not_there_are_refused(compiled):
     layers = [make_layer(compiled) for _ in range(2)]
     decoder = compile_layers(compiled, SHAPE, layers, norm(SHAPE.hidden_size))
     hidden = torch.randn(tokens, SHAPE.hidden_size)
-    before = [layer.key_cache.clone() for layer in layers]
+    initial_copies = [layer.key_cache.clone() for layer in layers]
     for taps in ((0, 2), (1, 0), (1, 1), (-1, 0)):
         states = torch.zeros(tokens, 2 * SHAPE.hidden_size)
         with pytest.raises(ValueError, match="layers"):
             decoder(hidden, *batch, inputs=AuxStateBuffer(taps, states))
     with pytest.raises(ValueError, match="inputs"):
         decoder(hidden, *batch, inputs=AuxStateBuffer((0, 1), states[:-1]))
-    assert all(map(torch.equal, [layer.key_cache for layer in layers], before))
+    assert all(map(torch.equal, [layer.key_cache for layer in layers], initial_copies))
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -300,9 +300,9 @@ def test_nothing_is_written_when_a_batch_is_refused(compiled):
     layers = [make_layer(compiled, group=group) for group in (1, 0)]
     decoder, keys = compile_layers(compiled, SHAPE, layers, norm(96)), layers[0].key_cache.clone()
     batch, tokens = make_batch()
-    good, wrong = (slots, tables), (slots, tables + 40)
-    for own, other in ((wrong, good), (good, wrong)):
-        arguments = [batch[0], *own, *batch[3:]]
+    good, invalid = (slots, tables), (slots, tables + 40)
+    for indexes_of, other in ((invalid, good), (good, invalid)):
+        arguments = [batch[0], *indexes_of, *batch[3:]]
         with pytest.raises(ValueError, match="block outside"):
             decoder(torch.randn(tokens, 96), *arguments, other_groups=[other])
     with pytest.raises(ValueError, match="contradict"):

@@ -27,10 +27,10 @@ def weights(layer, slot, rank, dtype, *, gain, rounds, widths=None):
     linear = getattr(layer, SLOTS[slot][0])
     parts, first, start = [], 0, 0
     for number, width in enumerate(widths or SLOTS[slot][1]):
-        own = 0 if number == 1 else rank
-        b = (0.1 * torch.randn(width, own)).to(dtype)
+        local_rank = 0 if number == 1 else rank
+        b = (0.1 * torch.randn(width, local_rank)).to(dtype)
         parts.append(LoraSlice(first, b, start, 0.5))
-        first, start = first + width, start + own
+        first, start = first + width, start + local_rank
     n = linear.out_features
     return LoraWeights(
         a=(0.1 * torch.randn(start, linear.in_features)).to(dtype),
@@ -45,16 +45,16 @@ def weights(layer, slot, rank, dtype, *, gain, rounds, widths=None):
 class Adapted:
     """A linear layer, and behind it what adapters add to its rows."""
 
-    def __init__(self, kernels, linear, uses, kept):
-        """`kept`: of x's rows, where it has only some: those that are wanted, in their order."""
-        self._kernels, self._linear, self._uses, self._kept = kernels, linear, uses, kept
+    def __init__(self, kernels, linear, uses, selected):
+        """`selected`: of x's rows, where it has only some: those wanted, in their order."""
+        self._kernels, self._linear, self._uses, self._selected = kernels, linear, uses, selected
 
     def __call__(self, x):
         y = self._linear(x)
         uses = self._uses
-        if self._kept is not None and len(x) == len(self._kept):
-            places = [torch.isin(self._kept, rows).nonzero().flatten() for _, rows in uses]
-            uses = [(lora, rows) for (lora, _), rows in zip(uses, places)]
+        if self._selected is not None and len(x) == len(self._selected):
+            positions = [torch.isin(self._selected, rows).nonzero().flatten() for _, rows in uses]
+            uses = [(lora, rows) for (lora, _), rows in zip(uses, positions)]
         self._kernels.add_lora(y, x, uses)
         return y
 
@@ -64,33 +64,33 @@ def check(kernels, layers, adapters, rows=None, owner=None):
     batch, tokens = make_batch()
     hidden, final_norm = torch.randn(tokens, 96), norm(96)
     owner = torch.randint(-1, len(adapters), (tokens,)) if owner is None else owner
-    own = [(owner == index).nonzero().flatten() for index in range(len(adapters))]
-    packed = [[{slot: kernels.pack_lora(each) for slot, each in layer.items()}
+    rows_by_adapter = [(owner == index).nonzero().flatten() for index in range(len(adapters))]
+    packed = [[{slot: kernels.pack_lora(weights) for slot, weights in layer.items()}
                for layer in adapter] for adapter in adapters]  # fmt: skip
-    plain = []
+    baseline = []
     for index, layer in enumerate(layers):
-        found = {}
+        adapted_fields = {}
         for slot, (field, _) in SLOTS.items():
-            uses = [(adapter[index][slot], of) for adapter, of in zip(packed, own)
+            uses = [(adapter[index][slot], of) for adapter, of in zip(packed, rows_by_adapter)
                     if slot in adapter[index]]  # fmt: skip
-            found[field] = Adapted(kernels, getattr(layer, field), uses, rows)
-        plain.append(dataclasses.replace(layer, **found))
-    before = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
-    expected = one_by_one(kernels, SHAPE, plain, final_norm, hidden, batch, rows)
-    for layer, (keys, values) in zip(layers, before):
+            adapted_fields[field] = Adapted(kernels, getattr(layer, field), uses, rows)
+        baseline.append(dataclasses.replace(layer, **adapted_fields))
+    initial = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
+    expected = one_by_one(kernels, SHAPE, baseline, final_norm, hidden, batch, rows)
+    for layer, (keys, values) in zip(layers, initial):
         layer.key_cache.copy_(keys)
         layer.value_cache.copy_(values)
     decoder = compile_layers(kernels, SHAPE, layers, final_norm)
-    tables = [(decoder.lora_table(adapter), of) for adapter, of in zip(packed, own)]
+    tables = [(decoder.lora_table(adapter), of) for adapter, of in zip(packed, rows_by_adapter)]
     got = decoder(hidden, *batch, rows, adapters=tables)
     assert torch.equal(got, expected)
     assert not torch.equal(got, decoder(hidden, *batch, rows))
 
 
-def adapter(layers, rank, dtype, *, gain=False, rounds=False, left_out=()):
+def adapter(layers, rank, dtype, *, gain=False, rounds=False, remaining_out=()):
     return [
         {slot: weights(layer, slot, rank, dtype, gain=gain, rounds=rounds)
-         for slot in SLOTS if slot not in left_out}
+         for slot in SLOTS if slot not in remaining_out}
         for layer in layers
     ]  # fmt: skip
 
@@ -103,8 +103,8 @@ def test_rows_of_several_adapters(compiled, threads, dtype, rounds, quantization
     layers = [make_layer(compiled, quantization=quantization, dtype=dtype) for _ in range(2)]
     some = [
         adapter(layers, 3, dtype, rounds=rounds),
-        adapter(layers, 8, dtype, rounds=rounds, gain=True, left_out=("o", "up")),
-        adapter(layers, 61, dtype, rounds=rounds, left_out=("down",)),
+        adapter(layers, 8, dtype, rounds=rounds, gain=True, remaining_out=("o", "up")),
+        adapter(layers, 61, dtype, rounds=rounds, remaining_out=("down",)),
     ]
     check(compiled, layers, some)
 

@@ -53,14 +53,14 @@ def normed(x, norm):
 
 
 def activated(x, name):
-    plain = {
+    baseline = {
         "silu": functional.silu,
         "gelu": functional.gelu,
         "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
         "relu": torch.relu,
         "relu2": lambda x: torch.relu(x).square(),
     }
-    return plain[name](x)
+    return baseline[name](x)
 
 
 def gated(both, spec):
@@ -75,8 +75,8 @@ def attend(q, k, v, alibi):
     """[T, heads, D] of the same, causal."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * SHAPE.attention_scale
-    places = torch.arange(LENGTH)
-    distance = places - places[:, None]
+    positions = torch.arange(LENGTH)
+    distance = positions - positions[:, None]
     if alibi is not None:
         scores = scores + alibi.double()[:, None, None] * distance
     scores = scores.masked_fill(distance > 0, -torch.inf).softmax(-1)
@@ -117,9 +117,9 @@ def expected(shape, layer, dense, residual, final):
 def batch():
     order = torch.randperm(12).int()
     tables = order[:10][None].contiguous()
-    places = torch.arange(LENGTH)
-    slots = tables[0, places // 4].long() * 4 + places % 4
-    return places, slots, tables, torch.tensor([LENGTH]).int(), torch.tensor([0, LENGTH]).int()
+    positions = torch.arange(LENGTH)
+    slots = tables[0, positions // 4].long() * 4 + positions % 4
+    return positions, slots, tables, torch.tensor([LENGTH]).int(), torch.tensor([0, LENGTH]).int()
 
 
 def options():
@@ -157,7 +157,9 @@ def options():
 @pytest.mark.parametrize("name", [name for name, *_ in options()])
 def test_a_layer(compiled, name):
     torch.manual_seed(1)
-    changes, parts = next((shape, parts) for found, shape, parts in options() if found == name)
+    changes, parts = next(
+        (shape, parts) for option_name, shape, parts in options() if option_name == name
+    )
     shape = dataclasses.replace(SHAPE, **changes)
     width = HEADS * DIM
     sizes = {
@@ -176,12 +178,14 @@ def test_a_layer(compiled, name):
     )  # fmt: skip
     final, hidden = layer_norm(HIDDEN), torch.randn(LENGTH, HIDDEN)
     decoder = compile_layers(compiled, shape, [layer], final)
-    wanted = expected(shape, layer, dense, hidden, final)
+    expected_hidden = expected(shape, layer, dense, hidden, final)
     rows = torch.tensor([30, 0, 36])
-    kept = decoder(hidden.clone(), *batch(), rows)
+    retained_tensor = decoder(hidden.clone(), *batch(), rows)
     got = decoder(hidden, *batch())
-    torch.testing.assert_close(got.double(), wanted, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(kept.double(), wanted[rows], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.double(), expected_hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        retained_tensor.double(), expected_hidden[rows], rtol=1e-4, atol=1e-4
+    )
 
 
 def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, activation, **more):
@@ -199,7 +203,7 @@ def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, act
         }
     if shared == "gated":
         dense["shared_gate"] = Dense(kernels, 1, HIDDEN)
-    made = {
+    options_of_layer = {
         f"shared_{name}": dense[f"shared_{key}"].packed
         for name, key in (("gate_up", "up"), ("down", "down"), ("gate", "gate"))
         if f"shared_{key}" in dense
@@ -207,20 +211,20 @@ def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, act
     return dense, ExpertLayers(
         router=dense["router"].packed, gate_up=[one.packed for one in dense["up"]],
         down=[one.packed for one in dense["down"]], top_k=top_k, softmax_first=softmax_first,
-        renormalize=renormalize, activation=activation, **made, **more,
+        renormalize=renormalize, activation=activation, **options_of_layer, **more,
     )  # fmt: skip
 
 
 def in_groups(layers, scores):
     """Scores with those of groups that a row doesn't go to at -infinity, a row at a time."""
-    size, kept = scores.shape[1] // layers.groups, torch.full_like(scores, -torch.inf)
-    for row, given in enumerate(scores):
-        groups = [sorted(each.tolist())[-layers.group_best :] for each in given.split(size)]
+    size, retained_tensor = scores.shape[1] // layers.groups, torch.full_like(scores, -torch.inf)
+    for row, score in enumerate(scores):
+        groups = [sorted(part.tolist())[-layers.group_best :] for part in score.split(size)]
         best = sorted(range(layers.groups), key=lambda group: -sum(groups[group]))
         for group in best[: layers.top_groups]:
             part = slice(group * size, (group + 1) * size)
-            kept[row, part] = given[part]
-    return kept
+            retained_tensor[row, part] = score[part]
+    return retained_tensor
 
 
 def sum_of_experts(dense, layers, x):
@@ -275,15 +279,15 @@ def test_experts(kernels, threads, count, top_k, kind):
     dense, layers = experts_of(kernels, count, top_k, **{**settings, **kind})
     experts, x = kernels.compile_experts(layers), torch.randn(600, HIDDEN)
     got = experts(x)
-    wanted = sum_of_experts(dense, layers, x[:40].double())
-    torch.testing.assert_close(got[:40].double(), wanted, rtol=1e-4, atol=1e-4)
+    expected = sum_of_experts(dense, layers, x[:40].double())
+    torch.testing.assert_close(got[:40].double(), expected, rtol=1e-4, atol=1e-4)
     # Whatever other rows there are.
     for rows in (slice(7, 8), slice(0, 33), slice(590, 600)):
-        alone = experts(x[rows])
+        isolated_experts = experts(x[rows])
         if kernels.name == "reference":
-            torch.testing.assert_close(alone, got[rows], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(isolated_experts, got[rows], rtol=1e-5, atol=1e-5)
         else:
-            assert torch.equal(alone, got[rows])
+            assert torch.equal(isolated_experts, got[rows])
     assert experts(x[:0]).shape == (0, HIDDEN)
 
 

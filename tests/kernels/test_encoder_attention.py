@@ -53,5 +53,5 @@ def test_a_sequence_has_the_same_bits_beside_others(compiled, round_inputs):
     q, k, v = make_qkv(5, 150, 64)
     together = compiled.encoder_attention(q, k, v, 150, round_inputs=round_inputs)
     rows = slice(300, 450)
-    alone = compiled.encoder_attention(q[rows], k[rows], v[rows], 150, round_inputs=round_inputs)
-    assert torch.equal(together[rows], alone)
+    isolated = compiled.encoder_attention(q[rows], k[rows], v[rows], 150, round_inputs=round_inputs)
+    assert torch.equal(together[rows], isolated)

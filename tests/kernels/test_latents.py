@@ -28,7 +28,7 @@ def latents(heads: int, size: int, **options: Any) -> Batch:
     return batch
 
 
-def given(batch: Batch, latent: int, scales: Tensor | None = None) -> MlaArgs:
+def make_args(batch: Batch, latent: int, scales: Tensor | None = None) -> MlaArgs:
     return MlaArgs(
         q=batch.q,
         cache=batch.key_cache,
@@ -52,23 +52,23 @@ def test_a_token_is_key_and_value_of_all_heads(
     kernels: KernelSet, threads: int, heads: int, size: int, latent: int
 ) -> None:
     batch = latents(heads, size)
-    found = kernels.mla_attention(given(batch, latent))
-    assert_close(found, expected(batch, latent), torch.float32, 4.0)
+    attended = kernels.mla_attention(make_args(batch, latent))
+    assert_close(attended, expected(batch, latent), torch.float32, 4.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_dtypes(kernels: KernelSet, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     batch = latents(6, 40, dtype=dtype, cache_dtype=cache_dtype, strided=True)
-    found = kernels.mla_attention(given(batch, 32))
-    assert found.dtype == dtype
-    assert_close(found, expected(batch, 32), dtype, 4.0)
+    tensor = kernels.mla_attention(make_args(batch, 32))
+    assert tensor.dtype == dtype
+    assert_close(tensor, expected(batch, 32), dtype, 4.0)
 
 
 def test_the_reference_judges_itself_in_float64() -> None:
     batch = latents(4, 24, dtype=torch.float64)
-    found = ReferenceKernels().mla_attention(given(batch, 16))
-    torch.testing.assert_close(found, expected(batch, 16), rtol=1e-12, atol=1e-12)
+    attended = ReferenceKernels().mla_attention(make_args(batch, 16))
+    torch.testing.assert_close(attended, expected(batch, 16), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("cache_dtype", [*DTYPES, torch.int8])
@@ -80,46 +80,46 @@ def test_a_decode_gives_what_a_chunk_gives(compiled: KernelSet, cache_dtype: tor
         scales = cache.nan_to_num().abs().amax(-1) / 127
         cache = (cache / scales[..., None]).nan_to_num().round()
     batch.key_cache = cache.to(cache_dtype)
-    whole = compiled.mla_attention(given(batch, 64, scales))
+    full = compiled.mla_attention(make_args(batch, 64, scales))
     for begin, end in [(0, 1), (127, 128), (128, 129), (299, 300), (5, 200), (290, 300)]:
-        part = given(batch, 64, scales)
+        part = make_args(batch, 64, scales)
         part.q = batch.q[begin:end]
         part.seq_lens = torch.tensor([end], dtype=torch.int32)
         part.query_start_loc = torch.tensor([0, end - begin], dtype=torch.int32)
-        assert torch.equal(compiled.mla_attention(part), whole[begin:end])
+        assert torch.equal(compiled.mla_attention(part), full[begin:end])
 
 
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_rotated_comes_first(kernels: KernelSet, dtype: torch.dtype, neox: bool) -> None:
     torch.manual_seed(1)
-    q, kept = torch.randn(11, 4, 24).to(dtype), torch.randn(11, 1, 24).to(dtype)
+    q, latents = torch.randn(11, 4, 24).to(dtype), torch.randn(11, 1, 24).to(dtype)
     cache, cos_sin = torch.full((3, 1, 8, 24), 7.0, dtype=dtype), table(50, 8)
     positions, slots = torch.randint(0, 50, (11,)), torch.randperm(24)[:11]
     slots[3] = -1
-    wanted = [oracle.rope(x, positions, cos_sin, neox) for x in (q, kept)]
-    kernels.rope_and_cache_mla(q, kept, positions, cos_sin, cache, slots, neox)
-    for got, right in zip((q, kept), wanted, strict=True):
+    expected = [oracle.rope(x, positions, cos_sin, neox) for x in (q, latents)]
+    kernels.rope_and_cache_mla(q, latents, positions, cos_sin, cache, slots, neox)
+    for got, right in zip((q, latents), expected, strict=True):
         assert_close(got, right, dtype)
-    there = cache.flatten(0, 2)
+    flat_cache = cache.flatten(0, 2)
     for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            assert torch.equal(there[slot], kept[token, 0])
-    assert int((there == 7.0).all(-1).sum()) == 24 - 10
+            assert torch.equal(flat_cache[slot], latents[token, 0])
+    assert int((flat_cache == 7.0).all(-1).sum()) == 24 - 10
 
 
 def test_rounded_latents_have_one_scale_a_token(kernels: KernelSet) -> None:
     torch.manual_seed(2)
-    q, kept = torch.randn(5, 2, 24), torch.randn(5, 1, 24)
-    kept *= torch.tensor([1, 9, 3, 2, 5])[:, None, None]
+    q, retained_tensor = torch.randn(5, 2, 24), torch.randn(5, 1, 24)
+    retained_tensor *= torch.tensor([1, 9, 3, 2, 5])[:, None, None]
     cache = torch.zeros((1, 1, 8, 24), dtype=torch.int8)
     scales = torch.zeros((1, 1, 8))
     kernels.rope_and_cache_mla(
-        q, kept, torch.arange(5), table(8, 8), cache, torch.arange(5), scales=scales
+        q, retained_tensor, torch.arange(5), table(8, 8), cache, torch.arange(5), scales=scales
     )
     back = cache[0, 0, :5].float() * scales[0, 0, :5, None]
-    assert float((back - kept[:, 0]).abs().max()) <= float(scales.max()) * 0.51
-    assert torch.allclose(scales[0, 0, :5], kept[:, 0].abs().amax(-1) / 127)
+    assert float((back - retained_tensor[:, 0]).abs().max()) <= float(scales.max()) * 0.51
+    assert torch.allclose(scales[0, 0, :5], retained_tensor[:, 0].abs().amax(-1) / 127)
 
 
 @covering(
@@ -134,27 +134,27 @@ def test_a_layer_for_each_head(
     weights = [torch.randn(n, k) for _ in range(5)]
     layers = kernels.head_linears([kernels.PackedLinear(weight) for weight in weights])
     x = torch.randn(rows, 5, k + 3).to(dtype)[..., 3:]
-    whole = torch.full((rows, 5, n + 4), 7.0, dtype=dtype)
-    layers(x, whole[..., 2 : n + 2])
+    full_tensor = torch.full((rows, 5, n + 4), 7.0, dtype=dtype)
+    layers(x, full_tensor[..., 2 : n + 2])
     right = torch.einsum("thk,hnk->thn", x.double(), torch.stack(weights).double())
-    assert_close(whole[..., 2 : n + 2], right, dtype, 4.0)
-    assert bool((whole[..., [0, 1, n + 2, n + 3]] == 7.0).all())
+    assert_close(full_tensor[..., 2 : n + 2], right, dtype, 4.0)
+    assert bool((full_tensor[..., [0, 1, n + 2, n + 3]] == 7.0).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_of_each_head_is_the_same_alone(compiled: KernelSet, dtype: torch.dtype) -> None:
     layers = [compiled.PackedLinear(torch.randn(40, 96).to(dtype)) for _ in range(6)]
     every, x = compiled.head_linears(layers), torch.randn(530, 6, 96)
-    whole = torch.empty(530, 6, 40)
-    every(x, whole)
+    full_tensor = torch.empty(530, 6, 40)
+    every(x, full_tensor)
     for begin, end in [(0, 1), (529, 530), (255, 257), (3, 20), (100, 500)]:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             part = torch.empty(end - begin, 6, 40)
             every(x[begin:end], part)
-            assert torch.equal(part, whole[begin:end])
+            assert torch.equal(part, full_tensor[begin:end])
     by_hand = torch.stack([layer(x[:, head]) for head, layer in enumerate(layers)], 1)
-    assert torch.equal(by_hand, whole)
+    assert torch.equal(by_hand, full_tensor)
 
 
 def test_what_doesnt_fit_is_refused(kernels: KernelSet, compiled: KernelSet) -> None:
@@ -163,13 +163,13 @@ def test_what_doesnt_fit_is_refused(kernels: KernelSet, compiled: KernelSet) -> 
         kernels.head_linears([narrow, wide])
     layers = compiled.head_linears([compiled.PackedLinear(torch.randn(8, 4))] * 2)
     out = torch.empty(3, 2, 8)
-    for x, wrong in [
+    for x, problem in [
         (torch.randn(3, 2, 5), "must be"),
         (torch.randn(3, 1, 4), "must be"),
         (torch.randn(3, 2, 4).half(), "one dtype"),
         (torch.randn(3, 4, 2).transpose(1, 2), "side by side"),
     ]:
-        with pytest.raises(ValueError, match=wrong):
+        with pytest.raises(ValueError, match=problem):
             layers(x, out)
     foreign = [ReferenceKernels().PackedLinear(torch.randn(8, 4))] * 2
     with pytest.raises(ValueError, match="none of these kernels"):

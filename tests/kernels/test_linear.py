@@ -117,9 +117,9 @@ def test_rows_of_integers_with_zero_points_are_independent_of_the_batch(compiled
     scales, zeros = torch.rand(96, 5).half(), torch.randint(*RANGES[bits], (96, 5))
     layer = integer_linear(compiled, values, scales, bits=bits, zeros=zeros)
     x = torch.randn(150, 640)
-    whole = layer(x)
+    full_layer = layer(x)
     for low, high in ((0, 1), (7, 9), (20, 33), (40, 140)):
-        assert torch.equal(layer(x[low:high]), whole[low:high])
+        assert torch.equal(layer(x[low:high]), full_layer[low:high])
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -141,9 +141,9 @@ def test_rows_are_independent_of_the_batch(compiled, threads, quantization, dtyp
     torch.manual_seed(8)
     weight, x = torch.randn(96, 700).to(dtype), torch.randn(150, 700).to(dtype)
     layer = compiled.PackedLinear(weight, quantization=quantization)
-    whole = layer(x)
+    full_layer = layer(x)
     for low, high in ((0, 1), (7, 9), (20, 33), (40, 140)):
-        assert torch.equal(layer(x[low:high]), whole[low:high])
+        assert torch.equal(layer(x[low:high]), full_layer[low:high])
 
 
 def test_strided_rows_and_given_out(kernels):
@@ -185,9 +185,9 @@ def test_rows_with_minima_come_back(kernels):
 
 def test_rows_that_are_not_there_are_refused(kernels):
     layer = kernels.PackedLinear(torch.randn(10, 8))
-    for wrong in (-1, 10):
+    for invalid in (-1, 10):
         with pytest.raises(ValueError, match="row doesn't exist"):
-            layer.rows(torch.tensor([0, wrong]))
+            layer.rows(torch.tensor([0, invalid]))
 
 
 def cut(weight, *sizes):
@@ -223,12 +223,12 @@ def test_integers_in_pieces_equal_the_whole(kernels, with_minima):
     torch.manual_seed(12)
     values = torch.randint(0, 16, (75, 64), dtype=torch.int8)
     scales, minima = torch.rand(75, 2).half(), torch.rand(75, 2).half() if with_minima else None
-    pieces = [
+    chunks = [
         IntegerRows(values[rows], scales[rows], None if minima is None else minima[rows])
         for rows in (slice(0, 32), slice(32, 64), slice(64, 75))
     ]
     streamed = sliced_integers(
-        kernels, (75, 64), pieces, bits=4, group_size=32, with_minima=with_minima
+        kernels, (75, 64), chunks, bits=4, group_size=32, with_minima=with_minima
     )
     x = torch.randn(2, 64)
     assert torch.equal(streamed(x), integer_linear(kernels, values, scales, minima, bits=4)(x))
@@ -236,13 +236,13 @@ def test_integers_in_pieces_equal_the_whole(kernels, with_minima):
 
 def test_pieces_that_do_not_make_up_the_weight_are_refused(kernels):
     weight = torch.randn(96, 16)
-    for pieces in ([weight[:64]], [weight, weight], [weight[:, :8]], [weight[0]], []):
+    for chunks in ([weight[:64]], [weight, weight], [weight[:, :8]], [weight[0]], []):
         with pytest.raises(ValueError, match="piece"):
-            sliced_floats(kernels, (96, 16), pieces, dtype=torch.float32)
+            sliced_floats(kernels, (96, 16), chunks, dtype=torch.float32)
     values, scales = torch.zeros(96, 32, dtype=torch.int8), torch.ones(96, 1)
-    for piece in (IntegerRows(values, scales, scales), IntegerRows(values, scales[:5])):
+    for chunk in (IntegerRows(values, scales, scales), IntegerRows(values, scales[:5])):
         with pytest.raises(ValueError, match=r"minima|scales"):
-            sliced_integers(kernels, (96, 32), [piece], bits=8, group_size=32)
+            sliced_integers(kernels, (96, 32), [chunk], bits=8, group_size=32)
 
 
 def test_pieces_that_end_within_a_panel_are_refused(compiled):
@@ -324,16 +324,16 @@ def test_weights_side_by_side_go_back_one_by_one(compiled):
     torch.manual_seed(5)
     weights = [torch.randn(2048, 1024) for _ in range(6)]
     x = torch.randn(3, 1024)
-    before = resident_bytes()
+    initial_resident_bytes = resident_bytes()
     layers = [compiled.PackedLinear(weight) for weight in weights]
-    loaded = resident_bytes() - before
-    kept = layers[3]
+    loaded = resident_bytes() - initial_resident_bytes
+    retained_layer = layers[3]
     layers.clear()
     gc.collect()
-    left = resident_bytes() - before
+    remaining_resident_bytes = resident_bytes() - initial_resident_bytes
     assert loaded > 40 * 2**20
-    assert left < loaded - 24 * 2**20
-    assert_close(kept(x), product(x, weights[3]), x.dtype, slack=8.0)
+    assert remaining_resident_bytes < loaded - 24 * 2**20
+    assert_close(retained_layer(x), product(x, weights[3]), x.dtype, slack=8.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])

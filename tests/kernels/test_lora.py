@@ -36,11 +36,11 @@ def test_each_row_gets_what_its_adapter_adds(dtype: torch.dtype, weights: torch.
         for row in range(part.start, part.end):
             low = [torch.dot(x[row].double(), line) for line in part.a.double()]
             expected[row] += part.scale * part.b.double() @ torch.stack(low)
-    before = y.clone()
+    initial_copy = y.clone()
     add_lora(y, x, parts)
     assert_close(y, expected, dtype, 60.0)
     for row in (*range(9, 12), *range(20, TOKENS)):
-        assert torch.equal(y[row], before[row])
+        assert torch.equal(y[row], initial_copy[row])
 
 
 def test_float64_stays_float64() -> None:
@@ -67,10 +67,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     changes: dict[str, Any], words: str
 ) -> None:
     first = LoraSegment(0, 0, torch.ones(1, 3), torch.ones(4, 1))
-    wrong: dict[str, Any] = {"start": 1, "end": 3, "a": torch.ones(2, 3), "b": torch.ones(4, 2)}
+    segment_fields: dict[str, Any] = {
+        "start": 1,
+        "end": 3,
+        "a": torch.ones(2, 3),
+        "b": torch.ones(4, 2),
+    }
     y = torch.zeros(5, 4)
     with pytest.raises(ValueError, match=words):
-        add_lora(y, torch.ones(5, 3), [first, LoraSegment(**{**wrong, **changes})])
+        add_lora(y, torch.ones(5, 3), [first, LoraSegment(**{**segment_fields, **changes})])
     assert not y.any()
 
 

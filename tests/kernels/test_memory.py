@@ -17,22 +17,22 @@ def faults() -> int:
 def test_mapped_pages_cost_nothing_when_they_are_written(compiled):
     cache, other = (compiled.new_kv_cache((16, 1, 1, 1 << 20), torch.int8) for _ in range(2))
     other.fill_(1)  # torch's own threads and code have their pages by now
-    before = faults()
+    initial_faults = faults()
     compiled.map_pages(cache[:12])
     mapped = faults()
-    assert mapped > before
+    assert mapped > initial_faults
     cache[:12].fill_(1)
-    assert faults() - mapped <= 8 + (mapped - before) // 4
+    assert faults() - mapped <= 8 + (mapped - initial_faults) // 4
 
 
 def test_mapping_changes_nothing(kernels):
     cache = kernels.new_kv_cache((3, 1, 16, 1000), torch.int8)
     cache.copy_(torch.randint(-128, 128, cache.shape))
-    before = cache.clone()
+    initial_copy = cache.clone()
     kernels.map_pages(cache)
     kernels.map_pages(cache[1:2])
     kernels.map_pages(cache[:0])
-    assert torch.equal(cache, before)
+    assert torch.equal(cache, initial_copy)
 
 
 def test_others_may_write_meanwhile(compiled):

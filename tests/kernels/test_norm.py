@@ -46,8 +46,8 @@ def test_fused_add_rms_norm_adds_in_place(kernels, threads, dtype, width):
 
 def test_rows_are_independent_of_the_batch(kernels):
     x, weight = torch.randn(64, 768), torch.randn(768)
-    whole = kernels.rms_norm(x, weight, 1e-6)
-    assert torch.equal(whole[5:6], kernels.rms_norm(x[5:6], weight, 1e-6))
+    full = kernels.rms_norm(x, weight, 1e-6)
+    assert torch.equal(full[5:6], kernels.rms_norm(x[5:6], weight, 1e-6))
 
 
 def test_strided_rows(kernels):

@@ -44,7 +44,7 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
         )
         for index in range(4)
     ]
-    tables, at = make_tables(2), (torch.tensor(LENGTHS) - 1)[ROWS]
+    tables, offset = make_tables(2), (torch.tensor(LENGTHS) - 1)[ROWS]
     for row in ROWS if window else ():
         seen = max(0, LENGTHS[row] - window) // BLOCK_SIZE
         tables.block_tables[1][row, :seen] = 10**9
@@ -57,19 +57,19 @@ def test_a_step_of_odd_heads_is_what_its_parts_are(
     step = decoder.compile_step(EmbeddingAndHead(embedding, head), tables)
     assert step is not None
     caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
-    before = [cache.clone() for cache in caches]
-    places = [
+    initial_copies = [cache.clone() for cache in caches]
+    positions = [
         (
-            table[ROWS, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE,
+            table[ROWS, offset // BLOCK_SIZE].long() * BLOCK_SIZE + offset % BLOCK_SIZE,
             table[ROWS].contiguous(),
         )
         for table in tables.block_tables
     ]
-    batch = [at, *places[0], (at + 1).int(), torch.arange(len(ROWS) + 1).int()]
-    x = embedding.rows(tables.tokens[ROWS, at].long())
-    hidden = one_by_one(compiled, shape, layers, last, x, batch, None, places[1:])
+    batch = [offset, *positions[0], (offset + 1).int(), torch.arange(len(ROWS) + 1).int()]
+    x = embedding.rows(tables.tokens[ROWS, offset].long())
+    hidden = one_by_one(compiled, shape, layers, last, x, batch, None, positions[1:])
     expected, written = compiled.argmax(head(hidden)).tolist(), [cache.clone() for cache in caches]
-    for changed, old in zip(caches, before, strict=True):
+    for changed, old in zip(caches, initial_copies, strict=True):
         changed.copy_(old)
     assert step.bind(torch.tensor(ROWS), None)() == [[token] for token in expected]
     assert all(map(torch.equal, caches, written))

@@ -50,11 +50,11 @@ def test_any_number_of_rows(compiled, dtype, quantization):
     torch.manual_seed(13)
     weight, x = torch.randn(37, 213).to(dtype), torch.randn(130, 213)
     layer = compiled.PackedLinear(weight, quantization=quantization)
-    whole, expected = layer(x), product(x, weight)
+    full_layer, expected = layer(x), product(x, weight)
     off = {None: 1e-5, "int8": 0.012, "int4": 0.11}[quantization]
-    assert float((whole - expected).norm() / expected.norm()) < off
+    assert float((full_layer - expected).norm() / expected.norm()) < off
     for rows in range(1, 130):
-        assert torch.equal(layer(x[:rows]), whole[:rows])
+        assert torch.equal(layer(x[:rows]), full_layer[:rows])
 
 
 def test_the_last_of_many_positions(compiled):
@@ -94,8 +94,8 @@ def test_a_row_that_is_no_numbers_shows_and_spoils_no_other(compiled, dtype, qua
     got = layer(x)
     assert not torch.isfinite(got[7]).any()
     assert torch.equal(layer(x[7:8]).isfinite(), got[7:8].isfinite())
-    others = [row for row in range(20) if row != 7]
-    assert torch.equal(got[others], clean[others])
+    other_rows = [row for row in range(20) if row != 7]
+    assert torch.equal(got[other_rows], clean[other_rows])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -147,8 +147,8 @@ def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(
         ),
     )
     assert not torch.isfinite(got[5, 0]).all()
-    others = [row for row in range(12) if row not in (4, 5)]
-    assert torch.isfinite(got[others]).all()
+    other_rows = [row for row in range(12) if row not in (4, 5)]
+    assert torch.isfinite(got[other_rows]).all()
 
 
 @dataclass
@@ -178,8 +178,10 @@ class Rows:
 
     def that_see(self, sequence: int, token: int, window: int = 0) -> list[int]:
         first, count = sum(self.queries[:sequence]), self.queries[sequence]
-        at = {first + i: self.lengths[sequence] - count + i for i in range(count)}
-        return [row for row, p in at.items() if p >= token and (not window or p - window < token)]
+        lengths = {first + i: self.lengths[sequence] - count + i for i in range(count)}
+        return [
+            row for row, p in lengths.items() if p >= token and (not window or p - window < token)
+        ]
 
 
 def make_rows(cache_dtype: torch.dtype, size: int = 40, block: int = 8, **options: Any) -> Rows:
@@ -200,12 +202,12 @@ def make_rows(cache_dtype: torch.dtype, size: int = 40, block: int = 8, **option
 @covering(
     window=[0, 12], which=["key", "value"],
     cache_dtype=[torch.float32, torch.bfloat16, torch.int8],
-    place=[(0, 3), (0, 295), (1, 17), (2, 30), (3, 0)],
+    index=[(0, 3), (0, 295), (1, 17), (2, 30), (3, 0)],
 )  # fmt: skip
 def test_a_nan_in_the_cache_reaches_the_rows_that_see_it_and_no_other(
-    compiled, cache_dtype, which, place, window
+    compiled, cache_dtype, which, index, window
 ):
-    sequence, token = place
+    sequence, token = index
     rows = make_rows(cache_dtype, sliding_window=window)
     clean = rows.run(compiled)
     slot = int(rows.tables[sequence, token // 8]), 1, token % 8
@@ -215,11 +217,11 @@ def test_a_nan_in_the_cache_reaches_the_rows_that_see_it_and_no_other(
         rows.caches[which == "value"][(*slot, 5)] = math.nan
     got = rows.run(compiled)
     seen = rows.that_see(sequence, token, window)
-    others = [row for row in range(len(clean)) if row not in seen]
+    other_rows = [row for row in range(len(clean)) if row not in seen]
     assert torch.isfinite(clean).all()
     assert got[seen][:, 3:].isnan().flatten(1).any(1).all()  # query heads of the second KV head
     assert torch.equal(got[seen][:, :3], clean[seen][:, :3])
-    torch.testing.assert_close(got[others], clean[others], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[other_rows], clean[other_rows], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"soft_cap": 20.0}, {"sinks": torch.zeros(6)}], ids=str)

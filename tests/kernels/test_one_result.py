@@ -50,31 +50,31 @@ def cached(batch: Batch, dtype: torch.dtype, options: dict[str, Any]) -> dict[st
 
 
 def run(
-    kernels: KernelSet, whole: dict[str, Any], spans: list[tuple[int, int]], threads: int = 1
+    kernels: KernelSet, full: dict[str, Any], spans: list[tuple[int, int]], threads: int = 1
 ) -> list[Tensor]:
     """What each [begin, end) of the one sequence's queries gives, all of them in one call."""
     ends = torch.tensor([end for _, end in spans], dtype=torch.int32)
     counts = torch.tensor([0, *(end - begin for begin, end in spans)])
     arguments = {
-        **whole,
-        "q": torch.cat([whole["q"][begin:end] for begin, end in spans]),
+        **full,
+        "q": torch.cat([full["q"][begin:end] for begin, end in spans]),
         "seq_lens": ends,
-        "block_tables": whole["block_tables"].expand(len(spans), -1).contiguous(),
+        "block_tables": full["block_tables"].expand(len(spans), -1).contiguous(),
         "query_start_loc": counts.cumsum(0).to(torch.int32),
     }
-    before = torch.get_num_threads()
+    initial_num_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         out = kernels.paged_attention(AttentionArgs(**arguments))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(initial_num_threads)
     return list(out.split(counts[1:].tolist()))
 
 
-def check(kernels: KernelSet, whole: dict[str, Any], length: int, spans: list[tuple[int, int]]):
-    expected = run(kernels, whole, [(0, length)])[0]
+def check(kernels: KernelSet, full: dict[str, Any], length: int, spans: list[tuple[int, int]]):
+    expected = run(kernels, full, [(0, length)])[0]
     for threads in (1, 2):
-        for (begin, end), got in zip(spans, run(kernels, whole, spans, threads)):
+        for (begin, end), got in zip(spans, run(kernels, full, spans, threads)):
             assert torch.equal(got, expected[begin:end]), (begin, end, threads)
 
 
@@ -83,9 +83,9 @@ def check(kernels: KernelSet, whole: dict[str, Any], length: int, spans: list[tu
 def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype, rounds):
     length = 421
     batch = make_batch([(length, length)], heads=6, kv_heads=2)
-    whole = cached(batch, dtype, {**OPTIONS[name], "round_inputs": rounds})
-    decodes = [(at, at + 1) for at in (0, 1, 15, 16, 127, 128, 129, 255, 256, 300, 420)]
-    check(compiled, whole, length, [*decodes, (7, 300), (420, 421), (100, 102), (119, 400)])
+    full = cached(batch, dtype, {**OPTIONS[name], "round_inputs": rounds})
+    decodes = [(start, start + 1) for start in (0, 1, 15, 16, 127, 128, 129, 255, 256, 300, 420)]
+    check(compiled, full, length, [*decodes, (7, 300), (420, 421), (100, 102), (119, 400)])
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), FORMATS, ids=str)
@@ -94,15 +94,15 @@ def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype, rounds):
 def test_a_value_that_is_no_number_shows_where_it_is_seen(compiled, dtype, rounds, options, bad):
     length = 300
     batch = make_batch([(length, length)], heads=6, kv_heads=2)
-    whole = cached(batch, dtype, {**options, "round_inputs": rounds})
-    expected = run(compiled, whole, [(0, length)])[0]
+    full_copies = cached(batch, dtype, {**options, "round_inputs": rounds})
+    expected = run(compiled, full_copies, [(0, length)])[0]
     spoilt = "value_scales" if dtype == torch.int8 else "value_cache"
-    whole[spoilt] = whole[spoilt].clone()
-    whole[spoilt][batch.block_tables[0, bad // 16], :, bad % 16] = float("nan")
+    full_copies[spoilt] = full_copies[spoilt].clone()
+    full_copies[spoilt][batch.block_tables[0, bad // 16], :, bad % 16] = float("nan")
     seen = range(bad, min(length, bad + options.get("sliding_window", length)))
-    unseen = [at for at in range(length) if at not in seen]
-    chunk = run(compiled, whole, [(0, length)])[0]
-    decodes = torch.cat(run(compiled, whole, [(at, at + 1) for at in range(length)]))
+    unseen = [index for index in range(length) if index not in seen]
+    chunk = run(compiled, full_copies, [(0, length)])[0]
+    decodes = torch.cat(run(compiled, full_copies, [(index, index + 1) for index in range(length)]))
     for got in (chunk, decodes):
         assert torch.equal(got[unseen], expected[unseen])
         assert not torch.isfinite(got[list(seen)]).any()

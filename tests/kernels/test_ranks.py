@@ -62,7 +62,7 @@ def test_a_shared_layer_gives_the_bits_of_a_whole_one(
     ops, ranks = CpuKernels(), join(2)
     weight, bias = torch.randn(100, 48).to(dtype), torch.randn(100)
     x, outputs, inputs = torch.randn(9, 48), (0, 64, 100), (0, 32, 48)
-    whole = ops.PackedLinear(weight, bias)
+    full = ops.PackedLinear(weight, bias)
     ids = torch.tensor([0, 63, 64, 99, 5])
 
     def compute(rank: RankGroup) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,8 +74,8 @@ def test_a_shared_layer_gives_the_bits_of_a_whole_one(
         return layer(x[:, columns]), layer.rows(ids)
 
     for product, rows in on_all(pool, ranks, compute):
-        assert torch.equal(product, whole(x))
-        assert torch.equal(rows, whole.rows(ids))
+        assert torch.equal(product, full(x))
+        assert torch.equal(rows, full.rows(ids))
 
 
 def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolExecutor) -> None:
@@ -105,7 +105,7 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
         return ops.compile_experts(experts)(x)
 
     expected = run()
-    assert all(torch.equal(said, expected) for said in on_all(pool, ranks, run))
+    assert all(torch.equal(output, expected) for output in on_all(pool, ranks, run))
 
 
 def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolExecutor) -> None:
@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolE
         rank.reset(is_last=rank.rank == 0)
     assert ranks[0].missing_rank is None
     gathered = on_all(pool, ranks, lambda rank: rank.gather(x, starts))
-    assert all(torch.equal(each, torch.ones(1, 4)) for each in gathered)
+    assert all(torch.equal(gathered_tensor, torch.ones(1, 4)) for gathered_tensor in gathered)
 
 
 def test_a_failure_wakes_those_that_wait(pool: ThreadPoolExecutor) -> None:

@@ -105,11 +105,11 @@ def test_an_int8_cache(kernels):
 def as_int8(row: torch.Tensor) -> tuple[np.ndarray, np.float32]:
     """A row's integers, the even one of two neighbours, and its scale, in float32's own steps."""
     x = row.numpy()
-    most = np.abs(x).max()
-    if not np.isfinite(most):
+    largest = np.abs(x).max()
+    if not np.isfinite(largest):
         return np.zeros(len(x), np.int8), np.float32(np.nan)
-    inverse = np.float32(127) / most if most > 1e-36 else np.float32(0)
-    return np.rint(x * inverse).astype(np.int8), most / np.float32(127)
+    inverse = np.float32(127) / largest if largest > 1e-36 else np.float32(0)
+    return np.rint(x * inverse).astype(np.int8), largest / np.float32(127)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 40, 80, 96, 112, 127, 256])
@@ -172,11 +172,11 @@ def test_what_lies_outside_is_refused_before_anything_is_written(compiled):
         ("slots", 72, "slot"), ("slots", -2, "slot"),
     ):  # fmt: skip
         step = Step(3, 2, 1, 32)
-        before = step.q.clone()
+        initial_copy = step.q.clone()
         getattr(step, name)[2] = value
         with pytest.raises(ValueError, match=words):
             step.run(compiled, table(50, 32))
-        assert torch.equal(step.q, before)
+        assert torch.equal(step.q, initial_copy)
         assert (step.keys == 7.0).all()
 
 

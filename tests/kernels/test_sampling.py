@@ -12,13 +12,13 @@ from kernels.reference import sampling as reference
 
 
 def settings(rows, temperature=1.0, top_k=1 << 40, top_p=1.0, min_p=0.0, seed=0):
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     return {
         "temperature": torch.full((rows,), temperature),
         "top_k": torch.full((rows,), top_k, dtype=torch.int64),
         "top_p": torch.full((rows,), top_p, dtype=torch.float64),
         "min_p": torch.full((rows,), min_p, dtype=torch.float64),
-        "uniforms": torch.rand(rows, generator=made, dtype=torch.float64),
+        "uniforms": torch.rand(rows, generator=generator, dtype=torch.float64),
     }
 
 
@@ -68,8 +68,10 @@ def drawn(vocab: int) -> list[tuple[dict, torch.Tensor, dict, torch.Tensor]]:
     """For each of the filters: itself, logits, all settings, and what sorting draws."""
     logits = torch.randn(12, vocab, generator=torch.Generator().manual_seed(vocab))
     logits *= torch.tensor([0.0, 1.0, 6.0]).repeat(4)[:, None]
-    each = [(options, settings(12, **options)) for options in FILTERS]
-    return [(o, logits, chosen, reference.sample(logits, **chosen)) for o, chosen in each]
+    chosen_settings = [(options, settings(12, **options)) for options in FILTERS]
+    return [
+        (o, logits, chosen, reference.sample(logits, **chosen)) for o, chosen in chosen_settings
+    ]
 
 
 @pytest.mark.parametrize("vocab", [3, 100, 5000, 40000])
@@ -107,9 +109,9 @@ def test_the_ends_of_the_unit_interval(kernels):
 def test_a_row_does_not_depend_on_the_others(kernels, threads):
     logits = torch.randn(8, 3000)
     chosen = settings(8, top_p=0.9)
-    whole = kernels.sample(logits, **chosen)
-    alone = kernels.sample(logits[5:6], **{name: x[5:6] for name, x in chosen.items()})
-    assert int(alone) == int(whole[5])
+    full_sample = kernels.sample(logits, **chosen)
+    isolated_sample = kernels.sample(logits[5:6], **{name: x[5:6] for name, x in chosen.items()})
+    assert int(isolated_sample) == int(full_sample[5])
 
 
 def test_no_rows(kernels):

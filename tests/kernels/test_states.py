@@ -77,9 +77,9 @@ def test_a_scan_takes_in_one_token_after_the_other(
     kernels: KernelSet, threads: int, delta: bool, sizes: tuple[int, int, int, int]
 ) -> None:
     inputs, weights, states = scan(delta, *sizes)
-    wanted, after = by_definition(inputs, weights, states, whose())
+    expected_out, after = by_definition(inputs, weights, states, whose())
     got = kernels.linear_scan(inputs, weights, states, whose())
-    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(got, expected_out, torch.float32, 20.0)
     assert_close(states, after, torch.float32, 20.0)
 
 
@@ -89,9 +89,9 @@ def test_each_key_of_a_head_may_have_a_decay(
 ) -> None:
     inputs, weights, states = scan(False, 40, 1, value_size, 20)
     weights = replace(weights, decay=-torch.rand(40, 20) * 2)
-    wanted, after = by_definition(inputs, weights, states, whose())
+    expected_out, after = by_definition(inputs, weights, states, whose())
     got = kernels.linear_scan(inputs, weights, states, whose())
-    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(got, expected_out, torch.float32, 20.0)
     assert_close(states, after, torch.float32, 20.0)
 
 
@@ -101,9 +101,9 @@ def test_each_key_of_a_head_may_have_a_rate(kernels: KernelSet, threads: int) ->
     inputs = replace(inputs, rate=torch.randn(TOKENS, 4, 20))
     weights = replace(weights, rate_bias=torch.randn(4, 20))
     of, after = whose(), states.double()
-    wanted = torch.zeros(TOKENS, 4, 18, dtype=torch.float64)
+    expected_tensor = torch.zeros(TOKENS, 4, 18, dtype=torch.float64)
     rates = torch.nn.functional.softplus(inputs.rate.double() + weights.rate_bias.double())
-    kept = torch.exp(rates * weights.decay.double()[:, None])
+    decay = torch.exp(rates * weights.decay.double()[:, None])
     assert inputs.beta is not None
     beta = inputs.beta.double().sigmoid()
     for i, row in enumerate(of.rows.tolist()):
@@ -113,12 +113,12 @@ def test_each_key_of_a_head_may_have_a_rate(kernels: KernelSet, threads: int) ->
                     x[t, head].double() / (x[t, head].double().square().sum() + 1e-6).sqrt()
                     for x in (inputs.q, inputs.k)
                 )
-                state = after[row, head] * kept[t, head]
+                state = after[row, head] * decay[t, head]
                 missing = inputs.v[t, head].double() - state @ k
                 after[row, head] = state + beta[t, head] * torch.outer(missing, k)
-                wanted[t, head] = after[row, head] @ q / math.sqrt(20)
+                expected_tensor[t, head] = after[row, head] @ q / math.sqrt(20)
     got = kernels.linear_scan(inputs, weights, states, of)
-    assert_close(got, wanted, torch.float32, 20.0)
+    assert_close(got, expected_tensor, torch.float32, 20.0)
     assert_close(states, after, torch.float32, 20.0)
 
 
@@ -129,14 +129,14 @@ def test_states_in_few_bits_are_rounded_after_each_token(
 ) -> None:
     """Near to float64, and to the bit the same in one piece and token by token."""
     inputs, weights, states = scan(delta, 4, 2, 18, 24)
-    wanted, _ = by_definition(inputs, weights, states, whose())
+    expected_out, _ = by_definition(inputs, weights, states, whose())
     scales = states.abs().amax(-1) / 127 if dtype == torch.int8 else None
     narrow = (states if scales is None else (states / scales[..., None]).round()).to(dtype)
     first = narrow.clone(), None if scales is None else scales.clone()
     saves = torch.tensor([(8, 1)])
     of = replace(whose(), saves=saves)
     got = compiled.linear_scan(inputs, weights, first[0], of, first[1])
-    assert (got - wanted).abs().max() < error * wanted.abs().max()
+    assert (got - expected_out).abs().max() < error * expected_out.abs().max()
     second = narrow.clone(), None if scales is None else scales.clone()
     for i, row in enumerate(whose().rows):
         for t in range(int(of.starts[i]), int(of.starts[i + 1])):
@@ -170,7 +170,7 @@ def test_a_convolution_sees_the_inputs_of_earlier_steps(
     x = torch.randn(TOKENS, channels + 9)[:, :channels]
     weight, states = torch.randn(width, channels), torch.randn(ROWS, width - 1, channels)
     added = torch.randn(channels) if bias else None
-    wanted, after = torch.zeros(TOKENS, channels, dtype=torch.float64), states.double()
+    expected_tensor, after = torch.zeros(TOKENS, channels, dtype=torch.float64), states.double()
     of = whose()
     for i, row in enumerate(of.rows.tolist()):
         start, end = int(of.starts[i]), int(of.starts[i + 1])
@@ -178,10 +178,10 @@ def test_a_convolution_sees_the_inputs_of_earlier_steps(
         for t in range(end - start):
             total = (past[t : t + width] * weight.double()).sum(0)
             total = total if added is None else total + added.double()
-            wanted[start + t] = total / (1 + torch.exp(-total)) if silu else total
+            expected_tensor[start + t] = total / (1 + torch.exp(-total)) if silu else total
         after[row] = past[len(past) - width + 1 :]
     got = kernels.causal_conv(x, states, weight, added, of, silu=silu)
-    assert_close(got, wanted, torch.float32, 4.0)
+    assert_close(got, expected_tensor, torch.float32, 4.0)
     assert_close(states, after, torch.float32)
 
 
@@ -196,9 +196,9 @@ def test_states_between_two_tokens_are_kept_too(
     # The fourth sequence has the tokens [6, 23), the fifth [23, 25).
     ends = (7, 20, 25)
     saves = torch.tensor([(end, ROWS + i) for i, end in enumerate(ends)])
-    plain_states, plain_conv = states.clone(), conv.clone()
-    wanted = kernels.linear_scan(inputs, weights, plain_states, whose())
-    wanted_conv = kernels.causal_conv(x, plain_conv, weight, None, whose())
+    baseline_states, baseline_conv = states.clone(), conv.clone()
+    expected_out = kernels.linear_scan(inputs, weights, baseline_states, whose())
+    expected_conv = kernels.causal_conv(x, baseline_conv, weight, None, whose())
     for i, end in enumerate(ends):
         start, row = ((6, 2), (6, 2), (23, 3))[i]
         cut_states, cut_conv = states.clone(), conv.clone()
@@ -209,12 +209,12 @@ def test_states_between_two_tokens_are_kept_too(
         )
         kernels.linear_scan(cut, weights, cut_states, one)
         kernels.causal_conv(x[start:end], cut_conv, weight, None, one)
-        plain_states[ROWS + i], plain_conv[ROWS + i] = cut_states[row], cut_conv[row]
+        baseline_states[ROWS + i], baseline_conv[ROWS + i] = cut_states[row], cut_conv[row]
     of = StateRows(whose().starts, whose().rows, saves)
-    assert torch.equal(kernels.linear_scan(inputs, weights, states, of), wanted)
-    assert torch.equal(kernels.causal_conv(x, conv, weight, None, of), wanted_conv)
-    torch.testing.assert_close(states, plain_states)
-    torch.testing.assert_close(conv, plain_conv)
+    assert torch.equal(kernels.linear_scan(inputs, weights, states, of), expected_out)
+    assert torch.equal(kernels.causal_conv(x, conv, weight, None, of), expected_conv)
+    torch.testing.assert_close(states, baseline_states)
+    torch.testing.assert_close(conv, baseline_conv)
 
 
 @pytest.mark.parametrize("saves", [[(0, 1)], [(26, 1)], [(7, 6)], [(7, 1), (6, 1)]])
@@ -235,26 +235,30 @@ def test_bits_depend_neither_on_chunks_nor_on_neighbours(compiled: KernelSet, ki
     if kind == "mamba1":
         inputs, weights, states = scan(False, 40, 1, 1, 20)
         weights = replace(weights, decay=-torch.rand(40, 20))
-    of, alone, conv = whose(), states.clone(), torch.randn(ROWS, 3, 40)
+    of, isolated_copy, conv = whose(), states.clone(), torch.randn(ROWS, 3, 40)
     x, weight, apart = torch.randn(TOKENS, 40), torch.randn(4, 40), conv.clone()
     together = compiled.linear_scan(inputs, weights, states, of)
-    whole = compiled.causal_conv(x, conv, weight, None, of)
+    full = compiled.causal_conv(x, conv, weight, None, of)
     for i, row in enumerate(of.rows):
         for t in range(int(of.starts[i]), int(of.starts[i + 1])):
             one = StateRows(torch.tensor([0, 1], dtype=torch.int32), row[None].clone())
-            at = slice(t, t + 1)
+            token_slice = slice(t, t + 1)
             parts = (inputs.q, inputs.k, inputs.v, inputs.rate, inputs.beta)
-            cut = ScanInputs(*(part if part is None else part[at] for part in parts))
-            assert torch.equal(compiled.linear_scan(cut, weights, alone, one), together[at])
-            assert torch.equal(compiled.causal_conv(x[at], apart, weight, None, one), whole[at])
-    assert torch.equal(alone, states)
+            cut = ScanInputs(*(part if part is None else part[token_slice] for part in parts))
+            assert torch.equal(
+                compiled.linear_scan(cut, weights, isolated_copy, one), together[token_slice]
+            )
+            assert torch.equal(
+                compiled.causal_conv(x[token_slice], apart, weight, None, one), full[token_slice]
+            )
+    assert torch.equal(isolated_copy, states)
     assert torch.equal(apart, conv)
 
 
 def test_what_does_not_go_together_is_refused(compiled: KernelSet) -> None:
     inputs, weights, states = scan(True, 4, 2, 8, 8)
     of = whose()
-    for wrong, words in [
+    for invalid, words in [
         ((replace(inputs, k=inputs.k[:, :1]), weights, states, of), "don't go together"),
         ((replace(inputs, beta=inputs.beta[:, :1]), weights, states, of), "beta"),  # type: ignore[index]
         ((inputs, replace(weights, decay=weights.decay[:2]), states, of), "decay"),
@@ -264,7 +268,7 @@ def test_what_does_not_go_together_is_refused(compiled: KernelSet) -> None:
         ((inputs, weights, states, replace(of, rows=of.rows.int())), "rows"),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            compiled.linear_scan(*wrong)
+            compiled.linear_scan(*invalid)
     conv, weight = torch.zeros(ROWS, 3, 8), torch.zeros(4, 8)
     with pytest.raises(ValueError, match="don't go together"):
         compiled.causal_conv(torch.zeros(TOKENS, 9), conv, weight, None, of)

@@ -72,24 +72,24 @@ class Model:
     def logits(self, rows: list[int]) -> Tensor:
         """The parts, one by one; the caches are left as they were."""
         t, ends = self.tables, self.ends
-        at = t.num_computed[rows]
-        x = ends.embedding.rows(t.tokens[rows, at].long()) * ends.embedding_scale
+        positions = t.num_computed[rows]
+        x = ends.embedding.rows(t.tokens[rows, positions].long()) * ends.embedding_scale
         if ends.positions is not None:
-            x = x + ends.positions[at + ends.position_offset]
-        places = [
+            x = x + ends.positions[positions + ends.position_offset]
+        indexes = [
             (
-                table[rows, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE,
+                table[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
                 table[rows].contiguous(),
             )
             for table in t.block_tables
         ]
-        before = [cache.clone() for cache in self.caches]
+        initial_copies = [cache.clone() for cache in self.caches]
         starts = torch.arange(len(rows) + 1).int()
         hidden = self.hidden = self.decoder(
-            x, at, *places[0], (at + 1).int(), starts, None, places[1:]
+            x, positions, *indexes[0], (positions + 1).int(), starts, None, indexes[1:]
         )
         self.written = [cache.clone() for cache in self.caches]
-        for cache, old in zip(self.caches, before, strict=True):
+        for cache, old in zip(self.caches, initial_copies, strict=True):
             cache.copy_(old)
         return ends.head(hidden) * ends.logit_scale
 
@@ -102,15 +102,15 @@ def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups:
         compiled, groups, positions=learned, position_offset=2, embedding_scale=3.0, logit_scale=0.5
     )
     expected = compiled.argmax(model.logits(ROWS)).tolist()
-    before = dataclasses.replace(
+    initial_sequence = dataclasses.replace(
         model.tables, tokens=model.tables.tokens.clone(), num_tokens=torch.tensor(LENGTHS)
     )
     assert tokens_of(model.step.bind(torch.tensor(ROWS), None)) == expected
     for row, token in zip(ROWS, expected, strict=True):
-        before.tokens[row, LENGTHS[row]] = token
-        before.num_tokens[row] += 1
-    assert torch.equal(model.tables.tokens, before.tokens)
-    assert torch.equal(model.tables.num_tokens, before.num_tokens)
+        initial_sequence.tokens[row, LENGTHS[row]] = token
+        initial_sequence.num_tokens[row] += 1
+    assert torch.equal(model.tables.tokens, initial_sequence.tokens)
+    assert torch.equal(model.tables.num_tokens, initial_sequence.num_tokens)
     assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
     assert model.tables.num_computed[2] == LENGTHS[2] - 1
     assert all(map(torch.equal, model.caches, model.written))
@@ -123,16 +123,16 @@ def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
     expected, run = model.hidden, model.step.bind(torch.tensor(ROWS), None)
     hidden = torch.full((len(ROWS), SHAPE.hidden_size), torch.nan)
     tables = model.tables
-    before = [tensor.clone() for tensor in slots(tables)]
+    initial_copies = [tensor.clone() for tensor in slots(tables)]
 
     def back() -> None:
-        for tensor, old in zip(slots(tables), before, strict=True):
+        for tensor, old in zip(slots(tables), initial_copies, strict=True):
             tensor.copy_(old)
 
-    said = run(hidden=hidden)
+    outputs = run(hidden=hidden)
     assert torch.equal(hidden, expected)
     back()
-    assert run() == said  # and nowhere, when nobody asks
+    assert run() == outputs  # and nowhere, when nobody asks
     back()
     drafts = [2, 0, 3, 1]
     wide = torch.full((len(ROWS) + sum(drafts), SHAPE.hidden_size), torch.nan)
@@ -153,26 +153,28 @@ def test_with_taps_it_tells_what_these_layers_began_with(
     tapped = model.decoder.compile_step(model.ends, model.tables, [0, 1])
     assert tapped is not None
     wide = torch.full((len(ROWS) + sum(drafts), 2 * size), torch.nan)
-    before = [tensor.clone() for tensor in slots(model.tables)]
-    said = tapped.bind(torch.tensor(ROWS), None)(drafts, hidden=wide)
-    for tensor, old in zip(slots(model.tables), before, strict=True):
+    initial_copies = [tensor.clone() for tensor in slots(model.tables)]
+    outputs = tapped.bind(torch.tensor(ROWS), None)(drafts, hidden=wide)
+    for tensor, old in zip(slots(model.tables), initial_copies, strict=True):
         tensor.copy_(old)
-    own = [sum(drafts[:at]) + at for at in range(len(ROWS))]
+    embedded_rows = [sum(drafts[:index]) + index for index in range(len(ROWS))]
     embedded = model.ends.embedding.rows(
         model.tables.tokens[ROWS, model.tables.num_computed[ROWS]].long()
     )
-    assert torch.equal(wide[own, :size], embedded)
+    assert torch.equal(wide[embedded_rows, :size], embedded)
     # Behind its first layer a model of one is where the second begins.
     first = compile_layers(compiled, SHAPE, model.layers[:1], norm(size))
     assert first is not None
-    at, residual = model.tables.num_computed[ROWS], embedded.clone()
+    offset, residual = model.tables.num_computed[ROWS], embedded.clone()
     table = model.tables.block_tables[0][ROWS].contiguous()
-    places = table[range(len(ROWS)), at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE
+    positions = (
+        table[range(len(ROWS)), offset // BLOCK_SIZE].long() * BLOCK_SIZE + offset % BLOCK_SIZE
+    )
     starts = torch.arange(len(ROWS) + 1).int()
-    first(residual, at, places, table, (at + 1).int(), starts)
-    assert torch.equal(wide[own, size:], residual)
+    first(residual, offset, positions, table, (offset + 1).int(), starts)
+    assert torch.equal(wide[embedded_rows, size:], residual)
     assert torch.isfinite(wide).all()
-    assert tapped.bind(torch.tensor(ROWS), None)(drafts) == said  # and nowhere
+    assert tapped.bind(torch.tensor(ROWS), None)(drafts) == outputs  # and nowhere
     with pytest.raises(ValueError, match="hidden"):
         tapped.bind(torch.tensor(ROWS), None)(hidden=wide[: len(ROWS), :size].contiguous())
     with pytest.raises(ValueError, match="layers"):
@@ -187,15 +189,15 @@ def test_it_leaves_the_logits_of_the_last_rows_to_the_caller(
     model = Model(compiled, logit_scale=0.5)
     expected = model.logits(ROWS)
     logits = torch.full((len(ROWS) - chosen, VOCAB), torch.nan)
-    before = model.tables.tokens.clone()
+    initial_copy = model.tables.tokens.clone()
     tokens = tokens_of(model.step.bind(torch.tensor(ROWS), None, logits))
     assert tokens == compiled.argmax(expected)[:chosen].tolist()
     assert torch.equal(logits, expected[chosen:])
     assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
-    for at, row in enumerate(ROWS):
-        assert model.tables.num_tokens[row] == LENGTHS[row] + (at < chosen)
-        own = tokens[at] if at < chosen else int(before[row, LENGTHS[row]])
-        assert int(model.tables.tokens[row, LENGTHS[row]]) == own
+    for index, row in enumerate(ROWS):
+        assert model.tables.num_tokens[row] == LENGTHS[row] + (index < chosen)
+        local_token = tokens[index] if index < chosen else int(initial_copy[row, LENGTHS[row]])
+        assert int(model.tables.tokens[row, LENGTHS[row]]) == local_token
     with pytest.raises(ValueError, match="at most as many rows"):
         model.step.bind(torch.tensor(ROWS), None, torch.empty(len(ROWS) + 1, VOCAB))
     with pytest.raises(ValueError, match="logits"):
@@ -208,8 +210,8 @@ def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
     together = model.step.bind(torch.tensor(ROWS), None)()
     model.tables.num_tokens.copy_(torch.tensor(LENGTHS))
     model.tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
-    alone = [model.step.bind(torch.tensor([row]), None)() for row in ROWS]
-    assert alone == [[tokens] for tokens in together]
+    isolated = [model.step.bind(torch.tensor([row]), None)() for row in ROWS]
+    assert isolated == [[tokens] for tokens in together]
 
 
 def draws(seeds: np.ndarray, rows: int = len(ROWS)) -> StepSamplingParams:
@@ -238,50 +240,62 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
     tables = model.tables
     drafts, hold = [5, 0, 3, 7], [5, 0, 1, 0]
     choice = None if greedy else draws(SEEDS)
-    before = [cache.clone() for cache in model.caches]
-    said: list[list[int]] = []
+    initial_copies = [cache.clone() for cache in model.caches]
+    reported_tokens: list[list[int]] = []
     logits: list[Tensor] = []
-    for at, row in enumerate(ROWS):
-        own = (
-            None if choice is None else StepSamplingParams(*(x[at : at + 1] for x in slots(choice)))
+    for offset, row in enumerate(ROWS):
+        local_params = (
+            None
+            if choice is None
+            else StepSamplingParams(*(x[offset : offset + 1] for x in slots(choice)))
         )
-        run, tokens = model.step.bind(torch.tensor([row]), own), []
-        for _ in range(1 + hold[at]):
+        run, tokens = model.step.bind(torch.tensor([row]), local_params), []
+        for _ in range(1 + hold[offset]):
             logits.append(model.logits([row]))
             tokens += tokens_of(run)
-        said.append(tokens)
+        reported_tokens.append(tokens)
     written = [cache.clone() for cache in model.caches]
-    for cache, old in zip(model.caches, before, strict=True):
+    for cache, old in zip(model.caches, initial_copies, strict=True):
         cache.copy_(old)
     tables.num_tokens.copy_(torch.tensor(LENGTHS))
     tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
-    for at, row in enumerate(ROWS):
-        wrong = [(token + 1) % VOCAB for token in [*said[at], *[0] * 8]]
-        guessed = [*said[at][: hold[at]], *wrong[hold[at] :]][: drafts[at]]
-        tables.tokens[row, LENGTHS[row] : LENGTHS[row] + drafts[at]] = torch.tensor(guessed).int()
-    left = sum(drafts[chosen:]) + len(ROWS) - chosen
-    opened = torch.full((left, VOCAB), torch.nan)
+    for offset, row in enumerate(ROWS):
+        invalid_tokens = [(token + 1) % VOCAB for token in [*reported_tokens[offset], *[0] * 8]]
+        guessed = [*reported_tokens[offset][: hold[offset]], *invalid_tokens[hold[offset] :]][
+            : drafts[offset]
+        ]
+        tables.tokens[row, LENGTHS[row] : LENGTHS[row] + drafts[offset]] = torch.tensor(
+            guessed
+        ).int()
+    remaining_total = sum(drafts[chosen:]) + len(ROWS) - chosen
+    opened = torch.full((remaining_total, VOCAB), torch.nan)
     some = choice if choice is None else StepSamplingParams(*(x[:chosen] for x in slots(choice)))
     bound = model.step.bind(torch.tensor(ROWS), some, torch.empty(len(ROWS) - chosen, VOCAB))
-    assert bound(drafts, opened) == said[:chosen]
-    place, known = 0, sum(1 + count for count in hold[:chosen])
-    for at, row in enumerate(ROWS):
-        done = LENGTHS[row] + (hold[at] if at < chosen else drafts[at])
+    assert bound(drafts, opened) == reported_tokens[:chosen]
+    position, registered_total = 0, sum(1 + count for count in hold[:chosen])
+    for offset, row in enumerate(ROWS):
+        done = LENGTHS[row] + (hold[offset] if offset < chosen else drafts[offset])
         assert tables.num_computed[row] == done
-        if at < chosen:
+        if offset < chosen:
             assert tables.num_tokens[row] == done + 1
-            assert tables.tokens[row, LENGTHS[row] : done + 1].tolist() == said[at]
+            assert tables.tokens[row, LENGTHS[row] : done + 1].tolist() == reported_tokens[offset]
             continue
         assert tables.num_tokens[row] == LENGTHS[row]
-        for step in range(1 + hold[at]):
-            assert torch.equal(opened[place + step], logits[known + step][0])
-        place, known = place + 1 + drafts[at], known + 1 + hold[at]
+        for step in range(1 + hold[offset]):
+            assert torch.equal(opened[position + step], logits[registered_total + step][0])
+        position, registered_total = (
+            position + 1 + drafts[offset],
+            registered_total + 1 + hold[offset],
+        )
     for index, (cache, expected) in enumerate(zip(model.caches, written, strict=True)):
         table = tables.block_tables[index // 2 % groups]  # keys and values of a layer
-        for at, row in enumerate(ROWS):
-            held = torch.arange(LENGTHS[row] + hold[at])
-            blocks, places = table[row, held // BLOCK_SIZE].long(), held % BLOCK_SIZE
-            assert torch.equal(cache[blocks, :, places], expected[blocks, :, places])
+        for offset, row in enumerate(ROWS):
+            allocated_positions = torch.arange(LENGTHS[row] + hold[offset])
+            blocks, positions = (
+                table[row, allocated_positions // BLOCK_SIZE].long(),
+                allocated_positions % BLOCK_SIZE,
+            )
+            assert torch.equal(cache[blocks, :, positions], expected[blocks, :, positions])
 
 
 def tokens_of(run: BoundStep) -> list[int]:
@@ -299,14 +313,14 @@ def slots(of: StepSamplingParams | BatchTables) -> list[Tensor]:
 def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
     model = Model(compiled)
     bound = model.step.bind(torch.tensor(ROWS), None)
-    before = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
+    initial_copies = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
     for drafts in ([LONGEST - LENGTHS[4], 0, 0, 0], [0, -1, 0, 0], [0, 2**20, 0, 0]):
         with pytest.raises(ValueError, match="query"):
             bound(drafts)
     with pytest.raises(ValueError, match="drafts of 4 rows"):
         bound([0, 0])
     after = [*model.caches, *slots(model.tables)]
-    assert all(map(torch.equal, before, after))
+    assert all(map(torch.equal, initial_copies, after))
 
 
 def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -> None:
@@ -357,16 +371,16 @@ def test_rows_with_wishes_get_what_the_sampler_gives_to_the_bit(
     run = model.step.bind(torch.tensor(ROWS), sampler.step_choice(states, VOCAB))
     assert tokens_of(run) == expected.token_ids.tolist()
     assert run.scores is not None
-    for at, (state, entry) in enumerate(zip(states, expected.logprobs, strict=True)):
+    for index, (state, entry) in enumerate(zip(states, expected.logprobs, strict=True)):
         if entry is not None:
             top = 1 + min(VOCAB, state.params.logprobs or 0)
-            told = [each[at, :top].tolist() for each in run.scores]
-            assert told == [entry.token_ids, entry.logprobs, entry.ranks]
+            values = [score[index, :top].tolist() for score in run.scores]
+            assert values == [entry.token_ids, entry.logprobs, entry.ranks]
 
 
 def test_wishes_that_do_not_fit_are_refused(compiled: KernelSet) -> None:
-    model, plain = Model(compiled), draws(SEEDS)
-    for wrong, says in (
+    model, baseline = Model(compiled), draws(SEEDS)
+    for invalid, says in (
         ([LogitEditParams()], "each of 4 rows"),
         ([LogitEditParams(forbidden=[VOCAB])] * 4, "tokens must be in"),
         ([LogitEditParams(bias={-1: 1.0})] * 4, "tokens must be in"),
@@ -374,7 +388,7 @@ def test_wishes_that_do_not_fit_are_refused(compiled: KernelSet) -> None:
         ([LogitEditParams(allowed=torch.zeros(1).int())] * 4, "allowed"),
     ):
         with pytest.raises(ValueError, match=says):
-            model.step.bind(torch.tensor(ROWS), dataclasses.replace(plain, edits=wrong))
+            model.step.bind(torch.tensor(ROWS), dataclasses.replace(baseline, edits=invalid))
 
 
 def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: int) -> None:
@@ -384,10 +398,10 @@ def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: 
     model = Model(compiled, embedding=compiled.PackedLinear(weight))
     model.tables.tokens[:] = 6
     model.tables.tokens[3, LENGTHS[3] - 1] = 7
-    before = model.tables.tokens.clone()
+    initial_copy = model.tables.tokens.clone()
     tokens = tokens_of(model.step.bind(torch.tensor(ROWS), None))
     assert [token < 0 for token in tokens] == [row == 3 for row in ROWS]
-    assert torch.equal(model.tables.tokens[3], before[3])
+    assert torch.equal(model.tables.tokens[3], initial_copy[3])
 
 
 def nothing_to_compute(tables: BatchTables) -> None:
@@ -398,7 +412,7 @@ def more_than_one_token(tables: BatchTables) -> None:
     tables.num_computed[4] -= 1
 
 
-def no_room(tables: BatchTables) -> None:
+def no_free_slot(tables: BatchTables) -> None:
     tables.num_tokens[4], tables.num_computed[4] = LONGEST, LONGEST - 1
 
 
@@ -411,18 +425,18 @@ def no_such_block(tables: BatchTables) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil", [nothing_to_compute, more_than_one_token, no_room, no_such_token, no_such_block]
+    "spoil", [nothing_to_compute, more_than_one_token, no_free_slot, no_such_token, no_such_block]
 )
 def test_it_refuses_what_is_no_decode(
     compiled: KernelSet, spoil: Callable[[BatchTables], None]
 ) -> None:
     model = Model(compiled)
     spoil(model.tables)
-    before = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
+    initial_copies = [tensor.clone() for tensor in (*model.caches, *slots(model.tables))]
     with pytest.raises(ValueError, match=r"block|query|row"):
         model.step.bind(torch.tensor(ROWS), None)()
     after = [*model.caches, *slots(model.tables)]
-    assert all(map(torch.equal, before, after))
+    assert all(map(torch.equal, initial_copies, after))
 
 
 def test_it_refuses_rows_and_positions_that_are_not_there(compiled: KernelSet) -> None:

@@ -13,12 +13,12 @@ from kernels.cpu import memory as settings
 
 
 @pytest.fixture
-def own_threads(monkeypatch):
+def thread_count(monkeypatch):
     """Let `use_threads` be called without a trace."""
     monkeypatch.setattr(settings, "_num_threads", None)
 
 
-def test_any_number_of_threads_gives_the_same(compiled, own_threads):
+def test_any_number_of_threads_gives_the_same(compiled, thread_count):
     layer, x = compiled.PackedLinear(torch.randn(500, 300)), torch.randn(20, 300)
     expected = layer(x)
     for count in (2, 3, 8, 1):
@@ -26,14 +26,14 @@ def test_any_number_of_threads_gives_the_same(compiled, own_threads):
         assert torch.equal(layer(x), expected)
 
 
-def test_torch_is_left_one_thread(compiled, own_threads):
+def test_torch_is_left_one_thread(compiled, thread_count):
     torch.set_num_threads(2)
     compiled.use_threads(2)
     assert torch.get_num_threads() == 1
     assert settings.num_threads() == 2
 
 
-def test_threads_can_be_bound_to_cpus(own_threads):
+def test_threads_can_be_bound_to_cpus(thread_count):
     """In a process of its own: nothing unbinds the pool of this one."""
     child = os.fork()
     if child == 0:
@@ -46,19 +46,19 @@ def test_threads_can_be_bound_to_cpus(own_threads):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_cpus_that_are_not_ours_are_refused(compiled, own_threads):
+def test_cpus_that_are_not_ours_are_refused(compiled, thread_count):
     with pytest.raises(ValueError, match="may not run"):
         compiled.use_threads(2, [100_000])
     with pytest.raises(ValueError, match="at least one"):
         compiled.use_threads(2, [])
 
 
-def test_no_threads_at_all_are_refused(compiled, own_threads):
+def test_no_threads_at_all_are_refused(compiled, thread_count):
     with pytest.raises(ValueError, match="at least 1"):
         compiled.use_threads(0)
 
 
-def test_many_short_calls_from_many_threads(compiled, own_threads):
+def test_many_short_calls_from_many_threads(compiled, thread_count):
     compiled.use_threads(3)
     x, weight = torch.randn(400, 128), torch.randn(128)
     expected = compiled.rms_norm(x, weight, 1e-6)
@@ -70,7 +70,7 @@ def test_many_short_calls_from_many_threads(compiled, own_threads):
         assert all(pool.map(many, range(4)))
 
 
-def test_a_forked_child_starts_its_own_pool(compiled, own_threads):
+def test_a_forked_child_starts_its_own_pool(compiled, thread_count):
     compiled.use_threads(2)
     layer, x = compiled.PackedLinear(torch.randn(600, 300)), torch.randn(8, 300)
     expected = layer(x)

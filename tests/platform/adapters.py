@@ -22,10 +22,10 @@ def served(name: str = "base", **columns: Any) -> ServedModel:
 
 
 def write(
-    staged: Path, seed: int = 0, beside: Mapping[str, bytes] | None = None, **config: Any
+    staged: Path, seed: int = 0, extra_files: Mapping[str, bytes] | None = None, **config: Any
 ) -> None:
-    """An adapter's files into an empty folder; `beside`: more of them."""
-    for name, content in {**adapter_bytes(seed, **config), **(beside or {})}.items():
+    """An adapter's files into an empty folder; `extra_files`: more of them."""
+    for name, content in {**adapter_bytes(seed, **config), **(extra_files or {})}.items():
         (staged / name).write_bytes(content)
 
 

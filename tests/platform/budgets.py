@@ -21,7 +21,7 @@ from tests.platform.conftest import World
 
 
 def caller(world: World, **values: Any) -> Caller:
-    plain: dict[str, Any] = {
+    baseline: dict[str, Any] = {
         "tenant_id": world.acme.pk,
         "tenant": "acme",
         "key_id": world.key.pk,
@@ -33,7 +33,7 @@ def caller(world: World, **values: Any) -> Caller:
         "requests_per_minute": None,
         "tokens_per_minute": None,
     }
-    return Caller(**{**plain, **values})
+    return Caller(**{**baseline, **values})
 
 
 def budget(world: World, period: str = "day", **values: Any) -> Budget:
@@ -41,8 +41,8 @@ def budget(world: World, period: str = "day", **values: Any) -> Budget:
 
 
 def price(model: str = "m", **values: Any) -> None:
-    plain = {"input_per_million": "1", "output_per_million": "2", "cached_per_million": "0.5"}
-    actions.set_price(actor=SYSTEM_ACTOR, model=model, **{**plain, **values})
+    baseline = {"input_per_million": "1", "output_per_million": "2", "cached_per_million": "0.5"}
+    actions.set_price(actor=SYSTEM_ACTOR, model=model, **{**baseline, **values})
 
 
 async def enter(
@@ -62,7 +62,7 @@ async def enter(
 def used(
     world: World, request_id: str, got: Admission, prompt: int, output: int, **values: Any
 ) -> UsageRecord:
-    plain: dict[str, Any] = {
+    baseline: dict[str, Any] = {
         "request_id": request_id,
         "tenant_id": world.acme.pk,
         "key_id": world.key.pk,
@@ -75,12 +75,12 @@ def used(
         "started_at": time.time(),
         "duration_ms": 1.0,
     }
-    return UsageRecord(**{**plain, **values})
+    return UsageRecord(**{**baseline, **values})
 
 
 async def state(of: Budget) -> BudgetState:
-    (found,) = await run_in_db_thread(states_of, [of])
-    return found
+    (budget_state,) = await run_in_db_thread(states_of, [of])
+    return budget_state
 
 
 def spend(world: World, of: Budget, tokens: int) -> None:

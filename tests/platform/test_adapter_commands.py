@@ -16,10 +16,10 @@ from tests.adapter_files import adapter_folder
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapter_store")]
 
 
-def said(capsys: Any, *words: str, **options: Any) -> str:
+def printed(capsys: Any, *words: str, **options: Any) -> str:
     call_command(*words, **options)
     return str(capsys.readouterr().out)
 
@@ -27,18 +27,18 @@ def said(capsys: Any, *words: str, **options: Any) -> str:
 def test_an_adapters_life_by_commands(world: World, tmp_path: Path, capsys: Any) -> None:
     served()
     folder = adapter_folder(tmp_path / "anywhere" / "tone")
-    assert "version 1 is live" in said(capsys, "load_adapter", str(folder), model="base")
+    assert "version 1 is live" in printed(capsys, "load_adapter", str(folder), model="base")
     adapter_folder(folder, seed=2)
     more = {"model": "base", "no_promote": True}
-    assert "version 2 is ready" in said(capsys, "load_adapter", str(folder), **more)
-    listed = said(capsys, "list_adapters").splitlines()
+    assert "version 2 is ready" in printed(capsys, "load_adapter", str(folder), **more)
+    listed = printed(capsys, "list_adapters").splitlines()
     assert listed[1].split()[:5] == ["base:tone", "everyone", "2", "ready", "-"]
     assert listed[2].split()[:5] == ["base:tone", "everyone", "1", "live", "tone"]
-    assert "version 2, 25 %" in said(capsys, "promote_adapter", "tone", percent=25)
-    assert "tone (75 %)" in said(capsys, "list_adapters")
-    assert "version 1 answers all" in said(capsys, "rollback_adapter", "base:tone")
-    assert "is offline" in said(capsys, "unload_adapter", "tone")
-    assert "is deleted" in said(capsys, "unload_adapter", "tone", delete=True)
+    assert "version 2, 25 %" in printed(capsys, "promote_adapter", "tone", percent=25)
+    assert "tone (75 %)" in printed(capsys, "list_adapters")
+    assert "version 1 answers all" in printed(capsys, "rollback_adapter", "base:tone")
+    assert "is offline" in printed(capsys, "unload_adapter", "tone")
+    assert "is deleted" in printed(capsys, "unload_adapter", "tone", delete=True)
     assert not Adapter.objects.exists()
 
 
@@ -76,7 +76,7 @@ def test_a_tenants_adapter_is_asked_for_by_its_tenant(world: World, capsys: Any)
     ready(world.owner, world.acme, served())
     with pytest.raises(CommandError, match="One of that name is found with --tenant acme"):
         call_command("promote_adapter", "tone")
-    assert "version 1" in said(capsys, "promote_adapter", "tone", tenant="acme")
+    assert "version 1" in printed(capsys, "promote_adapter", "tone", tenant="acme")
 
 
 def test_lora_modules_as_vllm_has_them(world: World, tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_the_start_waits_for_its_modules_and_ends_with_a_refused_one(
     world: World, tmp_path: Path
 ) -> None:
     folder = adapter_folder(tmp_path / "m")
-    given = ensure_adapters(served(), [f"a={folder}"])
-    assert still_checked(given)
-    rows = AdapterVersion.objects.filter(pk=given[0].pk)
+    versions = ensure_adapters(served(), [f"a={folder}"])
+    assert still_checked(versions)
+    rows = AdapterVersion.objects.filter(pk=versions[0].pk)
     rows.update(state=VersionState.LIVE)
-    assert not still_checked(given)
+    assert not still_checked(versions)
     rows.update(state=VersionState.FAILED, report={"error": {"message": "It's too wide."}})
     with pytest.raises(StartFailed, match="--lora-modules a: It's too wide"):
-        still_checked(given)
+        still_checked(versions)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from tests.object_storage import KillingProxy, bucket, new_bucket, object_names,
 from tests.platform.adapters import added, checked, served
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapter_store")]
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +65,9 @@ class Machines:
 
 @pytest.fixture
 def machines(s3: str, tmp_path: Path, settings: Any) -> Machines:
-    made = Machines(new_bucket(s3), tmp_path, settings)
-    made.use("gateway")
-    return made
+    machines = Machines(new_bucket(s3), tmp_path, settings)
+    machines.use("gateway")
+    return machines
 
 
 def test_another_machine_checks_and_serves_an_adapter_from_its_own_copy(
@@ -136,13 +136,13 @@ def test_the_cache_keeps_what_was_used_last_within_its_budget(
     size = store.size_of(store.content_path(digests[0]))
     machines.use("gateway", object_cache_bytes=2 * size)
     digests.append(added(world.member, world.acme, model, seed=3).digest)
-    here = [digest for digest in digests if store.content_path(digest).exists()]
-    assert here == [digests[0], digests[3]]
+    stored = [digest for digest in digests if store.content_path(digest).exists()]
+    assert stored == [digests[0], digests[3]]
     # One that is read now stays, whatever the budget.
     machines.use("gateway", object_cache_bytes=1)
     store.fetch_content(digests[1])
-    here = [digest for digest in digests if store.content_path(digest).exists()]
-    assert here == [digests[1], digests[3]]
+    stored = [digest for digest in digests if store.content_path(digest).exists()]
+    assert stored == [digests[1], digests[3]]
 
 
 def test_a_damaged_object_is_served_to_nobody(world: World, machines: Machines) -> None:
@@ -334,9 +334,9 @@ def test_what_a_killed_fetch_left_goes_with_a_later_one(
     machines.use("node")
     kill_in_transfer(s3, machines, large)
     folder = store.adapters_dir()
-    left = list(folder.iterdir())
-    assert left
-    for path in left:
+    shards = list(folder.iterdir())
+    assert shards
+    for path in shards:
         os.utime(path, (1e9, 1e9))
     store.fetch_content(small)
     assert [path.name for path in folder.iterdir()] == [small]

@@ -37,7 +37,7 @@ from tests.platform.conftest import World
 
 pytestmark = [
     pytest.mark.django_db,
-    pytest.mark.usefixtures("adapters_here"),
+    pytest.mark.usefixtures("adapter_store"),
 ]
 
 
@@ -46,7 +46,9 @@ def model(db: None) -> ServedModel:
     return served()
 
 
-def begun(world: World, model: ServedModel, files: dict[str, bytes], **more: Any) -> AdapterUpload:
+def start_upload(
+    world: World, model: ServedModel, files: dict[str, bytes], **more: Any
+) -> AdapterUpload:
     return actions.begin_upload(
         actor=more.pop("actor", world.member),
         tenant=world.acme,
@@ -57,14 +59,14 @@ def begun(world: World, model: ServedModel, files: dict[str, bytes], **more: Any
     )
 
 
-def send(world: World, upload: AdapterUpload, name: str, at: int, *chunks: bytes) -> int:
+def send(world: World, upload: AdapterUpload, name: str, index: int, *chunks: bytes) -> int:
     return actions.append_chunk(
-        actor=world.member, upload=upload, file=name, offset=at, chunks=chunks
+        actor=world.member, upload=upload, file=name, offset=index, chunks=chunks
     )
 
 
 def sent(world: World, model: ServedModel, files: dict[str, bytes], **more: Any) -> Any:
-    upload = begun(world, model, files, **more)
+    upload = start_upload(world, model, files, **more)
     for name, content in files.items():
         send(world, upload, name, 0, content)
     return actions.finish_upload(actor=world.member, upload=upload)
@@ -73,7 +75,7 @@ def sent(world: World, model: ServedModel, files: dict[str, bytes], **more: Any)
 @pytest.mark.database
 def test_an_upload_goes_on_where_it_was_cut_off(world: World, model: ServedModel) -> None:
     files = adapter_bytes()
-    upload = begun(world, model, files)
+    upload = start_upload(world, model, files)
     weights = files[WEIGHTS_FILE]
 
     def dropped() -> Iterator[bytes]:
@@ -103,7 +105,7 @@ def test_an_upload_goes_on_where_it_was_cut_off(world: World, model: ServedModel
 
 def test_more_than_was_announced_is_refused(world: World, model: ServedModel) -> None:
     files = adapter_bytes()
-    upload = begun(world, model, files)
+    upload = start_upload(world, model, files)
     with pytest.raises(AdapterTooLarge):
         send(world, upload, CONFIG_FILE, 0, files[CONFIG_FILE], b"x")
     with pytest.raises(NotFound):
@@ -113,19 +115,19 @@ def test_more_than_was_announced_is_refused(world: World, model: ServedModel) ->
 @pytest.mark.database
 def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"adapter_bytes": 400})
-    upload = begun(world, model, adapter_bytes())
+    upload = start_upload(world, model, adapter_bytes())
     with pytest.raises(AdapterTooLarge):
-        begun(world, model, adapter_bytes(1))
+        start_upload(world, model, adapter_bytes(1))
     actions.cancel_upload(actor=world.member, upload=upload)
-    begun(world, model, adapter_bytes(1))
+    start_upload(world, model, adapter_bytes(1))
     settings.QUIRE = settings.QUIRE.replace(max_adapter_bytes=100)
     with pytest.raises(AdapterTooLarge):
-        begun(world, model, adapter_bytes(1))
+        start_upload(world, model, adapter_bytes(1))
 
 
 @pytest.mark.database
 def test_forgotten_uploads_go(world: World, model: ServedModel) -> None:
-    upload = begun(world, model, adapter_bytes())
+    upload = start_upload(world, model, adapter_bytes())
     send(world, upload, CONFIG_FILE, 0, b"{")
     assert actions.expire_uploads() == 0
     assert actions.expire_uploads(timezone.now() + timedelta(hours=25)) == 1
@@ -133,11 +135,11 @@ def test_forgotten_uploads_go(world: World, model: ServedModel) -> None:
 
 
 def test_strangers_and_viewers(world: World, model: ServedModel) -> None:
-    upload = begun(world, model, adapter_bytes())
+    upload = start_upload(world, model, adapter_bytes())
     for name, refusal in (("outsider", NotFound), ("viewer", PermissionDenied)):
         actor = world.user(name)
         with pytest.raises(refusal):
-            begun(world, model, adapter_bytes(), actor=actor)
+            start_upload(world, model, adapter_bytes(), actor=actor)
         with pytest.raises(refusal):
             access.access_upload(actor, world.acme, upload.public_id)
         with pytest.raises(refusal):
@@ -173,14 +175,14 @@ def test_only_an_adapters_files_are_taken(
     world: World, model: ServedModel, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(AdapterInvalid) as caught:
-        begun(world, model, dict.fromkeys(names, b"x"))
+        start_upload(world, model, dict.fromkeys(names, b"x"))
     assert caught.value.param == "files"
     assert not AdapterUpload.objects.exists()
 
 
 def test_names_may_be_long_foreign_or_in_capitals(world: World, model: ServedModel) -> None:
     for name in ("Tone.ZIP", "é" * 98 + ".zip", "x" * 196 + ".zip"):
-        upload = begun(world, model, {name: archive(adapter_bytes())}, name="tone")
+        upload = start_upload(world, model, {name: archive(adapter_bytes())}, name="tone")
         assert actions.received_bytes(upload) == {name: 0}
         send(world, upload, name, 0, archive(adapter_bytes()))
         version = actions.finish_upload(actor=world.member, upload=upload)
@@ -216,30 +218,30 @@ def test_an_archive_of_a_folder(world: World, model: ServedModel) -> None:
     inside = {f"tone/{name}": content for name, content in adapter_bytes().items()}
     packed = archive({**inside, "tone/README.md": b"hello"}, zipfile.ZIP_DEFLATED)
     version = sent(world, model, {"tone.zip": packed})
-    kept = {path.name for path in store.content_path(version.digest).iterdir()}
-    assert kept == {CONFIG_FILE, WEIGHTS_FILE}
+    retained_names = {path.name for path in store.content_path(version.digest).iterdir()}
+    assert retained_names == {CONFIG_FILE, WEIGHTS_FILE}
 
 
 def test_a_tokenizer_is_part_of_what_an_adapter_is(world: World, model: ServedModel) -> None:
     """Equal weights with other tokens are another adapter, however they came."""
     tokens = {"added_tokens.json": b'{"<ahoy>": 9}', "special_tokens_map.json": b"{}"}
-    others = {**tokens, "added_tokens.json": b'{"<yo>": 9}'}
-    plain = sent(world, model, adapter_bytes(), name="plain")
-    own = sent(world, model, {**adapter_bytes(), **tokens}, name="own")
-    other = sent(world, model, {**adapter_bytes(), **others}, name="other")
-    assert len({plain.digest, own.digest, other.digest}) == 3
-    paths = {store.content_path(each.digest) for each in (plain, own, other)}
+    with_added_token = {**tokens, "added_tokens.json": b'{"<yo>": 9}'}
+    baseline = sent(world, model, adapter_bytes(), name="plain")
+    with_tokens = sent(world, model, {**adapter_bytes(), **tokens}, name="own")
+    other = sent(world, model, {**adapter_bytes(), **with_added_token}, name="other")
+    assert len({baseline.digest, with_tokens.digest, other.digest}) == 3
+    paths = {store.content_path(version.digest) for version in (baseline, with_tokens, other)}
     assert len(paths) == 3
     again = {f"run/{name}": content for name, content in {**adapter_bytes(), **tokens}.items()}
     again |= {"run/checkpoint/tokenizer.json": b"{}", "run/optimizer.txt": b""}
     packed = sent(world, model, {"run.zip": archive(again)}, name="packed")
-    assert packed.digest == own.digest
+    assert packed.digest == with_tokens.digest
     with pytest.raises(Conflict, match="exactly this content"):
         sent(world, model, {**adapter_bytes(), **tokens}, name="own")
     # Settings without a tokenizer say nothing, so they make no other adapter.
     same = {**adapter_bytes(), "tokenizer_config.json": b"{}"}
-    assert sent(world, model, same, name="same").digest == plain.digest
-    assert {path.name for path in store.content_path(plain.digest).iterdir()} == {
+    assert sent(world, model, same, name="same").digest == baseline.digest
+    assert {path.name for path in store.content_path(baseline.digest).iterdir()} == {
         CONFIG_FILE,
         WEIGHTS_FILE,
     }
@@ -260,13 +262,13 @@ def test_a_tokenizer_has_a_limit_of_its_own(
 
 
 def link() -> zipfile.ZipInfo:
-    made = zipfile.ZipInfo(CONFIG_FILE)
-    made.external_attr = (stat.S_IFLNK | 0o777) << 16
-    return made
+    zip_info = zipfile.ZipInfo(CONFIG_FILE)
+    zip_info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return zip_info
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "text"),
     [
         ({"../../adapter_config.json": b"{}"}, "points outside the archive"),
         ({"/etc/adapter_config.json": b"{}"}, "points outside the archive"),
@@ -283,13 +285,13 @@ def link() -> zipfile.ZipInfo:
     ],
 )
 def test_archives_that_mean_harm(
-    world: World, model: ServedModel, members: Any, told: str, tmp_path: Path
+    world: World, model: ServedModel, members: Any, text: str, tmp_path: Path
 ) -> None:
-    before = set(tmp_path.rglob("*"))
-    with pytest.raises(AdapterInvalid, match=told):
+    initial = set(tmp_path.rglob("*"))
+    with pytest.raises(AdapterInvalid, match=text):
         sent(world, model, {"tone.zip": archive(members)})
-    left = {path.name for path in set(tmp_path.rglob("*")) - before}
-    assert not {CONFIG_FILE, "passwd"} & left
+    remaining_names = {path.name for path in set(tmp_path.rglob("*")) - initial}
+    assert not {CONFIG_FILE, "passwd"} & remaining_names
 
 
 def test_a_bomb_is_put_out(world: World, model: ServedModel, settings: Any) -> None:
@@ -317,8 +319,8 @@ def test_bytes_damaged_on_the_way_are_the_archives_fault(
     """Whatever unpacks them has errors of its own, and the upload is given up."""
     settings = 30 + len(CONFIG_FILE)
     packed = bytearray(archive(adapter_bytes(), method))
-    for place in range(settings, settings + 30):
-        packed[place] ^= 0xFF
+    for index in range(settings, settings + 30):
+        packed[index] ^= 0xFF
     with pytest.raises(AdapterInvalid, match="archive") as caught:
         sent(world, model, {"tone.zip": bytes(packed)})
     assert caught.value.param == "files"

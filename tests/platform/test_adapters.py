@@ -27,7 +27,7 @@ from tests.adapter_files import adapter_folder
 from tests.platform.adapters import added, checked, served
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapters_here")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapter_store")]
 #: What rows, their locks and their constraints decide; files and names are the same beside any.
 database = pytest.mark.database
 
@@ -43,17 +43,17 @@ def test_a_version_is_checked_probed_and_ready(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "text"),
     [
         ("refuse", "lora_A holds NaN."),
         ("differ", "Its answers differ from those of the merged model by up to 3.5."),
         ("crash", "The check ended without a result"),
     ],
 )
-def test_what_fails_its_check_can_never_go_live(world: World, says: str, told: str) -> None:
+def test_what_fails_its_check_can_never_go_live(world: World, says: str, text: str) -> None:
     version = checked(world.owner, world.acme, served(), says=says, promote=True)
     assert version.state == VersionState.FAILED
-    assert version.problem.startswith(told)
+    assert version.problem.startswith(text)
     with pytest.raises(Conflict, match="only a version whose check has passed"):
         actions.promote(actor=world.owner, version=version)
 
@@ -84,9 +84,9 @@ def test_an_alias_of_its_own_tries_a_version_before_it_goes_live(world: World) -
     second = checked(world.owner, world.acme, model, seed=2)
     alias = actions.promote(actor=world.owner, version=second, alias="tone-next")
     assert alias.version == second
-    own = access.access_alias(world.owner, second.adapter, "")
+    local_alias = access.access_alias(world.owner, second.adapter, "")
     with pytest.raises(Conflict, match="the adapter's own name"):
-        actions.delete_alias(actor=world.owner, alias=own)
+        actions.delete_alias(actor=world.owner, alias=local_alias)
     actions.delete_alias(actor=world.owner, alias=alias)
     second.refresh_from_db()
     assert second.state == VersionState.READY
@@ -139,14 +139,14 @@ def test_roles(world: World) -> None:
     with pytest.raises(PermissionDenied, match="Only admins make adapters live"):
         added(world.member, world.acme, model, promote=True)
     version = checked(world.member, world.acme, model)
-    for name, wanted in (("member", PermissionDenied), ("outsider", NotFound)):
-        with pytest.raises(wanted):
+    for name, expected in (("member", PermissionDenied), ("outsider", NotFound)):
+        with pytest.raises(expected):
             actions.promote(actor=world.user(name), version=version)
-        with pytest.raises(wanted):
+        with pytest.raises(expected):
             actions.delete_adapter(actor=world.user(name), adapter=version.adapter)
     alias = actions.promote(actor=world.admin, version=version)
-    for name, wanted in (("member", PermissionDenied), ("outsider", NotFound)):
-        with pytest.raises(wanted):
+    for name, expected in (("member", PermissionDenied), ("outsider", NotFound)):
+        with pytest.raises(expected):
             actions.rollback(actor=world.user(name), alias=alias)
     with pytest.raises(NotFound):
         access.access_adapter(world.outsider, world.acme, version.adapter_id)
@@ -158,9 +158,9 @@ def test_roles(world: World) -> None:
 @database
 def test_shared_adapters_are_seen_by_all_and_changed_by_operators(world: World) -> None:
     version = checked(world.operator, None, served(), promote=True)
-    found = access.access_adapter(world.outsider, world.rival, version.adapter_id)
+    adapter = access.access_adapter(world.outsider, world.rival, version.adapter_id)
     with pytest.raises(PermissionDenied):
-        actions.take_offline(actor=world.outsider, adapter=found)
+        actions.take_offline(actor=world.outsider, adapter=adapter)
     hidden = checked(world.operator, None, served("secret", public=False), name="x")
     with pytest.raises(NotFound):
         access.access_adapter(world.outsider, world.rival, hidden.adapter_id)
@@ -257,23 +257,23 @@ def test_a_worker_that_is_told_to_end_gives_its_check_to_the_next_one(
 ) -> None:
     """Neither what it checks nor what waits behind that keeps it."""
     version = added(world.owner, world.acme, served(), says=says)
-    behind = added(world.owner, world.acme, ServedModel.objects.get(), name="behind")
+    later_version = added(world.owner, world.acme, ServedModel.objects.get(), name="behind")
     monkeypatch.setattr(work, "shutdown_event", threading.Event())
     monkeypatch.setattr(tasks, "close_old_connections", lambda: None)  # the test's
     go = getattr(work, step)
 
-    def told(*args: Any) -> Any:
+    def counted_step(*args: Any) -> Any:
         worker_shutting_down.send(sender="a worker")
         return go(*args)
 
-    monkeypatch.setattr(work, step, told)
+    monkeypatch.setattr(work, step, counted_step)
     tasks._work(version.pk)
-    tasks._work(behind.pk)
+    tasks._work(later_version.pk)
     rows = {row.pk: row for row in AdapterVersion.objects.all()}
     assert {row.state for row in rows.values()} == {VersionState.UPLOADED}
     assert work.waiting() == [version.pk]  # the next sweep's
     later = timezone.now() + work.CLAIM_TTL
-    assert set(work.waiting(later)) == {version.pk, behind.pk}
+    assert set(work.waiting(later)) == {version.pk, later_version.pk}
 
 
 @database
@@ -285,9 +285,9 @@ def test_a_version_deleted_while_it_is_checked_stays_deleted(
     claimed = work._claim
 
     def then_deleted(*args: Any, **kwargs: Any) -> Any:
-        found = claimed(*args, **kwargs)
+        claimed_ids = claimed(*args, **kwargs)
         AdapterVersion.objects.filter(pk=version.pk).delete()
-        return found
+        return claimed_ids
 
     monkeypatch.setattr(work, "_claim", then_deleted)
     work.process_version(version.pk)
@@ -351,13 +351,13 @@ def test_no_path_leads_out_of_them(world: World, tmp_path: Path, where: str) -> 
 
 @pytest.mark.parametrize("where", ["loop", "x" * 300, "~nobody-of-this-name/x", "far/loop/x"])
 def test_a_path_that_leads_nowhere_is_refused_by_its_field(
-    world: World, adapters_here: Path, where: str
+    world: World, adapter_store: Path, where: str
 ) -> None:
-    (adapters_here / "far").mkdir(parents=True)
-    for loop in (adapters_here / "loop", adapters_here / "far" / "loop"):
+    (adapter_store / "far").mkdir(parents=True)
+    for loop in (adapter_store / "loop", adapter_store / "far" / "loop"):
         loop.symlink_to(loop)
     model = served()
-    for path in (where, str(adapters_here / where)):
+    for path in (where, str(adapter_store / where)):
         with pytest.raises(InvalidRequest) as caught:
             actions.add_from_folder(
                 actor=world.operator, tenant=None, served_model=model, name="tone", path=path

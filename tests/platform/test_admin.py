@@ -131,9 +131,9 @@ def test_keys_are_filtered_by_state(site: Client, world: World, state: str) -> N
     ApiKey.objects.filter(pk=world.key.pk).update(
         expires_at=ends, revoked_at=ends if state == "revoked" else None
     )
-    for shown in ("active", "revoked", "expired"):
-        page = site.get(url(ApiKey, "changelist"), {"state": shown}).content.decode()
-        assert (world.key.prefix in page) == (shown == state), shown
+    for visible in ("active", "revoked", "expired"):
+        page = site.get(url(ApiKey, "changelist"), {"state": visible}).content.decode()
+        assert (world.key.prefix in page) == (visible == state), visible
 
 
 def limits_form(tenant: Tenant, **changes: object) -> dict[str, object]:

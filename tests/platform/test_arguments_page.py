@@ -50,16 +50,16 @@ def test_the_page_is_what_the_code_says() -> None:
 
 
 def test_it_names_every_argument_of_the_manuals() -> None:
-    told = set(re.findall(r"`--([a-z][a-z0-9-]+)`", page()))
-    assert {*MANUAL, *SERVER.split(), *NEWER.split()} - told == set()
+    matches = set(re.findall(r"`--([a-z][a-z0-9-]+)`", page()))
+    assert {*MANUAL, *SERVER.split(), *NEWER.split()} - matches == set()
 
 
 def test_serve_takes_every_one_of_them() -> None:
     parser = Command().create_parser("quire", "serve")
-    known = {text for action in parser._actions for text in action.option_strings}
-    wanted = {f"--{name}" for name in [*MANUAL, *SERVER.split(), *NEWER.split()]}
-    assert wanted - known == set()
-    assert {f"--{name.replace('_', '-')}" for name in NAMED} <= known
+    registered_texts = {text for action in parser._actions for text in action.option_strings}
+    names = {f"--{name}" for name in [*MANUAL, *SERVER.split(), *NEWER.split()]}
+    assert names - registered_texts == set()
+    assert {f"--{name.replace('_', '-')}" for name in NAMED} <= registered_texts
 
 
 def test_it_names_every_variable_of_the_manuals() -> None:

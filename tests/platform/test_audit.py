@@ -37,7 +37,7 @@ def test_a_deed_whose_audit_row_fails_does_not_happen(world: World) -> None:
 @database
 @pytest.mark.django_db
 def test_an_audit_row_goes_with_a_deed_that_is_rolled_back(world: World) -> None:
-    before = AuditEntry.objects.count()
+    initial_audit_entry_count = AuditEntry.objects.count()
 
     def make_a_key_and_fail() -> None:
         with transaction.atomic():
@@ -46,7 +46,7 @@ def test_an_audit_row_goes_with_a_deed_that_is_rolled_back(world: World) -> None
 
     with pytest.raises(RuntimeError, match="later"):
         make_a_key_and_fail()
-    assert AuditEntry.objects.count() == before
+    assert AuditEntry.objects.count() == initial_audit_entry_count
 
 
 @pytest.mark.django_db(transaction=True)
@@ -123,14 +123,14 @@ def test_a_signal_follows_the_commit_and_not_a_rollback(
     ],
 )
 def test_the_database_itself_keeps_audit_rows_as_they_are(world: World, statement: str) -> None:
-    before = list(AuditEntry.objects.values())
+    initial = list(AuditEntry.objects.values())
     with (
         pytest.raises(DatabaseError, match="can neither be changed nor deleted"),
         transaction.atomic(),
         connection.cursor() as cursor,
     ):
         cursor.execute(statement)
-    assert list(AuditEntry.objects.values()) == before
+    assert list(AuditEntry.objects.values()) == initial
 
 
 @database

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.database, pytest.mark.django_db]
 
 def rows(world: World, count: int, action: str, days: float = 0, tenant: Any = None) -> None:
     """As if a key had done it so often, so many days ago."""
-    made = [
+    audit_entries = [
         AuditEntry(
             actor_kind="key",
             actor_label="API key",
@@ -35,12 +35,12 @@ def rows(world: World, count: int, action: str, days: float = 0, tenant: Any = N
         )
         for number in range(count)
     ]
-    at = timezone.now() - timedelta(days=days)
+    created_at = timezone.now() - timedelta(days=days)
     AuditEntry._meta.get_field("at").auto_now_add = False  # type: ignore[union-attr]
     try:
-        for each in made:
-            each.at = at
-        AuditEntry.objects.bulk_create(made, batch_size=2000)
+        for audit_entry in audit_entries:
+            audit_entry.at = created_at
+        AuditEntry.objects.bulk_create(audit_entries, batch_size=2000)
     finally:
         AuditEntry._meta.get_field("at").auto_now_add = True  # type: ignore[union-attr]
 
@@ -71,7 +71,7 @@ def test_fault_72_a_day_in_a_loop_leaves_what_the_policy_allows(
     rows(world, 6000, "file.delete")
     rows(world, 40, "file.create", tenant=world.rival)
     rows(world, 20, "api_key.create")
-    before = AuditEntry.objects.count()
+    initial_audit_entry_count = AuditEntry.objects.count()
     newest = list(
         AuditEntry.objects.filter(action__in=audit_retention.ROUTINE, tenant=world.acme)
         .order_by("-pk")
@@ -86,11 +86,11 @@ def test_fault_72_a_day_in_a_loop_leaves_what_the_policy_allows(
 
     monkeypatch.setattr(audit_retention, "deletions_allowed", page)
     assert audit_retention.remove_old() == 11_000
-    assert pages == list(range(before, before - 11_000, -500))
-    left = AuditEntry.objects.filter(action__in=audit_retention.ROUTINE, tenant=world.acme)
-    assert list(left.order_by("-pk").values_list("pk", flat=True)) == newest
+    assert pages == list(range(initial_audit_entry_count, initial_audit_entry_count - 11_000, -500))
+    remaining = AuditEntry.objects.filter(action__in=audit_retention.ROUTINE, tenant=world.acme)
+    assert list(remaining.order_by("-pk").values_list("pk", flat=True)) == newest
     assert count("file.create", world.rival) == 40
-    assert AuditEntry.objects.count() == before - 11_000
+    assert AuditEntry.objects.count() == initial_audit_entry_count - 11_000
     assert_guarded()
 
 

@@ -121,14 +121,14 @@ async def test_fault_21_a_megabyte_takes_no_longer_than_a_wrong_key(world: World
 
 
 async def test_fault_21_each_refusal_compares_once_in_constant_time(world: World) -> None:
-    wrong_secret = world.secret[:-1] + ("a" if world.secret[-1] != "a" else "b")
-    for value in (wrong_secret, new_key("0123456789"), "garbage", "sk-quire-" + "a" * 10**6):
+    invalid_secret = world.secret[:-1] + ("a" if world.secret[-1] != "a" else "b")
+    for value in (invalid_secret, new_key("0123456789"), "garbage", "sk-quire-" + "a" * 10**6):
         authentication.clear_cache()
         with patch("tenants.authentication.hmac.compare_digest", return_value=False) as compare:
             await refused(bearer(value))
         assert compare.call_count == 1
-        stored, given = compare.call_args.args
-        assert len(stored) == len(given) == 64
+        stored, presented = compare.call_args.args
+        assert len(stored) == len(presented) == 64
 
 
 @database
@@ -142,9 +142,9 @@ async def test_a_key_revoked_while_it_is_looked_up_is_refused_from_then_on(world
     look_up = authentication._look_up
 
     def slow(public_id: str, digest: str) -> object:
-        found = look_up(public_id, digest)
+        key_row = look_up(public_id, digest)
         actions.revoke_key(actor=SYSTEM_ACTOR, key=world.key)
-        return found
+        return key_row
 
     with patch.object(authentication, "_look_up", slow):
         await authenticate(bearer(world.secret))

@@ -87,7 +87,7 @@ def bench(*args: str) -> str:
 
 def test_serve_asks_the_server_for_its_model(server: str, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    said = bench(
+    printed = bench(
         *("serve", "--base-url", server, "--api-key", KEY, "--max-concurrency", "2"),
         *("--num-prompts", "3", "--random-input-len", "4-6", "--seed", "1"),
         *("--output-json", str(out)),
@@ -98,7 +98,7 @@ def test_serve_asks_the_server_for_its_model(server: str, tmp_path: Path) -> Non
     assert 12 <= row["prompt_tokens"] <= 18
     for name in ("ttft", "itl", "tpot", "e2e"):
         assert row[f"{name}_p50_ms"] <= row[f"{name}_p99_ms"]
-        assert f"{name}_p99_ms" in said
+        assert f"{name}_p99_ms" in printed
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -117,12 +117,12 @@ def test_a_terminal_shows_how_many_requests_are_finished(
 
 
 def test_an_open_loop_of_any_rate(server: str) -> None:
-    said = bench(
+    printed = bench(
         *("serve", "--url", server, "--api-key", KEY, "--model", "tiny", "--num-prompts", "2"),
         *("--request-rate", "inf", "--input-len", "4"),
     )
-    assert "request_rate" in said
-    assert "inf" in said
+    assert "request_rate" in printed
+    assert "inf" in printed
 
 
 def test_a_full_server_is_asked_again_when_it_says(
@@ -234,7 +234,7 @@ def test_figures_come_with_their_limit_and_percentiles(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: args[0] == "latency")
     out = tmp_path / "figures.json"
-    said = bench(*args, *ENGINE, "--json", str(out))
+    printed = bench(*args, *ENGINE, "--json", str(out))
     drawn = capsys.readouterr().err
     if args[0] == "latency":  # a bar: one batch to warm up, one that counts
         assert f"Batches [{'#' * 15}{'.' * 15}]  50%" in drawn
@@ -249,7 +249,7 @@ def test_figures_come_with_their_limit_and_percentiles(
     assert row[percent] > 0
     for name in ("ttft", "itl"):
         assert 0 < row[f"{name}_p50_ms"] <= row[f"{name}_p99_ms"]
-        assert f"{name}_p99_ms" in said
+        assert f"{name}_p99_ms" in printed
 
 
 def conversation(*texts: str) -> dict[str, Any]:
@@ -309,7 +309,7 @@ def test_engine_settings_may_come_from_a_file(tmp_path: Path, capsys: Any) -> No
     with pytest.raises(SystemExit):
         Command().run_from_argv([*words, str(file)])
     assert "don't fit the model's context of 64" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as finished_error:
         Command().run_from_argv([*words, str(tmp_path / "none.yaml")])
-    assert ended.value.code == 2
+    assert finished_error.value.code == 2
     assert "none.yaml can't be read" in capsys.readouterr().err

@@ -41,8 +41,8 @@ async def test_fault_52_one_connection_too_many_is_told_so_and_closed(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounded_connections, "MAX_CONNECTIONS", 2)
-    kept = [await asyncio.open_connection(*address) for _ in range(2)]
-    for reader, writer in kept:
+    retained_connections = [await asyncio.open_connection(*address) for _ in range(2)]
+    for reader, writer in retained_connections:
         writer.write(REQUEST)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
     reader, writer = await asyncio.open_connection(*address)
@@ -53,9 +53,9 @@ async def test_fault_52_one_connection_too_many_is_told_so_and_closed(
     assert f"content-length: {len(body)}".encode() in head
     writer.close()
     # Those that were there go on, and a place that comes free is given.
-    kept[0][1].close()
-    kept[1][1].write(REQUEST)
-    assert (await kept[1][0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
+    retained_connections[0][1].close()
+    retained_connections[1][1].write(REQUEST)
+    assert (await retained_connections[1][0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 204")
     for _ in range(100):
         reader, writer = await asyncio.open_connection(*address)
         writer.write(REQUEST)

@@ -44,8 +44,8 @@ async def test_counters_that_redis_lost_come_back_from_ledger_and_spool(world: W
         await settle(used(world, f"r{number}", got, 10, 20), got)
         if number == 1:
             await run_in_db_thread(drain_once, sync_client())
-    before = await state(of)
-    assert (before.tokens, before.nanos) == (120, 200_000)
+    initial_state = await state(of)
+    assert (initial_state.tokens, initial_state.nanos) == (120, 200_000)
     (name,) = sync_client().keys(redis_key("budget:*"))
     sync_client().delete(name)
     running = await enter(caller(world), 10, 20, "later")
@@ -64,10 +64,10 @@ async def test_a_new_budget_counts_what_its_period_has_used_already(world: World
         Tenant.objects.filter(pk=world.acme.pk).update(time_zone="Asia/Kathmandu")
         start, _ = rules.period_of("month", datetime.now(UTC), rules.ZoneInfo("Asia/Kathmandu"))
         moments = (start - timedelta(seconds=1), start, start + timedelta(minutes=20))
-        for number, at in enumerate([*moments, datetime.now(UTC)]):
-            if at <= datetime.now(UTC):
+        for number, index in enumerate([*moments, datetime.now(UTC)]):
+            if index <= datetime.now(UTC):
                 record = used(
-                    world, f"r{number}", admission.UNLIMITED, 10**number, 0, started_at=at
+                    world, f"r{number}", admission.UNLIMITED, 10**number, 0, started_at=index
                 )
                 sync_client().xadd(spool_key(), {"r": encode_record(record)})
         drain_once(sync_client())
@@ -84,9 +84,9 @@ async def test_fault_35_a_clock_that_goes_back_over_a_reset_neither_resets_nor_o
     of = await run_in_db_thread(budget, world, tokens=100)
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
     who = caller(world)
-    for at, prompt in ((midnight - 600, 60), (midnight + 600, 30), (midnight - 300, 30)):
-        got = await enter(who, prompt, 10, f"{at}", started_at=at)
-        await settle(used(world, f"{at}", got, prompt, 0, started_at=at), got)
+    for started_at, prompt in ((midnight - 600, 60), (midnight + 600, 30), (midnight - 300, 30)):
+        got = await enter(who, prompt, 10, f"{started_at}", started_at=started_at)
+        await settle(used(world, f"{started_at}", got, prompt, 0, started_at=started_at), got)
     with pytest.raises(BudgetSpent):
         await enter(who, 11, 0, started_at=midnight - 100)
     assert (await enter(who, 60, 20, started_at=midnight + 700)).output_tokens == 10
@@ -239,8 +239,8 @@ async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_al
         max_output_tokens=500,
         prompts=[10],
     )
-    taken = await take_over_request(caller(world), asking, gateway="other")
-    assert taken is not None
+    consumed = await take_over_request(caller(world), asking, gateway="other")
+    assert consumed is not None
     # The other gateway wasn't dead: it settles, and so does whoever thought that it was.
     late = settle_arguments(used(world, "r", got, 10, 3), b"never", {}, "other")
     text, _ = load_script("settle")
@@ -248,7 +248,7 @@ async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_al
     assert client.eval(text, len(names), *names, *late) == -1
     assert await run_in_db_thread(settle_dead_gateway, client, "other") == 0
     assert (await state(of)).reserved_tokens == 510
-    await settle(used(world, "r", got, 10, 40), taken)
+    await settle(used(world, "r", got, 10, 40), consumed)
     assert ((await state(of)).tokens, (await state(of)).reserved_tokens) == (50, 0)
     await run_in_db_thread(drain_once, client)
     row = await run_in_db_thread(UsageEntry.objects.get)

@@ -48,13 +48,13 @@ def test_operators_set_a_tenants_budgets_and_its_admins_those_of_keys(
     world: World, who: str, of_tenant: Any, of_key: Any
 ) -> None:
     for of, refused in ((None, of_tenant), (world.key, of_key)):
-        wanted = {"tenant": world.acme, "period": "day", "key": of, "tokens": 5}
+        fields = {"tenant": world.acme, "period": "day", "key": of, "tokens": 5}
         if refused is None:
-            made = actions.set_budget(actor=world.user(who), **wanted)
-            actions.delete_budget(actor=world.user(who), budget=made)
+            budget = actions.set_budget(actor=world.user(who), **fields)
+            actions.delete_budget(actor=world.user(who), budget=budget)
         else:
             with pytest.raises(refused):
-                actions.set_budget(actor=world.user(who), **wanted)
+                actions.set_budget(actor=world.user(who), **fields)
     expected = {"operator": 4, "owner": 2, "admin": 2}.get(who, 0)
     assert AuditEntry.objects.filter(action__startswith="budget.").count() == expected
 
@@ -124,13 +124,13 @@ def test_names_that_nothing_has_are_told(world: World) -> None:
         AdapterAlias.objects.create(
             adapter=adapter, tenant=tenant, served_model=rows[base], name=name
         )
-    known = names_for(world.acme)
+    registered_names = names_for(world.acme)
     for name in ("", "quill", "shelved", "tone", "quill:tone", "shared", "quill:shared"):
-        assert unknown_name_warning(name, known) == "", name
+        assert unknown_name_warning(name, registered_names) == "", name
     for name in ("quil", "hidden", "theirs", "quill:theirs", "shelved:tone"):
-        assert f"No model or adapter is called {name} today" in unknown_name_warning(name, known), (
-            name
-        )
+        assert f"No model or adapter is called {name} today" in unknown_name_warning(
+            name, registered_names
+        ), name
     priced = priceable_names()
     for name in ("quill", "hidden", "shared", "quill:shared", "quill:tone#acme"):
         assert unknown_name_warning(name, priced) == "", name
@@ -142,9 +142,9 @@ def test_names_that_nothing_has_are_told(world: World) -> None:
 def test_a_models_other_name_gets_neither_budget_nor_price(world: World) -> None:
     ServedModel.objects.create(name="quill", source="demo/model", public=True, aliases=["fast"])
     ServedModel.objects.create(name="hidden", source="there", public=False, aliases=["swift"])
-    with pytest.raises(InvalidRequest, match="fast is another name of quill") as told:
+    with pytest.raises(InvalidRequest, match="fast is another name of quill") as error:
         budget(world, model="fast", tokens=5)
-    assert told.value.param == "model"
+    assert error.value.param == "model"
     with pytest.raises(InvalidRequest, match="swift is another name of hidden"):
         price(model="swift")
     # A tenant isn't told of models that it may not use.
@@ -156,10 +156,10 @@ def test_commands_warn_of_what_is_not_there(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ServedModel.objects.create(name="quill", source="demo/model", public=True)
-    for name, told in (("quil", True), ("quill", False)):
+    for name, is_unknown in (("quil", True), ("quill", False)):
         for words in (
             ("set_budget", "--tenant", "acme", "--per", "day", "--tokens", "9", "--model", name),
             ("set_price", name, "--input", "1", "--output", "2"),
         ):
             call_command(*words)
-            assert (f"is called {name} today" in capsys.readouterr().err) == told, words
+            assert (f"is called {name} today" in capsys.readouterr().err) == is_unknown, words

@@ -51,7 +51,7 @@ class Asked:
     """One request: what it used, or holds while it runs."""
 
     name: str
-    at: datetime
+    moment: datetime
     got: Admission
     prompt: int
     tokens: int
@@ -72,10 +72,14 @@ class Reckoning:
 
     def spent(self, period: str, moment: datetime) -> int:
         of = self.date(period, moment)
-        return sum(each.tokens for each in self.asked if self.date(period, each.at) == of)
+        return sum(
+            asked_request.tokens
+            for asked_request in self.asked
+            if self.date(period, asked_request.moment) == of
+        )
 
-    def left(self, moment: datetime) -> int:
-        return min(most - self.spent(period, moment) for period, most in LIMITS.items())
+    def remaining(self, moment: datetime) -> int:
+        return min(limit - self.spent(period, moment) for period, limit in LIMITS.items())
 
 
 async def move(world: World, zone: str) -> None:
@@ -101,7 +105,7 @@ async def test_fault_35_budgets_are_what_dates_say(world: World, zone: str, edge
     rng = random.Random(f"{zone} {edge}")
     await move(world, zone)
     budgets = [await run_in_db_thread(budget, world, per, tokens=n) for per, n in LIMITS.items()]
-    known, running = Reckoning(ZoneInfo(zone)), list[Asked]()
+    reckoning, running = Reckoning(ZoneInfo(zone)), list[Asked]()
     middle = datetime.fromisoformat(edge).replace(tzinfo=UTC)
     now, refused = middle - timedelta(hours=26), 0
     for step in range(90):
@@ -111,36 +115,36 @@ async def test_fault_35_budgets_are_what_dates_say(world: World, zone: str, edge
         if rng.random() < 0.06:
             other = rng.choice(ZONES)
             await move(world, other)
-            known.zone = ZoneInfo(other)
+            reckoning.zone = ZoneInfo(other)
         if rng.random() < 0.1:
             await run_in_db_thread(drain_once, sync_client())
         prompt, output, name = rng.randrange(1, 40), rng.randrange(1, 60), f"r{step}"
-        left = known.left(now) - prompt
+        remaining = reckoning.remaining(now) - prompt
         try:
             got = await enter(caller(world), prompt, output, name, started_at=now.timestamp())
         except BudgetSpent:
-            assert left < 1, (step, now, left)
+            assert remaining < 1, (step, now, remaining)
             refused += 1
         else:
-            assert got.output_tokens == min(output, left), (step, now, left)
-            one = Asked(name, now, got, prompt, prompt + min(output, left))
-            known.asked.append(one)
+            assert got.output_tokens == min(output, remaining), (step, now, remaining)
+            one = Asked(name, now, got, prompt, prompt + min(output, remaining))
+            reckoning.asked.append(one)
             running.append(one)
         while running and (rng.random() < 0.6 or len(running) > 4):
             await finish(world, running.pop(rng.randrange(len(running))), rng)
     for one in running:
         await finish(world, one, rng)
     assert refused > 3
-    for found in await run_in_db_thread(states_of, budgets, now):
-        assert found.tokens == known.spent(found.budget.period, now)
-        assert found.reserved_tokens == 0
+    for budget_now in await run_in_db_thread(states_of, budgets, now):
+        assert budget_now.tokens == reckoning.spent(budget_now.budget.period, now)
+        assert budget_now.reserved_tokens == 0
 
 
 async def finish(world: World, one: Asked, rng: random.Random) -> None:
     one.tokens = one.prompt + rng.randint(0, one.tokens - one.prompt)
-    at = one.at.timestamp()
+    timestamp = one.moment.timestamp()
     output = one.tokens - one.prompt
-    await settle(used(world, one.name, one.got, one.prompt, output, started_at=at), one.got)
+    await settle(used(world, one.name, one.got, one.prompt, output, started_at=timestamp), one.got)
 
 
 async def test_a_budget_that_is_set_while_requests_run_counts_them(world: World) -> None:
@@ -154,8 +158,8 @@ async def test_a_budget_that_is_set_while_requests_run_counts_them(world: World)
     assert (await state(second)).reserved_tokens == 510 + 2
     for _ in range(2):
         await settle(used(world, "free", free, 10, 20), free)
-    for each in (of, second):
-        now = await state(each)
+    for one_budget in (of, second):
+        now = await state(one_budget)
         assert (now.tokens, now.reserved_tokens) == (10 + 30, 2)
 
 
@@ -192,7 +196,7 @@ async def test_budgets_of_adapters_come_back_from_the_ledger(world: World) -> No
             await run_in_db_thread(drain_once, sync_client())
     sync_client().delete(*sync_client().keys(redis_key("budget:*")))
     await enter(caller(world), 1, 1, "last", adapter=tone)
-    assert [(await state(each)).tokens for each in budgets] == [90, 90, 90, 0]
+    assert [(await state(budget)).tokens for budget in budgets] == [90, 90, 90, 0]
 
 
 async def test_a_budget_is_counted_though_much_waits_for_the_database(

@@ -132,8 +132,8 @@ async def test_budgets_of_key_and_model_hold_beside_the_tenants(world: World) ->
 async def test_the_keys_that_follow_by_rotation_share_its_budget(world: World) -> None:
     def prepare() -> int:
         budget(world, key=world.key, tokens=100)
-        made = tenant_actions.rotate_key(actor=world.member, key=world.key)
-        again = tenant_actions.rotate_key(actor=world.member, key=made.key)
+        rotated = tenant_actions.rotate_key(actor=world.member, key=world.key)
+        again = tenant_actions.rotate_key(actor=world.member, key=rotated.key)
         changed = actions.set_budget(
             actor=SYSTEM_ACTOR, tenant=world.acme, key=again.key, period="day", tokens=120
         )

@@ -217,10 +217,10 @@ def test_fault_42_a_load_that_failed_is_tried_again(folder: str) -> None:
         actions.load_model(actor=SYSTEM_ACTOR, name="m")
     serving.delete()
     assert actions.last_failure(model) == "No room for it."
-    before = model.changed_at
+    initial_changed_at = model.changed_at
     model = actions.load_model(actor=SYSTEM_ACTOR, name="m", settings={"max_model_len": 64})
     assert model.settings == {"max_model_len": 64}
-    assert model.changed_at > before
+    assert model.changed_at > initial_changed_at
     row.refresh_from_db()
     assert (row.state, row.detail) == (ReplicaState.PENDING, "")
     with pytest.raises(Conflict, match="being loaded already"):
@@ -374,9 +374,9 @@ def test_a_parser_may_be_a_plug_in_another_name_or_none(folder: str, settings: A
     parser = "inference.parsers.reasoning_families.Qwen3Parser"
     settings.QUIRE = settings.QUIRE.replace(reasoning_parsers={"ours": parser})
     for name in ("ours", "olmo3", "none"):
-        wanted = {"reasoning_parser": name, "tool_call_parser": "openai"}
-        model = actions.load_model(actor=SYSTEM_ACTOR, name=name, source=folder, settings=wanted)
-        assert model.settings == wanted
+        fields = {"reasoning_parser": name, "tool_call_parser": "openai"}
+        model = actions.load_model(actor=SYSTEM_ACTOR, name=name, source=folder, settings=fields)
+        assert model.settings == fields
     settings.QUIRE = settings.QUIRE.replace(reasoning_parsers={})
     ours = ServedModel.objects.get(name="ours")
     with pytest.raises(InvalidRequest, match=r"'ours' here\. There are: none, cohere_command3,"):

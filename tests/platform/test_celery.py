@@ -57,12 +57,12 @@ def test_fault_35_the_workers_schedule_goes_on_whatever_the_clock_does(shift: fl
     beat = Fired(application)
 
     def seconds(count: int) -> int:
-        before = len(beat.fired)
+        initial_count = len(beat.fired)
         for _ in range(count):
             clock[0] += timedelta(seconds=1)
             for _ in range(3):
                 beat.tick()
-        return len(beat.fired) - before
+        return len(beat.fired) - initial_count
 
     assert 5 <= seconds(60) <= 7
     clock[0] += timedelta(seconds=shift)

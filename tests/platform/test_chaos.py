@@ -34,8 +34,8 @@ CHUNK = (
 
 
 def names_of(seed: int, names: list[str]) -> list[tuple[str, float, float]]:
-    found = itertools.islice(faults.plan(seed, names), 2 * len(names))
-    return [(one.name, one.after_s, one.rng.random()) for one in found]
+    plans = itertools.islice(faults.plan(seed, names), 2 * len(names))
+    return [(one.name, one.after_s, one.rng.random()) for one in plans]
 
 
 def test_a_seed_makes_the_plan_and_each_round_has_every_fault() -> None:
@@ -87,9 +87,9 @@ async def test_a_stream_that_brings_nothing_but_heartbeats_is_lost(
     server = await asyncio.start_server(beat, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with client.clients(f"http://127.0.0.1:{port}", "key") as asking:
-        found = await asking.ask(asked_of("plain", 0, "m", 5))
+        response = await asking.ask(asked_of("plain", 0, "m", 5))
     server.close()
-    assert found.lost == "nothing for 0 s"
+    assert response.lost == "nothing for 0 s"
 
 
 def answer(name: str, tokens: int, **fields: object) -> Answer:
@@ -109,8 +109,8 @@ def test_the_ledger_is_compared_answer_by_answer() -> None:
     # Nor does what was billed as a prompt's make up for what wasn't as an answer's.
     swapped = Row("b", "chat.completions", 7, 0, 200)
     assert compare([*rows[:2], swapped, rows[3]], answers).tokens == 14
-    nobody = compare([*rows, row("z", 9)], answers)
-    assert (nobody.tokens, nobody.differences) == (
+    unasked = compare([*rows, row("z", 9)], answers)
+    assert (unasked.tokens, unasked.differences) == (
         9,
         ["z (nobody's, status 200): billed 9, received 0"],
     )
@@ -119,7 +119,7 @@ def test_the_ledger_is_compared_answer_by_answer() -> None:
 def outcome(*answers: Answer) -> Outcome:
     asked = asked_of("plain", 0, "m", 5)
     calm = Request(asked, 0, 0, answer("calm", 5))
-    requests = [Request(asked, 1.0, 3.0, found) for found in answers]
+    requests = [Request(asked, 1.0, 3.0, answer) for answer in answers]
     window = Window("gateway killed", 2.0, 4.0)
     return Outcome(requests, [window], {("plain", 0): calm})
 
@@ -139,25 +139,26 @@ def test_a_run_passes_only_if_nothing_is_lost_doubled_changed_or_billed_wrongly(
 
 
 def test_an_answer_is_its_own_weights_whatever_the_name_leads_to() -> None:
-    def told(text: str, *digests: str) -> Answer:
+    def answer_with(text: str, *digests: str) -> Answer:
         return Answer(choices={0: Choice(text=text)}, digests=set(digests), is_finished=True)
 
     asked = asked_of("adapter", 0, "m", 5)
-    place = ("adapter", 0)
-    for found, well in (
-        (told("arr", "one"), True),
-        (told("sir", "two"), True),
-        (told("sir", "one"), False),
-        (told("arr", "two"), False),
-        (told("arr", "one", "two"), False),
-        (told("arr", "three"), False),
-        (told("arr"), False),
+    target = ("adapter", 0)
+    for answer, well in (
+        (answer_with("arr", "one"), True),
+        (answer_with("sir", "two"), True),
+        (answer_with("sir", "one"), False),
+        (answer_with("arr", "two"), False),
+        (answer_with("arr", "one", "two"), False),
+        (answer_with("arr", "three"), False),
+        (answer_with("arr"), False),
     ):
         calm, turned = (
-            Request(asked, 0, 0, one) for one in (told("arr", "one"), told("sir", "two"))
+            Request(asked, 0, 0, one)
+            for one in (answer_with("arr", "one"), answer_with("sir", "two"))
         )
-        run = Outcome([Request(asked, 1, 2, found)], [], {place: calm}, {place: turned})
-        assert passed(run) is well, found
+        run = Outcome([Request(asked, 1, 2, answer)], [], {target: calm}, {target: turned})
+        assert passed(run) is well, answer
 
 
 def test_each_connection_tells_its_weights() -> None:
@@ -169,14 +170,14 @@ def test_each_connection_tells_its_weights() -> None:
 
 
 def test_the_table_has_what_ran_beside_a_fault() -> None:
-    found = outcome(answer("a", 5, longest=1.25), Answer(lost="gone", longest=9))
-    found.requests.append(Request(found.requests[0].asked, 5.0, 6.0, answer("late", 5)))
-    found.skipped["disk full"] = "no root"
-    head, _, *lines = table(found).splitlines()
+    run_outcome = outcome(answer("a", 5, longest=1.25), Answer(lost="gone", longest=9))
+    run_outcome.requests.append(Request(run_outcome.requests[0].asked, 5.0, 6.0, answer("late", 5)))
+    run_outcome.skipped["disk full"] = "no root"
+    head, _, *lines = table(run_outcome).splitlines()
     assert head == "| fault | times | plain |"
     assert lines[0] == "| gateway killed | 1 | 2: 1 lost, 9.0 s |"
     assert lines[1].startswith("| disk full | skipped |")
-    assert "3 requests beside 1 faults: 1 lost, 0 doubled, 0 changed." in summary(found)
+    assert "3 requests beside 1 faults: 1 lost, 0 doubled, 0 changed." in summary(run_outcome)
 
 
 def test_every_second_stream_is_greedy_and_no_two_are_the_same() -> None:
@@ -191,14 +192,14 @@ def test_every_second_stream_is_greedy_and_no_two_are_the_same() -> None:
 
 def test_a_stop_string_stands_once_in_the_text_and_late() -> None:
     asked = stopping(asked_of("stop", 0, "m", 9), "one two " * 3 + "three four five six seven")
-    (_, piece) = asked.body["stop"]
-    assert ("one two " * 3 + "three four five six seven").count(piece) == 1
+    (_, chunk) = asked.body["stop"]
+    assert ("one two " * 3 + "three four five six seven").count(chunk) == 1
 
 
 def test_a_text_that_repeats_itself_is_stopped_behind_its_beginning() -> None:
     text = "a tale of two cities, " * 20
-    (_, piece) = stopping(asked_of("stop", 0, "m", 9), text).body["stop"]
-    assert text.find(piece) == len("a tale of two cities, ") - 1
+    (_, chunk) = stopping(asked_of("stop", 0, "m", 9), text).body["stop"]
+    assert text.find(chunk) == len("a tale of two cities, ") - 1
 
 
 def test_a_changed_answer_says_what_is_another() -> None:
@@ -208,9 +209,9 @@ def test_a_changed_answer_says_what_is_another() -> None:
     assert calm.differs(calm) == ""
     assert calm.differs(other) == "choice 0: text 'a crow' and 'her'"
     other.choices[1], other.prompt_tokens = Choice(), 3
-    told = calm.differs(other)
-    assert told.startswith("prompt_tokens '0' and '3'; ")
-    assert told.endswith("; choice 1 is there once only")
+    text = calm.differs(other)
+    assert text.startswith("prompt_tokens '0' and '3'; ")
+    assert text.endswith("; choice 1 is there once only")
     cached = Answer(content=["same"], choices=calm.choices, cached={0, 3})
     assert calm.differs(cached) == "cached tokens from event to event"
 
@@ -218,14 +219,14 @@ def test_a_changed_answer_says_what_is_another() -> None:
 def test_what_must_be_the_same() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     calm, cached, other = Answer(), Answer(), Answer()
-    for one, told in ((calm, [0, 0]), (cached, [0, 3])):
-        for count in told:
+    for one, counts in ((calm, [0, 0]), (cached, [0, 3])):
+        for count in counts:
             one.record_usage({**usage, "prompt_tokens_details": {"cached_tokens": count}})
     other.record_usage({**usage, "numerics_changed": True})
     assert len({str(one.same) for one in (calm, cached, other)}) == 3
 
 
-async def told(calm: Outcome) -> Outcome:
+async def outcome_later(calm: Outcome) -> Outcome:
     return calm
 
 
@@ -233,16 +234,16 @@ async def told(calm: Outcome) -> Outcome:
 def test_the_command_tells_what_became_of_each_and_fails_if_anybody_was_hurt(
     lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = outcome(answer("a", 5, longest=1.25), *[Answer(lost=lost)] * bool(lost))
-    monkeypatch.setattr(Faults, "run", lambda self: told(found))
+    run_outcome = outcome(answer("a", 5, longest=1.25), *[Answer(lost=lost)] * bool(lost))
+    monkeypatch.setattr(Faults, "run", lambda self: outcome_later(run_outcome))
     with pytest.raises(CommandError, match="Not all went as") if lost else nullcontext():
         call_command("chaos", "--minutes", "1")
-    said = capsys.readouterr().out
-    assert f"{1 if lost else 0} lost, 0 doubled, 0 changed." in said
-    assert "| gateway killed | 1 |" in said
+    printed = capsys.readouterr().out
+    assert f"{1 if lost else 0} lost, 0 doubled, 0 changed." in printed
+    assert "| gateway killed | 1 |" in printed
 
 
-WRONG = [
+INVALID_FLAGS = [
     ["--minutes", "0"],
     ["--minutes", "nan"],
     ["--write", "/no/x"],
@@ -255,7 +256,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("flags", WRONG)
+@pytest.mark.parametrize("flags", INVALID_FLAGS)
 def test_wrong_options_are_refused_before_anything_starts(flags: list[str]) -> None:
     with pytest.raises(CommandError):
         call_command("chaos", *flags)
@@ -274,8 +275,8 @@ def test_processes_have_the_hour_that_their_clock_says(tmp_path: Path) -> None:
         capture_output=True,
         check=True,
     )
-    for told in done.stdout.split():
-        assert -3700 < float(told) - time.time() < -3500
+    for part in done.stdout.split():
+        assert -3700 < float(part) - time.time() < -3500
 
 
 async def test_a_cut_wire_holds_back_and_brings_all_when_it_is_mended(short_tmp: Path) -> None:

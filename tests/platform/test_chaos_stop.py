@@ -45,13 +45,13 @@ time.sleep(600)
 
 
 def test_all_that_runs_on_the_data_is_ended_stubborn_frozen_or_orphaned(tmp_path: Path) -> None:
-    mine, others = tmp_path / "data", tmp_path / "data-of-others"
+    mine, other_data = tmp_path / "data", tmp_path / "data-of-others"
     start = lambda folder: subprocess.Popen(  # noqa: E731
         [sys.executable, "-c", STUBBORN],
         env=os.environ | {"QUIRE_DATA_DIR": str(folder)},
         stdout=subprocess.PIPE,
     )
-    with start(mine) as process, start(others) as other:
+    with start(mine) as process, start(other_data) as other:
         for one in (process, other):
             assert one.stdout is not None
             assert one.stdout.readline() == b"all there\n"
@@ -60,10 +60,10 @@ def test_all_that_runs_on_the_data_is_ended_stubborn_frozen_or_orphaned(tmp_path
             end_all(mine)
             assert process.wait() == -signal.SIGKILL
             assert processes_of(mine) == []
-            assert len(processes_of(others)) == 3
+            assert len(processes_of(other_data)) == 3
         finally:
             end_all(mine)
-            end_all(others)
+            end_all(other_data)
 
 
 async def test_who_is_told_to_stop_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
     monkeypatch: pytest.MonkeyPatch, short_tmp: Path
 ) -> None:
     """What the run has found is told all the same."""
-    found = Outcome()
+    outcome = Outcome()
 
     def stubborn(disk: Any, more: Any, relay: Any, ready: Path, log: Path, *sizes: Any) -> Any:
         ready.write_text('{"url": "http://127.0.0.1:1", "api_key": "k", "model": "m"}')
@@ -118,8 +118,8 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
     async def ran(self: Faults, of: Any, client: Any) -> Outcome:
         assert processes_of(of.data_dir)
         data_dirs.append(of.data_dir)
-        self._outcome = found
-        return found
+        self._outcome = outcome
+        return outcome
 
     data_dirs: list[Path] = []
     monkeypatch.setattr(tempfile, "tempdir", str(short_tmp))
@@ -129,8 +129,8 @@ async def test_an_instance_that_does_not_end_fails_a_run_and_is_ended(
     monkeypatch.setattr(instance.Instance, "served", lambda of: instance.ADAPTERS)
     monkeypatch.setattr(instance, "STOP_TIMEOUT_S", 0.3)
     monkeypatch.setattr(Faults, "run_on", ran)
-    assert await Faults(1, 1, print).run() is found
-    assert found.problems == ["the instance was there 0 s after SIGTERM"]
+    assert await Faults(1, 1, print).run() is outcome
+    assert outcome.problems == ["the instance was there 0 s after SIGTERM"]
     (data_dir,) = data_dirs
     assert processes_of(data_dir) == []
     assert not data_dir.parent.exists()
@@ -156,7 +156,7 @@ GONE_WITHIN_S = 30.0
 
 
 @asynccontextmanager
-async def told_of(folder: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started_chaos(folder: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, whose temporary files are in `folder`. Whatever is left at the end fails."""
     os.mkdir(folder)
     child = await asyncio.create_subprocess_exec(
@@ -169,9 +169,9 @@ async def told_of(folder: Path, *flags: str) -> AsyncIterator[asyncio.subprocess
     yield child
     assert child.stderr is not None
     async with asyncio.timeout(GONE_WITHIN_S):
-        said = (await child.stderr.read()).decode()
+        reported_text = (await child.stderr.read()).decode()
         assert await child.wait() != 0  # 1, unless a second signal came when all was over
-    assert "Error: Stopped.\n" in said, said
+    assert "Error: Stopped.\n" in reported_text, reported_text
     assert os.listdir(folder) == []
     mark = os.fsencode(str(folder))
     assert not [pid for pid, text in environments() if mark in text]
@@ -179,16 +179,16 @@ async def told_of(folder: Path, *flags: str) -> AsyncIterator[asyncio.subprocess
 
 def environments() -> list[tuple[str, bytes]]:
     """Of all processes that live."""
-    found = []
+    environments = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            found.append((entry.name, (entry / "environ").read_bytes()))
+            environments.append((entry.name, (entry / "environ").read_bytes()))
         except OSError:
             continue
-    return found
+    return environments
 
 
-async def until_said(child: asyncio.subprocess.Process, words: bytes) -> None:
+async def wait_for_words(child: asyncio.subprocess.Process, words: bytes) -> None:
     assert child.stderr is not None
     async for line in child.stderr:
         if words in line:
@@ -202,8 +202,8 @@ async def test_a_signal_at_any_moment_of_the_start_leaves_nothing(
 ) -> None:
     """Twice, as by somebody who is impatient."""
     moment = random.SystemRandom().uniform(0, 4)
-    async with told_of(short_tmp / f"stop{number}") as child:
-        await until_said(child, b"Starting an instance")
+    async with started_chaos(short_tmp / f"stop{number}") as child:
+        await wait_for_words(child, b"Starting an instance")
         await asyncio.sleep(moment)
         child.send_signal(number)
         await asyncio.sleep(0.1)
@@ -224,13 +224,13 @@ MOMENTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("said", "most", "faults"), MOMENTS)
+@pytest.mark.parametrize(("tokenizer", "max_delay_s", "faults"), MOMENTS)
 async def test_a_signal_at_any_moment_of_the_harm_leaves_nothing(
-    said: str, most: float, faults: tuple[str, ...], short_tmp: Path
+    tokenizer: str, max_delay_s: float, faults: tuple[str, ...], short_tmp: Path
 ) -> None:
-    moment = random.SystemRandom().uniform(0, most)
-    folder = short_tmp / f"stop{MOMENTS.index((said, most, faults))}"
-    async with told_of(folder, *(f"--fault={name}" for name in faults)) as child:
-        await until_said(child, said.encode())
+    moment = random.SystemRandom().uniform(0, max_delay_s)
+    folder = short_tmp / f"stop{MOMENTS.index((tokenizer, max_delay_s, faults))}"
+    async with started_chaos(folder, *(f"--fault={name}" for name in faults)) as child:
+        await wait_for_words(child, tokenizer.encode())
         await asyncio.sleep(moment)
         child.send_signal(signal.SIGTERM)

@@ -48,9 +48,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        for piece in reply:
+        for chunk in reply:
             event = (
-                piece if isinstance(piece, dict) else {"choices": [{"delta": {"content": piece}}]}
+                chunk if isinstance(chunk, dict) else {"choices": [{"delta": {"content": chunk}}]}
             )
             self.wfile.write(f": heartbeat\n\ndata: {json.dumps(event)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
@@ -65,14 +65,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    made.seen, made.replies = [], []
-    made.url = f"http://127.0.0.1:{made.server_port}"
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.seen, server.replies = [], []
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def talk(server: Any, *lines: str, **sampling: Any) -> Terminal:

@@ -77,10 +77,10 @@ def run(*words: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    made = tmp_path / "tiny-model"
-    made.mkdir()
-    (made / "config.json").write_text("{}")
-    return str(made)
+    model_folder = tmp_path / "tiny-model"
+    model_folder.mkdir()
+    (model_folder / "config.json").write_text("{}")
+    return str(model_folder)
 
 
 @pytest.mark.parametrize("app", COMMANDS)
@@ -232,9 +232,9 @@ def test_expiry_is_a_span_or_a_date() -> None:
     assert abs(parse_expiry("12h") - timezone.now() - timedelta(hours=12)) < timedelta(minutes=1)
     assert parse_expiry("2030-01-31") == datetime(2030, 1, 31, tzinfo=UTC)
     assert parse_expiry("2030-01-31T12:30") == datetime(2030, 1, 31, 12, 30, tzinfo=UTC)
-    for wrong in ("", "soon", "2030-13-01", "-1d", "1w"):
+    for invalid in ("", "soon", "2030-13-01", "-1d", "1w"):
         with pytest.raises(CommandError):
-            parse_expiry(wrong)
+            parse_expiry(invalid)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -263,17 +263,17 @@ def test_a_key_is_rotated_and_both_work_for_the_overlap(
     new = run("rotate_key", old[:19], "--overlap", "12h").strip()
     assert new.startswith("sk-quire-")
     assert new != old
-    told = capsys.readouterr().err
-    assert f"{timezone.now() + timedelta(hours=12):%Y-%m-%d %H:}" in told
-    assert old[19:] not in told
+    err = capsys.readouterr().err
+    assert f"{timezone.now() + timedelta(hours=12):%Y-%m-%d %H:}" in err
+    assert old[19:] not in err
     for secret in (old, new):
         assert asyncio.run(authenticate(f"Bearer {secret}")).tenant == "acme"
-    kept = ApiKey.objects.get(public_id=new[9:19])
+    retained_api_key = ApiKey.objects.get(public_id=new[9:19])
     ending = ApiKey.objects.get(public_id=old[9:19])
-    assert kept.name == ending.name == "robot"
-    assert kept.expires_at is None
-    left = ending.expires_at - timezone.now()  # type: ignore[operator]
-    assert timedelta(hours=11.9) < left <= timedelta(hours=12)
+    assert retained_api_key.name == ending.name == "robot"
+    assert retained_api_key.expires_at is None
+    lifetime = ending.expires_at - timezone.now()  # type: ignore[operator]
+    assert timedelta(hours=11.9) < lifetime <= timedelta(hours=12)
 
 
 def test_a_key_rotated_without_overlap_ends_at_once(
@@ -285,9 +285,9 @@ def test_a_key_rotated_without_overlap_ends_at_once(
     assert world.key.state() == "revoked"
     with pytest.raises(CommandError, match="is revoked: make a new one"):
         run("rotate_key", world.key.public_id)
-    fresh = run("create_key", "--tenant", "acme", "--plain").strip()
+    new = run("create_key", "--tenant", "acme", "--plain").strip()
     with pytest.raises(CommandError, match="overlap must be from 0 to 30 days"):
-        run("rotate_key", fresh, "--overlap", "31d")
+        run("rotate_key", new, "--overlap", "31d")
 
 
 def test_a_rotated_plain_key_is_the_only_output(
@@ -405,9 +405,9 @@ def test_names_of_models_that_nobody_knows_are_pointed_out(
     run("load_model", folder, "--name", "m", "--alias", "other")
     capsys.readouterr()
     run("create_key", "--tenant", "acme", "--allowed-models", "m,other,nope")
-    told = capsys.readouterr().err
-    assert "No model or adapter is called nope" in told
-    assert told.count("No model or adapter") == 1
+    err = capsys.readouterr().err
+    assert "No model or adapter is called nope" in err
+    assert err.count("No model or adapter") == 1
     run("update_tenant", "acme", "--allowed-models", "gone")
     assert "No model or adapter is called gone" in capsys.readouterr().err
     run("create_tenant", "Third", "--allowed-models", "m")
@@ -592,10 +592,12 @@ def test_without_redis_a_command_says_where_it_looked(settings: Any) -> None:
 
 def test_the_overview_has_every_command_of_ours_once() -> None:
     folders = ("platform/*", "chaos")
-    paths = [one for each in folders for one in ROOT.glob(f"{each}/management/commands/[a-z]*.py")]
+    paths = [
+        one for folder in folders for one in ROOT.glob(f"{folder}/management/commands/[a-z]*.py")
+    ]
     ours = {path.parts[-4] for path in paths}
-    there = sorted(name for name, app in get_commands().items() if app in ours)
-    assert sorted(name for names in GROUPS.values() for name in names) == there
+    remote_names = sorted(name for name, app in get_commands().items() if app in ours)
+    assert sorted(name for names in GROUPS.values() for name in names) == remote_names
     assert set(DJANGO_COMMANDS) <= get_commands().keys()
 
 
@@ -664,11 +666,13 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
     run("set_price", "small", "--input", "3", "--output", "4", "--image", "0", "--from", "3h")
     free, *_ = run("list_prices").splitlines()[1:]
     assert free.split()[4:] == ["3", "3", "4", "0", "0.006"]
-    coming, begun = (row.split()[0] for row in rows[1:])
+    coming, started_part = (row.split()[0] for row in rows[1:])
     assert run("delete_price", coming) == f"Price {coming} is deleted.\n"
     with pytest.raises(CommandError, match=f"Price {coming} not found"):
         run("delete_price", coming)
-    assert run("delete_price", begun) == f"Price {begun} is deleted.\n"  # nobody was billed
+    assert (
+        run("delete_price", started_part) == f"Price {started_part} is deleted.\n"
+    )  # nobody was billed
     with pytest.raises(CommandError, match="input_per_million must be a decimal"):
         run("set_price", "small", "--input", "cheap", "--output", "1")
 
@@ -703,9 +707,9 @@ def test_a_key_is_narrowed_by_models_endpoints_and_addresses(world: World) -> No
         "10.0.0.0/8",
     )
     secret = run("create_key", "--tenant", "acme", *words, "--plain").strip()
-    made = ApiKey.objects.get(public_id=secret[9:19])
-    assert (made.allowed_models, made.endpoints) == (["a", "b"], ["/v1/embeddings"])
-    assert made.addresses == ["10.0.0.0/8"]
+    api_key = ApiKey.objects.get(public_id=secret[9:19])
+    assert (api_key.allowed_models, api_key.endpoints) == (["a", "b"], ["/v1/embeddings"])
+    assert api_key.addresses == ["10.0.0.0/8"]
     run("update_tenant", "acme", "--time-zone", "Europe/Berlin", "--max-running-requests", "4")
     world.acme.refresh_from_db()
     assert (world.acme.time_zone, world.acme.max_running_requests) == ("Europe/Berlin", 4)

@@ -48,7 +48,7 @@ def test_flags(env: pytest.MonkeyPatch, text: str, value: bool) -> None:
     assert load_settings().strict is value
 
 
-WRONG = {
+INVALID = {
     "QUIRE_STRICT": ("perhaps", "must be true or false; got 'perhaps'."),
     "QUIRE_BATCH_CONCURRENCY": ("many", "must be a whole number; got 'many'."),
     "QUIRE_LOGIN_ATTEMPTS": ("0", "must be at least 1; got '0'."),
@@ -68,11 +68,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", INVALID)
 def test_a_wrong_value_is_told_with_its_variable_and_what_is_allowed(
     env: pytest.MonkeyPatch, name: str
 ) -> None:
-    value, sentence = WRONG[name]
+    value, sentence = INVALID[name]
     env.setenv(name, value)
     with pytest.raises(ImproperlyConfigured) as refused:
         load_settings()
@@ -80,13 +80,13 @@ def test_a_wrong_value_is_told_with_its_variable_and_what_is_allowed(
 
 
 def test_all_mistakes_are_told_at_once_in_a_line_each(env: pytest.MonkeyPatch) -> None:
-    for name, (value, _) in WRONG.items():
+    for name, (value, _) in INVALID.items():
         env.setenv(name, value)
     with pytest.raises(ImproperlyConfigured) as refused:
         load_settings()
-    told = str(refused.value).splitlines()
-    assert {line.split()[0] for line in told} == {*WRONG}
-    assert len(told) == len(WRONG)
+    lines = str(refused.value).splitlines()
+    assert {line.split()[0] for line in lines} == {*INVALID}
+    assert len(lines) == len(INVALID)
 
 
 @pytest.mark.parametrize("name", ["DATABASE_URL", "REDIS_URL", "QUIRE_SMTP_URL"])
@@ -166,11 +166,11 @@ def test_threads_that_race_for_the_secret_key_get_the_same_one(tmp_path: Path) -
     keys: list[str] = []
     barrier = threading.Barrier(8)
 
-    def take() -> None:
+    def acquire() -> None:
         barrier.wait()
         keys.append(secret_key(tmp_path))
 
-    threads = [threading.Thread(target=take) for _ in range(8)]
+    threads = [threading.Thread(target=acquire) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -254,8 +254,8 @@ def test_a_line_names_the_request_its_tenant_and_model() -> None:
         bind_request(model="m")
         line, entry = logged(build_formatter("line"), "hello"), logged(build_formatter("json"), "x")
     assert line.endswith(" quire.x: hello [request_id=req-1 tenant=acme model=m]")
-    found = json.loads(entry)
-    assert (found["request_id"], found["tenant"], found["model"]) == ("req-1", "acme", "m")
+    payload = json.loads(entry)
+    assert (payload["request_id"], payload["tenant"], payload["model"]) == ("req-1", "acme", "m")
     assert "req-1" not in logged(build_formatter("line"), "hello")
 
 
@@ -283,21 +283,27 @@ def test_a_line_starts_with_time_level_and_logger() -> None:
 
 
 def test_sqlite_is_the_default_in_wal_mode_with_write_locks_first(tmp_path: Path) -> None:
-    found = database("", tmp_path)
-    assert found["NAME"] == str(tmp_path / "quire.sqlite3")
-    assert found["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
-    assert "journal_mode=WAL" in found["OPTIONS"]["init_command"]
-    assert "busy_timeout" in found["OPTIONS"]["init_command"]
+    settings_of_database = database("", tmp_path)
+    assert settings_of_database["NAME"] == str(tmp_path / "quire.sqlite3")
+    assert settings_of_database["OPTIONS"]["transaction_mode"] == "IMMEDIATE"
+    assert "journal_mode=WAL" in settings_of_database["OPTIONS"]["init_command"]
+    assert "busy_timeout" in settings_of_database["OPTIONS"]["init_command"]
 
 
 def test_postgresql_comes_from_its_url_with_a_pool(tmp_path: Path) -> None:
-    found = database("postgres://user:p%40ss@db.example:5433/quire?sslmode=require", tmp_path)
-    assert found["ENGINE"] == "django_prometheus.db.backends.postgresql"
-    assert (found["HOST"], found["PORT"], found["NAME"]) == ("db.example", 5433, "quire")
-    assert found["PASSWORD"] == "p@ss"
-    assert found["OPTIONS"]["sslmode"] == "require"
-    assert found["OPTIONS"]["pool"]["max_size"] == 20
-    assert found["CONN_MAX_AGE"] == 0
+    settings_of_database = database(
+        "postgres://user:p%40ss@db.example:5433/quire?sslmode=require", tmp_path
+    )
+    assert settings_of_database["ENGINE"] == "django_prometheus.db.backends.postgresql"
+    assert (
+        settings_of_database["HOST"],
+        settings_of_database["PORT"],
+        settings_of_database["NAME"],
+    ) == ("db.example", 5433, "quire")
+    assert settings_of_database["PASSWORD"] == "p@ss"
+    assert settings_of_database["OPTIONS"]["sslmode"] == "require"
+    assert settings_of_database["OPTIONS"]["pool"]["max_size"] == 20
+    assert settings_of_database["CONN_MAX_AGE"] == 0
 
 
 def test_a_socket_lies_in_the_data_dir_or_in_a_short_folder_when_that_is_long(

@@ -10,8 +10,7 @@ from django.utils import timezone
 
 from common.errors import Conflict, NotFound, PermissionDenied, StorageFull
 from engine.contract.errors import InvalidRequest
-from storage import actions
-from storage import ownership as room
+from storage import actions, ownership
 from storage.access import access_conversation, access_conversations, access_own_conversation
 from storage.models import SavedConversation
 from tenants import actions as tenant_actions
@@ -35,13 +34,13 @@ def talk(question: str, answer: str = "Well.") -> dict[str, Any]:
 
 
 def test_a_conversation_from_its_making_to_its_end(world: World) -> None:
-    made = actions.create_conversation(
+    conversation = actions.create_conversation(
         actor=world.member, tenant=world.acme, document=talk("What is this NUL\0 and \u202e?")
     )
-    assert made.title == "What is this NUL and \u202e?"
-    assert access_own_conversation(world.member, made.public_id).document["leaf"] == "2"
+    assert conversation.title == "What is this NUL and \u202e?"
+    assert access_own_conversation(world.member, conversation.public_id).document["leaf"] == "2"
     longer = talk("Two?", "Yes. " * 50)
-    of = {"actor": world.member, "public_id": made.public_id}
+    of = {"actor": world.member, "public_id": conversation.public_id}
     assert actions.update_conversation(**of, document=longer, version=1).version == 2
     with pytest.raises(Conflict):  # another tab, which has the first version
         actions.update_conversation(**of, document=longer, version=1)
@@ -52,7 +51,7 @@ def test_a_conversation_from_its_making_to_its_end(world: World) -> None:
             actions.rename_conversation(**of, title=title)
     actions.delete_conversation(**of)
     with pytest.raises(NotFound):
-        access_own_conversation(world.member, made.public_id)
+        access_own_conversation(world.member, conversation.public_id)
     verbs = AuditEntry.objects.filter(target_type="savedconversation").values_list("action")
     assert sorted(verb for (verb,) in verbs) == ["conversation.create", "conversation.delete"]
     assert not AuditEntry.objects.filter(target_label__contains="this NUL").exists()
@@ -64,46 +63,50 @@ def test_a_search_finds_ones_own_by_all_words_newest_first(world: World) -> None
             actor=world.member, tenant=world.acme, document=talk(question, "A fox % _ ran.")
         )
 
-    def found(search: str, user: User = world.member, before: str = "") -> list[str]:
-        return [row.title for row in access_conversations(user, world.acme, search, before)]
+    def find_titles(search: str, user: User = world.member, cursor: str = "") -> list[str]:
+        return [row.title for row in access_conversations(user, world.acme, search, cursor)]
 
-    assert found("") == ["Nothing", "Lisbon and Porto", "Über Lissabon"]
-    assert found("ÜBER fox") == ["Über Lissabon"]
-    assert found("lisbon porto") == ["Lisbon and Porto"]
-    assert found("100%") == []
-    assert found("%") == found("")
-    assert found("", world.owner) == []  # a colleague's are no business of hers
+    assert find_titles("") == ["Nothing", "Lisbon and Porto", "Über Lissabon"]
+    assert find_titles("ÜBER fox") == ["Über Lissabon"]
+    assert find_titles("lisbon porto") == ["Lisbon and Porto"]
+    assert find_titles("100%") == []
+    assert find_titles("%") == find_titles("")
+    assert find_titles("", world.owner) == []  # a colleague's are no business of hers
     first = access_conversations(world.member, world.acme)[0]
-    assert found("", before=first.public_id) == ["Lisbon and Porto", "Über Lissabon"]
+    assert find_titles("", cursor=first.public_id) == ["Lisbon and Porto", "Über Lissabon"]
 
 
 def test_fault_38_a_link_opens_for_the_tenants_people_alone(world: World) -> None:
-    made = actions.create_conversation(actor=world.member, tenant=world.acme, document=talk("Ours"))
-    of = {"actor": world.member, "public_id": made.public_id}
+    conversation = actions.create_conversation(
+        actor=world.member, tenant=world.acme, document=talk("Ours")
+    )
+    of = {"actor": world.member, "public_id": conversation.public_id}
     with pytest.raises(NotFound):  # not shared yet
-        access_conversation(world.owner, made.public_id)
+        access_conversation(world.owner, conversation.public_id)
     actions.share_conversation(**of, shared=True)
-    assert access_conversation(world.owner, made.public_id).document["leaf"] == "2"
+    assert access_conversation(world.owner, conversation.public_id).document["leaf"] == "2"
     for deed in (
-        lambda who: access_conversation(who, made.public_id),
-        lambda who: access_own_conversation(who, made.public_id),
+        lambda who: access_conversation(who, conversation.public_id),
+        lambda who: access_own_conversation(who, conversation.public_id),
     ):
         with pytest.raises(NotFound):
             deed(world.outsider)
     for who in (world.owner, world.outsider):  # to read isn't to write
         with pytest.raises(NotFound):
-            actions.rename_conversation(actor=who, public_id=made.public_id, title="Mine")
+            actions.rename_conversation(actor=who, public_id=conversation.public_id, title="Mine")
         with pytest.raises(NotFound):
-            actions.delete_conversation(actor=who, public_id=made.public_id)
+            actions.delete_conversation(actor=who, public_id=conversation.public_id)
     with pytest.raises(NotFound):
         actions.create_conversation(actor=world.outsider, tenant=world.acme, document=talk("x"))
     actions.share_conversation(**of, shared=False)
     with pytest.raises(NotFound):
-        access_conversation(world.owner, made.public_id)
+        access_conversation(world.owner, conversation.public_id)
 
 
 def test_a_tenant_switches_it_off_and_its_days_count(world: World) -> None:
-    made = actions.create_conversation(actor=world.member, tenant=world.acme, document=talk("x"))
+    conversation = actions.create_conversation(
+        actor=world.member, tenant=world.acme, document=talk("x")
+    )
     with pytest.raises(PermissionDenied):
         tenant_actions.update_tenant(
             actor=world.member, tenant=world.acme, keep_conversations=False
@@ -115,7 +118,7 @@ def test_a_tenant_switches_it_off_and_its_days_count(world: World) -> None:
     assert caught.value.code == "conversations_off"
     with pytest.raises(PermissionDenied):
         actions.update_conversation(
-            actor=world.member, public_id=made.public_id, document=talk("y"), version=1
+            actor=world.member, public_id=conversation.public_id, document=talk("y"), version=1
         )
     tenant_actions.update_tenant(actor=SYSTEM_ACTOR, tenant=world.acme, keep_content_days=7)
     actions.remove_expired()
@@ -127,11 +130,13 @@ def test_a_tenant_switches_it_off_and_its_days_count(world: World) -> None:
 
 
 def test_one_past_its_end_is_gone_before_a_worker_removes_it(world: World) -> None:
-    made = actions.create_conversation(actor=world.member, tenant=world.acme, document=talk("x"))
-    assert made.expires_at is not None
+    conversation = actions.create_conversation(
+        actor=world.member, tenant=world.acme, document=talk("x")
+    )
+    assert conversation.expires_at is not None
     SavedConversation.objects.update(expires_at=timezone.now())
     with pytest.raises(NotFound):
-        access_own_conversation(world.member, made.public_id)
+        access_own_conversation(world.member, conversation.public_id)
     assert access_conversations(world.member, world.acme) == []
 
 
@@ -142,7 +147,7 @@ def test_a_conversation_goes_with_its_person(world: World) -> None:
 
 
 def test_what_a_tenant_keeps_is_bounded(world: World, settings: Any) -> None:
-    room.forget()
+    ownership.forget()
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 500})
     of = {"actor": world.member, "tenant": world.acme, "document": talk("x", "y" * 100)}
     for _ in range(2):

@@ -21,9 +21,9 @@ def key_of(secret: str) -> ApiKey:
 
 
 def test_the_key_that_up_prints_has_no_operators_scope(tmp_path: Path) -> None:
-    found = ensure_credentials(tmp_path)
-    assert set(key_of(found.api_key).scopes) == scopes.DEFAULT
-    assert ensure_credentials(tmp_path) == found
+    credentials = ensure_credentials(tmp_path)
+    assert set(key_of(credentials.api_key).scopes) == scopes.DEFAULT
+    assert ensure_credentials(tmp_path) == credentials
 
 
 def test_an_old_folders_key_with_the_operators_scope_is_not_printed_again(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_an_old_folders_key_with_the_operators_scope_is_not_printed_again(tmp_pa
 
 
 def test_the_first_operator_is_audited_without_a_password(tmp_path: Path) -> None:
-    found = ensure_credentials(tmp_path)
+    credentials = ensure_credentials(tmp_path)
     entry = AuditEntry.objects.get(action="user.create")
     assert entry.details["changes"]["is_superuser"] == [None, True]
-    assert found.admin_password not in str(entry.details)
+    assert credentials.admin_password not in str(entry.details)

@@ -39,8 +39,8 @@ def test_fault_56_redis_goes_on_without_its_disk_and_writes_again_when_there_is_
     short_tmp: Path, unharmed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_watch, "EVERY_S", 0.0)
-    room = 0
-    monkeypatch.setattr(disk_watch, "free_bytes", lambda folder: room)
+    budget = 0
+    monkeypatch.setattr(disk_watch, "free_bytes", lambda folder: budget)
     data_dir = short_tmp / "data"
     process, url = embedded_redis.start(data_dir, binary=unharmed)
     watch, client = DiskWatch(url, data_dir), redis.Redis.from_url(url)
@@ -55,7 +55,7 @@ def test_fault_56_redis_goes_on_without_its_disk_and_writes_again_when_there_is_
         client.set("meanwhile", "2")
         watch.tick()
         assert watch.suspended, "there's still no room"
-        room = disk_watch.ENOUGH_BYTES
+        budget = disk_watch.ENOUGH_BYTES
         resource.prlimit(
             process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         )

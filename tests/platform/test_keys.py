@@ -32,18 +32,18 @@ def test_the_database_holds_the_hash_alone(world: World) -> None:
 
 
 def test_neither_audit_nor_repr_show_the_secret(world: World) -> None:
-    made = actions.create_key(actor=world.member, tenant=world.acme)
-    assert made.secret not in repr(made)
+    key = actions.create_key(actor=world.member, tenant=world.acme)
+    assert key.secret not in repr(key)
     for entry in AuditEntry.objects.all():
         text = f"{entry} {entry.details} {entry.target_label}"
-        assert made.secret not in text
-        assert made.key.digest not in text
+        assert key.secret not in text
+        assert key.key.digest not in text
 
 
 def test_two_keys_share_nothing(world: World) -> None:
-    made = [actions.create_key(actor=SYSTEM_ACTOR, tenant=world.acme) for _ in range(20)]
-    assert len({new.secret for new in made}) == 20
-    assert len({new.key.public_id for new in made}) == 20
+    keys = [actions.create_key(actor=SYSTEM_ACTOR, tenant=world.acme) for _ in range(20)]
+    assert len({new.secret for new in keys}) == 20
+    assert len({new.key.public_id for new in keys}) == 20
 
 
 def test_viewers_make_no_keys_and_outsiders_find_no_tenant(world: World) -> None:
@@ -63,8 +63,8 @@ def test_unknown_scopes_are_refused(world: World, scopes: object) -> None:
 def test_the_operators_scope_is_the_operators_to_give(world: World) -> None:
     with pytest.raises(PermissionDenied):
         actions.create_key(actor=world.owner, tenant=world.acme, scopes=["operator"])
-    made = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
-    assert made.key.scopes == ["operator"]
+    key = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
+    assert key.key.scopes == ["operator"]
 
 
 def test_a_key_must_expire_in_the_future(world: World) -> None:
@@ -143,11 +143,11 @@ def test_a_rotated_key_has_a_successor_for_the_same_and_ends_soon(world: World) 
         requests_per_minute=7,
         tokens_per_minute=900,
     ).key
-    made = actions.rotate_key(actor=world.member, key=old)
+    rotated = actions.rotate_key(actor=world.member, key=old)
     for name in ("tenant", "name", "scopes", "expires_at", "requests_per_minute"):
-        assert getattr(made.key, name) == getattr(old, name), name
-    assert made.key.tokens_per_minute == 900
-    assert made.key.digest == secrets.hash_key(made.secret) != old.digest
+        assert getattr(rotated.key, name) == getattr(old, name), name
+    assert rotated.key.tokens_per_minute == 900
+    assert rotated.key.digest == secrets.hash_key(rotated.secret) != old.digest
     old.refresh_from_db()
     assert old.state() == "active"
     assert old.state(timezone.now() + timedelta(hours=23)) == "active"
@@ -156,9 +156,9 @@ def test_a_rotated_key_has_a_successor_for_the_same_and_ends_soon(world: World) 
 
 
 def test_without_an_overlap_the_old_key_is_revoked(world: World) -> None:
-    made = actions.rotate_key(actor=world.member, key=world.key, overlap=timedelta(0))
+    rotated = actions.rotate_key(actor=world.member, key=world.key, overlap=timedelta(0))
     world.key.refresh_from_db()
-    assert (world.key.state(), made.key.state()) == ("revoked", "active")
+    assert (world.key.state(), rotated.key.state()) == ("revoked", "active")
 
 
 def test_an_overlap_never_makes_a_key_live_longer(world: World) -> None:
@@ -170,12 +170,12 @@ def test_an_overlap_never_makes_a_key_live_longer(world: World) -> None:
 
 
 def test_only_its_maker_and_admins_rotate_a_key(world: World) -> None:
-    others = actions.create_key(actor=world.owner, tenant=world.acme).key
+    other_key = actions.create_key(actor=world.owner, tenant=world.acme).key
     with pytest.raises(PermissionDenied):
-        actions.rotate_key(actor=world.member, key=others)
+        actions.rotate_key(actor=world.member, key=other_key)
     with pytest.raises(NotFound):
-        actions.rotate_key(actor=world.outsider, key=others)
-    assert actions.rotate_key(actor=world.admin, key=others).key.created_by == world.admin
+        actions.rotate_key(actor=world.outsider, key=other_key)
+    assert actions.rotate_key(actor=world.admin, key=other_key).key.created_by == world.admin
     assert ApiKey.objects.filter(created_by=world.member).count() == 1
 
 

@@ -122,13 +122,13 @@ OPERATOR_FACES: list[tuple[Face, tuple[str, ...]]] = [
 ]
 
 
-def each(faces: list[tuple[Face, tuple[str, ...]]]) -> Any:
+def parametrize_faces(faces: list[tuple[Face, tuple[str, ...]]]) -> Any:
     pairs = [(face, act) for face, acts in faces for act in acts]
     ids = [f"{face.__name__[3:]}-{act}".replace(" ", "_") for face, act in pairs]
     return pytest.mark.parametrize(("face", "act"), pairs, ids=ids)
 
 
-@each(FACES)
+@parametrize_faces(FACES)
 def test_fault_75_a_tenants_last_owner_stays_and_another_may_go(
     world: World, face: Face, act: str
 ) -> None:
@@ -143,7 +143,7 @@ def test_fault_75_a_tenants_last_owner_stays_and_another_may_go(
     assert owners(world.acme) == ["gone"]
 
 
-@each(OPERATOR_FACES)
+@parametrize_faces(OPERATOR_FACES)
 def test_fault_75_the_last_operator_stays_and_another_may_go(
     world: World, face: Face, act: str
 ) -> None:
@@ -193,7 +193,7 @@ def delete_row(user: User) -> None:
     User.objects.filter(pk=user.pk).delete()
 
 
-def take_standing(user: User) -> None:
+def remove_standing(user: User) -> None:
     actions.update_user(actor=SYSTEM_ACTOR, user=user, is_superuser=False)
 
 
@@ -262,7 +262,7 @@ def lose_both_owners(
 
 
 @pytest.mark.database
-@pytest.mark.parametrize("act", [deactivate, take_standing, delete])
+@pytest.mark.parametrize("act", [deactivate, remove_standing, delete])
 def test_fault_75_of_two_operators_one_goes_at_a_time(
     world: World, act: Callable[[User], None]
 ) -> None:

@@ -60,7 +60,7 @@ def test_fault_78_a_thread_goes_on_after_an_error_and_health_tells_of_it(
     thread_class: type[LoopThread],
     module: Any,
     function: str,
-    each_redis: str,
+    redis_server: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

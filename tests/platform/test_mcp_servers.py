@@ -205,12 +205,12 @@ async def test_a_call_can_be_stopped(url: str, calls: list[str]) -> None:
 
 
 def test_names_that_are_alike_are_told_apart() -> None:
-    taken: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for name in ("a.b", "a_b", "a/b", "y" * 100, "y" * 101):
-        taken[mcp_client._function_name("s", name, taken)] = name
-    assert list(taken)[:3] == ["s__a_b", "s__a_b_2", "s__a_b_3"]
-    assert len(taken) == 5
-    assert max(map(len, taken)) == 64
+        names[mcp_client._function_name("s", name, names)] = name
+    assert list(names)[:3] == ["s__a_b", "s__a_b_2", "s__a_b_3"]
+    assert len(names) == 5
+    assert max(map(len, names)) == 64
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from metering.media import admit_media, charge_media
 from tenants.caller import Caller, MediaLimits
 from tests.platform.callers import CALLER
 
-pytestmark = pytest.mark.usefixtures("each_redis")
+pytestmark = pytest.mark.usefixtures("redis_server")
 
 PARAM = "messages[0].content[0]"
 

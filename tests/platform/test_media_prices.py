@@ -47,12 +47,12 @@ async def test_a_budget_holds_what_images_and_audio_cost(world: World) -> None:
     sync_client().delete(name, redis_key("reservation:r"))  # a counter that is made anew has it too
     await enter(caller(world), request_id="a", audio_ms=[10_000], prompts=[10])
     assert (await state(of)).reserved_nanos == 4_000_000 + 1_000_000
-    admission.WAIT_TIMEOUT_S, before = 0.0, admission.WAIT_TIMEOUT_S
+    admission.WAIT_TIMEOUT_S, initial = 0.0, admission.WAIT_TIMEOUT_S
     try:
         with pytest.raises(BudgetSpent):
             await enter(caller(world), audio_ms=[1], prompts=[10])
     finally:
-        admission.WAIT_TIMEOUT_S = before
+        admission.WAIT_TIMEOUT_S = initial
     cost = got.prices.cost_nanos(10, 0, 10) + got.prices.media_nanos(2, 0)
     await settle(used(world, "r", got, 10, 10, images=2, cost_nanos=cost), got)
     now = await state(of)
@@ -65,7 +65,7 @@ async def test_the_rest_of_a_stream_pays_for_no_image_again(world: World) -> Non
     who = caller(world)
     got = await enter(who, request_id="r", images=[2], prompts=[10])
     await settle(used(world, "r", got, 10, 1, images=2, cost_nanos=4_000_000), got)
-    whole = AdmissionRequest(
+    full_request = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -80,7 +80,7 @@ async def test_the_rest_of_a_stream_pays_for_no_image_again(world: World) -> Non
         ledger_id="r.1",
         position=SimpleNamespace(stream="r"),
     )
-    await admit(who, _remaining_request(whole, taken_over))
+    await admit(who, _remaining_request(full_request, taken_over))
     now = await state(of)
     assert (now.nanos, now.reserved_nanos) == (4_000_000, 0)
 

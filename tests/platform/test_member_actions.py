@@ -59,14 +59,14 @@ def test_an_admin_can_neither_rise_nor_lower_an_owner(world: World) -> None:
 
 
 def test_the_last_owner_stays(world: World) -> None:
-    own = membership(world, "owner")
+    local_membership = membership(world, "owner")
     with pytest.raises(Conflict):
-        actions.change_role(actor=world.owner, membership=own, role=Role.ADMIN)
+        actions.change_role(actor=world.owner, membership=local_membership, role=Role.ADMIN)
     with pytest.raises(Conflict):
-        actions.remove_member(actor=world.owner, membership=own)
+        actions.remove_member(actor=world.owner, membership=local_membership)
     actions.change_role(actor=world.owner, membership=membership(world, "admin"), role=Role.OWNER)
-    actions.remove_member(actor=world.owner, membership=own)
-    assert not Membership.objects.filter(pk=own.pk).exists()
+    actions.remove_member(actor=world.owner, membership=local_membership)
+    assert not Membership.objects.filter(pk=local_membership.pk).exists()
 
 
 def test_a_change_of_role_is_audited_with_both_roles(world: World) -> None:

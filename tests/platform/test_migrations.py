@@ -25,10 +25,10 @@ def test_what_a_killed_first_start_left_out_is_made_by_the_next(tmp_path: Path) 
     triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger' ORDER BY name"
     permissions = "SELECT count(*) FROM auth_permission"
     with closing(sqlite3.connect(with_tables(tmp_path) / NAME)) as database:
-        (before,) = database.execute(permissions).fetchone()
+        (initial,) = database.execute(permissions).fetchone()
         database.executescript("DROP TRIGGER audit_no_delete; DELETE FROM auth_permission")
     command = [sys.executable, "manage.py", "migrate", f"--data-dir={tmp_path}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     with closing(sqlite3.connect(tmp_path / NAME)) as database:
         assert database.execute(triggers).fetchall() == [("audit_no_delete",), ("audit_no_update",)]
-        assert database.execute(permissions).fetchone() == (before,)
+        assert database.execute(permissions).fetchone() == (initial,)

@@ -42,10 +42,12 @@ def test_an_instance_moves_from_sqlite_to_postgresql(redis_url: str, tmp_path: P
         python(sqlite, "manage.py", "dumpdata", *excluded, "--output", file)
         python(postgresql, "manage.py", "migrate")
         python(postgresql, "manage.py", "loaddata", file)
-        before, after = (json.loads(python(env, "-c", ROWS)) for env in (sqlite, postgresql))
-        assert {name for name, rows in before.items() if rows != after[name]} == set()
-        assert sum(map(len, before.values())) > 5000
-        assert len(before["tenants.AuditEntry"]) > 5
+        initial_payload, after = (
+            json.loads(python(env, "-c", ROWS)) for env in (sqlite, postgresql)
+        )
+        assert {name for name, rows in initial_payload.items() if rows != after[name]} == set()
+        assert sum(map(len, initial_payload.values())) > 5000
+        assert len(initial_payload["tenants.AuditEntry"]) > 5
         # What is created next takes a number of its own.
         key = python(postgresql, "manage.py", "create_key", "--tenant", "acme", "--plain")
         assert key.startswith("sk-quire-")

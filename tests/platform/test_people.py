@@ -108,10 +108,10 @@ async def test_fault_43_a_viewers_key_asks_no_models(world: World) -> None:
 async def test_fault_43_keys_of_a_service_account_are_no_persons(world: World) -> None:
     def make() -> str:
         account = actions.create_service_account(actor=world.admin, tenant=world.acme, name="ci")
-        made = actions.create_key(actor=world.admin, tenant=world.acme, service_account=account)
+        key = actions.create_key(actor=world.admin, tenant=world.acme, service_account=account)
         actions.remove_member(actor=world.owner, membership=membership(world, "admin"))
         actions.delete_user(actor=world.operator, user=world.admin)
-        return made.secret
+        return key.secret
 
     secret = await asyncio.to_thread(make)
     assert (await authenticate(f"Bearer {secret}")).tenant == "acme"
@@ -151,10 +151,10 @@ def test_a_service_accounts_keys_are_made_by_admins_within_its_tenant(world: Wor
 async def test_a_retired_service_accounts_keys_stay_revoked(world: World) -> None:
     def retire() -> str:
         account = actions.create_service_account(actor=world.owner, tenant=world.acme, name="ci")
-        made = actions.create_key(actor=world.owner, tenant=world.acme, service_account=account)
+        key = actions.create_key(actor=world.owner, tenant=world.acme, service_account=account)
         actions.retire_service_account(actor=world.owner, account=account)
         actions.update_service_account(actor=world.owner, account=account, active=True)
-        return made.secret
+        return key.secret
 
     secret = await asyncio.to_thread(retire)
     with pytest.raises(AuthenticationFailed, match="revoked"):
@@ -162,17 +162,17 @@ async def test_a_retired_service_accounts_keys_stay_revoked(world: World) -> Non
 
 
 def test_a_key_manages_its_own_tenant_with_its_holders_role_alone(world: World) -> None:
-    made = actions.create_key(
+    key = actions.create_key(
         actor=world.admin, tenant=world.acme, scopes=["tenant:admin", "inference"]
     )
-    actor = key_actor(made.key)
+    actor = key_actor(key.key)
     assert not actor.is_operator
     assert actor.role_in(world.acme) == "admin"
     assert actor.role_in(world.rival) is None
     actions.add_member(actor=actor, tenant=world.acme, user=world.outsider, role="viewer")
     entry = AuditEntry.objects.filter(action="member.add").first()
     assert entry is not None
-    assert (entry.actor_kind, entry.actor_key_id) == ("key", made.key.pk)
+    assert (entry.actor_kind, entry.actor_key_id) == ("key", key.key.pk)
     with pytest.raises(PermissionDenied):
         actions.add_member(actor=actor, tenant=world.acme, user=world.operator, role="owner")
     with pytest.raises(PermissionDenied, match="scopes that it lacks"):
@@ -182,7 +182,7 @@ def test_a_key_manages_its_own_tenant_with_its_holders_role_alone(world: World) 
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "less", "more"),
+    ("name", "limit_value", "less", "more"),
     [
         ("max_context_tokens", 100, 99, 101),
         ("requests_per_minute", 10, 10, None),
@@ -191,20 +191,22 @@ def test_a_key_manages_its_own_tenant_with_its_holders_role_alone(world: World) 
     ],
 )
 def test_a_key_gives_no_more_than_it_has(
-    world: World, name: str, own: Any, less: Any, more: Any
+    world: World, name: str, limit_value: Any, less: Any, more: Any
 ) -> None:
     now = timezone.now()
 
-    def at(value: Any) -> Any:
+    def as_argument(value: Any) -> Any:
         return now + value if isinstance(value, timedelta) else value
 
-    limit = {name: at(own)}
-    wanted = {"actor": world.admin, "tenant": world.acme, "scopes": ["tenant:admin", "inference"]}
-    actor = key_actor(actions.create_key(**wanted, **limit).key)
-    wanted |= {"actor": actor, "scopes": ["inference"]}
-    assert getattr(actions.create_key(**wanted, **{name: at(less)}).key, name) == at(less)
+    limit = {name: as_argument(limit_value)}
+    fields = {"actor": world.admin, "tenant": world.acme, "scopes": ["tenant:admin", "inference"]}
+    actor = key_actor(actions.create_key(**fields, **limit).key)
+    fields |= {"actor": actor, "scopes": ["inference"]}
+    assert getattr(
+        actions.create_key(**fields, **{name: as_argument(less)}).key, name
+    ) == as_argument(less)
     with pytest.raises(PermissionDenied, match=r"A new key (may have at most|must expire)"):
-        actions.create_key(**wanted, **{name: at(more)})
+        actions.create_key(**fields, **{name: as_argument(more)})
 
 
 # -- staff ------------------------------------------------------------------------------------
@@ -233,14 +235,14 @@ def test_fault_44_staff_cannot_raise_themselves(world: World, staff: User, clien
     client.force_login(staff)
     every = list(Permission.objects.values_list("pk", flat=True))
     form = rights_form(is_superuser="on", is_staff="on", user_permissions=every, username="root")
-    before = set(staff.get_all_permissions())
+    initial = set(staff.get_all_permissions())
     for user in (staff, world.operator):
         assert client.get(page_of(user)).status_code == 200
         assert client.post(page_of(user), form).status_code == 403
         assert client.post(page_of(user, "delete"), {"post": "yes"}).status_code == 403
     staff = User.objects.get(pk=staff.pk)
     assert not staff.is_superuser
-    assert set(staff.get_all_permissions()) == before
+    assert set(staff.get_all_permissions()) == initial
 
 
 @pytest.mark.database
@@ -312,10 +314,10 @@ def test_the_last_operator_stays(world: World) -> None:
 
 async def test_an_operator_who_is_none_any_more_loses_keys(world: World) -> None:
     def make() -> str:
-        made = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
+        key = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
         actions.create_user(actor=SYSTEM_ACTOR, username="second", is_superuser=True)
         actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False)
-        return made.secret
+        return key.secret
 
     secret = await asyncio.to_thread(make)
     with pytest.raises(AuthenticationFailed):
@@ -325,10 +327,10 @@ async def test_an_operator_who_is_none_any_more_loses_keys(world: World) -> None
 def test_own_passwords_keep_the_own_session_and_end_others(world: World) -> None:
     world.member.set_password("an old password of ink")
     world.member.save()
-    here, elsewhere = Client(), Client()
-    for client in (here, elsewhere):
+    local_client, elsewhere = Client(), Client()
+    for client in (local_client, elsewhere):
         client.force_login(world.member)
-    here.post(
+    local_client.post(
         "/account/password/",
         {
             "oldpassword": "an old password of ink",
@@ -336,6 +338,6 @@ def test_own_passwords_keep_the_own_session_and_end_others(world: World) -> None
             "password2": PASSWORD,
         },
     )
-    assert here.get("/console/").status_code == 200
+    assert local_client.get("/console/").status_code == 200
     assert elsewhere.get("/console/").status_code == 302
     assert AuditEntry.objects.filter(action="user.set_password").count() == 1

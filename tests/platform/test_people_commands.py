@@ -81,14 +81,14 @@ def test_invitations_are_made_listed_and_taken_back(world: World, settings: Any)
     assert link.startswith("https://quire.example/invitation/")
     token = link.split("/")[-2]
     assert actions.get_open_invitation(token).email == "n@example.org"
-    made = Invitation.objects.get()
+    invitation = Invitation.objects.get()
     assert run("list_invitations").splitlines()[1].split()[:4] == [
-        str(made.pk),
+        str(invitation.pk),
         "acme",
         "n@example.org",
         "viewer",
     ]
-    run("revoke_invitation", str(made.pk))
+    run("revoke_invitation", str(invitation.pk))
     assert len(run("list_invitations").splitlines()) == 1
     assert "revoked" in run("list_invitations", "--all")
     with pytest.raises(CommandError, match="Invitation 999 not found"):
@@ -147,14 +147,17 @@ def test_djangos_own_commands_leave_audit_rows(
 ) -> None:
     monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", PASSWORD)
     run("createsuperuser", "--no-input", "--username", "otto", "--email", "otto@example.org")
-    made = AuditEntry.objects.get(action="user.create", target_label="otto")
-    assert (made.actor_kind, made.details["changes"]["is_superuser"]) == ("command", [None, True])
-    before = User.objects.get(username="otto").session_epoch
+    audit_entry = AuditEntry.objects.get(action="user.create", target_label="otto")
+    assert (audit_entry.actor_kind, audit_entry.details["changes"]["is_superuser"]) == (
+        "command",
+        [None, True],
+    )
+    initial_session_epoch = User.objects.get(username="otto").session_epoch
     answers = iter(["short", "short", PASSWORD, "another", f"{PASSWORD} too", f"{PASSWORD} too"])
     monkeypatch.setattr("getpass.getpass", lambda prompt="": next(answers))
     call_command("changepassword", "otto", stdout=StringIO(), stderr=StringIO())
     otto = User.objects.get(username="otto")
     assert otto.check_password(f"{PASSWORD} too")
-    assert otto.session_epoch == before + 1
+    assert otto.session_epoch == initial_session_epoch + 1
     entry = AuditEntry.objects.get(action="user.set_password")
     assert (entry.actor_kind, entry.target_label) == ("command", "otto")

@@ -28,9 +28,9 @@ from metering.money import PERIODS, Rates, period_of
 def test_fault_35_periods_follow_the_calendar_of_the_zone(
     period: str, zone: str, moment: str, start: str, end: str
 ) -> None:
-    at = datetime.fromisoformat(moment).replace(tzinfo=UTC)
-    found = period_of(period, at, ZoneInfo(zone))
-    assert [each.strftime("%Y-%m-%dT%H:%M") for each in found] == [start, end]
+    moment_utc = datetime.fromisoformat(moment).replace(tzinfo=UTC)
+    bounds = period_of(period, moment_utc, ZoneInfo(zone))
+    assert [bound.strftime("%Y-%m-%dT%H:%M") for bound in bounds] == [start, end]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/Havana", "Asia/Kathmandu", "UTC"])

@@ -124,8 +124,8 @@ def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
 
 
 def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -> None:
-    said = run(database_url, "manage.py", "shell", "--no-imports", "-c", COMMANDS)
-    tenant, key, *listed, pooled = said.splitlines()
+    printed = run(database_url, "manage.py", "shell", "--no-imports", "-c", COMMANDS)
+    tenant, key, *listed, pooled = printed.splitlines()
     assert tenant == "acme"
     assert key.startswith("sk-quire-")
     assert any(key[:19] in line for line in listed)

@@ -24,19 +24,19 @@ def a_mail(**more: Any) -> EmailMultiAlternatives:
 
 
 def test_mail_goes_to_the_queue_where_a_server_is_named() -> None:
-    found = mail_settings("smtp://mail.example", "q@example.org")
-    assert found["EMAIL_BACKEND"] == "accounts.mail_backend.QueuedBackend"
+    mail = mail_settings("smtp://mail.example", "q@example.org")
+    assert mail["EMAIL_BACKEND"] == "accounts.mail_backend.QueuedBackend"
 
 
 def test_a_mail_in_the_queue_is_sealed_and_comes_out_as_it_went_in() -> None:
-    before = a_mail(cc=["b@x.org"], headers={"X-A": "1"}, reply_to=["r@x.org"])
-    before.attach_alternative("<p>Join</p>", "text/html")
-    text = packed(before)
+    initial = a_mail(cc=["b@x.org"], headers={"X-A": "1"}, reply_to=["r@x.org"])
+    initial.attach_alternative("<p>Join</p>", "text/html")
+    text = packed(initial)
     assert "secret" not in text
     after = unpacked(text)
     assert after.message().as_string().count("<p>Join</p>") == 1
     for name in ("subject", "body", "to", "cc", "reply_to", "extra_headers"):
-        assert getattr(after, name) == getattr(before, name)
+        assert getattr(after, name) == getattr(initial, name)
     with pytest.raises(InvalidToken):
         unpacked(text[:-4] + "AAAA")
 
@@ -55,7 +55,7 @@ def test_the_worker_sends_and_tries_again(
     monkeypatch.setattr(queued_mail, "SMTP", settings.EMAIL_BACKEND)
     text = packed(a_mail())
     tasks.send_mail(text)
-    assert [each.subject for each in mailoutbox] == ["Join"]
+    assert [mail.subject for mail in mailoutbox] == ["Join"]
 
     def away(*_: Any) -> None:
         raise ConnectionRefusedError

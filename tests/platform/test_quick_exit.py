@@ -86,8 +86,8 @@ def test_what_a_thread_waits_for_keeps_no_process_for_ever_and_is_told() -> None
 def test_a_worker_that_is_told_to_end_does_so_before_who_told_it_loses_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[float] = []
-    monkeypatch.setattr(worker, "exit_after_timeout", told.append)
+    timeouts: list[float] = []
+    monkeypatch.setattr(worker, "exit_after_timeout", timeouts.append)
     monkeypatch.setattr(
         worker.app, "worker_main", lambda _: worker.worker_shutting_down.send(sender="test")
     )
@@ -95,5 +95,5 @@ def test_a_worker_that_is_told_to_end_does_so_before_who_told_it_loses_patience(
         worker.run_threads(["jobs"], beats=False)
     finally:
         worker.worker_shutting_down.disconnect(worker._end)
-    assert told == [worker.ENDS_WITHIN_S]
+    assert timeouts == [worker.ENDS_WITHIN_S]
     assert worker.ENDS_WITHIN_S < WORKER_GRACE_S

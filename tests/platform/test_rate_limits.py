@@ -20,7 +20,7 @@ from metering.redis_scripts import close_redis_link, redis_key, redis_link, sync
 from tenants.authentication import Caller
 from tests.platform.callers import CALLER
 
-pytestmark = pytest.mark.usefixtures("each_redis")
+pytestmark = pytest.mark.usefixtures("redis_server")
 
 
 @pytest.fixture(autouse=True)
@@ -70,15 +70,15 @@ def record(request_id: str, prompt: int, output: int) -> UsageRecord:
 
 
 async def level(kind: str, owner: str = "tenant:1") -> float:
-    found: Any = sync_client().hget(redis_key(f"limit:{kind}:{owner}"), "level")
-    return float(found)
+    level: Any = sync_client().hget(redis_key(f"limit:{kind}:{owner}"), "level")
+    return float(level)
 
 
 async def set_back(kind: str, seconds: float, owner: str = "tenant:1") -> None:
     """Make a bucket believe that it was last touched so many seconds earlier."""
     name = redis_key(f"limit:{kind}:{owner}")
-    at: Any = sync_client().hget(name, "at")
-    sync_client().hset(name, "at", str(float(at) - seconds))
+    filled_at: Any = sync_client().hget(name, "at")
+    sync_client().hset(name, "at", str(float(filled_at) - seconds))
 
 
 async def test_without_limits_redis_is_not_even_asked(settings) -> None:
@@ -147,10 +147,10 @@ async def test_a_refusal_says_exactly_how_long_to_wait() -> None:
 async def test_a_refused_request_takes_nothing_from_any_limit() -> None:
     who = caller(requests_per_minute=1, tokens_per_minute=1000)
     await enter(who)
-    before = await level("tokens")
+    initial_level = await level("tokens")
     with pytest.raises(RateLimited):
         await enter(who)
-    assert await level("tokens") == pytest.approx(before, abs=5)
+    assert await level("tokens") == pytest.approx(initial_level, abs=5)
 
 
 async def test_a_keys_own_limit_holds_within_its_tenants() -> None:
@@ -205,9 +205,9 @@ async def test_settling_gives_back_what_was_not_used() -> None:
 async def test_settling_twice_gives_back_once() -> None:
     await enter(caller(tokens_per_minute=1000), prompt=100, output=800, request_id="r")
     await settle(record("r", 100, 50))
-    before = await level("tokens")
+    initial_level = await level("tokens")
     await settle(record("r", 100, 50))
-    assert await level("tokens") == pytest.approx(before, abs=20)
+    assert await level("tokens") == pytest.approx(initial_level, abs=20)
 
 
 async def test_more_used_than_reserved_is_a_debt() -> None:
@@ -260,13 +260,13 @@ async def test_without_redis_a_limited_caller_gets_503(settings) -> None:
 
 
 async def test_a_request_waits_for_a_redis_that_comes_back(settings) -> None:
-    there = settings.REDIS_URL
+    redis_url = settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     entering = asyncio.create_task(enter(caller(requests_per_minute=9)))
     await asyncio.sleep(0)
     while not entering.done():
         await close_redis_link()
-        settings.REDIS_URL = there
+        settings.REDIS_URL = redis_url
         await asyncio.sleep(0.05)
     assert (await entering).remaining_requests == 8
 

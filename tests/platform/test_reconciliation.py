@@ -44,7 +44,7 @@ database = pytest.mark.database
 
 
 @pytest.fixture
-def client(each_redis: str) -> redis.Redis:
+def client(redis_server: str) -> redis.Redis:
     """Counting began a while ago, as it does when the first gateway starts."""
     client = sync_client()
     client.set(reconciliation_start_key(), int(time.time()) - 60)
@@ -87,7 +87,7 @@ def bill(world: World, name: str, prompt: int, output: int, account: EngineUsage
     asyncio.run(once())
 
 
-def look(client: redis.Redis) -> Reconciliation:
+def lookup(client: redis.Redis) -> Reconciliation:
     return reconcile(client, attempts=1)
 
 
@@ -106,16 +106,16 @@ def test_what_was_written_and_billed_agrees_in_the_spool_and_in_the_ledger(
     engine_writes(client, "r", 10, 5, 6)
     bill(world, "r", 10, 11, EngineUsage(["r"], 2, is_complete=True))
     for _ in range(2):
-        found = look(client)
-        (line,) = found.lines
+        reconciliation = lookup(client)
+        (line,) = reconciliation.lines
         assert (line.tenant, line.model) == ("acme", "m")
         assert (line.engine, line.unbilled, line.ledger) == ([10, 11], [0, 0], [10, 11])
-        assert found.is_balanced
+        assert reconciliation.is_balanced
         drain_once(client)
     assert status() == 0
-    told = capsys.readouterr().out
-    assert "They agree." in told
-    assert [row.split() for row in told.splitlines()[1:3]] == [
+    printed = capsys.readouterr().out
+    assert "They agree." in printed
+    assert [row.split() for row in printed.splitlines()[1:3]] == [
         ["acme", "m", "prompt", "10", "0", "10", "0"],
         ["acme", "m", "output", "11", "0", "11", "0"],
     ]
@@ -130,14 +130,14 @@ def test_a_ledger_that_lost_or_changed_a_row_is_found(
         engine_writes(client, name, 10, 5)
         bill(world, name, 10, 5, EngineUsage([name], is_complete=True))
     drain_once(client)
-    assert look(client).is_balanced
+    assert lookup(client).is_balanced
     row = UsageEntry.objects.filter(request_id="s")
     if harm == "lost":
         row.delete()
     else:
         row.update(completion_tokens=F("completion_tokens") + (3 if harm == "more" else -3))
     expected = {"lost": [-10, -5], "more": [0, 3], "less": [0, -3]}[harm]
-    assert look(client).lines[0].difference == expected
+    assert lookup(client).lines[0].difference == expected
     assert status() == 1
     assert "They differ." in capsys.readouterr().out
 
@@ -147,16 +147,16 @@ def test_a_whole_answer_must_be_billed_whole_and_none_with_more_than_was_written
 ) -> None:
     engine_writes(client, "whole", 10, 9)
     bill(world, "whole", 10, 7, EngineUsage(["whole"], is_complete=True))
-    assert look(client).lines[0].difference == [0, -2]
+    assert lookup(client).lines[0].difference == [0, -2]
     # Behind a stop string, or after its client left, less is right. More never is.
     engine_writes(client, "stopped", 10, 9)
     bill(world, "stopped", 10, 7, EngineUsage(["stopped"]))
-    found = look(client)
-    assert found.lines[0].unbilled == [0, 2]
-    assert found.lines[0].difference == [0, -2]
+    reconciliation = lookup(client)
+    assert reconciliation.lines[0].unbilled == [0, 2]
+    assert reconciliation.lines[0].difference == [0, -2]
     engine_writes(client, "more", 10, 9)
     bill(world, "more", 10, 12, EngineUsage(["more"]))
-    assert look(client).lines[0].difference == [0, 1]
+    assert lookup(client).lines[0].difference == [0, 1]
 
 
 def test_a_request_that_nobody_settled_is_named_and_one_that_runs_is_not(
@@ -167,21 +167,25 @@ def test_a_request_that_nobody_settled_is_named_and_one_that_runs_is_not(
     client.zadd(gateways_key(), {GATEWAY: time.time()})
     client.hset(open_key(GATEWAY), "runs", b"x")
     engine_writes(client, "lost", 10, 5)
-    found = look(client)
-    assert (found.running, found.lost, found.is_balanced) == (1, ["lost"], False)
+    reconciliation = lookup(client)
+    assert (reconciliation.running, reconciliation.lost, reconciliation.is_balanced) == (
+        1,
+        ["lost"],
+        False,
+    )
     assert status("--days", "1") == 1
     assert "never settled: lost." in capsys.readouterr().out
     # The nightly look says so in the log, and forgets it.
-    prune_counters(client, found.lost)
-    assert look(client).is_balanced
+    prune_counters(client, reconciliation.lost)
+    assert lookup(client).is_balanced
 
 
 def test_what_comes_after_the_end_is_no_loss(world: World, client: redis.Redis) -> None:
     engine_writes(client, "r", 10, 5)
     bill(world, "r", 10, 5, EngineUsage(["r"]))
     engine_writes(client, "r", 10, 8)  # until the abort has reached it
-    found = look(client)
-    assert found.is_balanced
+    reconciliation = lookup(client)
+    assert reconciliation.is_balanced
     assert client.hlen(written_tokens_key(settings.QUIRE.key_prefix)) == 0
 
 
@@ -190,8 +194,8 @@ def test_settling_again_counts_nothing_twice(world: World, client: redis.Redis) 
     for _ in range(3):
         bill(world, "r", 10, 5, EngineUsage(["r"], is_complete=True))
     drain_once(client)
-    assert look(client).is_balanced
-    assert look(client).lines[0].engine == [10, 5]
+    assert lookup(client).is_balanced
+    assert lookup(client).lines[0].engine == [10, 5]
 
 
 async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
@@ -220,16 +224,16 @@ async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
     rest = EngineUsage(["r"], 2, is_complete=True, billed_prompt=10, billed_output=11)
     await run_in_db_thread(bill, world, "r.1", 0, 13, rest)
     await run_in_db_thread(drain_once, client)
-    found = await run_in_db_thread(look, client)
-    assert found.lines[0].ledger == [10, 24]
-    assert found.is_balanced
+    reconciliation = await run_in_db_thread(lookup, client)
+    assert reconciliation.lines[0].ledger == [10, 24]
+    assert reconciliation.is_balanced
 
 
 @pytest.mark.parametrize("more", [13, 0], ids=["with tokens", "before its first token"])
 async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     world: World, client: redis.Redis, more: int
 ) -> None:
-    whole = AdmissionRequest(
+    full_request = AdmissionRequest(
         request_id="r",
         endpoint="chat",
         model="m",
@@ -242,14 +246,14 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     stream = stream_key("r", settings.QUIRE.key_prefix)
     client.hset(stream, mapping={"open": b"", "told": 1})
     await run_in_db_thread(budget, world, tokens=1000)
-    await admit(caller(world), whole)
+    await admit(caller(world), full_request)
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7)
     client.hset(redis_key("progress:gone"), "r/0", 7)
     await run_in_db_thread(settle_dead_gateway, client, "dead")
     rest = replace(
-        whole,
+        full_request,
         request_id="r.1",
         prompt_tokens=0,
         prompts=[0],
@@ -267,9 +271,9 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     assert await run_in_db_thread(settle_dead_gateway, client, "dead too") == 1
     assert client.hmget(stream, "prompt", "billed") == [b"10", str(7 + more).encode()]
     await run_in_db_thread(drain_once, client)
-    found = await run_in_db_thread(look, client)
-    assert found.lines[0].ledger == [10, 7 + more]
-    assert found.is_balanced
+    reconciliation = await run_in_db_thread(lookup, client)
+    assert reconciliation.lines[0].ledger == [10, 7 + more]
+    assert reconciliation.is_balanced
 
 
 @pytest.mark.parametrize(
@@ -350,8 +354,8 @@ async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead"))
     engine_writes(client, "r", 10, 7, 4)
-    taken = replace(asking, outbox="gone too", previous_token_counts={"r/0": 7, "r/1": 4})
-    assert await take_over_request(caller(world), taken, gateway="dead") is not None
+    taken_over = replace(asking, outbox="gone too", previous_token_counts={"r/0": 7, "r/1": 4})
+    assert await take_over_request(caller(world), taken_over, gateway="dead") is not None
     await close_redis_link()
     client.rename(open_key(GATEWAY), open_key("dead too"))
     client.set(takeover_key("r"), "dead too")
@@ -359,21 +363,21 @@ async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_
     engine_writes(client, "r", 10, 7, 6)
     assert await run_in_db_thread(settle_dead_gateway, client, "dead too") == 1
     await run_in_db_thread(drain_once, client)
-    found = await run_in_db_thread(look, client)
-    assert found.lines[0].ledger == [10, 13]
-    assert found.is_balanced
+    reconciliation = await run_in_db_thread(lookup, client)
+    assert reconciliation.lines[0].ledger == [10, 13]
+    assert reconciliation.is_balanced
 
 
 def test_days_before_counting_began_are_left_out(world: World, client: redis.Redis) -> None:
     client.delete(reconciliation_start_key())
-    assert look(client).since is None
+    assert lookup(client).since is None
     send_heartbeat(client, "g")
     assert abs(int(client.get(reconciliation_start_key()) or 0) - time.time()) < 60
     client.set(reconciliation_start_key(), int(time.time()) + 60)
     engine_writes(client, "early", 10, 5)
     bill(world, "early", 10, 5, EngineUsage(["early"], is_complete=True))
-    found = look(client)
-    assert (found.lines, found.is_balanced) == ([], True)
+    reconciliation = lookup(client)
+    assert (reconciliation.lines, reconciliation.is_balanced) == ([], True)
 
 
 def test_fault_35_a_gateway_that_died_before_the_clock_was_set_back_is_found(
@@ -423,7 +427,7 @@ def test_sums_that_no_comparison_reads_are_forgotten(world: World, client: redis
     ):
         client.hset(sums_key(), name, 5)
     client.hset(sums_key(), stays, 5)
-    assert [line.tenant for line in look(client).lines] == ["acme"]
+    assert [line.tenant for line in lookup(client).lines] == ["acme"]
     prune_counters(client)
     assert client.hkeys(sums_key()) == [stays.encode()]
 

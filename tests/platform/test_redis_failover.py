@@ -32,13 +32,13 @@ pytestmark = pytest.mark.service
 
 @dataclass
 class Pair:
-    """Two servers; `url` is the address of the first, and of the second after `change_over`."""
+    """Two servers; `url` is the address of the first, and of the second after `fail_over`."""
 
     url: str
     first: Path
     second: Path
 
-    def change_over(self) -> None:
+    def fail_over(self) -> None:
         """The first is a replica from now on, and goes on answering whoever is connected to it."""
         with redis.Redis.from_url(self.url) as client:
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -53,15 +53,15 @@ def _pair(folder: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
-    with _pair(tmp_path) as made:
-        yield made
+    with _pair(tmp_path) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("make", [sync_client, replica_client], ids=["sync", "patient"])
 def test_a_client_for_threads_goes_to_the_new_primary(pair: Pair, make: Any) -> None:
     with make(pair.url) as client:
         client.set("x", 1)
-        pair.change_over()
+        pair.fail_over()
         with pytest.raises(RedisError) as refused:
             client.set("x", 2)
         assert is_demoted_primary(refused.value)
@@ -73,7 +73,7 @@ def test_a_client_for_threads_goes_to_the_new_primary(pair: Pair, make: Any) -> 
 def test_a_pipeline_that_was_refused_goes_to_the_new_primary(pair: Pair) -> None:
     with sync_client(pair.url) as client, client.pipeline() as pipeline:
         client.set("x", 1)
-        pair.change_over()
+        pair.fail_over()
         for transaction in range(2):
             pipeline.set("x", transaction)
             pipeline.set("y", transaction)
@@ -87,7 +87,7 @@ def test_a_pipeline_that_was_refused_goes_to_the_new_primary(pair: Pair) -> None
 async def test_a_client_of_an_event_loop_goes_to_the_new_primary(pair: Pair) -> None:
     client = async_client(pair.url)
     await client.set("x", 1)
-    pair.change_over()
+    pair.fail_over()
     with pytest.raises(RedisError):
         await client.set("x", 2)
     await client.set("x", 3)
@@ -103,7 +103,7 @@ async def test_a_link_goes_to_the_new_primary_and_what_was_sent_is_answered(
     await link.execute("XADD", "s", "1-1", "m", "old")
     blocked = reading.send("XREAD", "BLOCK", 60_000, "STREAMS", "s", "1-1")
     await asyncio.sleep(0.05)
-    pair.change_over()
+    pair.fail_over()
     with pytest.raises(RedisError) as unblocked:
         await blocked
     assert is_demoted_primary(unblocked.value)
@@ -112,8 +112,8 @@ async def test_a_link_goes_to_the_new_primary_and_what_was_sent_is_answered(
         await refused
     assert await read == 1  # by the server that it was sent to
     assert await link.execute("XADD", "s", "1-3", "m", "new") == b"1-3"
-    found = await reading.execute("XREAD", "STREAMS", "s", "0-0")
-    assert [entry[1] for entry in found[0][1]] == [[b"m", b"new"]]
+    reply = await reading.execute("XREAD", "STREAMS", "s", "0-0")
+    assert [entry[1] for entry in reply[0][1]] == [[b"m", b"new"]]
     await link.close()
     await reading.close()
 
@@ -124,21 +124,21 @@ async def test_a_redis_that_stays_read_only_is_not_connected_to_for_each_command
     link = RedisPipeline(pair.url)
     with redis.Redis.from_url(pair.url) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
-        before = client.info("stats")["total_connections_received"]
+        initial = client.info("stats")["total_connections_received"]
         for _ in range(50):
             with pytest.raises(RedisError):
                 await link.execute("SET", "x", 1)
-        assert client.info("stats")["total_connections_received"] - before <= 3
+        assert client.info("stats")["total_connections_received"] - initial <= 3
     await link.close()
 
 
 def test_djangos_cache_goes_to_the_new_primary(pair: Pair) -> None:
     options: Any = settings.CACHES["default"]["OPTIONS"]
-    made = RedisCache(pair.url, {"OPTIONS": options})
-    made.set("x", 1)
-    pair.change_over()
+    redis_cache = RedisCache(pair.url, {"OPTIONS": options})
+    redis_cache.set("x", 1)
+    pair.fail_over()
     with pytest.raises(RedisError):
-        made.set("x", 2)
-    made.set("x", 3)
-    assert made.get("x") == 3
-    made.close()
+        redis_cache.set("x", 2)
+    redis_cache.set("x", 3)
+    assert redis_cache.get("x") == 3
+    redis_cache.close()

@@ -45,11 +45,11 @@ def lines(client: Any, until: str) -> list[LogLine]:
     """The log, once it has this text."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        found = read_log(client, PREFIX, "r")
-        if any(until in line.text for line in found):
-            return found
+        log = read_log(client, PREFIX, "r")
+        if any(until in line.text for line in log):
+            return log
         time.sleep(0.05)
-    raise AssertionError(f"{until!r} never came: {[line.text for line in found]}")
+    raise AssertionError(f"{until!r} never came: {[line.text for line in log]}")
 
 
 def test_a_crash_leaves_its_traceback_and_its_reason(
@@ -71,8 +71,8 @@ def test_a_crash_leaves_its_traceback_and_its_reason(
 def test_a_flood_without_line_ends_is_bounded(client: Any) -> None:
     code = "import sys; sys.stderr.write('x' * 1_000_000 + 'end'); sys.stderr.write('\\nlast\\n')"
     run(client, code)
-    found = lines(client, "last")
-    assert max(len(line.text) for line in found) <= MAX_LINE_CHARS
+    log_lines = lines(client, "last")
+    assert max(len(line.text) for line in log_lines) <= MAX_LINE_CHARS
 
 
 def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None:
@@ -81,13 +81,13 @@ def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None
         "print('10 %\\r50 %\\r100 %', file=sys.stderr)"
     )
     run(client, code)
-    found = lines(client, "100 %")
-    assert len(found) <= MAX_LINES + 200  # Redis trims whole nodes
-    assert "line 4999" in [line.text for line in found]
-    assert "line 0" not in [line.text for line in found]
-    assert "100 %" in [line.text for line in found]
-    behind = read_log(client, PREFIX, "r", after=found[-2].id)
-    assert [line.id for line in behind] == [found[-1].id]
+    log_lines = lines(client, "100 %")
+    assert len(log_lines) <= MAX_LINES + 200  # Redis trims whole nodes
+    assert "line 4999" in [line.text for line in log_lines]
+    assert "line 0" not in [line.text for line in log_lines]
+    assert "100 %" in [line.text for line in log_lines]
+    following_log = read_log(client, PREFIX, "r", after=log_lines[-2].id)
+    assert [line.id for line in following_log] == [log_lines[-1].id]
 
 
 def test_without_redis_the_lines_wait() -> None:

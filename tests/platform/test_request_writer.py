@@ -34,5 +34,5 @@ def test_records_that_wait_are_told_of_once_and_so_is_their_end(
     wait = "records of 0 requests wait and are tried again every second: database is locked"
     end = "records of 9 requests that waited are written"
     lost = "records of 0 requests are lost: database is locked"
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [wait, end if heals else lost]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [wait, end if heals else lost]

@@ -33,7 +33,7 @@ class Supervised:
         self._redis, self._prefix, self._ends_as = redis.Redis.from_url(url), prefix, ends_as
         self.seen: list[tuple[list[str], int]] = []
 
-    def told(self) -> list[str]:
+    def drained_ids(self) -> list[str]:
         """Replicas that have been told to drain."""
         return [
             row.replica_id
@@ -42,14 +42,14 @@ class Supervised:
         ]
 
     def _words(self, replica_id: str) -> list[Any]:
-        found: Any = self._redis.xrange(redis_keys.inbox_key(replica_id, self._prefix))
-        return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in found]
+        entries: Any = self._redis.xrange(redis_keys.inbox_key(replica_id, self._prefix))
+        return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in entries]
 
     def turn(self, seconds: float) -> None:
         """In the place of `time.sleep`."""
-        told = self.told()
-        self.seen.append((told, Replica.objects.filter(state="ready").count()))
-        row = Replica.objects.get(replica_id=told[-1])
+        drained = self.drained_ids()
+        self.seen.append((drained, Replica.objects.filter(state="ready").count()))
+        row = Replica.objects.get(replica_id=drained[-1])
         row.state = {"ready": "draining", "draining": "loading"}.get(row.state, self._ends_as)
         if row.state == self._ends_as:
             row.incarnation, row.restarts = "second", row.restarts + 1
@@ -61,16 +61,16 @@ class Supervised:
 def supervised(
     world: World, live_redis: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Supervised:
-    made = Supervised(live_redis, key_prefix)
-    monkeypatch.setattr(rolling.time, "sleep", made.turn)
-    return made
+    supervised = Supervised(live_redis, key_prefix)
+    monkeypatch.setattr(rolling.time, "sleep", supervised.turn)
+    return supervised
 
 
 def test_one_goes_at_a_time(supervised: Supervised, capsys: pytest.CaptureFixture[str]) -> None:
     make(r1="ready", r2="ready", r3="failed")
     call_command("restart_model", "m", "--wait")
-    assert supervised.told() == ["r1", "r2"]
-    assert all(ready >= 1 for told, ready in supervised.seen)
+    assert supervised.drained_ids() == ["r1", "r2"]
+    assert all(ready >= 1 for drained, ready in supervised.seen)
     assert set(Replica.objects.filter(state="ready").values_list("incarnation", flat=True)) == {
         "second"
     }
@@ -81,7 +81,7 @@ def test_one_goes_at_a_time(supervised: Supervised, capsys: pytest.CaptureFixtur
 def test_without_waiting_it_returns_once_the_last_one_is_told(supervised: Supervised) -> None:
     make(r1="ready", r2="ready")
     call_command("restart_model", "m")
-    assert supervised.told() == ["r1", "r2"]
+    assert supervised.drained_ids() == ["r1", "r2"]
     first, last = Replica.objects.order_by("replica_id")
     assert (first.incarnation, last.incarnation) == ("second", "first")
 
@@ -93,7 +93,7 @@ def test_one_that_does_not_come_back_ends_it_before_the_next(
     make(r1="ready", r2="ready")
     with pytest.raises(CommandError, match="r1 can't be started again: No memory"):
         call_command("restart_model", "m", "--wait")
-    assert supervised.told() == ["r1"]
+    assert supervised.drained_ids() == ["r1"]
 
 
 def test_time_ends(supervised: Supervised) -> None:

@@ -56,7 +56,7 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
         (("--url", "http://127.0.0.1:9"), "can't be reached"),
         (("--url", "http://x", "--model", "m"), "can't be used together"),
@@ -64,11 +64,11 @@ def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path
     ],
 )
 def test_what_can_not_work_is_said_and_leaves_no_file(
-    tmp_path: Path, words: tuple[str, ...], said: str
+    tmp_path: Path, words: tuple[str, ...], text: str
 ) -> None:
     (tmp_path / "in.jsonl").write_bytes(as_lines([request_line(1)]))
     files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    with pytest.raises(CommandError, match=said):
+    with pytest.raises(CommandError, match=text):
         call_command("run_batch", *files, *words)
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -84,9 +84,9 @@ def test_without_an_instance_it_ends_with_one_line(tmp_path: Path) -> None:
 
 def test_settings_that_cant_be_read_are_a_mistake_of_the_command_line(capsys: Any) -> None:
     words = ["-i", "in.jsonl", "-o", "out.jsonl", "--config", "nowhere.yaml"]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as finished_error:
         Command().run_from_argv(["manage.py", "run_batch", *words])
-    assert ended.value.code == 2
+    assert finished_error.value.code == 2
     assert "run_batch: --config nowhere.yaml can't be read" in capsys.readouterr().err
 
 

@@ -20,7 +20,7 @@ from tests.platform.instance import ROOT, Instance, certificate, tiny_model_fold
 
 pytestmark = pytest.mark.system
 
-GIVEN = "token-abc123"
+API_KEY = "token-abc123"
 MIDDLEWARE = """
 class Mark:
     def __init__(self, application):
@@ -47,7 +47,7 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--ssl-certfile", cert, "--ssl-keyfile", key),
         *("--ssl-ca-certs", cert, "--ssl-cert-reqs", "2"),
         *("--model", str(model), "--served-model-name", "first", "second", "third"),
-        *("--api-key", GIVEN, "--config", str(short_tmp / "settings.yaml")),
+        *("--api-key", API_KEY, "--config", str(short_tmp / "settings.yaml")),
         *("--middleware", "our_middleware.Mark", "--root-path", "/quire"),
         *("--allowed-origins", '["https://a.example"]', "--allow-credentials", "True"),
         *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
@@ -60,12 +60,12 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         tls = ssl.create_default_context(cafile=cert)
         tls.check_hostname = False  # its address isn't in the certificate
         tls.load_cert_chain(cert, key)
-        found = instance.ready()
-        with httpx.Client(verify=tls, base_url=found["url"], timeout=30) as client:
-            yield {**found, "client": client, "data_dir": instance.data_dir}
+        running = instance.ready()
+        with httpx.Client(verify=tls, base_url=running["url"], timeout=30) as client:
+            yield {**running, "client": client, "data_dir": instance.data_dir}
 
 
-def get(served: dict[str, Any], path: str, key: str = GIVEN, **headers: str) -> httpx.Response:
+def get(served: dict[str, Any], path: str, key: str = API_KEY, **headers: str) -> httpx.Response:
     return served["client"].get(path, headers={"Authorization": f"Bearer {key}", **headers})
 
 
@@ -95,7 +95,7 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
             served["client"]
             .post(
                 "/v1/chat/completions",
-                headers={"Authorization": f"Bearer {GIVEN}"},
+                headers={"Authorization": f"Bearer {API_KEY}"},
                 json={
                     "model": name,
                     "messages": [{"role": "user", "content": "Hi"}],
@@ -114,7 +114,7 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
 def test_streams_end_with_their_usage_and_templates_have_the_servers_variables(
     served: dict[str, Any],
 ) -> None:
-    headers = {"Authorization": f"Bearer {GIVEN}"}
+    headers = {"Authorization": f"Bearer {API_KEY}"}
     chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Hi"}],
         "max_tokens": 2,
@@ -134,8 +134,8 @@ def test_streams_end_with_their_usage_and_templates_have_the_servers_variables(
 
 def test_keys_of_ones_own_work_beside_those_that_are_made(served: dict[str, Any]) -> None:
     assert get(served, "/v1/models", served["api_key"]).status_code == 200
-    for wrong in (f"{GIVEN}4", GIVEN[:-1], GIVEN.upper(), "given-"):
-        assert get(served, "/v1/models", wrong).status_code == 401
+    for invalid in (f"{API_KEY}4", API_KEY[:-1], API_KEY.upper(), "given-"):
+        assert get(served, "/v1/models", invalid).status_code == 401
 
 
 def test_middleware_sees_every_answer(served: dict[str, Any]) -> None:
@@ -173,9 +173,9 @@ def test_help_and_both_names_of_the_command(capsys: pytest.CaptureFixture[str]) 
         check=True,
     )
     load_command_class("config", "serve").print_help("manage.py", "serve")
-    for said in (ran.stdout, capsys.readouterr().out):
-        assert "[MODEL]" in said
-        assert "--decode-context-parallel-size" not in said
+    for printed in (ran.stdout, capsys.readouterr().out):
+        assert "[MODEL]" in printed
+        assert "--decode-context-parallel-size" not in printed
 
 
 @pytest.mark.parametrize(

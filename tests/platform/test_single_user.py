@@ -108,8 +108,8 @@ def test_a_request_without_a_key_gets_the_instances_own(tmp_path: Path, settings
         await wrapped(scope(authorization="Bearer sk-other-key"), None, None)
 
     asyncio.run(ask())
-    own = (b"authorization", f"Bearer {api_key}".encode())
-    assert seen[0] == [(b"host", b"localhost:8000"), own]
+    header = (b"authorization", f"Bearer {api_key}".encode())
+    assert seen[0] == [(b"host", b"localhost:8000"), header]
     assert (b"authorization", b"Bearer sk-other-key") in seen[1]
 
 

@@ -31,7 +31,7 @@ for given in json.loads(sys.argv[2]):
     }))
     llm.llm_engine.shutdown()
 """
-GIVEN: list[dict[str, Any]] = [
+CONFIGS: list[dict[str, Any]] = [
     {},
     {"quantization": "int4", "kv_cache_dtype": "int8"},
     {"quantization": "fp8"},
@@ -41,21 +41,23 @@ GIVEN: list[dict[str, Any]] = [
 
 @pytest.mark.system
 def test_the_estimate_is_what_the_engine_takes() -> None:
-    command = [sys.executable, "-c", LOADED, str(DEMO), json.dumps(GIVEN)]
+    command = [sys.executable, "-c", LOADED, str(DEMO), json.dumps(CONFIGS)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
     )
-    told = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")]
-    found = read_checkpoint(DEMO)
-    assert len(told) == len(GIVEN)
-    for given, taken in zip(GIVEN, told, strict=True):
-        config = EngineConfig.from_mapping(given)
-        assert found.architecture == taken["architecture"] == "LlamaForCausalLM"
-        assert kv_bytes_per_token(found, config) == taken["kv"]
-        assert weight_bytes(found, config) == pytest.approx(taken["weights"], rel=0.06)
+    payloads = [
+        json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")
+    ]
+    checkpoint = read_checkpoint(DEMO)
+    assert len(payloads) == len(CONFIGS)
+    for fields, payload in zip(CONFIGS, payloads, strict=True):
+        config = EngineConfig.from_mapping(fields)
+        assert checkpoint.architecture == payload["architecture"] == "LlamaForCausalLM"
+        assert kv_bytes_per_token(checkpoint, config) == payload["kv"]
+        assert weight_bytes(checkpoint, config) == pytest.approx(payload["weights"], rel=0.06)
 
 
-PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
+DENSE = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
 def test_windows_and_heads_are_those_of_the_family(
     more: dict[str, Any], windows: tuple[int, ...], kv_heads: int, head_dim: int
 ) -> None:
-    shape = shape_of({**PLAIN, **more})
+    shape = shape_of({**DENSE, **more})
     assert shape is not None
     assert (shape.windows, shape.kv_heads, shape.head_dim) == (windows, kv_heads, head_dim)
     assert shape.layers == len(windows)
@@ -90,12 +92,12 @@ def test_windows_and_heads_are_those_of_the_family(
 
 def test_windows_bound_what_a_long_sequence_takes() -> None:
     shape = KvShape(layers=2, kv_heads=1, head_dim=8, windows=(0, 64), context=4096)
-    found = Checkpoint("X", "safetensors", 1000, 1, dtype="F32", shape=shape)
+    checkpoint = Checkpoint("X", "safetensors", 1000, 1, dtype="F32", shape=shape)
     config = EngineConfig()
     layer = 2 * 8 * 4
-    assert kv_bytes_per_token(found, config) == 2 * layer
-    assert sequence_bytes(found, config, 1024) == (1024 + 64 + 16) * layer
-    assert sequence_bytes(found, config, 10) == 2 * 16 * layer
+    assert kv_bytes_per_token(checkpoint, config) == 2 * layer
+    assert sequence_bytes(checkpoint, config, 1024) == (1024 + 64 + 16) * layer
+    assert sequence_bytes(checkpoint, config, 10) == 2 * 16 * layer
 
 
 def test_what_does_not_fit_is_said_so() -> None:
@@ -108,7 +110,7 @@ def test_what_does_not_fit_is_said_so() -> None:
 
 def test_a_config_that_says_nothing_has_no_shape() -> None:
     assert shape_of({}) is None
-    assert shape_of({**PLAIN, "layer_types": ["mamba"] * 3}) is None
+    assert shape_of({**DENSE, "layer_types": ["mamba"] * 3}) is None
     assert shape_of({"num_hidden_layers": "many", "num_attention_heads": 0}) is None
 
 

@@ -30,30 +30,30 @@ def make(enable: bool = True, **states: str) -> ServedModel:
     return model
 
 
-def told(url: str, prefix: str, replica_id: str) -> list[Any]:
+def controls_of(url: str, prefix: str, replica_id: str) -> list[Any]:
     client = redis.Redis.from_url(url)
-    found = client.xrange(redis_keys.inbox_key(replica_id, prefix))
+    entries = client.xrange(redis_keys.inbox_key(replica_id, prefix))
     client.close()
-    return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in found]
+    return [protocol.decode_inbox(fields[protocol.STREAM_FIELD]) for _, fields in entries]
 
 
 def test_those_that_serve_are_told(world: World, live_redis: str, key_prefix: str) -> None:
     make(r1="ready", r2="failed", r3="sleeping")
     call_command("sleep_model", "m", "--level", "2")
     for replica_id in ("r1", "r3"):
-        assert told(live_redis, key_prefix, replica_id) == [
+        assert controls_of(live_redis, key_prefix, replica_id) == [
             ControlRequest(command="sleep", level=2)
         ]
-    assert told(live_redis, key_prefix, "r2") == []
+    assert controls_of(live_redis, key_prefix, "r2") == []
     assert AuditEntry.objects.filter(action="replica.sleep").count() == 2
 
 
 def test_those_that_sleep_are_woken(world: World, live_redis: str, key_prefix: str) -> None:
     make(r1="ready", r3="sleeping")
     call_command("wake_model", "m", "--tags", "weights")
-    assert told(live_redis, key_prefix, "r1") == []
+    assert controls_of(live_redis, key_prefix, "r1") == []
     expected = ControlRequest(command="wake_up", tags=["weights"])
-    assert told(live_redis, key_prefix, "r3") == [expected]
+    assert controls_of(live_redis, key_prefix, "r3") == [expected]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -99,8 +99,8 @@ def test_only_operators_may(world: World) -> None:
             deed(actor=world.owner, model=model)
 
 
-@pytest.mark.parametrize("given", [{"level": 0}, {"level": 3}])
-def test_levels_are_checked(world: World, given: dict[str, int]) -> None:
+@pytest.mark.parametrize("options", [{"level": 0}, {"level": 3}])
+def test_levels_are_checked(world: World, options: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        actions.sleep_model(actor=SYSTEM_ACTOR, model=make(r1="ready"), **given)
+        actions.sleep_model(actor=SYSTEM_ACTOR, model=make(r1="ready"), **options)
     assert caught.value.param == "level"

@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from common.errors import Conflict, NotFound, StorageFull, TooManyPending
 from engine.contract.errors import InvalidRequest
-from storage import actions
-from storage import ownership as room
+from storage import actions, ownership
 from storage.access import (
     access_batch,
     access_file,
@@ -83,11 +82,11 @@ def response_of(caller: Caller, number: int, previous: str = "", **fields: Any) 
 
 
 def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
-    made = batch_of(acme)
-    assert claimable_batches() == [made.public_id]
-    row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=30)
+    batch = batch_of(acme)
+    assert claimable_batches() == [batch.public_id]
+    row = actions.claim_batch(public_id=batch.public_id, owner="a", seconds=30)
     assert row is not None
-    assert actions.claim_batch(public_id=made.public_id, owner="b", seconds=30) is None
+    assert actions.claim_batch(public_id=batch.public_id, owner="b", seconds=30) is None
     assert claimable_batches() == []
     row = actions.start_batch(row=row, total=2)
     assert (row.status, row.total) == (BatchStatus.IN_PROGRESS, 2)
@@ -108,15 +107,19 @@ def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
     done = actions.finish_batch(**ends)
     again = actions.finish_batch(**ends)  # a worker that had lost its lease without knowing
     assert again.output_file_id == done.output_file_id
-    found = access_batch(acme, made.public_id)
-    assert (found.status, found.completed, found.usage) == ("completed", 2, usage)
-    assert found.metadata == {"note": "nul \0"}
-    assert found.error_file is None
-    assert found.output_file is not None
-    assert access_file(acme, found.output_file.public_id).size == 4
-    assert blob_path(acme.tenant_id, found.output_file.public_id).read_bytes() == b"1\n2\n"
+    stored_batch = access_batch(acme, batch.public_id)
+    assert (stored_batch.status, stored_batch.completed, stored_batch.usage) == (
+        "completed",
+        2,
+        usage,
+    )
+    assert stored_batch.metadata == {"note": "nul \0"}
+    assert stored_batch.error_file is None
+    assert stored_batch.output_file is not None
+    assert access_file(acme, stored_batch.output_file.public_id).size == 4
+    assert blob_path(acme.tenant_id, stored_batch.output_file.public_id).read_bytes() == b"1\n2\n"
     with pytest.raises(Conflict):
-        actions.cancel_batch(caller=acme, public_id=made.public_id)
+        actions.cancel_batch(caller=acme, public_id=batch.public_id)
 
 
 def test_tenants_take_turns_at_the_workers(world: World, acme: Caller, settings: Any) -> None:
@@ -151,24 +154,24 @@ def test_a_batch_that_has_ended_fails_no_more(acme: Caller) -> None:
 
 
 def test_a_lease_runs_out_or_is_given_back(acme: Caller) -> None:
-    made = batch_of(acme)
-    row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=-1)
+    batch = batch_of(acme)
+    row = actions.claim_batch(public_id=batch.public_id, owner="a", seconds=-1)
     assert row is not None
-    row = actions.claim_batch(public_id=made.public_id, owner="b", seconds=30)
+    row = actions.claim_batch(public_id=batch.public_id, owner="b", seconds=30)
     assert row is not None
     actions.release_lease(row=row, owner="a")  # not a's any more
     assert claimable_batches() == []
     actions.release_lease(row=row, owner="b")
-    assert claimable_batches() == [made.public_id]
-    actions.cancel_batch(caller=acme, public_id=made.public_id)
+    assert claimable_batches() == [batch.public_id]
+    actions.cancel_batch(caller=acme, public_id=batch.public_id)
     assert actions.start_batch(row=row, total=1).status == BatchStatus.CANCELLING
 
 
 def test_what_a_dead_process_held_is_free_at_once(acme: Caller) -> None:
     dead, alive = batch_of(acme), batch_of(acme)
-    for made, process in ((dead, 17), (alive, 170)):
+    for row, process in ((dead, 17), (alive, 170)):
         owner = f"{actions.owner_of(process)}x"
-        assert actions.claim_batch(public_id=made.public_id, owner=owner, seconds=30)
+        assert actions.claim_batch(public_id=row.public_id, owner=owner, seconds=30)
     assert claimable_batches() == []
     assert actions.release_leases_of_dead(process=17) == 1
     assert claimable_batches() == [dead.public_id]
@@ -201,20 +204,20 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
 def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) -> None:
     first = response_of(acme, 1)
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 2 * first.size})
-    room.check_storage_quota(acme.tenant_id)
-    assert room.is_usage_cached(acme.tenant_id)
+    ownership.check_storage_quota(acme.tenant_id)
+    assert ownership.is_usage_cached(acme.tenant_id)
     second = response_of(acme, 2, background=True)
     with pytest.raises(StorageFull) as caught:
-        room.check_storage_quota(acme.tenant_id)
+        ownership.check_storage_quota(acme.tenant_id)
     assert (caught.value.status, caught.value.param) == (413, "store")
     StoredResponse.objects.filter(pk=second.pk).update(status="queued")
     actions.update_response(row=second, status="completed", body={"output": ["x" * 100]})
     second.refresh_from_db()
     assert second.size > first.size + 100
     actions.delete_response(caller=acme, public_id=second.public_id)
-    room.check_storage_quota(acme.tenant_id)  # who is full is looked at each time
+    ownership.check_storage_quota(acme.tenant_id)  # who is full is looked at each time
     settings.QUIRE = settings.QUIRE.replace(tenant_quotas={"stored_chars": 0})
-    room.check_storage_quota(acme.tenant_id)
+    ownership.check_storage_quota(acme.tenant_id)
 
 
 def test_a_tenant_without_room_makes_no_batches(acme: Caller, settings: Any) -> None:
@@ -247,7 +250,7 @@ def test_a_cancelled_response_stays_so(acme: Caller) -> None:
 def test_fault_23_strangers_find_nothing(world: World, acme: Caller) -> None:
     rival = caller_of(world.rival)
     batch, response = batch_of(acme), response_of(acme, 1)
-    for look in (
+    for access in (
         lambda: access_batch(rival, batch.public_id),
         lambda: access_file(rival, batch.input_file_id),
         lambda: access_response(rival, response.public_id),
@@ -257,7 +260,7 @@ def test_fault_23_strangers_find_nothing(world: World, acme: Caller) -> None:
         lambda: access_file(acme, "../../etc/passwd"),
     ):
         with pytest.raises(NotFound):
-            look()
+            access()
 
 
 def test_what_has_expired_goes_with_its_bytes(acme: Caller) -> None:

@@ -47,9 +47,9 @@ def folder(tmp_path: Path) -> str:
 @pytest.fixture
 def supervisor(live_redis: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     monkeypatch.setattr("catalog.supervisor.SYNC_S", 0.05)
-    made = Supervisor(program=FAKE, node="here", drain_seconds=1)
-    yield made
-    made.kill()
+    supervisor = Supervisor(program=FAKE, node="here", drain_seconds=1)
+    yield supervisor
+    supervisor.kill()
 
 
 def tick_until(supervisor: Supervisor, condition: Callable[[], object], what: str) -> None:
@@ -106,7 +106,7 @@ def test_two_replicas_get_the_two_devices_of_the_machine(
 
 
 @pytest.mark.parametrize(
-    ("first", "num_ranks", "devices", "taken"),
+    ("first", "num_ranks", "devices", "expected_devices"),
     [
         (0, 1, ["0", "1"], "0"),
         (3, 1, ["GPU-a", "GPU-b"], "GPU-b"),
@@ -118,10 +118,10 @@ def test_two_replicas_get_the_two_devices_of_the_machine(
     ],
 )
 def test_devices_of_a_replica(
-    first: int, num_ranks: int, devices: list[str], taken: str | None
+    first: int, num_ranks: int, devices: list[str], expected_devices: str | None
 ) -> None:
     environment = device_environment(first, num_ranks, devices)
-    assert environment.get("CUDA_VISIBLE_DEVICES") == taken
+    assert environment.get("CUDA_VISIBLE_DEVICES") == expected_devices
 
 
 def test_the_operator_names_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,17 +155,19 @@ def test_a_killed_replica_comes_back_as_a_new_incarnation(
 ) -> None:
     actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
-    before = Replica.objects.get()
-    assert before.pid is not None
-    os.kill(before.pid, signal.SIGKILL)
+    initial_replica = Replica.objects.get()
+    assert initial_replica.pid is not None
+    os.kill(initial_replica.pid, signal.SIGKILL)
     tick_until(
         supervisor,
-        lambda: Replica.objects.filter(state="ready").exclude(incarnation=before.incarnation),
+        lambda: Replica.objects.filter(state="ready").exclude(
+            incarnation=initial_replica.incarnation
+        ),
         "another incarnation is ready",
     )
     after = Replica.objects.get()
-    assert after.replica_id == before.replica_id
-    assert (after.restarts, after.pid != before.pid) == (1, True)
+    assert after.replica_id == initial_replica.replica_id
+    assert (after.restarts, after.pid != initial_replica.pid) == (1, True)
 
 
 def test_unloading_drains_and_stops(supervisor: Supervisor, folder: str) -> None:
@@ -294,15 +296,15 @@ def test_fault_48_a_replica_that_a_signal_froze_is_killed_and_replaced(
 ) -> None:
     actions.load_model(actor=SYSTEM_ACTOR, name="m", source=folder)
     tick_until(supervisor, ready(), "the replica is ready")
-    before = Replica.objects.get()
-    assert before.pid is not None
-    os.kill(before.pid, signal.SIGSTOP)
+    initial_replica = Replica.objects.get()
+    assert initial_replica.pid is not None
+    os.kill(initial_replica.pid, signal.SIGSTOP)
     tick_until(
         supervisor,
-        lambda: Replica.objects.filter(state="ready").exclude(pid=before.pid),
+        lambda: Replica.objects.filter(state="ready").exclude(pid=initial_replica.pid),
         "another process serves",
     )
-    assert gone(before.pid)
+    assert gone(initial_replica.pid)
 
 
 def test_a_death_is_told_at_once_and_its_heartbeat_goes(
@@ -361,8 +363,8 @@ def test_a_death_whose_heartbeat_has_run_out_is_told_all_the_same(
         assert publish_replica_exit(client, "late", "r", 123, LastStep("gone", ["a"]))
         message = pubsub.get_message(ignore_subscribe_messages=True, timeout=10)
         assert message is not None
-        told = protocol.decode_replica_event(message["data"])
-        assert told == ReplicaEvent(replica_id="r", incarnation="gone", held=["a"])
+        replica_event = protocol.decode_replica_event(message["data"])
+        assert replica_event == ReplicaEvent(replica_id="r", incarnation="gone", held=["a"])
         assert not publish_replica_exit(client, "late", "r", 123)
 
 
@@ -382,21 +384,21 @@ def test_a_process_that_cannot_speak_yet_is_said_to_be_loading(
         # Again and again, until it speaks itself: what it says is left alone.
         client.delete(key)
         tick_until(supervisor, lambda: client.exists(key), "it's said again")
-        own = msgspec.structs.replace(beat, incarnation="its own", at=beat.at + 1)
-        client.set(key, protocol.encode(own))
+        replaced = msgspec.structs.replace(beat, incarnation="its own", at=beat.at + 1)
+        client.set(key, protocol.encode(replaced))
         for _ in range(5):
             supervisor._next_sync = 0.0
             supervisor.tick()
-        assert client.get(key) == protocol.encode(own)
+        assert client.get(key) == protocol.encode(replaced)
         # And nobody waits for one that died before it spoke.
         client.delete(key)
         tick_until(supervisor, lambda: client.exists(key), "it's said again")
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 30
-        while (left := client.get(key)) is not None and time.monotonic() < deadline:
-            assert protocol.decode_heartbeat(left).pid == pid  # no tick: no successor
+        while (remaining_response := client.get(key)) is not None and time.monotonic() < deadline:
+            assert protocol.decode_heartbeat(remaining_response).pid == pid  # no tick: no successor
             time.sleep(0.02)
-        assert left is None
+        assert remaining_response is None
 
 
 def test_changed_settings_replace_one_replica_at_a_time(

@@ -37,7 +37,7 @@ HOUR_AGO = 2 * actions.files.ORPHAN_AFTER_S
 
 
 @pytest.fixture(autouse=True)
-def _files_dir(adapters_here: Path, tmp_path: Path, settings: Any) -> None:
+def _files_dir(adapter_store: Path, tmp_path: Path, settings: Any) -> None:
     settings.QUIRE = settings.QUIRE.replace(storage_dir=tmp_path)
 
 

@@ -30,9 +30,9 @@ def test_the_cache_namespace_is_stable_apart_and_tells_nothing_of_the_salt(world
 
 
 def test_a_new_salt_gives_a_new_namespace(world: World) -> None:
-    before = world.acme.cache_namespace
+    initial_cache_namespace = world.acme.cache_namespace
     changed = actions.rotate_cache_salt(actor=world.owner, tenant=world.acme)
-    assert changed.cache_namespace != before
+    assert changed.cache_namespace != initial_cache_namespace
     entry = AuditEntry.objects.first()
     assert entry is not None
     assert entry.action == "tenant.rotate_cache_salt"
@@ -90,9 +90,9 @@ def test_admins_change_the_name_and_operators_the_limits(world: World) -> None:
 
 
 def test_an_update_that_changes_nothing_writes_no_audit_row(world: World) -> None:
-    before = AuditEntry.objects.count()
+    initial_audit_entry_count = AuditEntry.objects.count()
     actions.update_tenant(actor=world.operator, tenant=world.acme, name="Acme")
-    assert AuditEntry.objects.count() == before
+    assert AuditEntry.objects.count() == initial_audit_entry_count
 
 
 def test_strangers_find_no_tenant_to_change(world: World) -> None:

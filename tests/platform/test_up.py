@@ -75,8 +75,8 @@ def instance(data_dir: Path, model: str) -> Iterator[Instance]:
 def client(instance: Instance) -> Iterator[httpx.Client]:
     ready = instance.ready()
     headers = {"Authorization": f"Bearer {ready['api_key']}"}
-    with httpx.Client(base_url=ready["url"], headers=headers, timeout=30) as made:
-        yield made
+    with httpx.Client(base_url=ready["url"], headers=headers, timeout=30) as client:
+        yield client
 
 
 def complete(client: httpx.Client) -> httpx.Response:
@@ -160,15 +160,15 @@ def test_the_printed_chat_command_works_as_pasted(instance: Instance, tmp_path: 
     line = lines[lines.index("  Chat in another terminal:") + 1]
     nowhere = environment(tmp_path / "unused")
     del nowhere["QUIRE_DATA_DIR"]  # another terminal knows nothing of this one
-    said = subprocess.run(
+    process = subprocess.run(
         [*shlex.split(line), "Hello", "--max-tokens", "4"],
         cwd=ROOT,
         env=nowhere,
         capture_output=True,
         text=True,
     )
-    assert said.returncode == 0, said.stderr
-    assert len(said.stdout.strip()) > 0
+    assert process.returncode == 0, process.stderr
+    assert len(process.stdout.strip()) > 0
 
 
 def test_a_pasted_command_names_what_this_terminal_knows(
@@ -210,9 +210,9 @@ def test_another_gateway_may_join_speak_tls_and_turn_unready_before_it_ends(
     )
     try:
         assert joined.stderr is not None
-        found = re.search(r"Serving at (https://127\.0\.0\.1:\d+);", joined.stderr.readline())
-        assert found
-        with httpx.Client(base_url=found[1], headers=client.headers, verify=False) as secure:
+        match = re.search(r"Serving at (https://127\.0\.0\.1:\d+);", joined.stderr.readline())
+        assert match
+        with httpx.Client(base_url=match[1], headers=client.headers, verify=False) as secure:
             wait_until(lambda: served(secure), "served over TLS")
             # Whether a proxy takes the root away, or there is none that does.
             listed = [secure.get(f"{root}/v1/models").json() for root in ("", "/q")]
@@ -246,8 +246,8 @@ def test_killed_gateways_replicas_and_redis_come_back(
 def test_sigterm_stops_all_and_leaves_true_rows(instance: Instance) -> None:
     """The last test of the running instance."""
     instance.ready()
-    status, left = instance.end(signal.SIGTERM)
-    assert (status, left) == (0, [])
+    status, survivors = instance.end(signal.SIGTERM)
+    assert (status, survivors) == (0, [])
     assert not (instance.data_dir / "instance.json").exists()
     listed = manage(instance.data_dir, "list_models").stdout
     assert "1 stopped" in listed
@@ -272,9 +272,9 @@ def test_a_restart_keeps_its_secrets_and_a_kill_leaves_no_orphans(
         headers = {"Authorization": f"Bearer {second['api_key']}"}
         with httpx.Client(base_url=second["url"], headers=headers, timeout=30) as client:
             assert served(client)
-        status, left = again.end(signal.SIGKILL)
+        status, survivors = again.end(signal.SIGKILL)
         assert status == -signal.SIGKILL
-        assert left == []
+        assert survivors == []
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
@@ -338,8 +338,8 @@ def test_mistakes_end_the_start_with_one_clear_line(
 
 
 def test_a_port_in_use_is_said_so_with_its_number() -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    with listen("127.0.0.1", 0) as occupied:
+        port = occupied.getsockname()[1]
         with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port}: Address already in use"):
             listen("127.0.0.1", port)
 
@@ -355,10 +355,10 @@ def test_an_ipv6_address_can_be_listened_on() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
-        made = listen("::1", 0)
+        listener = listen("::1", 0)
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    made.close()
+    listener.close()
 
 
 def test_a_data_dir_has_one_holder_at_a_time(tmp_path: Path) -> None:

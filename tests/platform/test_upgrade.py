@@ -48,11 +48,11 @@ def test_an_upgrade_within_one_version_of_messages_needs_no_stop(
 ) -> None:
     start_replica(sync_client(live_redis), key_prefix, MESSAGE_VERSION + 1)
     monkeypatch.setenv("QUIRE_LOGIN_ATEMPTS", "3")
-    said = check()
-    assert "Database: no migrations." in said
-    assert f"Messages: version {MESSAGE_VERSION}." in said
-    assert "QUIRE_LOGIN_ATEMPTS" in said
-    assert "The old release can run until its processes are replaced." in said
+    printed = check()
+    assert "Database: no migrations." in printed
+    assert f"Messages: version {MESSAGE_VERSION}." in printed
+    assert "QUIRE_LOGIN_ATEMPTS" in printed
+    assert "The old release can run until its processes are replaced." in printed
 
 
 def test_a_replica_with_messages_of_a_distant_version_must_be_stopped(

@@ -52,7 +52,7 @@ def record(world: World, request_id: str = "r1", **values: Any) -> UsageRecord:
 
 
 @pytest.fixture
-def client(each_redis: str) -> redis.Redis:
+def client(redis_server: str) -> redis.Redis:
     return sync_client()
 
 
@@ -159,10 +159,10 @@ def test_fault_35_what_a_dead_drainer_took_is_claimed_though_redis_has_its_clock
     dead.read(block_ms=None)
     pending = client.xpending_range
 
-    def taken_in_the_future(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+    def pending_in_the_future(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
         return [{**one, "time_since_delivered": 0} for one in pending(*args, **kwargs)]
 
-    monkeypatch.setattr(client, "xpending_range", taken_in_the_future)
+    monkeypatch.setattr(client, "xpending_range", pending_in_the_future)
     now = [100.0]
     watch = drain.PendingAge(lambda: now[0])
     assert alive.claim(30_000, watch) == []
@@ -263,7 +263,7 @@ def test_fault_28_without_redis_usage_goes_straight_to_the_database(
 
 
 def test_fault_29_without_redis_and_database_usage_waits_in_memory(
-    world: World, settings: Any, each_redis: str, monkeypatch: pytest.MonkeyPatch
+    world: World, settings: Any, redis_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def down(records: list[UsageRecord]) -> None:
         raise DatabaseError("down")
@@ -274,7 +274,7 @@ def test_fault_29_without_redis_and_database_usage_waits_in_memory(
         settings.REDIS_URL = "unix:///nowhere/redis.sock"
         for number in range(5):
             asyncio.run(settle(record(world, f"r{number}")))
-    settings.REDIS_URL = each_redis
+    settings.REDIS_URL = redis_server
     with monkeypatch.context() as patched:
         patched.setattr(drain, "insert_records", down)
         with pytest.raises(DatabaseError):
@@ -292,10 +292,10 @@ def test_a_drainer_keeps_its_connection_from_batch_to_batch(
     monkeypatch.setattr(drain, "GATHER_S", 0.0)
     opened: list[str] = []
 
-    def note(**_: object) -> None:
+    def record_connection(**_: object) -> None:
         opened.append(threading.current_thread().name)
 
-    connection_created.connect(note)
+    connection_created.connect(record_connection)
     drainer = LedgerWriter()
     drainer.start()
     try:
@@ -304,7 +304,7 @@ def test_a_drainer_keeps_its_connection_from_batch_to_batch(
             wait_until(lambda n=number: UsageEntry.objects.count() == n + 1, "the row is there")  # type: ignore[misc]
     finally:
         drainer.stop()
-        connection_created.disconnect(note)
+        connection_created.disconnect(record_connection)
     assert opened.count("quire-usage") == 1
 
 

@@ -21,9 +21,9 @@ from tests.platform.conftest import World
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
-def used(tenant: Tenant, at: datetime, model: str = "m", tokens: int = 10) -> None:
+def used(tenant: Tenant, timestamp: datetime, model: str = "m", tokens: int = 10) -> None:
     record = UsageRecord(
-        request_id=f"{tenant}-{model}-{at.isoformat()}-{UsageEntry.objects.count()}",
+        request_id=f"{tenant}-{model}-{timestamp.isoformat()}-{UsageEntry.objects.count()}",
         tenant_id=tenant.pk,
         endpoint="chat",
         model=model,
@@ -31,7 +31,7 @@ def used(tenant: Tenant, at: datetime, model: str = "m", tokens: int = 10) -> No
         cached_tokens=tokens // 2,
         completion_tokens=1,
         status=200,
-        started_at=at,
+        started_at=timestamp,
         duration_ms=1,
     )
     insert_records([record])
@@ -129,10 +129,10 @@ def test_sums_that_are_the_ledgers_stay_as_they_are(world: World) -> None:
     for tenant in (world.acme, world.rival):
         used(tenant, now)
         used(tenant, now - timedelta(days=1), model="other")
-    before = sums()
+    initial_sums = sums()
     ids = set(UsageHour.objects.values_list("pk", flat=True))
     assert verify_rollups(now=now) == []
-    assert sums() == before
+    assert sums() == initial_sums
     assert set(UsageHour.objects.values_list("pk", flat=True)) == ids
 
 
@@ -155,8 +155,8 @@ def test_sums_that_are_lost_or_wrong_are_made_anew_from_the_ledger(world: World)
         completion_tokens=1,
         cost_nanos=0,
     )
-    found = verify_rollups(now=now)
-    assert [day.date() for day in found] == [date(2026, 3, 5), date(2026, 3, 4)]
+    days = verify_rollups(now=now)
+    assert [day.date() for day in days] == [date(2026, 3, 5), date(2026, 3, 4)]
     assert sums() == right
     assert verify_rollups(now=now) == []
 
@@ -173,19 +173,19 @@ def test_sums_outlive_a_ledger_that_is_kept_for_some_days(world: World) -> None:
 
 
 def test_usage_is_told_by_adapter(world: World) -> None:
-    at = datetime(2026, 3, 1, 5, tzinfo=UTC)
-    plain = {"tenant_id": world.acme.pk, "endpoint": "chat", "model": "m", "prompt_tokens": 1}
-    plain |= {"completion_tokens": 2, "status": 200, "started_at": at, "duration_ms": 1}
+    hour = datetime(2026, 3, 1, 5, tzinfo=UTC)
+    baseline = {"tenant_id": world.acme.pk, "endpoint": "chat", "model": "m", "prompt_tokens": 1}
+    baseline |= {"completion_tokens": 2, "status": 200, "started_at": hour, "duration_ms": 1}
     for number, adapter in enumerate(("", "tone", "tone", "law")):
-        insert_records([UsageRecord(request_id=f"r{number}", adapter=adapter, **plain)])
+        insert_records([UsageRecord(request_id=f"r{number}", adapter=adapter, **baseline)])
     for width in WIDTHS:
         question = UsageQuery(
-            start=at, end=at + timedelta(hours=1), width=width, group_by=("model", "adapter")
+            start=hour, end=hour + timedelta(hours=1), width=width, group_by=("model", "adapter")
         )
         if width == "1d":
-            day = at.replace(hour=0)
+            day = hour.replace(hour=0)
             question = replace(question, start=day, end=day + timedelta(days=1))
         asked = report(question)
-        assert {each.start for each in asked} == {question.start}
-        found = [(*each.group.values(), each.requests) for each in asked]
-        assert found == [("m", None, 1), ("m", "law", 1), ("m", "tone", 2)]
+        assert {query.start for query in asked} == {question.start}
+        groups = [(*match.group.values(), match.requests) for match in asked]
+        assert groups == [("m", None, 1), ("m", "law", 1), ("m", "tone", 2)]

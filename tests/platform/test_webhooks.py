@@ -52,25 +52,25 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Any:
             self.got.append((url, body, headers))
             return self.answers.pop(0) if self.answers else 204
 
-    made = Receiver()
-    monkeypatch.setattr(webhooks, "post_webhook", made)
+    receiver = Receiver()
+    monkeypatch.setattr(webhooks, "post_webhook", receiver)
     monkeypatch.setattr(webhooks, "send_task_best_effort", lambda *_: None)  # no worker runs
-    return made
+    return receiver
 
 
 @pytest.mark.database
 def test_two_addresses_that_are_set_at_once_leave_one_of_them(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, made = threading.Barrier(2), secrets.token_hex
+    both, make_token = threading.Barrier(2), secrets.token_hex
     faults: list[BaseException] = []
 
     def token_hex(size: int) -> str:
         with contextlib.suppress(threading.BrokenBarrierError):  # one waits for the other
             both.wait(1.0)
-        return made(size)
+        return make_token(size)
 
-    def put(url: str) -> None:
+    def set_webhook(url: str) -> None:
         try:
             actions.set_webhook(actor=world.admin, tenant=world.acme, url=url)
         except BaseException as fault:
@@ -80,7 +80,7 @@ def test_two_addresses_that_are_set_at_once_leave_one_of_them(
 
     monkeypatch.setattr(actions.secrets, "token_hex", token_hex)
     urls = ["https://x.example/in", "https://y.example/in"]
-    threads = [threading.Thread(target=put, args=(url,)) for url in urls]
+    threads = [threading.Thread(target=set_webhook, args=(url,)) for url in urls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -122,9 +122,13 @@ def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
     assert deliver_due() == 1
     assert deliver_due() == 0
     ((url, body, headers),) = receiver.got
-    told = json.loads(body)
-    assert (url, told["type"], told["percent"]) == ("https://x.example/in", "budget.alert", 80)
-    assert (told["tenant"], told["id"]) == ("acme", headers["X-Quire-Event"])
+    payload = json.loads(body)
+    assert (url, payload["type"], payload["percent"]) == (
+        "https://x.example/in",
+        "budget.alert",
+        80,
+    )
+    assert (payload["tenant"], payload["id"]) == ("acme", headers["X-Quire-Event"])
     seconds = int(headers["X-Quire-Signature"].split(",")[0].removeprefix("t="))
     assert headers["X-Quire-Signature"] == webhooks.signature(hook.secret, body, seconds)
     # The next period is told of anew.
@@ -139,7 +143,7 @@ def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     receiver.answers = [500, 302, 204]
-    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
+    response = actions.send_test_event(actor=world.admin, tenant=world.acme)
     for attempts, status, state in (
         (1, 500, "waiting"),
         (2, 302, "waiting"),
@@ -147,40 +151,40 @@ def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
     ):
         deliver_due()
         deliver_due()  # not before its time
-        made.refresh_from_db()
-        assert (made.attempts, made.status, made.state) == (attempts, status, state)
+        response.refresh_from_db()
+        assert (response.attempts, response.status, response.state) == (attempts, status, state)
         due_now()
-    assert {headers["X-Quire-Event"] for _, _, headers in receiver.got} == {made.event_id}
+    assert {headers["X-Quire-Event"] for _, _, headers in receiver.got} == {response.event_id}
     assert len({body for _, body, _ in receiver.got}) == 1
 
 
 def test_an_event_is_given_up_in_the_end_and_may_be_sent_again(world: World, receiver: Any) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     receiver.answers = [503] * 6
-    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
+    delivery = actions.send_test_event(actor=world.admin, tenant=world.acme)
     for _ in range(9):
         deliver_due()
         due_now()
-    made.refresh_from_db()
-    assert (made.attempts, made.state, len(receiver.got)) == (6, "failed", 6)
+    delivery.refresh_from_db()
+    assert (delivery.attempts, delivery.state, len(receiver.got)) == (6, "failed", 6)
     with pytest.raises(PermissionDenied):
-        actions.redeliver(actor=world.member, delivery=made)
-    actions.redeliver(actor=world.owner, delivery=made)
+        actions.redeliver(actor=world.member, delivery=delivery)
+    actions.redeliver(actor=world.owner, delivery=delivery)
     assert deliver_due() == 1
-    made.refresh_from_db()
+    delivery.refresh_from_db()
     with pytest.raises(Conflict):
-        actions.redeliver(actor=world.owner, delivery=made)
+        actions.redeliver(actor=world.owner, delivery=delivery)
 
 
 def test_two_workers_send_an_event_once(
     world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
+    delivery = actions.send_test_event(actor=world.admin, tenant=world.acme)
     seen: list[Any] = []
 
     def slow(*_: Any) -> int:
-        seen.append(webhooks.deliver_event(made.pk))  # another worker, meanwhile
+        seen.append(webhooks.deliver_event(delivery.pk))  # another worker, meanwhile
         return 204
 
     monkeypatch.setattr(webhooks, "post_webhook", slow)
@@ -210,12 +214,12 @@ def test_operators_have_one_webhook_whose_events_are_signed(receiver: Any) -> No
 
 def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, receiver: Any) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
+    delivery = actions.send_test_event(actor=world.admin, tenant=world.acme)
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
     deliver_due()
-    made.refresh_from_db()
-    assert (made.state, receiver.got) == ("failed", [])
-    assert "changed" in made.error
+    delivery.refresh_from_db()
+    assert (delivery.state, receiver.got) == ("failed", [])
+    assert "changed" in delivery.error
 
 
 def test_the_log_forgets_what_is_old_and_settled(world: World, receiver: Any) -> None:
@@ -340,7 +344,7 @@ def test_fault_70_a_tenant_has_a_bounded_number_of_events_waiting(
     receiver.answers = [503] * 3
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
     actions.set_webhook(actor=world.outsider, tenant=world.rival, url="https://z.example/in")
-    made = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(3)]
+    deliveries = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(3)]
     deliver_due()  # in vain: they wait for their next try
     with pytest.raises(RateLimited, match="3 events wait"):
         actions.send_test_event(actor=world.admin, tenant=world.acme)
@@ -349,10 +353,10 @@ def test_fault_70_a_tenant_has_a_bounded_number_of_events_waiting(
     assert alerts.send_budget_alerts() == 0
     assert "an alert of acme waits: 3 events wait" in caplog.text
     actions.send_test_event(actor=world.outsider, tenant=world.rival)  # another's has room
-    WebhookDelivery.objects.filter(pk=made[0].pk).update(next_try_at=None)
+    WebhookDelivery.objects.filter(pk=deliveries[0].pk).update(next_try_at=None)
     assert alerts.send_budget_alerts() == 1
     with pytest.raises(RateLimited):
-        actions.redeliver(actor=world.owner, delivery=made[0])
+        actions.redeliver(actor=world.owner, delivery=deliveries[0])
 
 
 def test_fault_70_a_tenant_is_sent_one_event_at_a_time_and_all_in_the_end(
@@ -360,22 +364,22 @@ def test_fault_70_a_tenant_is_sent_one_event_at_a_time_and_all_in_the_end(
 ) -> None:
     """A worker that meets another one leaves its event to it."""
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(4)]
+    deliveries = [actions.send_test_event(actor=world.admin, tenant=world.acme) for _ in range(4)]
     hints: list[int] = []
     monkeypatch.setattr(webhooks, "send_task_best_effort", lambda name, pk: hints.append(pk))
     seen: list[Any] = []
 
     def slow(*_: Any) -> int:
-        seen.extend(webhooks.deliver_event(each.pk) for each in made)
+        seen.extend(webhooks.deliver_event(delivery.pk) for delivery in deliveries)
         return 204
 
     monkeypatch.setattr(webhooks, "post_webhook", slow)
-    webhooks.deliver_event(made[0].pk)
+    webhooks.deliver_event(deliveries[0].pk)
     assert seen == [None] * 4
-    assert hints == [made[1].pk]
+    assert hints == [deliveries[1].pk]
     while hints:
         webhooks.deliver_event(hints.pop())
-    assert {each.state for each in WebhookDelivery.objects.all()} == {"delivered"}
+    assert {delivery.state for delivery in WebhookDelivery.objects.all()} == {"delivered"}
 
 
 def test_fault_70_each_tenant_with_something_due_gets_its_turn(
@@ -395,15 +399,19 @@ def test_fault_70_a_try_that_is_ended_counts_as_a_failure_and_comes_again(
     world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
-    made = actions.send_test_event(actor=world.admin, tenant=world.acme)
+    delivery = actions.send_test_event(actor=world.admin, tenant=world.acme)
 
-    def ended(*_: Any) -> int:
+    def refuse_connection(*_: Any) -> int:
         raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(webhooks, "post_webhook", ended)
-    webhooks.deliver_event(made.pk)
-    made.refresh_from_db()
-    assert (made.state, made.attempts, made.error) == ("waiting", 1, "The try took too long.")
+    monkeypatch.setattr(webhooks, "post_webhook", refuse_connection)
+    webhooks.deliver_event(delivery.pk)
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts, delivery.error) == (
+        "waiting",
+        1,
+        "The try took too long.",
+    )
     due_now()
 
     def killed(*_: Any) -> int:
@@ -412,7 +420,7 @@ def test_fault_70_a_try_that_is_ended_counts_as_a_failure_and_comes_again(
     monkeypatch.setattr(webhooks, "post_webhook", killed)
     for _ in range(5):
         with pytest.raises(KeyboardInterrupt):
-            webhooks.deliver_event(made.pk)
+            webhooks.deliver_event(delivery.pk)
         due_now()
-    made.refresh_from_db()
-    assert (made.state, made.attempts) == ("failed", 6)
+    delivery.refresh_from_db()
+    assert (delivery.state, delivery.attempts) == ("failed", 6)

@@ -98,8 +98,8 @@ class Server:
 
     def close(self) -> None:
         """Stop listening, and hang up."""
-        for each in (self._listener, *self.connections):
-            each.close()
+        for connection in (self._listener, *self.connections):
+            connection.close()
 
 
 def webhook(connection: socket.socket, got: list[str]) -> None:
@@ -154,7 +154,7 @@ def test_fault_70_who_never_answers_holds_nobody_else_up(short_tmp: Path) -> Non
     folder.mkdir()
     with ExitStack() as stack:
         tarpit, provider = (stack.enter_context(closing(Server())) for _ in range(2))
-        hook, mails = (stack.enter_context(closing(Server(each))) for each in (webhook, smtp))
+        hook, mails = (stack.enter_context(closing(Server(port))) for port in (webhook, smtp))
         of = stack.enter_context(live.instance(folder))
         of.environment |= {
             "QUIRE_EGRESS_NETWORKS": "127.0.0.0/8",
@@ -380,7 +380,7 @@ def test_each_task_has_a_queue_and_what_may_hang_has_limits() -> None:
         ), name
 
 
-@pytest.mark.parametrize("given", ["", "jobs,delivery", "mails"])
-def test_a_worker_takes_queues_that_there_are_and_one_kind_of_them(given: str) -> None:
-    with pytest.raises(CommandError, match=f"got '{given}'"):
-        call_command("worker", queues=given)
+@pytest.mark.parametrize("text", ["", "jobs,delivery", "mails"])
+def test_a_worker_takes_queues_that_there_are_and_one_kind_of_them(text: str) -> None:
+    with pytest.raises(CommandError, match=f"got '{text}'"):
+        call_command("worker", queues=text)

@@ -199,8 +199,8 @@ def _continues(last: Snippet, source: str, section: str) -> bool:
     modules = parse(last.source), parse(source)
     if last.kind != "python" or _chapter(last.section) != _chapter(section) or None in modules:
         return False
-    (defined, _), (own_names, used) = (_names(module) for module in modules if module)
-    return not (used - own_names).isdisjoint(defined)
+    (defined, _), (names, used) = (_names(module) for module in modules if module)
+    return not (used - names).isdisjoint(defined)
 
 
 def _names(module: ast.Module) -> tuple[set[str], set[str]]:

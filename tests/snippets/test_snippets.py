@@ -71,9 +71,9 @@ def runner(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterato
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name[:3])
 def test_what_a_text_says_can_be_done(path: Path, runner: Runner) -> None:
     outcomes = [(snippet, runner.run(snippet)) for snippet in read_snippets(path)]
-    wrong = [
+    failures = [
         f"{path.name}:{snippet.line}: {outcome.detail}"
         for snippet, outcome in outcomes
         if outcome.status == "ends" and not re.search("|".join(ENDS), outcome.detail)
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not failures, "\n".join(failures)

@@ -99,7 +99,7 @@ def make_hub(folder: Path) -> Hub:
         "snowflake/snowflake-arctic-instruct",
         "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     )
-    others = {
+    other_folders = {
         **dict.fromkeys(llamas, llama),
         "BlackSamorez/TinyLlama-1.1B-Chat-v1.0-AQLM-2Bit-1x16-hf": aqlm_model,
         "facebook/opt-13b": opt,
@@ -119,7 +119,7 @@ def make_hub(folder: Path) -> Hub:
         "timdettmers/qlora-flan-7b": adapter,
         "yard1/llama-2-7b-sql-lora-test": make_adapter(large, folder / "sql"),
     }
-    return Hub("facebook/opt-125m", opt, others=others)
+    return Hub("facebook/opt-125m", opt, other_folders=other_folders)
 
 
 def _set_context(folder: Path, length: int) -> None:

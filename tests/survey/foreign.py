@@ -94,13 +94,13 @@ def _experts_fused(tensors: Tensors) -> Tensors:
     out = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for name in tensors:
         if name.endswith(".experts.0.gate_proj.weight"):
-            at, gate_up, down, expert = name.removesuffix("0.gate_proj.weight"), [], [], 0
-            while f"{at}{expert}.gate_proj.weight" in tensors:
-                parts = [f"{at}{expert}.{part}_proj.weight" for part in ("gate", "up")]
+            prefix, gate_up, down, expert = name.removesuffix("0.gate_proj.weight"), [], [], 0
+            while f"{prefix}{expert}.gate_proj.weight" in tensors:
+                parts = [f"{prefix}{expert}.{part}_proj.weight" for part in ("gate", "up")]
                 gate_up.append(torch.cat([tensors[part] for part in parts]))
-                down.append(tensors[f"{at}{expert}.down_proj.weight"])
+                down.append(tensors[f"{prefix}{expert}.down_proj.weight"])
                 expert += 1
-            out[f"{at}gate_up_proj"], out[f"{at}down_proj"] = (
+            out[f"{prefix}gate_up_proj"], out[f"{prefix}down_proj"] = (
                 torch.stack(gate_up),
                 torch.stack(down),
             )

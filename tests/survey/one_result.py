@@ -27,15 +27,15 @@ class Cut:
 
     Attributes:
         chunk: most tokens of a step.
-        known: its first so many tokens come as the prompt, the others are generated.
-        beside: what is generated together with it.
+        num_prompt_tokens: its first so many tokens come as the prompt, the others are generated.
+        other_sequences: what is generated together with it.
         cold: whether the prefix cache is emptied before.
         threads: of the kernels.
     """
 
     chunk: int = 8192
-    known: int = 1
-    beside: tuple[Tokens, ...] = ()
+    num_prompt_tokens: int = 1
+    other_sequences: tuple[Tokens, ...] = ()
     cold: bool = True
     threads: int = 1
 
@@ -54,7 +54,7 @@ class Watch:
     differing: list[Tokens] = field(default_factory=list)
     again: int = 0
 
-    def look(self, prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:
+    def observe(self, prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:
         """A logits processor that changes nothing."""
         tokens = (*prompt, *output)
         first = self.seen.setdefault(tokens, logits.clone())
@@ -67,7 +67,7 @@ class Watch:
     def params(self, count: int) -> SamplingParams:
         """`count` greedy tokens that are watched."""
         return SamplingParams(
-            temperature=0, max_tokens=count, ignore_eos=True, logits_processors=[self.look]
+            temperature=0, max_tokens=count, ignore_eos=True, logits_processors=[self.observe]
         )
 
 
@@ -81,18 +81,23 @@ def run(llm: LLM, watch: Watch, sequence: Tokens, cut: Cut) -> list[Tokens]:
         llm.core.reset_prefix_cache()
     scheduler = llm.core.scheduler
     limits = scheduler.limits
-    before = limits.token_budget, limits.max_chunk_tokens
+    initial = limits.token_budget, limits.max_chunk_tokens
     counted = threads.num_threads()
-    wanted = len(sequence) - cut.known
-    plain = SamplingParams(temperature=0, max_tokens=wanted, ignore_eos=True)
-    prompts = [list(sequence[: cut.known]), *map(list, cut.beside)]
-    settings = [watch.params(wanted) if i % 2 == 0 else plain for i in range(len(prompts))]
+    expected_count = len(sequence) - cut.num_prompt_tokens
+    baseline_sampling_params = SamplingParams(
+        temperature=0, max_tokens=expected_count, ignore_eos=True
+    )
+    prompts = [list(sequence[: cut.num_prompt_tokens]), *map(list, cut.other_sequences)]
+    settings = [
+        watch.params(expected_count) if i % 2 == 0 else baseline_sampling_params
+        for i in range(len(prompts))
+    ]
     try:
         limits.token_budget = limits.max_chunk_tokens = max(cut.chunk, len(prompts))
         threads.use_threads(cut.threads)
         outputs = llm.generate(prompts, settings, use_tqdm=False)
     finally:
-        limits.token_budget, limits.max_chunk_tokens = before
+        limits.token_budget, limits.max_chunk_tokens = initial
         threads.use_threads(counted)
     return [
         (*prompt, *output.outputs[0].token_ids)
@@ -109,10 +114,22 @@ def differing(llm: LLM, prompt: Sequence[int], count: int = 24) -> int:
     watch = Watch()
     start = len(prompt)
     blank = (*prompt, *(0,) * count)
-    (whole,) = run(llm, watch, blank, Cut(known=start))
-    others = tuple(tuple(prompt[at:] or prompt) for at in range(0, start, max(1, start // 4)))
-    for known in range(start + 1, start + count, 5):
-        run(llm, watch, whole, Cut(known=known))
-        run(llm, watch, whole, Cut(known=known, chunk=13, beside=others))
-        run(llm, watch, whole, Cut(known=known, chunk=3, cold=False, threads=2))
+    (full,) = run(llm, watch, blank, Cut(num_prompt_tokens=start))
+    other_prompts = tuple(
+        tuple(prompt[index:] or prompt) for index in range(0, start, max(1, start // 4))
+    )
+    for registered_index in range(start + 1, start + count, 5):
+        run(llm, watch, full, Cut(num_prompt_tokens=registered_index))
+        run(
+            llm,
+            watch,
+            full,
+            Cut(num_prompt_tokens=registered_index, chunk=13, other_sequences=other_prompts),
+        )
+        run(
+            llm,
+            watch,
+            full,
+            Cut(num_prompt_tokens=registered_index, chunk=3, cold=False, threads=2),
+        )
     return len(set(watch.differing))

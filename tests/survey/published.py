@@ -66,13 +66,13 @@ class Published:
         config = {**self.config, "architectures": [self.architecture], "dtype": "float32"}
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    def oracle(self, folder: Path) -> PlainOracle:
+    def oracle(self, folder: Path) -> ReadTensorsOracle:
         """Its answers for a checkpoint that `write` has made."""
         tensors = load_file(folder / "model.safetensors")
-        return PlainOracle(lambda ids: self.logits(tensors, ids))
+        return ReadTensorsOracle(lambda ids: self.logits(tensors, ids))
 
 
-class PlainOracle:
+class ReadTensorsOracle:
     """As `tiny.Oracle`, by a function from token ids to logits."""
 
     def __init__(self, logits: Callable[[Tensor], Tensor]) -> None:
@@ -108,13 +108,13 @@ def _rotated(x: Tensor) -> Tensor:
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def _attention(t: Tensors, at: str, x: Tensor) -> Tensor:
+def _attention(t: Tensors, prefix: str, x: Tensor) -> Tensor:
     """Llama's, with as many KV heads as the projections have rows for."""
-    q, k, v = (_heads(linear(x, t[f"{at}{name}_proj.weight"])) for name in "qkv")
+    q, k, v = (_heads(linear(x, t[f"{prefix}{name}_proj.weight"])) for name in "qkv")
     q, k = _rotated(q), _rotated(k)
     k, v = (part.repeat_interleave(_HEADS // len(part), dim=0) for part in (k, v))
     out = scaled_dot_product_attention(q, k, v, is_causal=True)
-    return linear(out.transpose(0, 1).flatten(1), t[f"{at}o_proj.weight"])
+    return linear(out.transpose(0, 1).flatten(1), t[f"{prefix}o_proj.weight"])
 
 
 def _gated(t: Tensors, x: Tensor, names: Iterable[str]) -> Tensor:
@@ -133,23 +133,23 @@ def _llama_logits(
 
 
 def _decilm_layer(t: Tensors, index: int, x: Tensor) -> Tensor:
-    at = f"model.layers.{index}."
-    x = x + _attention(t, f"{at}self_attn.", _rms(x, t[f"{at}input_layernorm.weight"]))
-    normed = _rms(x, t[f"{at}post_attention_layernorm.weight"])
-    return x + _gated(t, normed, (f"{at}mlp.{name}_proj" for name in ("gate", "up", "down")))
+    prefix = f"model.layers.{index}."
+    x = x + _attention(t, f"{prefix}self_attn.", _rms(x, t[f"{prefix}input_layernorm.weight"]))
+    normed = _rms(x, t[f"{prefix}post_attention_layernorm.weight"])
+    return x + _gated(t, normed, (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down")))
 
 
 def _arctic_layer(t: Tensors, index: int, x: Tensor) -> Tensor:
-    at = f"model.layers.{index}."
-    before = x
-    x = x + _attention(t, f"{at}self_attn.", _rms(x, t[f"{at}input_layernorm.weight"]))
-    moe = f"{at}block_sparse_moe."
+    prefix = f"model.layers.{index}."
+    initial = x
+    x = x + _attention(t, f"{prefix}self_attn.", _rms(x, t[f"{prefix}input_layernorm.weight"]))
+    moe = f"{prefix}block_sparse_moe."
     if index % 2 == 0:
-        normed = _rms(x, t[f"{at}post_attention_layernorm.weight"])
+        normed = _rms(x, t[f"{prefix}post_attention_layernorm.weight"])
         return x + _gated(t, normed, (f"{moe}mlp.w{number}" for number in (1, 3, 2)))
-    normed = _rms(x, t[f"{at}residual_layernorm.weight"])
-    x = x + _gated(t, normed, (f"{at}residual_mlp.w{number}" for number in (1, 3, 2)))
-    normed = _rms(before, t[f"{at}post_attention_layernorm.weight"])
+    normed = _rms(x, t[f"{prefix}residual_layernorm.weight"])
+    x = x + _gated(t, normed, (f"{prefix}residual_mlp.w{number}" for number in (1, 3, 2)))
+    normed = _rms(initial, t[f"{prefix}post_attention_layernorm.weight"])
     weights, chosen = softmax(linear(normed, t[f"{moe}gate.weight"]), dim=-1).topk(2)
     weights = weights / weights.sum(-1, keepdim=True)
     for expert in range(_EXPERTS):
@@ -168,15 +168,15 @@ def _alibi(count: int) -> Tensor:
 
 
 def _baichuan_layer(t: Tensors, index: int, x: Tensor) -> Tensor:
-    at = f"model.layers.{index}."
-    normed = _rms(x, t[f"{at}input_layernorm.weight"])
-    fused = linear(normed, t[f"{at}self_attn.W_pack.weight"])
+    prefix = f"model.layers.{index}."
+    normed = _rms(x, t[f"{prefix}input_layernorm.weight"])
+    fused = linear(normed, t[f"{prefix}self_attn.W_pack.weight"])
     q, k, v = (_heads(part) for part in fused.chunk(3, dim=-1))
     scores = q @ k.transpose(1, 2) / _SIZE**0.5 + _alibi(len(x))
     attended = (softmax(scores, dim=-1) @ v).transpose(0, 1).flatten(1)
-    x = x + linear(attended, t[f"{at}self_attn.o_proj.weight"])
-    normed = _rms(x, t[f"{at}post_attention_layernorm.weight"])
-    return x + _gated(t, normed, (f"{at}mlp.{name}_proj" for name in ("gate", "up", "down")))
+    x = x + linear(attended, t[f"{prefix}self_attn.o_proj.weight"])
+    normed = _rms(x, t[f"{prefix}post_attention_layernorm.weight"])
+    return x + _gated(t, normed, (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down")))
 
 
 def _baichuan_logits(t: Tensors, ids: Tensor) -> Tensor:
@@ -189,18 +189,19 @@ def _jais_logits(t: Tensors, ids: Tensor) -> Tensor:
     bias = _alibi(len(ids))
     x = t["transformer.wte.weight"][ids] * _JAIS["mup_embeddings_scale"]
     for index in range(_LAYERS):
-        at = f"transformer.h.{index}."
+        prefix = f"transformer.h.{index}."
 
-        def conv(x: Tensor, name: str, at: str = at) -> Tensor:
-            return x @ t[f"{at}{name}.weight"] + t[f"{at}{name}.bias"]
+        def conv(x: Tensor, name: str, prefix: str = prefix) -> Tensor:
+            return x @ t[f"{prefix}{name}.weight"] + t[f"{prefix}{name}.bias"]
 
         q, k, v = (
-            _heads(part) for part in conv(_ln(t, f"{at}ln_1", x), "attn.c_attn").chunk(3, dim=-1)
+            _heads(part)
+            for part in conv(_ln(t, f"{prefix}ln_1", x), "attn.c_attn").chunk(3, dim=-1)
         )
         scores = q @ k.transpose(1, 2) / _SIZE + bias
         attended = (softmax(scores, dim=-1) @ v).transpose(0, 1).flatten(1)
         x = x + conv(attended, "attn.c_proj")
-        normed = _ln(t, f"{at}ln_2", x)
+        normed = _ln(t, f"{prefix}ln_2", x)
         inner = conv(normed, "mlp.c_fc") * silu(conv(normed, "mlp.c_fc2"))
         x = x + conv(inner, "mlp.c_proj")
     scale = _JAIS["mup_output_alpha"] * _JAIS["mup_width_scale"]
@@ -209,8 +210,8 @@ def _jais_logits(t: Tensors, ids: Tensor) -> Tensor:
 
 def _unseen(count: int) -> Tensor:
     """bool [heads, tokens, tokens]: what block-sparse attention doesn't look at."""
-    at = torch.arange(count)
-    block, far = at // _SPARSE_BLOCK, at[:, None] < at[None, :]
+    positions = torch.arange(count)
+    block, far = positions // _SPARSE_BLOCK, positions[:, None] < positions[None, :]
     near = block[:, None] - block[None, :] < _PHI3["blocksparse_num_local_blocks"]
     every = _PHI3["blocksparse_vert_stride"]
     heads = [(block + head + 1) % every == 0 for head in range(_HEADS)]
@@ -221,12 +222,12 @@ def _phi3small_logits(t: Tensors, ids: Tensor) -> Tensor:
     x = t["model.embed_tokens.weight"][ids] * _PHI3["mup_embedding_multiplier"]
     dense = torch.ones(len(x), len(x), dtype=torch.bool).triu(1).expand(_HEADS, -1, -1)
     for index in range(_LAYERS):
-        at = f"model.layers.{index}."
+        prefix = f"model.layers.{index}."
 
-        def project(x: Tensor, name: str, at: str = at) -> Tensor:
-            return linear(x, t[f"{at}{name}.weight"], t[f"{at}{name}.bias"])
+        def project(x: Tensor, name: str, prefix: str = prefix) -> Tensor:
+            return linear(x, t[f"{prefix}{name}.weight"], t[f"{prefix}{name}.bias"])
 
-        fused = project(_ln(t, f"{at}input_layernorm", x), "self_attn.query_key_value")
+        fused = project(_ln(t, f"{prefix}input_layernorm", x), "self_attn.query_key_value")
         # By KV head: its queries, its key, its value.
         parts = fused.view(len(x), 2, _HEADS // 2 + 2, _SIZE)
         q = _rotated(parts[:, :, :-2].flatten(1, 2).transpose(0, 1))
@@ -236,7 +237,7 @@ def _phi3small_logits(t: Tensors, ids: Tensor) -> Tensor:
         hidden = dense if (index + 1) % 2 == 0 else _unseen(len(x))
         attended = softmax(scores.masked_fill(hidden, -torch.inf), dim=-1) @ v
         x = x + project(attended.transpose(0, 1).flatten(1), "self_attn.dense")
-        inner = project(_ln(t, f"{at}post_attention_layernorm", x), "mlp.up_proj")
+        inner = project(_ln(t, f"{prefix}post_attention_layernorm", x), "mlp.up_proj")
         gate, up = inner[:, 0::2].clamp(max=1.0), inner[:, 1::2].clamp(-1.0, 1.0)
         x = x + project(gate * torch.sigmoid(1.702 * gate) * (up + 1), "mlp.down_proj")
     head = t["model.embed_tokens.weight"]
@@ -257,11 +258,11 @@ def _llama_shapes(kv_heads: tuple[int, ...]) -> Shapes:
         "lm_head.weight": (VOCAB, _HIDDEN),
     }
     for index, heads in enumerate(kv_heads):
-        at = f"model.layers.{index}."
+        prefix = f"model.layers.{index}."
         rows = {"q": _HIDDEN, "k": heads * _SIZE, "v": heads * _SIZE, "o": _HIDDEN}
-        shapes |= {f"{at}self_attn.{n}_proj.weight": (r, _HIDDEN) for n, r in rows.items()}
+        shapes |= {f"{prefix}self_attn.{n}_proj.weight": (r, _HIDDEN) for n, r in rows.items()}
         for norm in ("input", "post_attention"):
-            shapes[f"{at}{norm}_layernorm.weight"] = (_HIDDEN,)
+            shapes[f"{prefix}{norm}_layernorm.weight"] = (_HIDDEN,)
     return shapes
 
 
@@ -285,22 +286,25 @@ def _decilm_shapes() -> Shapes:
 def _baichuan_shapes() -> Shapes:
     shapes = _llama_shapes((4, 4))
     for index in range(_LAYERS):
-        at = f"model.layers.{index}."
+        prefix = f"model.layers.{index}."
         for name in "qkv":
-            del shapes[f"{at}self_attn.{name}_proj.weight"]
-        shapes[f"{at}self_attn.W_pack.weight"] = (3 * _HIDDEN, _HIDDEN)
-        names = (f"{at}mlp.{name}_proj" for name in ("gate", "up", "down"))
+            del shapes[f"{prefix}self_attn.{name}_proj.weight"]
+        shapes[f"{prefix}self_attn.W_pack.weight"] = (3 * _HIDDEN, _HIDDEN)
+        names = (f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down"))
         shapes |= _mlp_shapes(names)
     return shapes
 
 
 def _arctic_shapes() -> Shapes:
-    at = "model.layers.1."
-    moe = f"{at}block_sparse_moe."
+    prefix = "model.layers.1."
+    moe = f"{prefix}block_sparse_moe."
     shapes = _llama_shapes((2, 2))
     shapes |= _mlp_shapes(f"model.layers.0.block_sparse_moe.mlp.w{n}" for n in (1, 3, 2))
-    shapes |= _mlp_shapes((f"{at}residual_mlp.w{n}" for n in (1, 3, 2)), inner=_HIDDEN)
-    shapes |= {f"{at}residual_layernorm.weight": (_HIDDEN,), f"{moe}gate.weight": (_EXPERTS, 64)}
+    shapes |= _mlp_shapes((f"{prefix}residual_mlp.w{n}" for n in (1, 3, 2)), inner=_HIDDEN)
+    shapes |= {
+        f"{prefix}residual_layernorm.weight": (_HIDDEN,),
+        f"{moe}gate.weight": (_EXPERTS, 64),
+    }
     for expert in range(_EXPERTS):
         shapes |= _mlp_shapes(f"{moe}experts.{expert}.w{n}" for n in (1, 3, 2))
     return shapes
@@ -310,8 +314,8 @@ def _jais_shapes() -> Shapes:
     shapes: Shapes = {"transformer.wte.weight": (VOCAB, _HIDDEN)}
     norms = ["transformer.ln_f"]
     for index in range(_LAYERS):
-        at = f"transformer.h.{index}."
-        norms += [f"{at}ln_1", f"{at}ln_2"]
+        prefix = f"transformer.h.{index}."
+        norms += [f"{prefix}ln_1", f"{prefix}ln_2"]
         sizes = {
             "attn.c_attn": (_HIDDEN, 3 * _HIDDEN),
             "attn.c_proj": (_HIDDEN, _HIDDEN),
@@ -319,8 +323,8 @@ def _jais_shapes() -> Shapes:
             "mlp.c_fc2": (_HIDDEN, _INNER),
             "mlp.c_proj": (_INNER, _HIDDEN),
         }
-        shapes |= {f"{at}{name}.weight": shape for name, shape in sizes.items()}
-        shapes |= {f"{at}{name}.bias": shape[1:] for name, shape in sizes.items()}
+        shapes |= {f"{prefix}{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= {f"{prefix}{name}.bias": shape[1:] for name, shape in sizes.items()}
     shapes |= {f"{name}.{part}": (_HIDDEN,) for name in norms for part in ("weight", "bias")}
     return shapes
 
@@ -329,16 +333,16 @@ def _phi3small_shapes() -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, _HIDDEN)}
     norms = ["model.final_layernorm"]
     for index in range(_LAYERS):
-        at = f"model.layers.{index}."
-        norms += [f"{at}input_layernorm", f"{at}post_attention_layernorm"]
+        prefix = f"model.layers.{index}."
+        norms += [f"{prefix}input_layernorm", f"{prefix}post_attention_layernorm"]
         sizes = {
             "self_attn.query_key_value": (2 * _HIDDEN, _HIDDEN),
             "self_attn.dense": (_HIDDEN, _HIDDEN),
             "mlp.up_proj": (2 * _INNER, _HIDDEN),
             "mlp.down_proj": (_HIDDEN, _INNER),
         }
-        shapes |= {f"{at}{name}.weight": shape for name, shape in sizes.items()}
-        shapes |= {f"{at}{name}.bias": shape[:1] for name, shape in sizes.items()}
+        shapes |= {f"{prefix}{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= {f"{prefix}{name}.bias": shape[:1] for name, shape in sizes.items()}
     return shapes | {f"{name}.{part}": (_HIDDEN,) for name in norms for part in ("weight", "bias")}
 
 

@@ -52,7 +52,7 @@ LATENTS = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 12,
 }
-_BEHIND_PLAIN = {
+_AFTER_DENSE = {
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
@@ -364,13 +364,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "deepseek_v2-lite": recipe(
         "deepseek_v2",
         **{**LATENTS, "q_lora_rank": None},
-        **_BEHIND_PLAIN,
+        **_AFTER_DENSE,
         rope_parameters={**_YARN, "rope_theta": 10000.0, "mscale": 0.9, "mscale_all_dim": 0.7},
     ),
     "deepseek_v2": recipe(
         "deepseek_v2",
         **LATENTS,
-        **_BEHIND_PLAIN,
+        **_AFTER_DENSE,
         attention_bias=True,
         routed_scaling_factor=2.5,
         topk_method="group_limited_greedy",
@@ -380,7 +380,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "deepseek_v3": recipe(
         "deepseek_v3",
         **LATENTS,
-        **_BEHIND_PLAIN,
+        **_AFTER_DENSE,
         n_group=4,
         topk_group=2,
         rope_parameters={**_YARN, "rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0},
@@ -388,13 +388,13 @@ RECIPES: dict[str, dict[str, Any]] = {
     "deepseek_v3-halves": recipe(
         "deepseek_v3",
         **{**LATENTS, "q_lora_rank": None},
-        **_BEHIND_PLAIN,
+        **_AFTER_DENSE,
         n_group=1,
         topk_group=1,
         norm_topk_prob=False,
         rope_interleave=False,
     ),
-    "glm4_moe_lite": recipe("glm4_moe_lite", **LATENTS, **_BEHIND_PLAIN, n_group=2),
+    "glm4_moe_lite": recipe("glm4_moe_lite", **LATENTS, **_AFTER_DENSE, n_group=2),
     "minicpm3": recipe("minicpm3", **LATENTS, dim_model_base=32),
     "youtu": recipe("youtu", **LATENTS, attention_bias=True, tie_word_embeddings=False),
     "dbrx": {

@@ -17,7 +17,7 @@ from engine.models.registry import decoder_spec
 from engine.offline.llm import LLM
 from tests.survey.foreign import Foreign, rewrite
 from tests.survey.one_result import differing
-from tests.survey.published import PlainOracle, Published
+from tests.survey.published import Published, ReadTensorsOracle
 from tests.survey.tiny import Oracle, make_checkpoint, prompts, write_tokenizer
 
 LENGTHS = (1, 50, 17, 64, 33, 90)
@@ -56,10 +56,10 @@ class Result:
     @property
     def text(self) -> str:
         """One cell of the table."""
-        found = f"{self.equal}/{len(LENGTHS)} equal, ± {self.error:.0e}"
+        summary = f"{self.equal}/{len(LENGTHS)} equal, ± {self.error:.0e}"
         if self.passed:
-            return f"pass ({found})"
-        return self.reason or f"**fails** ({found})"
+            return f"pass ({summary})"
+        return self.reason or f"**fails** ({summary})"
 
     @property
     def one_result(self) -> str:
@@ -79,11 +79,11 @@ def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
             return Result(architecture, reason=f"refused: {error.message.split(' Known:')[0]}")
         oracle = make_oracle()
         mixed = prompts(LENGTHS)
-        wanted = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
+        expected_tokens = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
         params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
         outputs = llm.generate(mixed, params, use_tqdm=False)
-        given = [output.outputs[0].token_ids for output in outputs]
-        equal = sum(ours == theirs for ours, theirs in zip(given, wanted, strict=True))
+        token_ids = [output.outputs[0].token_ids for output in outputs]
+        equal = sum(ours == theirs for ours, theirs in zip(token_ids, expected_tokens, strict=True))
         longest = max(mixed, key=len)
         largest = _largest_error(llm, longest, oracle.logprobs(longest))
         native = isinstance(llm.apply_model(lambda model: model)[0], NativeDecoder)
@@ -92,7 +92,9 @@ def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
         return Result(architecture, equal, largest, runner=runner, moved=moved)
 
 
-def make(recipe: Recipe, folder: Path) -> tuple[str, Path, Callable[[], Oracle | PlainOracle]]:
+def make(
+    recipe: Recipe, folder: Path
+) -> tuple[str, Path, Callable[[], Oracle | ReadTensorsOracle]]:
     """Write a recipe's checkpoint: its architecture, the folder to serve, what makes its oracle."""
     if isinstance(recipe, Published):
         recipe.write(folder)

@@ -80,10 +80,12 @@ def page(results: dict[str, Result], version: str) -> str:
         total=len(EXPECTED),
     )
     parts = [head, *rows]
-    others = {n: r for n, r in results.items() if r.architecture not in EXPECTED or _crossed(n)}
-    for title, wanted in _SECTIONS:
-        found = {name: result for name, result in others.items() if wanted(name, result)}
-        parts += [title, *(_row(name, result) for name, result in found.items())]
+    other_results = {
+        n: r for n, r in results.items() if r.architecture not in EXPECTED or _crossed(n)
+    }
+    for title, belongs in _SECTIONS:
+        selected = {name: result for name, result in other_results.items() if belongs(name, result)}
+        parts += [title, *(_row(name, result) for name, result in selected.items())]
     return "".join(parts)
 
 
@@ -114,17 +116,17 @@ def _of(architecture: str, results: dict[str, Result]) -> dict[str, Result]:
 
 
 def _passes(architecture: str, results: dict[str, Result]) -> bool:
-    found = _of(architecture, results)
-    return bool(found) and all(result.passed for result in found.values())
+    matches = _of(architecture, results)
+    return bool(matches) and all(result.passed for result in matches.values())
 
 
 def _expected_row(architecture: str, results: dict[str, Result]) -> str:
     models, reason = EXPECTED[architecture]
-    found = _of(architecture, results)
-    cells = [f"{name}: {result.text}" for name, result in found.items()]
+    matches = _of(architecture, results)
+    cells = [f"{name}: {result.text}" for name, result in matches.items()]
     if not cells:
         cells = [f"refused: {refusal(architecture)} ({reason})"]
-    runners = sorted({result.runner for result in found.values()} - {""})
+    runners = sorted({result.runner for result in matches.values()} - {""})
     runs_on = ", ".join(runners) or "-"
-    bits = "<br>".join(result.one_result for result in found.values()) or "-"
+    bits = "<br>".join(result.one_result for result in matches.values()) or "-"
     return f"| {architecture} | {models} | {runs_on} | {'<br>'.join(cells)} | {bits} |\n"

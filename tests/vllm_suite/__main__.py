@@ -16,14 +16,14 @@ from tests.e2e.product import ROOT, Product, clean_environment, running
 from tests.vllm_suite.models import Models
 from tests.vllm_suite.results import (
     RESULTS,
-    Kept,
     Reasons,
     Result,
+    StoredResults,
     page,
     read_report,
     report,
 )
-from tests.vllm_suite.tree import build, found_tests
+from tests.vllm_suite.tree import build, list_tests
 
 FILE_TIMEOUT_S = 900
 #: A test of vLLM's that fails may leave a task behind that never ends.
@@ -49,29 +49,33 @@ def main() -> int:
         "--minutes", type=float, default=1e9, help="begin no file after so many (then --rest)"
     )
     options = parser.parse_args()
-    reasons, kept = Reasons(), Kept(options.results)
-    files, others = found_tests(options.source.resolve())
-    left_out = [file for file in files if reasons.of(file) is not None]
-    files = [file for file in files if file not in left_out]
-    kept.known(files, left_out)
+    reasons, stored_results = Reasons(), StoredResults(options.results)
+    files, other_files = list_tests(options.source.resolve())
+    remaining_out = [file for file in files if reasons.of(file) is not None]
+    files = [file for file in files if file not in remaining_out]
+    stored_results.set_files(files, remaining_out)
     if options.files:
         files = [file for file in files if any(part in file for part in options.files)]
     if options.rest:
-        files = [file for file in files if file not in kept.by_file]
+        files = [file for file in files if file not in stored_results.by_file]
     if files:
-        run_all(options.source.resolve(), files, reasons, kept, options.minutes)
-    text, unknown = report(kept, reasons)
+        run_all(options.source.resolve(), files, reasons, stored_results, options.minutes)
+    text, unknown = report(stored_results, reasons)
     print(f"\n{text}")
-    print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
-    for file in left_out:
+    print(f"\nNot run: {len(other_files)} files that call vLLM's own modules and no server.")
+    for file in remaining_out:
         print(f"  {file}: {reasons.of(file)}")
     if options.page is not None:
-        options.page.write_text(page(kept, reasons), encoding="utf-8")
+        options.page.write_text(page(stored_results, reasons), encoding="utf-8")
     return 1 if unknown else 0
 
 
 def run_all(
-    source: Path, files: list[str], reasons: Reasons, kept: Kept, minutes: float = math.inf
+    source: Path,
+    files: list[str],
+    reasons: Reasons,
+    stored: StoredResults,
+    minutes: float = math.inf,
 ) -> None:
     """Run these files against one product, each with its own model; begin none after `minutes`."""
     with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
@@ -91,13 +95,15 @@ def run_all(
             for file in files:
                 if time.monotonic() > end:
                     break
-                found = run_file(file, folder, environment | models.of(file), reasons.endless(file))
-                kept.add(file, found)
-                bad = sum(result.outcome == "differs" for result in found)
-                print(f"{file}: {len(found)} tests, {bad} otherwise", flush=True)
-                for result in found:
+                file_results = run_file(
+                    file, folder, environment | models.of(file), reasons.endless(file)
+                )
+                stored.add(file, file_results)
+                bad = sum(result.outcome == "differs" for result in file_results)
+                print(f"{file}: {len(file_results)} tests, {bad} otherwise", flush=True)
+                for result in file_results:
                     if result.outcome == "differs" and reasons.of(result.name) is None:
-                        print(f"  {result.name}\n      {result.told}", flush=True)
+                        print(f"  {result.name}\n      {result.message}", flush=True)
 
 
 def adapter_folders(folder: Path) -> str:
@@ -107,12 +113,12 @@ def adapter_folders(folder: Path) -> str:
 
 def suite_environment(product: Product, source: Path) -> dict[str, str]:
     """How the tests find the product."""
-    made = product.manage(
+    process = product.manage(
         "create_key", "--tenant", tenant_of(product), "--name", "suite", "--scopes", SCOPES
     )
-    key = re.search(r"sk-quire-\w+", made)
+    key = re.search(r"sk-quire-\w+", process)
     if key is None:
-        raise RuntimeError(f"No key in: {made}")
+        raise RuntimeError(f"No key in: {process}")
     # A source package's folder, or its PKG-INFO, tells which vLLM it is.
     info = (source / "PKG-INFO").read_text(encoding="utf-8")
     version = re.search(r"^Version: (.+)$", info, re.MULTILINE)
@@ -160,8 +166,8 @@ def run_file(
         print(done.stdout[-20000:])
     if not output.exists():
         return [Result(f"{file}::", "differs", done.stdout[-300:] + done.stderr[-300:])]
-    found = read_report(output, file)
-    return found + [Result(name, "differs", "It never ends.") for name in endless]
+    report = read_report(output, file)
+    return report + [Result(name, "differs", "It never ends.") for name in endless]
 
 
 if __name__ == "__main__":

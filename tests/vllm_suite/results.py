@@ -18,30 +18,30 @@ RESULTS = Path(__file__).with_name("results.json")
 
 @dataclass(frozen=True)
 class Result:
-    """`outcome`: "passed", "differs" or "skipped". `told`: the last line of what went wrong."""
+    """`outcome`: "passed", "differs" or "skipped". `message`: the last line of what went wrong."""
 
     name: str
     outcome: str
-    told: str = ""
+    message: str = ""
 
 
 def read_report(path: Path, file: str) -> list[Result]:
     """The results in one file's JUnit report, by `file::test`."""
-    found = []
+    results = []
     for case in ET.parse(path).getroot().iter("testcase"):
         # A file that can't be collected is a case without a test's name.
         name = f"{file}::{case.get('name')}"
-        outcome, told = "passed", ""
+        outcome, message = "passed", ""
         for child in case:
             if child.tag in ("failure", "error"):
-                outcome, told = "differs", _shown(child.get("message"))
+                outcome, message = "differs", _last_line(child.get("message"))
             elif child.tag == "skipped":
-                outcome, told = "skipped", _shown(child.get("message"))
-        found.append(Result(name, outcome, told))
-    return found
+                outcome, message = "skipped", _last_line(child.get("message"))
+        results.append(Result(name, outcome, message))
+    return results
 
 
-def _shown(message: str | None) -> str:
+def _last_line(message: str | None) -> str:
     return " ".join((message or "").split())[:300]
 
 
@@ -54,14 +54,14 @@ class Summary:
     differs: tuple[str, ...]
 
     @classmethod
-    def of(cls, found: list[Result]) -> Summary:
+    def of(cls, results: list[Result]) -> Summary:
         """Of results."""
-        counts = Counter(result.outcome for result in found)
-        differs = (result.name for result in found if result.outcome == "differs")
+        counts = Counter(result.outcome for result in results)
+        differs = (result.name for result in results if result.outcome == "differs")
         return cls(counts["passed"], counts["skipped"], tuple(sorted(differs)))
 
 
-class Kept:
+class StoredResults:
     """Results by file, kept in a JSON file: a run may be gone on with.
 
     `left_out`: files that aren't run. `waiting`: those that have no results yet.
@@ -70,39 +70,39 @@ class Kept:
     def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
         self.by_file: dict[str, Summary] = {}
-        self.left_out: list[str] = []
+        self.excluded: list[str] = []
         self.waiting: list[str] = []
         if path.exists():
             read = json.loads(path.read_text(encoding="utf-8"))
-            self.left_out, self.waiting = read["left_out"], read["waiting"]
-            for file, found in read["files"].items():
-                differs = tuple(f"{file}::{test}" for test in found["differs"])
-                self.by_file[file] = Summary(found["passed"], found["skipped"], differs)
+            self.excluded, self.waiting = read["left_out"], read["waiting"]
+            for file, summary in read["files"].items():
+                differs = tuple(f"{file}::{test}" for test in summary["differs"])
+                self.by_file[file] = Summary(summary["passed"], summary["skipped"], differs)
 
-    def known(self, files: list[str], left_out: list[str]) -> None:
+    def set_files(self, files: list[str], excluded: list[str]) -> None:
         """These files are run, those aren't; of others nothing is kept."""
         self.by_file = {file: self.by_file[file] for file in files if file in self.by_file}
-        self.left_out = sorted(left_out)
+        self.excluded = sorted(excluded)
         self.waiting = sorted(set(files) - self.by_file.keys())
         self._write()
 
-    def add(self, file: str, found: list[Result]) -> None:
+    def add(self, file: str, file_results: list[Result]) -> None:
         """A file was run."""
-        self.by_file[file] = Summary.of(found)
-        self.waiting = [each for each in self.waiting if each != file]
+        self.by_file[file] = Summary.of(file_results)
+        self.waiting = [waiting_file for waiting_file in self.waiting if waiting_file != file]
         self._write()
 
     def _write(self) -> None:
         files = {
             file: {
-                "passed": found.passed,
-                "skipped": found.skipped,
-                "differs": [name.removeprefix(f"{file}::") for name in found.differs],
+                "passed": summary.passed,
+                "skipped": summary.skipped,
+                "differs": [name.removeprefix(f"{file}::") for name in summary.differs],
             }
-            for file, found in sorted(self.by_file.items())
+            for file, summary in sorted(self.by_file.items())
         }
-        whole = {"files": files, "left_out": self.left_out, "waiting": self.waiting}
-        self._path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        full = {"files": files, "left_out": self.excluded, "waiting": self.waiting}
+        self._path.write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
 
 
 class Reasons:
@@ -131,18 +131,18 @@ class Reasons:
         return None
 
 
-def report(kept: Kept, reasons: Reasons) -> tuple[str, int]:
+def report(stored: StoredResults, reasons: Reasons) -> tuple[str, int]:
     """The report, and how many differences nobody has explained."""
-    found = list(kept.by_file.values())
+    summaries = list(stored.by_file.values())
     explained: dict[str, list[str]] = {}
     unknown: list[str] = []
-    for name in (name for summary in found for name in summary.differs):
+    for name in (name for summary in summaries for name in summary.differs):
         why = reasons.of(name)
         (unknown if why is None else explained.setdefault(why, [])).append(name)
     lines = [
-        f"{sum(summary.passed for summary in found)} as vLLM, "
-        f"{sum(len(summary.differs) for summary in found)} otherwise, "
-        f"{sum(summary.skipped for summary in found)} about vLLM's insides or a GPU."
+        f"{sum(summary.passed for summary in summaries)} as vLLM, "
+        f"{sum(len(summary.differs) for summary in summaries)} otherwise, "
+        f"{sum(summary.skipped for summary in summaries)} about vLLM's insides or a GPU."
     ]
     for why, names in explained.items():
         lines += ["", f"{why} ({len(names)})", *(f"  {name}" for name in names)]
@@ -162,26 +162,31 @@ that each file gives its own. What differs has a reason.
 """
 
 
-def page(kept: Kept, reasons: Reasons) -> str:
+def page(stored: StoredResults, reasons: Reasons) -> str:
     """The results as a document."""
     rows, numbers = [], dict[str, int]()
     total: Counter[str] = Counter()
-    for file, found in sorted(kept.by_file.items()):
-        counts = Counter(passed=found.passed, differs=len(found.differs), skipped=found.skipped)
+    for file, summary in sorted(stored.by_file.items()):
+        counts = Counter(
+            passed=summary.passed, differs=len(summary.differs), skipped=summary.skipped
+        )
         total += counts
-        whys = {reasons.of(name) or "No reason yet." for name in found.differs}
+        whys = {reasons.of(name) or "No reason yet." for name in summary.differs}
         cited = sorted(numbers.setdefault(why, len(numbers) + 1) for why in sorted(whys))
-        row = [_short(file), *(str(counts[each]) for each in ("passed", "differs", "skipped"))]
+        row = [
+            _short(file),
+            *(str(counts[outcome]) for outcome in ("passed", "differs", "skipped")),
+        ]
         rows.append(" | ".join(["", *row, ", ".join(map(str, cited)), ""]).strip())
-    sums = " | ".join(str(total[each]) for each in ("passed", "differs", "skipped"))
+    sums = " | ".join(str(total[outcome]) for outcome in ("passed", "differs", "skipped"))
     rows.append(f"| **all** | {sums} | |")
     listed = [item(why, f"{number}.") for why, number in numbers.items()]
     skipped: dict[str, list[str]] = {}
-    for file in kept.left_out:
+    for file in stored.excluded:
         skipped.setdefault(reasons.of(file) or "", []).append(_short(file))
     parts = [_PAGE + "\n".join(rows), "\n".join(listed)]
-    if kept.waiting:
-        parts.append(f"Without results yet: {', '.join(map(_short, kept.waiting))}.")
+    if stored.waiting:
+        parts.append(f"Without results yet: {', '.join(map(_short, stored.waiting))}.")
     parts.append("Not run:")
     parts.append("\n".join(item(f"{why} {', '.join(files)}") for why, files in skipped.items()))
     return "\n\n".join(parts) + "\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_suite.__main__ import run_file
-from tests.vllm_suite.results import Kept, Reasons, Result, page, report
-from tests.vllm_suite.tree import build, found_tests
+from tests.vllm_suite.results import Reasons, Result, StoredResults, page, report
+from tests.vllm_suite.tree import build, list_tests
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "tests/entrypoints/openai/test_made_up.py"
@@ -64,9 +64,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_files_that_talk_to_a_server_are_found(source: Path, tmp_path: Path) -> None:
     inside = "tests/entrypoints/openai/test_inside.py"
-    assert found_tests(source) == ([FILE], [inside])
+    assert list_tests(source) == ([FILE], [inside])
     with pytest.raises(FileNotFoundError, match="no source of vLLM"):
-        found_tests(tmp_path / "elsewhere")
+        list_tests(tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def ran(
         "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
         "QUIRE_SUITE_VERSION": "0",
     }
-    found = run_file(FILE, folder, environment, endless.endless(FILE))
-    return {result.name: result for result in found}
+    file = run_file(FILE, folder, environment, endless.endless(FILE))
+    return {result.name: result for result in file}
 
 
 def test_results_are_told_apart(ran: dict[str, Result]) -> None:
@@ -109,13 +109,13 @@ def test_results_are_told_apart(ran: dict[str, Result]) -> None:
         "test_that_differs[2]": "passed",
         "test_that_waits": "differs",
     }
-    assert "one is not two" in ran[f"{FILE}::test_that_differs[1]"].told
+    assert "one is not two" in ran[f"{FILE}::test_that_differs[1]"].message
 
 
 def test_what_never_ends_isnt_begun(endless: Reasons, ran: dict[str, Result]) -> None:
     assert endless.endless(FILE) == [ENDLESS]
     assert endless.endless("another.py") == []
-    assert ran[ENDLESS].told == "It never ends."
+    assert ran[ENDLESS].message == "It never ends."
     assert endless.of(ENDLESS) == "It waits."
 
 
@@ -128,11 +128,11 @@ def reasons(tmp_path: Path) -> Reasons:
 
 
 def test_differences_are_listed_with_their_reasons(tmp_path: Path, reasons: Reasons) -> None:
-    kept = Kept(tmp_path / "kept.json")
-    found = [("test_x[[1]-?]", "differs"), ("test_xy", "differs"), ("test_z", "passed")]
-    kept.add("a.py", [Result(f"a.py::{name}", outcome, "m") for name, outcome in found])
-    kept.add("b/c.py", [Result("b/c.py::test_y", "differs", "m")])
-    text, unknown = report(kept, reasons)
+    stored = StoredResults(tmp_path / "kept.json")
+    results = [("test_x[[1]-?]", "differs"), ("test_xy", "differs"), ("test_z", "passed")]
+    stored.add("a.py", [Result(f"a.py::{name}", outcome, "m") for name, outcome in results])
+    stored.add("b/c.py", [Result("b/c.py::test_y", "differs", "m")])
+    text, unknown = report(stored, reasons)
     assert unknown == 1
     assert "1 as vLLM, 3 otherwise, 0 about" in text
     assert "It is small. (2)" in text
@@ -140,13 +140,13 @@ def test_differences_are_listed_with_their_reasons(tmp_path: Path, reasons: Reas
 
 
 def test_results_are_kept_and_become_a_page(tmp_path: Path, reasons: Reasons) -> None:
-    kept = Kept(tmp_path / "kept.json")
-    kept.add("gone.py", [Result("gone.py::test_x", "passed")])
-    kept.known(["a.py", "c.py", "e.py"], ["d.py"])
-    kept.add("a.py", [Result("a.py::test_x", "differs", "m"), Result("a.py::test_y", "passed")])
-    kept.add("c.py", [Result("c.py::test_z", "skipped"), Result("c.py::test_w", "differs")])
-    again = Kept(tmp_path / "kept.json")
-    assert (again.by_file, again.waiting) == (kept.by_file, ["e.py"])
+    stored = StoredResults(tmp_path / "kept.json")
+    stored.add("gone.py", [Result("gone.py::test_x", "passed")])
+    stored.set_files(["a.py", "c.py", "e.py"], ["d.py"])
+    stored.add("a.py", [Result("a.py::test_x", "differs", "m"), Result("a.py::test_y", "passed")])
+    stored.add("c.py", [Result("c.py::test_z", "skipped"), Result("c.py::test_w", "differs")])
+    again = StoredResults(tmp_path / "kept.json")
+    assert (again.by_file, again.waiting) == (stored.by_file, ["e.py"])
     text = page(again, reasons)
     assert "gone.py" not in text
     assert "| `a.py` | 1 | 1 | 0 | 1 |" in text
@@ -157,8 +157,8 @@ def test_results_are_kept_and_become_a_page(tmp_path: Path, reasons: Reasons) ->
 
 
 def test_every_difference_that_is_kept_has_a_reason_and_stands_on_the_page() -> None:
-    kept, reasons = Kept(), Reasons()
-    assert kept.by_file
-    assert report(kept, reasons)[1] == 0
-    assert all(reasons.of(file) for file in kept.left_out)
-    assert (ROOT / "docs" / "vllm-tests.md").read_text(encoding="utf-8") == page(kept, reasons)
+    stored, reasons = StoredResults(), Reasons()
+    assert stored.by_file
+    assert report(stored, reasons)[1] == 0
+    assert all(reasons.of(file) for file in stored.excluded)
+    assert (ROOT / "docs" / "vllm-tests.md").read_text(encoding="utf-8") == page(stored, reasons)

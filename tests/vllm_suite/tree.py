@@ -14,7 +14,7 @@ HELPERS = ("models/utils.py", "models/language/pooling/embed_utils.py")
 _CLIENT = re.compile(r"^(?:async )?def test\w*\([^)]*\b(?:client|server)\b", re.MULTILINE)
 
 
-def found_tests(source: Path) -> tuple[list[str], list[str]]:
+def list_tests(source: Path) -> tuple[list[str], list[str]]:
     """The test files of vLLM's entry points, relative to the source tree: those that talk to a
     server, and those that call vLLM's own modules.
 
@@ -23,11 +23,11 @@ def found_tests(source: Path) -> tuple[list[str], list[str]]:
     root = source / "tests" / "entrypoints"
     if not root.is_dir():
         raise FileNotFoundError(f"{source} holds no tests/entrypoints: it's no source of vLLM.")
-    talking, others = [], []
+    talking, other_files = [], []
     for path in sorted(root.rglob("test_*.py")):
-        kind = talking if _talks(path) else others
+        kind = talking if _talks(path) else other_files
         kind.append(str(path.relative_to(source)))
-    return talking, others
+    return talking, other_files
 
 
 def _talks(path: Path) -> bool:

@@ -89,8 +89,8 @@ def seeded(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Seeded:
         timeout=300,
         stdout=subprocess.PIPE,
     )
-    made = json.loads(done.stdout)
-    return Seeded(env, states_of(made["sessions"]), made["key"])
+    payload = json.loads(done.stdout)
+    return Seeded(env, states_of(payload["sessions"]), payload["key"])
 
 
 @pytest.fixture(scope="package")
@@ -210,9 +210,9 @@ def log_in(page: Page, url: str, name: str) -> None:
 @pytest.fixture(scope="package")
 def tabs(browser: Browser, server: LiveServer, sessions: dict[str, Any]) -> Iterator[Tabs]:
     """For all tests of this package."""
-    made = Tabs(browser, sessions, server.url)
-    yield made
-    made.close()
+    tabs = Tabs(browser, sessions, server.url)
+    yield tabs
+    tabs.close()
 
 
 @pytest.fixture
@@ -232,19 +232,19 @@ def open_page(
         user: str | None = "ada",
         *,
         answers: dict[str, Any] | None = None,
-        alone: bool = False,
+        isolated: bool = False,
         viewport: Any = DESKTOP,
         color_scheme: str = "light",
         reduced_motion: str = "no-preference",
         **device: Any,
     ) -> Page:
         if user and device.get("java_script_enabled", True):
-            tab = tabs.of(user, device, alone)
+            tab = tabs.of(user, device, isolated)
         else:
             state = sessions[user] if user else None
             tab = Tab(browser.new_context(storage_state=state, **device))
             opened.append(tab)
-        tab.look(viewport, color_scheme=color_scheme, reduced_motion=reduced_motion)
+        tab.set_viewport(viewport, color_scheme=color_scheme, reduced_motion=reduced_motion)
         tab.problems.clear()  # what an earlier test's page said when it was left
         for address, answer in (answers or {}).items():
             tab.page.route(f"**{address}*", partial(_fulfil, answer))

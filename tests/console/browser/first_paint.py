@@ -52,10 +52,10 @@ def main() -> None:
         state = log_in(browser, url, name)
         paths = sys.argv[3:] or paths
         for path, cookies in [("/login/", None), *((path, state) for path in paths)]:
-            found = [painted(browser, url + path, cookies) for _ in range(TIMES)]
-            times, weight = [each[0] for each in found], max(each[1] for each in found) / 1000
-            told = f"{statistics.median(times):5.0f} {max(times):5.0f} ms {weight:5.0f} kB"
-            print(f"{path:40} {told}", flush=True)
+            paints = [painted(browser, url + path, cookies) for _ in range(TIMES)]
+            times, weight = [paint[0] for paint in paints], max(paint[1] for paint in paints) / 1000
+            summary = f"{statistics.median(times):5.0f} {max(times):5.0f} ms {weight:5.0f} kB"
+            print(f"{path:40} {summary}", flush=True)
         browser.close()
 
 
@@ -81,11 +81,11 @@ def painted(browser: Browser, address: str, cookies: Any) -> tuple[float, float]
     sizes: list[float] = []
     devtools.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
     page.goto(address, wait_until="commit")
-    found: float = page.evaluate(PAINTED)
+    painted_ms: float = page.evaluate(PAINTED)
     page.wait_for_load_state("load")
     page.wait_for_timeout(QUIET_MS)
     context.close()
-    return found, sum(sizes)
+    return painted_ms, sum(sizes)
 
 
 if __name__ == "__main__":

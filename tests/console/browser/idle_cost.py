@@ -35,9 +35,9 @@ def cpu_seconds(pid: int) -> float:
 
 def spent(pid: int, seconds: float) -> float:
     """Of a core, in percent."""
-    before, began = cpu_seconds(pid), time.monotonic()
+    initial_cpu_seconds, began = cpu_seconds(pid), time.monotonic()
     time.sleep(seconds)
-    return 100 * (cpu_seconds(pid) - before) / (time.monotonic() - began)
+    return 100 * (cpu_seconds(pid) - initial_cpu_seconds) / (time.monotonic() - began)
 
 
 def main() -> None:
@@ -66,9 +66,9 @@ def main() -> None:
             context = browser.new_context(storage_state=state, viewport=DESKTOP)
             context.new_page().goto(url + path)
             time.sleep(SETTLED_S)
-            found = spent(args.pid, args.seconds)
+            cpu_ms = spent(args.pid, args.seconds)
             context.close()
-            print(f"{path:24} {found:5.2f} {found - without:+5.2f}", flush=True)
+            print(f"{path:24} {cpu_ms:5.2f} {cpu_ms - without:+5.2f}", flush=True)
         browser.close()
 
 

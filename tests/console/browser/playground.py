@@ -44,7 +44,7 @@ class PlaygroundPage:
         """The finished answer to a message."""
         return self.finished(self.send(text))
 
-    def shown(self, text: str) -> Locator:
+    def finished_text(self, text: str) -> Locator:
         """The prose of a finished answer whose source is `text`."""
         return self.finished(self.play(text=text)).locator(".prose")
 

@@ -41,14 +41,14 @@ class ReplicaThread:
             token_delay=0.01,
         )
         self.loop = asyncio.new_event_loop()
-        self.ended = asyncio.Event()
+        self.finished = asyncio.Event()
         self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self.run(),))
 
     async def run(self) -> None:
         async with self.replica:
-            await self.ended.wait()
+            await self.finished.wait()
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.ended.set)
+        self.loop.call_soon_threadsafe(self.finished.set)
         self.thread.join(10)
         self.loop.close()

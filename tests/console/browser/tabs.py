@@ -21,9 +21,9 @@ class Tab:
         context.set_default_timeout(60_000)
         self.page, self.problems = context.new_page(), list[str]()
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda message: _note(message, self.problems))
+        self.page.on("console", lambda message: _record(message, self.problems))
 
-    def look(self, viewport: Any, **media: Any) -> None:
+    def set_viewport(self, viewport: Any, **media: Any) -> None:
         """From now on, at this size and in this theme."""
         self.page.set_viewport_size(viewport)
         self.page.emulate_media(**{"reduced_motion": "no-preference", **media})
@@ -47,36 +47,37 @@ class Tabs:
 
     def __init__(self, browser: Browser, sessions: dict[str, Any], url: str) -> None:
         self._browser, self._sessions, self._url = browser, sessions, url
-        self._kept: dict[tuple[str, str], Tab] = {}
+        self._shared: dict[tuple[str, str], Tab] = {}
         self._used: list[Tab] = []
-        self._before: list[Tab] = []
+        self._previous: list[Tab] = []
 
-    def of(self, user: str, device: dict[str, Any], alone: bool = False) -> Tab:
-        """The user's, logged in. One for this test only if it's `alone` or the other is taken."""
+    def of(self, user: str, device: dict[str, Any], isolated: bool = False) -> Tab:
+        """The user's, logged in. One for this test only if it's `isolated` or
+        the other is taken."""
         key = user, repr(sorted(device.items()))
-        tab = self._kept.get(key)
+        tab = self._shared.get(key)
         if tab is None or tab.page.is_closed():
-            tab = self._kept[key] = Tab(self._browser.new_context(**device))
-        if alone or tab in self._used:
+            tab = self._shared[key] = Tab(self._browser.new_context(**device))
+        if isolated or tab in self._used:
             tab = Tab(tab.page.context)
         tab.page.context.add_cookies(self._sessions[user]["cookies"])
         self._used.append(tab)
-        self._leave([each for each in self._before if each is not tab])
+        self._leave([item for item in self._previous if item is not tab])
         return tab
 
     def _leave(self, tabs: list[Tab]) -> None:
         """Or their pages would go on asking for news."""
         for tab in tabs:
             tab.page.goto(self._url + NOTHING)
-        self._before = []
+        self._previous = []
 
     def tidy(self) -> list[str]:
         """For the next test; what went wrong in this one."""
         used, self._used = self._used, []
         problems = [problem for tab in used for problem in tab.problems]
-        self._before = [tab for tab in used if tab in self._kept.values()]
+        self._previous = [tab for tab in used if tab in self._shared.values()]
         for tab in used:
-            if tab in self._before:
+            if tab in self._previous:
                 tab.tidy()
             else:
                 tab.close()
@@ -84,10 +85,10 @@ class Tabs:
 
     def close(self) -> None:
         """All of them."""
-        for tab in self._kept.values():
+        for tab in self._shared.values():
             tab.page.context.close()
 
 
-def _note(message: Any, problems: list[str]) -> None:
+def _record(message: Any, problems: list[str]) -> None:
     if "Content Security Policy" in message.text or "TrustedHTML" in message.text:
         problems.append(message.text)

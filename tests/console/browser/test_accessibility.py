@@ -25,8 +25,8 @@ MARKDOWN = (
 
 def problems(page: Page) -> list[str]:
     """Each rule that is broken, with the first element that breaks it."""
-    found = Axe().run(page).response["violations"]
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+    violations = Axe().run(page).response["violations"]
+    return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in violations]
 
 
 def turn(page: Page, view: dict[str, Any]) -> None:

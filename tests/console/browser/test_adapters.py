@@ -43,9 +43,9 @@ def test_what_is_no_adapter_is_refused_at_once(open_page: Open, tmp_path: Path) 
     page.locator("#upload-name").fill("bad")
     page.set_input_files("#upload-files", [pickle])
     page.get_by_role("button", name="Upload").click()
-    told = page.locator("#upload-told")
-    expect(told).to_contain_text("is a pickle")
-    expect(told).to_have_attribute("data-kind", "error")
+    status_line = page.locator("#upload-told")
+    expect(status_line).to_contain_text("is a pickle")
+    expect(status_line).to_have_attribute("data-kind", "error")
     width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert width <= 0
 
@@ -91,10 +91,10 @@ def test_what_a_deed_says_is_read_though_states_change_meanwhile(
 
 def read_what_promoting_says(open_page: Open, number: int) -> None:
     page = open_page(f"/console/adapters/{number}/?tenant=acme")
-    held: list[Route] = []
+    pending: list[Route] = []
 
     def hold(route: Route) -> None:
-        held.append(route)
+        pending.append(route)
 
     page.route("**/promote/", hold)
     with page.expect_request("**/promote/"):
@@ -103,7 +103,7 @@ def read_what_promoting_says(open_page: Open, number: int) -> None:
     page.route("**/api/adapters*", lambda route: route.fulfill(json={"adapters": [changed]}))
     with page.expect_response("**/api/adapters*"):
         pass
-    (sent,) = held
+    (sent,) = pending
     sent.continue_()
     expect(page.locator(".notice")).to_contain_text("version 1 is live")
 
@@ -113,9 +113,9 @@ def test_a_folder_is_dropped(open_page: Open, tmp_path: Path) -> None:
     folders = [adapter_folder(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
     (folders[0] / "README.md").write_text("not wanted")
     page = open_page("/console/adapters/")
-    place = page.locator("#drop")
-    place.scroll_into_view_if_needed()
-    box = place.bounding_box()
+    drop_zone = page.locator("#drop")
+    drop_zone.scroll_into_view_if_needed()
+    box = drop_zone.bounding_box()
     assert box is not None
     session = page.context.new_cdp_session(page)
 

@@ -42,9 +42,9 @@ def lose_and_find(playground: PlaygroundPage, relay: Relay) -> None:
 
 
 @pytest.fixture
-def alone(open_page: Open) -> PlaygroundPage:
+def private_playground(open_page: Open) -> PlaygroundPage:
     """The playground in a tab of its own: the way of a socket can't be changed back."""
-    return PlaygroundPage(open_page(alone=True)).ready()
+    return PlaygroundPage(open_page(isolated=True)).ready()
 
 
 def cut_off(playground: PlaygroundPage) -> list[float]:
@@ -60,8 +60,8 @@ def cut_off(playground: PlaygroundPage) -> list[float]:
     return attempts
 
 
-def test_the_reader_can_have_it_tried_at_once(alone: PlaygroundPage) -> None:
-    page, attempts = alone.page, cut_off(alone)
+def test_the_reader_can_have_it_tried_at_once(private_playground: PlaygroundPage) -> None:
+    page, attempts = private_playground.page, cut_off(private_playground)
     page.wait_for_timeout(1500)  # a few attempts, after growing pauses
     again = page.get_by_role("button", name="Try now")
     again.focus()
@@ -82,12 +82,14 @@ def test_what_was_stopped_stays_so_though_the_connection_is_lost(
     expect(playground.error).to_have_count(0)
 
 
-def test_a_question_that_waits_can_be_given_up(alone: PlaygroundPage) -> None:
-    cut_off(alone)
-    expect(alone.page.locator("#connection")).to_have_attribute("data-state", "waiting")
-    waiting = alone.send("Meanwhile")
+def test_a_question_that_waits_can_be_given_up(private_playground: PlaygroundPage) -> None:
+    cut_off(private_playground)
+    expect(private_playground.page.locator("#connection")).to_have_attribute(
+        "data-state", "waiting"
+    )
+    waiting = private_playground.send("Meanwhile")
     expect(waiting).to_have_attribute("data-state", "waiting")
-    alone.page.get_by_role("button", name="Stop").click()
+    private_playground.page.get_by_role("button", name="Stop").click()
     expect(waiting).to_have_attribute("data-state", "stopped")
 
 

@@ -23,7 +23,7 @@ CALL = [
 TOKENS = [["Yes", -0.05, [["Yes", -0.05], ["No", -3.2]]], ["<b>\n", -2.5, [["!", -0.2]]]]
 
 
-def kept(playground: PlaygroundPage) -> str:
+def conversation_id(playground: PlaygroundPage) -> str:
     """Wait until the conversation is kept; its id."""
     playground.page.wait_for_url("**/?conversation=talk-*")
     return playground.page.url.rpartition("=")[2]
@@ -37,7 +37,7 @@ def drawer(page: Page) -> Locator:
 def test_a_conversation_is_kept_found_renamed_and_deleted(playground: PlaygroundPage) -> None:
     page = playground.page
     playground.answer_to("Where is Lisbon, my heron?")
-    kept(playground)
+    conversation_id(playground)
     page.evaluate("sessionStorage.clear()")
     page.evaluate("window.addEventListener('pagehide', () => sessionStorage.clear())")
     page.reload()
@@ -69,7 +69,7 @@ def test_a_conversation_that_was_left_at_once_is_kept_on_the_way_back(
     playground.answer_to("Which bird is a heron?")
     page.goto(f"{address}console/")
     page.goto(address)
-    kept(playground.ready())
+    conversation_id(playground.ready())
 
 
 #: Of this page alone: a test's clock would stop its whole context's.
@@ -82,19 +82,19 @@ NO_DELAYED_SAVE = """() => {
 def test_a_tab_that_is_closed_for_good_at_the_end_of_its_first_answer_loses_nothing(
     open_page: Open,
 ) -> None:
-    left = open_page(alone=True)
-    page = left.context.new_page()
-    page.goto(left.url)
+    remaining_page = open_page(isolated=True)
+    page = remaining_page.context.new_page()
+    page.goto(remaining_page.url)
     playground = PlaygroundPage(page).ready()
     page.evaluate(NO_DELAYED_SAVE)
     playground.answer_to("Which nests do storks build?")
     page.close()
-    path = left.locator("#playground").get_attribute("data-conversations-url")
-    listed = urljoin(left.url, f"{path}?q=nests+do+storks+build")
+    path = remaining_page.locator("#playground").get_attribute("data-conversations-url")
+    listed = urljoin(remaining_page.url, f"{path}?q=nests+do+storks+build")
     deadline = time.monotonic() + 60
-    while not left.request.get(listed).json()["conversations"]:
+    while not remaining_page.request.get(listed).json()["conversations"]:
         assert time.monotonic() < deadline, "The conversation was lost."
-        left.wait_for_timeout(100)
+        remaining_page.wait_for_timeout(100)
 
 
 def test_conversations_are_put_into_folders_beside_the_page(open_page: Open) -> None:
@@ -178,7 +178,7 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
 ) -> None:
     page = playground.page
     playground.answer_to("For my colleagues, about the otter")
-    where = f"/?conversation={kept(playground)}"
+    where = f"/?conversation={conversation_id(playground)}"
     olga, root = open_page(where, "olga"), open_page(where, "root")
     for other in (olga, root):
         expect(other.get_by_text("Conversation not found.")).to_be_visible()
@@ -201,7 +201,7 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
 
 def test_sharing_asks_first_and_can_be_cancelled(playground: PlaygroundPage) -> None:
     playground.answer_to("About the shy badger")
-    kept(playground)
+    conversation_id(playground)
     history = drawer(playground.page)
     patches: list[str] = []
     playground.page.on("request", lambda sent: patches.append(sent.method))
@@ -216,7 +216,7 @@ def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
 ) -> None:
     page = playground.page
     playground.answer_to("Where do herons sleep?")
-    kept(playground)
+    conversation_id(playground)
     history = drawer(page)
     share = history.get_by_role("button", name="Share Where do herons")
     share.click()
@@ -252,7 +252,7 @@ def test_questions_and_answers_have_branches(playground: PlaygroundPage) -> None
     playground.answers.last.hover()
     playground.answers.last.get_by_role("button", name="Answer again").click()
     expect(playground.answers.last.locator(".turn-branches")).to_have_text("2 of 2")
-    kept(playground)
+    conversation_id(playground)
     playground.page.reload()
     playground.ready()
     expect(playground.questions.first.locator(".turn-branches")).to_have_text("1 of 2")
@@ -280,7 +280,7 @@ def test_several_models_answer_side_by_side(open_page: Open) -> None:
     expect(compared.locator(".prose")).to_have_text(["You said: All of you"] * 3)
     expect(compared.locator(".turn-who")).to_have_text(["quill", "acme-private", "quill"])
     expect(compared.locator('[aria-busy="false"]')).to_have_count(3)
-    kept(playground)
+    conversation_id(playground)
     page.reload()
     playground.ready()
     expect(compared.locator(".prose")).to_have_text(["You said: All of you"] * 3)
@@ -349,12 +349,12 @@ def test_tools_are_called_and_the_reader_says_what_they_return(open_page: Open) 
         page.get_by_label("Tools", exact=True),
         page.get_by_label("Schema for the answer"),
     )
-    for field, wrong, words in (
+    for field, invalid, words in (
         (tools, "{", "This is not JSON"),
         (tools, '[{"name": "a b"}]', "Each tool needs a name"),
         (schema, "[]", "A JSON schema is an object"),
     ):
-        field.fill(wrong)
+        field.fill(invalid)
         expect(page.locator("#extras").get_by_text(words)).to_be_visible()
         field.fill("")
     tools.fill(TOOL)
@@ -369,8 +369,8 @@ def test_tools_are_called_and_the_reader_says_what_they_return(open_page: Open) 
     for _ in in_both(page):
         assert problems(page) == []
     answer.get_by_role("button", name="Send results").click()
-    said = playground.finished(playground.answers.nth(2)).locator(".prose")
-    expect(said).to_have_text('You said: {"sky": "<b>clear</b>"}')
+    prose = playground.finished(playground.answers.nth(2)).locator(".prose")
+    expect(prose).to_have_text('You said: {"sky": "<b>clear</b>"}')
 
 
 def test_probabilities_are_told_token_by_token(playground: PlaygroundPage) -> None:
@@ -404,7 +404,7 @@ def test_the_drawer_and_the_code_are_accessible(open_page: Open) -> None:
     page = open_page()
     playground = PlaygroundPage(page).ready()
     playground.answer_to("A question for the drawer")
-    kept(playground)
+    conversation_id(playground)
     history = drawer(page)
     expect(
         history.get_by_role("button", name="A question for the drawer", exact=True).first
@@ -435,9 +435,9 @@ SKELETON_PX = """() => {
 
 @pytest.mark.parametrize("link", ["/", "/?conversation=conv-none"])
 def test_the_page_has_its_shape_before_the_scripts_run(open_page: Open, link: str) -> None:
-    page = open_page(alone=True)
-    held: list[Route] = []
-    page.route("**/playground/main*.js", lambda route: held.append(route))
+    page = open_page(isolated=True)
+    pending: list[Route] = []
+    page.route("**/playground/main*.js", lambda route: pending.append(route))
     with page.expect_request("**/playground/main*.js"):
         page.goto(urljoin(page.url, link), wait_until="commit")
     playground = PlaygroundPage(page)
@@ -451,7 +451,7 @@ def test_the_page_has_its_shape_before_the_scripts_run(open_page: Open, link: st
         page.wait_for_function(f"() => ({SKELETON_PX})() > 100")
         expect(heading).to_be_hidden()
     assert page.locator("#playground").get_attribute("data-models") is None
-    for route in held:
+    for route in pending:
         route.continue_()
     playground.ready()
     expect(page.get_by_role("heading", name="What can I help with?")).to_be_visible()

@@ -39,12 +39,12 @@ ALL_VIEWS: list[View] = [
     (size, theme, {}) for size in (DESKTOP, PHONE) for theme in ("light", "dark")
 ]
 #: Of a first visit, with all that it loads: bodies as they are sent.
-MOST_BYTES = 290_000
+MAX_WEIGHT_BYTES = 290_000
 #: The same of a later visit, where most comes from the browser's cache.
 WEIGHT = """["navigation", "resource"].flatMap((kind) => performance.getEntriesByType(kind))
     .reduce((sum, each) => sum + each.encodedBodySize, 0)"""
 #: Of what a page loads before anything is drawn, compressed, and how many files.
-MOST_BLOCKING_BYTES, MOST_BLOCKING = 20_000, 7
+MAX_BLOCKING_BYTES, MAX_BLOCKING = 20_000, 7
 IN_NAVIGATION = [f"/{page.address}" for page in pages() if page.has_view]
 RESERVED = {
     f"/{page.address}" for page in pages() if page.who in (Audience.OPERATORS, Audience.STAFF)
@@ -75,9 +75,9 @@ def secret(product: LiveServer, sessions: dict[str, Any]) -> str:
         timeout=120,
         stdout=subprocess.PIPE,
     )
-    made = json.loads(done.stdout)
-    sessions.update(states_of(made["sessions"]))
-    key = str(made["secret"])
+    payload = json.loads(done.stdout)
+    sessions.update(states_of(payload["sessions"]))
+    key = str(payload["secret"])
     with httpx.Client(
         base_url=f"{product.url}/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
     ) as client:
@@ -103,8 +103,12 @@ def work(client: httpx.Client) -> None:
         ' "body": {"model": "quill", "messages": [{"role": "user", "content": "Hi"}]}}\n'
     )
     file = {"file": ("questions.jsonl", line, "application/jsonl")}
-    made = client.post("/files", files=file, data={"purpose": "batch"}).json()["id"]
-    batch = {"input_file_id": made, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    file_id = client.post("/files", files=file, data={"purpose": "batch"}).json()["id"]
+    batch = {
+        "input_file_id": file_id,
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
     assert client.post("/batches", json=batch).status_code == 200
 
 
@@ -117,16 +121,21 @@ class Walk:
         )
         self.context.set_default_timeout(60_000)
         self.page, self.url = self.context.new_page(), url
-        self.here, self.wrong = "", []
-        self.page.on("pageerror", lambda error: self._note(str(error)))
-        self.page.on("console", lambda said: "Policy" in said.text and self._note(said.text))
+        self.path, self.problems = "", []
+        self.page.on("pageerror", lambda error: self._record(str(error)))
+        self.page.on(
+            "console",
+            lambda console_message: (
+                "Policy" in console_message.text and self._record(console_message.text)
+            ),
+        )
 
-    def _note(self, text: str) -> None:
-        self.wrong.append(f"{self.here}: {text}")
+    def _record(self, text: str) -> None:
+        self.problems.append(f"{self.path}: {text}")
 
     def open(self, path: str) -> int:
         """Its status."""
-        self.here = path
+        self.path = path
         response = self.page.goto(self.url + path)
         assert response is not None
         return response.status
@@ -139,9 +148,11 @@ DJANGOS = [".inline-group th:empty", ".help-tooltip"]
 def violations(page: Page, asked: dict[str, Any]) -> list[str]:
     """What axe finds."""
     options = {"resultTypes": ["violations"], **asked}
-    where = {"exclude": [[each] for each in DJANGOS]}
-    found = page.evaluate("([where, how]) => axe.run(where, how)", [where, options])["violations"]
-    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+    where = {"exclude": [[selector] for selector in DJANGOS]}
+    violations = page.evaluate("([where, how]) => axe.run(where, how)", [where, options])[
+        "violations"
+    ]
+    return [f"{violation['id']}: {violation['nodes'][0]['html'][:200]}" for violation in violations]
 
 
 def picture(walk: Walk, name: str) -> None:
@@ -158,18 +169,18 @@ def name_of(path: str) -> str:
     """For a picture's file."""
     parts = [part for part in path.partition("?")[0].split("/") if part and part != "console"]
     # Ids differ from run to run.
-    kept = [part if len(part) < 15 else "one" for part in parts]
-    return "-".join(kept) or ("overview" if "console" in path else "playground")
+    retained_parts = [part if len(part) < 15 else "one" for part in parts]
+    return "-".join(retained_parts) or ("overview" if "console" in path else "playground")
 
 
 #: What scripts size anew, such as charts, has its new size.
 DRAWN = "new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))"
 
 
-def look(walk: Walk, axe: str, views: list[View]) -> None:
+def check_view(walk: Walk, axe: str, views: list[View]) -> None:
     """In each view nothing sticks out, and axe finds nothing."""
-    page, path = walk.page, walk.here
-    wrong = list(walk.wrong)
+    page, path = walk.page, walk.path
+    problems = list(walk.problems)
     page.evaluate(axe)
     for size, theme, asked in views:
         page.set_viewport_size(size)
@@ -177,7 +188,7 @@ def look(walk: Walk, axe: str, views: list[View]) -> None:
         page.evaluate(DRAWN)
         page.evaluate("document.getAnimations().forEach((each) => each.finish())")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, size)
-        wrong += [f"{path} {theme}: {each}" for each in violations(page, asked)]
+        problems += [f"{path} {theme}: {violation}" for violation in violations(page, asked)]
         if views is VIEWS:
             picture(walk, f"{name_of(path)}-{'desk' if size == DESKTOP else 'phone'}")
     for width in (320, 768):
@@ -187,26 +198,26 @@ def look(walk: Walk, axe: str, views: list[View]) -> None:
     page.set_viewport_size(DESKTOP)
     page.emulate_media(color_scheme="light")
     # What axe tries out itself, such as styles written into elements, is no fault of the page's.
-    walk.wrong = wrong
+    walk.problems = problems
 
 
 def ready(walk: Walk, url: str) -> None:
     """What fills a page that begins empty has come."""
     page = walk.page
     expect(page.get_by_role("heading", level=1).first).to_be_attached()
-    if walk.here == "/":
+    if walk.path == "/":
         PlaygroundPage(page).ready().answer_to("What is a glacier?")
-    elif walk.here == "/console/":
+    elif walk.path == "/console/":
         expect(page.locator("#pulse")).to_contain_text("Live")
         expect(page.get_by_role("article").first).to_be_visible()
-    elif walk.here == "/console/kv/":
+    elif walk.path == "/console/kv/":
         expect(page.locator("#kv-state")).to_have_text("Live")
         expect(page.locator("#kv-legend")).to_contain_text("free")
-    elif walk.here == "/console/keys/":
+    elif walk.path == "/console/keys/":
         page.locator(".deeds summary").first.click()
-    elif walk.here == "/console/settings/":
+    elif walk.path == "/console/settings/":
         page.get_by_label("Search").fill("per minute")
-    elif walk.here == "/reference/":
+    elif walk.path == "/reference/":
         page.locator("#post-v1-chat-completions > summary").click()
         page.locator("#shape-Message > summary").click()
         # The rest looks the same, and axe would take half a minute for it.
@@ -237,7 +248,7 @@ def test_the_operators_pages_are_light_and_readable_in_every_view(
     while waiting:
         path = waiting.pop(0)
         status = walk.open(path if "?" in path else f"{path}?tenant=northwind")
-        walk.here = path
+        walk.path = path
         assert status == (404 if path == "/no/such/page" else 200), path
         ready(walk, product.url)
         blocking = walk.page.evaluate(
@@ -246,17 +257,17 @@ def test_the_operators_pages_are_light_and_readable_in_every_view(
             ".map((each) => each.encodedBodySize)"
         )
         weight = walk.page.evaluate(WEIGHT)
-        look(walk, axe, views)
-        if not 5_000 < weight < MOST_BYTES:
+        check_view(walk, axe, views)
+        if not 5_000 < weight < MAX_WEIGHT_BYTES:
             heavy.append((path, weight))
-        many = len(blocking) > MOST_BLOCKING or sum(blocking) > MOST_BLOCKING_BYTES
+        many = len(blocking) > MAX_BLOCKING or sum(blocking) > MAX_BLOCKING_BYTES
         if many and not path.startswith("/admin/"):  # Django's own forms bring jQuery and more
             heavy.append((path, blocking))
         if path in LEADS:
-            found = walk.page.locator(LEADS[path]).first.get_attribute("href")
-            waiting.append(str(found))
+            href = walk.page.locator(LEADS[path]).first.get_attribute("href")
+            waiting.append(str(href))
     walk.context.close()
-    assert walk.wrong == []
+    assert walk.problems == []
     assert heavy == []
 
 
@@ -268,18 +279,22 @@ READERS = {
 }
 
 
-def look_around(walk: Walk, name: str) -> Iterator[str]:
+def follow_links(walk: Walk, name: str) -> Iterator[str]:
     """Each page that opens for this reader, which names nothing of others."""
-    own, refused = READERS[name]
+    sees_tenant, refused = READERS[name]
     for path in IN_NAVIGATION:
         assert walk.open(path) == (403 if path in refused else 200), path
         expect(walk.page.get_by_role("heading", level=1).first).to_be_attached()
         text = walk.page.content()
-        others = ("rival-private", "acme-private", *(() if own else ("Northwind",)))
-        assert [each for each in others if each in text] == [], path
+        forbidden_names = (
+            "rival-private",
+            "acme-private",
+            *(() if sees_tenant else ("Northwind",)),
+        )
+        assert [name for name in forbidden_names if name in text] == [], path
         if path not in refused:
             yield path
-    assert walk.open("/console/tenants/northwind/") == (200 if own else 404)
+    assert walk.open("/console/tenants/northwind/") == (200 if sees_tenant else 404)
     assert walk.open("/console/tenants/acme/") == 404
 
 
@@ -289,9 +304,9 @@ def test_owners_and_outsiders_have_their_pages_and_no_others(
     browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str, name: str
 ) -> None:
     walk = Walk(browser, product.url, sessions[name], viewport=PHONE, color_scheme="dark")
-    assert len(list(look_around(walk, name))) > len(IN_NAVIGATION) / 2
+    assert len(list(follow_links(walk, name))) > len(IN_NAVIGATION) / 2
     walk.context.close()
-    assert walk.wrong == []
+    assert walk.problems == []
 
 
 def test_a_list_of_requests_says_when_newer_ones_have_come(
@@ -336,14 +351,14 @@ def test_why_a_request_was_slow_takes_one_click_and_a_bill_two(
         "aria-sort", "descending"
     )
     walk.context.close()
-    assert walk.wrong == []
+    assert walk.problems == []
 
 
 def test_members_have_their_pages_and_without_scripts_none_waits_for_them(
     browser: Browser, product: LiveServer, sessions: dict[str, Any], secret: str
 ) -> None:
     walk = Walk(browser, product.url, sessions["milo"], viewport=PHONE, java_script_enabled=False)
-    for path in look_around(walk, "milo"):
+    for path in follow_links(walk, "milo"):
         main = walk.page.locator("main").first.inner_text()
         assert len(main.split()) > 8, path
         assert [word for word in ("Looking", "Loading", "Connecting") if word in main] == [], path
@@ -356,6 +371,6 @@ def test_whoever_is_not_logged_in_finds_accessible_ways_in(
     walk, axe = Walk(browser, product.url, None, viewport=DESKTOP), Axe().axe_script
     for path in ("/login/", "/no/such/page"):
         walk.open(path)
-        look(walk, axe, VIEWS)
+        check_view(walk, axe, VIEWS)
     walk.context.close()
-    assert walk.wrong == []
+    assert walk.problems == []

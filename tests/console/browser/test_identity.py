@@ -29,7 +29,12 @@ def tab(browser: Browser) -> Iterator[Page]:
     page = context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda said: "Policy" in said.text and problems.append(said.text))
+    page.on(
+        "console",
+        lambda console_message: (
+            "Policy" in console_message.text and problems.append(console_message.text)
+        ),
+    )
     yield page
     context.close()
     assert problems == []

@@ -19,18 +19,18 @@ Go = Callable[..., Page]
 @pytest.fixture(scope="module")
 def tabs(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Tabs]:
     """At the product's own application."""
-    made = Tabs(browser, sessions, product.url)
-    yield made
-    made.close()
+    tabs = Tabs(browser, sessions, product.url)
+    yield tabs
+    tabs.close()
 
 
 @pytest.fixture
 def go(product: LiveServer, tabs: Tabs) -> Iterator[Go]:
     """Opens a path as somebody."""
 
-    def open_path(path: str, name: str = "root", at: str = product.url) -> Page:
+    def open_path(path: str, name: str = "root", base_url: str = product.url) -> Page:
         page = tabs.of(name, {}).page
-        page.goto(at + path)
+        page.goto(base_url + path)
         return page
 
     yield open_path
@@ -46,8 +46,8 @@ def prove(page: Page, other: str) -> None:
 def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     page = go("/console/kv/")
     prove(page, "rival")
-    said = page.locator(".proof-said")
-    expect(said).to_have_attribute("data-verdict", "isolated", timeout=60_000)
+    proof = page.locator(".proof-said")
+    expect(proof).to_have_attribute("data-verdict", "isolated", timeout=60_000)
     rows = page.locator("#proof-result tbody tr")
     expect(rows).to_have_count(4)
     cached = [int(text.split()[0]) for text in rows.locator("td:nth-child(3)").all_inner_texts()]
@@ -76,9 +76,9 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
     expect(page.locator("#kv-tenants")).to_contain_text("acme")
     expect(page.locator("#kv-sums")).to_contain_text("Others' or empty")
     assert "rival" not in page.content()
-    told = page.request.get(f"{product.url}/api/blocks/r1/?tenant=acme").text()
-    assert '"acme"' in told
-    assert "rival" not in told
+    text = page.request.get(f"{product.url}/api/blocks/r1/?tenant=acme").text()
+    assert '"acme"' in text
+    assert "rival" not in text
     assert page.request.get(f"{product.url}/api/blocks/r1/?tenant=rival").status == 404
     prove(page, "")
     expect(page.locator(".proof-said")).to_have_attribute(

@@ -72,7 +72,7 @@ def test_every_stop_on_the_way_shows_the_focus_and_has_a_name(open_page: Open) -
     seen = []
     for _ in range(40):
         press(page, "Tab")
-        found = page.evaluate(
+        focused = page.evaluate(
             """async () => {
               await new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)));
               const e = document.activeElement, s = getComputedStyle(e);
@@ -84,12 +84,12 @@ def test_every_stop_on_the_way_shows_the_focus_and_has_a_name(open_page: Open) -
                        tag: e.id || e.className || e.localName };
             }"""
         )
-        if found is None:
+        if focused is None:
             break
-        seen.append(found)
+        seen.append(focused)
     assert len(seen) > 20
-    assert [each for each in seen if not (each["name"] and each["outline"])] == []
-    assert [each for each in seen if not each["visible"]] == []
+    assert [focus for focus in seen if not (focus["name"] and focus["outline"])] == []
+    assert [focus for focus in seen if not focus["visible"]] == []
 
 
 def test_enter_that_chooses_a_word_of_an_input_method_does_not_send(

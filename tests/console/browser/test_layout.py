@@ -36,7 +36,7 @@ WIDTHS = [320, 390, 768, 1280]
 
 def test_no_width_needs_sideways_scrolling(open_page: Open) -> None:
     page = open_page("/", "root", viewport=PHONE)
-    PlaygroundPage(page).ready().shown(WIDE_TEXT)
+    PlaygroundPage(page).ready().finished_text(WIDE_TEXT)
     inside = "s => s.scrollWidth - s.clientWidth"
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 800})
@@ -63,9 +63,9 @@ def test_both_names_are_whole_when_two_models_are_compared(open_page: Open) -> N
     PlaygroundPage(page).ready()
     for width in (1440, PHONE["width"]):
         page.set_viewport_size({"width": width, "height": 900})
-        shown = page.locator(".picker-button .picker-name")
-        expect(shown).to_have_text(names)
-        assert shown.evaluate_all("e => e.map((n) => n.scrollWidth - n.clientWidth)") == [0, 0]
+        model_name = page.locator(".picker-button .picker-name")
+        expect(model_name).to_have_text(names)
+        assert model_name.evaluate_all("e => e.map((n) => n.scrollWidth - n.clientWidth)") == [0, 0]
         assert overflow(page) <= 0
 
 
@@ -142,7 +142,7 @@ def test_times_are_the_readers_and_say_so(open_page: Open) -> None:
     expect(page.locator("tbody time").first).to_have_text(
         re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d GMT\+0?5:45")
     )
-    plain = open_page("/console/audit/", java_script_enabled=False)
-    expect(plain.locator("tbody time").first).to_have_text(
+    baseline_page = open_page("/console/audit/", java_script_enabled=False)
+    expect(baseline_page.locator("tbody time").first).to_have_text(
         re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
     )

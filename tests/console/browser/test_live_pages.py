@@ -19,10 +19,10 @@ from tests.console.live import LiveServer
 
 @pytest.fixture
 def context(browser: Browser, sessions: dict[str, Any]) -> Iterator[BrowserContext]:
-    made = browser.new_context(storage_state=sessions["root"], viewport=DESKTOP)
-    made.set_default_timeout(60_000)
-    yield made
-    made.close()
+    context = browser.new_context(storage_state=sessions["root"], viewport=DESKTOP)
+    context.set_default_timeout(60_000)
+    yield context
+    context.close()
 
 
 @pytest.fixture

@@ -101,9 +101,37 @@ CASES = {
     "[x](https://e.org 'title')": '<p><a href="https://e.org/">x</a></p>',
     "see https://e.org/a, then": '<p>see <a href="https://e.org/a">https://e.org/a</a>, then</p>',
 }
-PIECES = ["*", "**", "_", "`", "```", "~~~", "\n", "\n\n", "- ", "1. ", "> ", "# ", " ", "a", "b c"]
-PIECES += ["$", "$$", "[x] ", "[k]: http://q.z", "[k]"]
-PIECES += ["[", "](https://x.y)", "~~", "|", "|-|-|\n", "<i>", "http://q.z", "  ", "\\", "!", "é🙂"]
+FRAGMENTS = [
+    "*",
+    "**",
+    "_",
+    "`",
+    "```",
+    "~~~",
+    "\n",
+    "\n\n",
+    "- ",
+    "1. ",
+    "> ",
+    "# ",
+    " ",
+    "a",
+    "b c",
+]
+FRAGMENTS += ["$", "$$", "[x] ", "[k]: http://q.z", "[k]"]
+FRAGMENTS += [
+    "[",
+    "](https://x.y)",
+    "~~",
+    "|",
+    "|-|-|\n",
+    "<i>",
+    "http://q.z",
+    "  ",
+    "\\",
+    "!",
+    "é🙂",
+]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +152,7 @@ def test_how_the_text_was_cut_makes_no_difference(page: Page) -> None:
     dice = random.Random(7)
     cases = []
     for _ in range(400):
-        text = "".join(dice.choice(PIECES) for _ in range(dice.randint(3, 60)))
+        text = "".join(dice.choice(FRAGMENTS) for _ in range(dice.randint(3, 60)))
         cases.append([text, list(range(1, len(text)))])
     for text in CASES:
         cases.append([text, list(range(1, len(text)))])
@@ -145,7 +173,7 @@ def test_nor_does_it_where_text_is_settled_before_its_block_ends(page: Page) -> 
 
 def test_what_is_open_is_shown_as_if_it_were_closed(page: Page) -> None:
     """No marker flashes up while its span is being written."""
-    shown = page.evaluate(
+    rendered = page.evaluate(
         f"""async () => {{
           const {{ MarkdownStream }} = await import("{MODULE}");
           const seen = [];
@@ -159,7 +187,7 @@ def test_what_is_open_is_shown_as_if_it_were_closed(page: Page) -> None:
           return seen;
         }}"""
     )
-    assert shown == [
+    assert rendered == [
         "<p>a <strong>bo</strong></p>",
         "<p>a</p>",
         "<p><code>co</code></p>",
@@ -173,7 +201,7 @@ def test_what_is_open_is_shown_as_if_it_were_closed(page: Page) -> None:
 
 def test_a_long_answer_is_not_rendered_again_and_again(page: Page) -> None:
     """Four times the text makes about four times the nodes, not sixteen times."""
-    made = page.evaluate(
+    timings = page.evaluate(
         f"""async () => {{
           const {{ MarkdownStream }} = await import("{MODULE}");
           const count = async (pieces, piece) => {{
@@ -201,12 +229,12 @@ def test_a_long_answer_is_not_rendered_again_and_again(page: Page) -> None:
           return found;
         }}"""
     )
-    for few, many in made:
-        assert many < 6 * few + 100, made
+    for few, many in timings:
+        assert many < 6 * few + 100, timings
 
 
 def test_elements_of_finished_blocks_are_never_replaced(page: Page) -> None:
-    kept = page.evaluate(
+    survives = page.evaluate(
         f"""async () => {{
           const {{ MarkdownStream }} = await import("{MODULE}");
           const root = document.createElement("div");
@@ -224,12 +252,12 @@ def test_elements_of_finished_blocks_are_never_replaced(page: Page) -> None:
           return before.every((each, i) => now[i] === each && each.firstChild === inside[i]);
         }}"""
     )
-    assert kept
+    assert survives
 
 
 def test_a_line_that_grows_keeps_its_elements(page: Page) -> None:
     """Or a selection in it would be lost with every token."""
-    kept = page.evaluate(
+    survivals = page.evaluate(
         f"""async () => {{
           const {{ MarkdownStream }} = await import("{MODULE}");
           const found = [];
@@ -250,7 +278,7 @@ def test_a_line_that_grows_keeps_its_elements(page: Page) -> None:
           return found;
         }}"""
     )
-    assert kept == [True, True, True]
+    assert survivals == [True, True, True]
 
 
 def test_the_page_of_the_renderer_is_really_ours(open_page: Open) -> None:
@@ -260,7 +288,7 @@ def test_the_page_of_the_renderer_is_really_ours(open_page: Open) -> None:
 
 
 def test_a_vector_has_its_arrow_and_needs_no_inline_style(playground: PlaygroundPage) -> None:
-    prose = playground.shown("$\\vec{x}$ and $$\\frac{\\sqrt{a}}{b}$$")
+    prose = playground.finished_text("$\\vec{x}$ and $$\\frac{\\sqrt{a}}{b}$$")
     expect(prose.locator("math mover mo").first).to_have_text("\u20d7")
     expect(prose.locator("math mfrac msqrt")).to_have_count(1)
     assert prose.locator(".math [style]").count() == 0

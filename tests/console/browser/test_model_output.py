@@ -45,7 +45,7 @@ TRICKS = {
 ESCAPES = str.maketrans("", "", "\\")
 
 
-def as_shown(trick: str) -> str:
+def as_displayed(trick: str) -> str:
     """Entities are the characters that they stand for, and NUL is what Unicode says for it."""
     return unescape(trick).replace("\0", "\ufffd").translate(ESCAPES)
 
@@ -54,20 +54,22 @@ def test_fault_37_tricks_stay_text(playground: PlaygroundPage) -> None:
     page = playground.page
     requests: list[str] = []
 
-    def note(request: Request) -> None:
+    def record_request(request: Request) -> None:
         requests.append(request.url)
 
-    page.on("request", note)
+    page.on("request", record_request)
     for name, trick in TRICKS.items():
-        prose = playground.shown(trick)
+        prose = playground.finished_text(trick)
         text = prose.evaluate("e => e.textContent")
-        assert text.translate(ESCAPES) == as_shown(trick), name
-        made = prose.evaluate("e => [...e.querySelectorAll('*')].map(n => n.href || n.localName)")
+        assert text.translate(ESCAPES) == as_displayed(trick), name
+        references = prose.evaluate(
+            "e => [...e.querySelectorAll('*')].map(n => n.href || n.localName)"
+        )
         # An address of the web may be linked to wherever it stands, inside a tag that's text too.
-        odd = {each for each in made if not each.endswith(".example/")}
-        odd -= {each for each in made if each.startswith("https://evil.example/")}
+        odd = {text for text in references if not text.endswith(".example/")}
+        odd -= {text for text in references if text.startswith("https://evil.example/")}
         assert odd <= {"p", "br"}, (name, odd)
-    page.remove_listener("request", note)
+    page.remove_listener("request", record_request)
     assert page.evaluate("window.hit") is None
     host = page.url.split("/")[2]
     assert [url for url in requests if host not in url] == []
@@ -90,7 +92,7 @@ def test_fault_37_markup_in_code_tables_headings_and_lists_is_text(
 ) -> None:
     evil = "<img src=x onerror=window.hit=1>"
     text = f"# {evil}\n\n- {evil}\n\n> {evil}\n\n| a |\n|---|\n| {evil} |\n\n```{evil}\n{evil}\n```"
-    prose = playground.shown(text)
+    prose = playground.finished_text(text)
     assert prose.locator("img").count() == 0
     assert prose.evaluate("e => e.textContent").count("onerror") == 5
     assert playground.page.evaluate("window.hit") is None
@@ -108,7 +110,7 @@ def test_fault_37_errors_model_names_and_questions_are_text(playground: Playgrou
 
 
 def test_fault_37_kept_answers_are_text_after_a_reload(playground: PlaygroundPage) -> None:
-    playground.shown("<img src=x onerror=window.hit=1> [x](javascript:window.hit=1)")
+    playground.finished_text("<img src=x onerror=window.hit=1> [x](javascript:window.hit=1)")
     playground.page.reload()
     playground.ready()
     expect(playground.answers.first.locator(".prose")).to_contain_text("<img src=x")
@@ -117,7 +119,7 @@ def test_fault_37_kept_answers_are_text_after_a_reload(playground: PlaygroundPag
 
 
 def test_links_to_the_web_are_links_that_give_nothing_away(playground: PlaygroundPage) -> None:
-    prose = playground.shown(
+    prose = playground.finished_text(
         "[one](https://example.org/a_(b)) and https://example.org/c?d=1&e. ![p](http://example.org/p.png)"
     )
     links = prose.locator("a")

@@ -18,7 +18,7 @@ from tests.console.browser.conftest import Open
 Beat = Callable[[Heartbeat], None]
 
 
-def loaded(replica_id: str, tokens: int, at: float, **stats: float) -> Heartbeat:
+def loaded(replica_id: str, tokens: int, timestamp: float, **stats: float) -> Heartbeat:
     figures = {
         "num_requests_running": 3,
         "num_requests_waiting": 1,
@@ -30,7 +30,7 @@ def loaded(replica_id: str, tokens: int, at: float, **stats: float) -> Heartbeat
         "prefix_cache_hits_total": 64,
         "generation_tokens_total": tokens,
     }
-    return heartbeat(replica_id, at=at, host="node-1", pid=7, stats=figures | stats)
+    return heartbeat(replica_id, at=timestamp, host="node-1", pid=7, stats=figures | stats)
 
 
 def test_load_is_live(open_page: Open, beat: Beat) -> None:
@@ -59,8 +59,8 @@ def test_drafts_are_shown_where_there_are_any(open_page: Open, beat: Beat) -> No
     expect(card).to_contain_text("prefix hits")
     expect(card.get_by_text("drafts accepted")).to_be_hidden()
     drafts = {"num_drafts": 40, "num_draft_tokens": 75, "num_accepted_tokens": 60}
-    held = {f"spec_decode_{name}_total": value for name, value in drafts.items()}
-    beat(loaded("quill-drafts", 1240, start + 2, **held))
+    allocated_values = {f"spec_decode_{name}_total": value for name, value in drafts.items()}
+    beat(loaded("quill-drafts", 1240, start + 2, **allocated_values))
     expect(card.get_by_text("drafts accepted")).to_be_visible()
     expect(card).to_contain_text("80 %")
     expect(card).to_contain_text("2.5 tokens a step with drafts")
@@ -113,11 +113,11 @@ def test_the_log_of_a_failure_shows_its_end(
     client.close()
     beat(heartbeat("quill-logged", state="failed", detail="no room"))
     page = open_page("/console/", "root")
-    found = page.get_by_label("The end of quill-logged's log")
-    expect(found).to_contain_text("exited with status 1")
-    left = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
-    assert found.evaluate("each => each.scrollHeight > each.clientHeight")
-    assert found.evaluate(left) < 2
+    field = page.get_by_label("The end of quill-logged's log")
+    expect(field).to_contain_text("exited with status 1")
+    remaining_scroll = "each => each.scrollHeight - each.scrollTop - each.clientHeight"
+    assert field.evaluate("each => each.scrollHeight > each.clientHeight")
+    assert field.evaluate(remaining_scroll) < 2
 
 
 def test_the_examples_name_a_ready_model_and_this_server(open_page: Open) -> None:
@@ -198,7 +198,7 @@ def test_drawing_over_a_chart_zooms_in_on_all_of_them(open_page: Open) -> None:
     ends = [charts.nth(index).locator(".chart-ends") for index in (0, 3)]
     expect(ends[0]).to_contain_text(":")
     area.scroll_into_view_if_needed()
-    everything = [each.inner_text() for each in ends]
+    everything = [end.inner_text() for end in ends]
     box = area.bounding_box()
     assert box is not None
     middle = box["y"] + box["height"] / 2
@@ -206,12 +206,12 @@ def test_drawing_over_a_chart_zooms_in_on_all_of_them(open_page: Open) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + 0.75 * box["width"], middle, steps=4)
     page.mouse.up()
-    whole = page.get_by_role("button", name="Show all of the time")
-    expect(whole).to_be_visible()
+    full_element = page.get_by_role("button", name="Show all of the time")
+    expect(full_element).to_be_visible()
     assert page.url.endswith("/console/?range=2h")  # it is no click
-    for end, before in zip(ends, everything, strict=True):
-        expect(end).not_to_have_text(before)
-    whole.click()
-    expect(whole).to_be_hidden()
+    for end, initial in zip(ends, everything, strict=True):
+        expect(end).not_to_have_text(initial)
+    full_element.click()
+    expect(full_element).to_be_hidden()
     area.click()
     page.wait_for_url("**/console/requests/**since=**")

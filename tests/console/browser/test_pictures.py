@@ -163,7 +163,7 @@ def test_a_pdf_goes_to_any_model_and_is_seen_again(open_page: Open) -> None:
     playground.finished(playground.send("What does it say?"))
     prose = playground.answers.first.locator(".prose")
     expect(prose).to_have_text("You said: file report.pdf, What does it say?")
-    shown = playground.questions.first.get_by_role("link", name="report.pdf")
-    expect(shown).to_have_attribute("href", re.compile("/console/files/file-.*tenant=acme"))
+    element = playground.questions.first.get_by_role("link", name="report.pdf")
+    expect(element).to_have_attribute("href", re.compile("/console/files/file-.*tenant=acme"))
     for _ in in_both(page):
         assert problems(page) == []

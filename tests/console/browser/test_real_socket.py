@@ -23,9 +23,9 @@ from tests.console.live import ROOT, LiveServer
 @pytest.fixture(scope="module")
 def tab(browser: Browser, sessions: dict[str, Any]) -> Iterator[Tab]:
     """Ada's: sessions are in the database that all servers share."""
-    made = Tab(browser.new_context(storage_state=sessions["ada"]))
-    yield made
-    made.page.context.close()
+    tab = Tab(browser.new_context(storage_state=sessions["ada"]))
+    yield tab
+    tab.page.context.close()
 
 
 @pytest.fixture
@@ -188,8 +188,8 @@ def test_the_code_of_what_was_asked_runs_as_it_is_shown(
             check=False,
         )
         assert done.returncode == 0, (language, text, done.stderr)
-        said = "".join(re.findall(r'"content":"([^"]*)"', done.stdout)) or done.stdout.strip()
-        assert said == "Hello from the replica.", (language, done.stdout)
+        output = "".join(re.findall(r'"content":"([^"]*)"', done.stdout)) or done.stdout.strip()
+        assert output == "Hello from the replica.", (language, done.stdout)
 
 
 def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(playground: PlaygroundPage) -> None:

@@ -105,7 +105,7 @@ class Below:
 
     product: Product
     stripping: Proxy
-    plain: Proxy
+    forwarding: Proxy
     mail: MailServer
 
 
@@ -121,8 +121,8 @@ def below(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Below]:
         folder = tmp_path_factory.mktemp("below")
         with running(folder, "--root-path", ROOT, **environment) as product:
             port = urlsplit(product.url).port or 0
-            with proxied(port, strips=True) as stripping, proxied(port, strips=False) as plain:
-                yield Below(product, stripping, plain, mail)
+            with proxied(port, strips=True) as stripping, proxied(port, strips=False) as baseline:
+                yield Below(product, stripping, baseline, mail)
 
 
 class Visit:
@@ -132,9 +132,9 @@ class Visit:
         self.context = browser.new_context(viewport=DESKTOP)
         self.context.set_default_timeout(60_000)
         self.page, self.url = self.context.new_page(), proxy.url
-        self.wrong: list[str] = []
+        self.problems: list[str] = []
         self.sockets: list[str] = []
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("response", self._answered)
         self.page.on("websocket", lambda socket: self.sockets.append(urlsplit(socket.url).path))
 
@@ -143,7 +143,7 @@ class Visit:
         if address.scheme == "http" and not (
             address.path.startswith(f"{ROOT}/") and response.status != 404
         ):
-            self.wrong.append(f"{response.status} {response.url}")
+            self.problems.append(f"{response.status} {response.url}")
 
     def open(self, path: str) -> int:
         """Its status; and nothing on the page leads out."""
@@ -151,7 +151,7 @@ class Visit:
         assert response is not None
         for address in self._addresses():
             if address.startswith("/") and not address.startswith(f"{ROOT}/"):
-                self.wrong.append(f"{path} leads to {address}")
+                self.problems.append(f"{path} leads to {address}")
         return response.status
 
     def _addresses(self) -> list[str]:
@@ -164,10 +164,12 @@ class Visit:
 
     def close(self) -> None:
         """It all went well."""
-        cookies = {each["name"]: each["path"] for each in self.context.cookies(f"{self.url}/")}
+        cookies = {
+            cookie["name"]: cookie["path"] for cookie in self.context.cookies(f"{self.url}/")
+        }
         assert set(cookies.values()) == {ROOT}, cookies
         self.context.close()
-        assert self.wrong == []
+        assert self.problems == []
 
 
 def log_in(page: Page, name: str, password: str) -> None:
@@ -185,9 +187,9 @@ def join(visit: Visit, link: str, name: str) -> None:
 
 
 def link_in(text: str, url: str) -> str:
-    found = re.search(rf"{re.escape(url)}/\S+", text)
-    assert found, text
-    return found[0]
+    match = re.search(rf"{re.escape(url)}/\S+", text)
+    assert match, text
+    return match[0]
 
 
 @pytest.mark.timeout(600)
@@ -195,7 +197,7 @@ def link_in(text: str, url: str) -> str:
 def test_fault_74_operators_walk_all_pages_below_a_path(
     browser: Browser, below: Below, strips: bool
 ) -> None:
-    proxy = below.stripping if strips else below.plain
+    proxy = below.stripping if strips else below.forwarding
     visit = Visit(browser, proxy)
     page = visit.page
     visit.open("/console/audit/?x=1")
@@ -228,10 +230,12 @@ def test_fault_74_members_join_walk_log_out_and_come_back_by_mails(
 ) -> None:
     product, proxy = below.product, below.stripping
     product.manage("create_tenant", "northwind")
-    made = product.manage("invite", "mia@mail.example", "--tenant", "northwind", "--url", proxy.url)
+    process = product.manage(
+        "invite", "mia@mail.example", "--tenant", "northwind", "--url", proxy.url
+    )
     visit = Visit(browser, proxy)
     page = visit.page
-    join(visit, link_in(made, proxy.url), "mia")
+    join(visit, link_in(process, proxy.url), "mia")
     page.wait_for_url(f"{visit.url}/")
     for path in IN_NAVIGATION:
         refused = path in RESERVED or path == "/console/audit/"
@@ -258,13 +262,13 @@ def test_fault_74_members_join_walk_log_out_and_come_back_by_mails(
 def test_fault_74_roles_that_need_a_second_factor_set_it_up_below_a_path(
     browser: Browser, below: Below
 ) -> None:
-    product, proxy = below.product, below.plain
+    product, proxy = below.product, below.forwarding
     product.manage("create_tenant", "contoso")
     invited = ("invite", "abe@mail.example", "--tenant", "contoso", "--role", "admin")
-    made = product.manage(*invited, "--url", proxy.url)
+    process = product.manage(*invited, "--url", proxy.url)
     visit = Visit(browser, proxy)
     page = visit.page
-    join(visit, link_in(made, proxy.url), "abe")
+    join(visit, link_in(process, proxy.url), "abe")
     page.wait_for_url(f"{visit.url}/account/2fa/?required=yes")
     refused = page.request.get(f"{visit.url}/api/tenants/")
     assert refused.status == 403
@@ -287,7 +291,7 @@ def test_fault_74_programs_find_the_api_below_a_path(below: Below) -> None:
     assert urlsplit(product.url).path == urlsplit(product.admin_url).path[: len(ROOT)] == ROOT
     invited = product.manage("invite", "eve@mail.example", "--tenant", "default")
     assert invited.startswith(f"{product.url}/invitation/")
-    for proxy in (below.stripping, below.plain):
+    for proxy in (below.stripping, below.forwarding):
         described = httpx.get(f"{proxy.url}/openapi.json").json()
         assert described["servers"] == [{"url": ROOT}]
         reference = httpx.get(f"{proxy.url}/reference/").text

@@ -9,16 +9,20 @@ from tests.console.browser.conftest import Open
 from tests.console.browser.test_accessibility import in_both, problems
 
 
-def look(page: Page) -> None:
+def check_page(page: Page) -> None:
     """Nothing sticks out, axe finds nothing, at a desk and on a phone."""
     for _ in in_both(page):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert problems(page) == []
 
 
-SHOWN = "[...document.querySelectorAll('.setting')].filter(each => each.checkVisibility())"
-LINES_OF_FLAGS = f"{SHOWN}.map(each => each.querySelector('code').getClientRects().length)"
-GAPS = f"""{SHOWN}.map(each => Math.round(
+VISIBLE_SETTINGS = (
+    "[...document.querySelectorAll('.setting')].filter(each => each.checkVisibility())"
+)
+LINES_OF_FLAGS = (
+    f"{VISIBLE_SETTINGS}.map(each => each.querySelector('code').getClientRects().length)"
+)
+GAPS = f"""{VISIBLE_SETTINGS}.map(each => Math.round(
     each.querySelector('input, select').getBoundingClientRect().top
     - each.querySelector('label, legend').getBoundingClientRect().bottom))"""
 
@@ -29,7 +33,7 @@ def test_a_model_and_its_form(open_page: Open) -> None:
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.locator(".log-of summary").first.click()
     expect(page.locator("pre.log")).to_contain_text("The log is empty.")
-    look(page)
+    check_page(page)
     page.get_by_role("link", name="Settings", exact=True).last.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Settings of acme-private")
     search = page.get_by_label("Search the settings")
@@ -49,18 +53,18 @@ def test_a_model_and_its_form(open_page: Open) -> None:
     page.get_by_label("Folder, GGUF file").fill("some/where")
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".field-error")).to_contain_text("method must be one of ngram, suffix")
-    look(page)
+    check_page(page)
 
 
 def test_a_log_that_was_opened_before_the_script_came_is_shown(open_page: Open) -> None:
     page = open_page("/console/models/", "root")
-    held: list[Route] = []
-    page.route("**/models/detail*.js", lambda route: held.append(route))
+    pending: list[Route] = []
+    page.route("**/models/detail*.js", lambda route: pending.append(route))
     page.get_by_role("rowheader").get_by_role("link", name="acme-private").click(no_wait_after=True)
     page.locator(".log-of summary").first.click()
-    for route in held:
+    for route in pending:
         route.continue_()
-    assert held
+    assert pending
     expect(page.locator("pre.log").first).to_contain_text("The log is empty.")
 
 

@@ -47,7 +47,7 @@ def test_what_is_set_is_sent_with_its_type(playground: PlaygroundPage) -> None:
     }
 
 
-WRONG = [
+INVALID_VALUES = [
     ("temperature", "-0.1", "Must be at least 0."),
     ("temperature", "101", "Must be at most 100."),
     ("top_p", "0", "Must be over 0."),
@@ -62,7 +62,7 @@ WRONG = [
 
 
 def test_a_value_out_of_its_range_is_told_and_not_sent(playground: PlaygroundPage) -> None:
-    for name, value, problem in WRONG:
+    for name, value, problem in INVALID_VALUES:
         field = playground.page.locator(f"#s-{name}")
         field.fill(value)
         expect(playground.page.locator(f"#s-{name}-error")).to_have_text(problem)

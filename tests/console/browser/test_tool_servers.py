@@ -58,8 +58,8 @@ def test_a_tool_runs_and_the_model_goes_on_with_its_result(open_page: Open) -> N
         expect(result.locator("summary")).to_have_text("weather returned")
         expect(result.locator("pre")).to_have_text(f'Ran with {{"city": "{city}"}}')
     expect(answer.get_by_role("button", name="Send results")).to_be_hidden()
-    said = playground.finished(playground.answers.nth(2)).locator(".prose")
-    expect(said).to_have_text('You said: Ran with {"city": "Rome"}')
+    prose = playground.finished(playground.answers.nth(2)).locator(".prose")
+    expect(prose).to_have_text('You said: Ran with {"city": "Rome"}')
     for _ in in_both(page):
         assert problems(page) == []
     page.reload()
@@ -80,8 +80,8 @@ def test_stop_ends_a_call_and_the_reader_may_go_on_without_it(open_page: Open) -
         "Sunny"
     )
     answer.get_by_role("button", name="Send results").click()
-    said = playground.finished(playground.answers.nth(1)).locator(".prose")
-    expect(said).to_have_text("You said: Sunny")
+    prose = playground.finished(playground.answers.nth(1)).locator(".prose")
+    expect(prose).to_have_text("You said: Sunny")
 
 
 def test_a_call_that_a_reload_interrupts_has_ended_and_the_reader_goes_on(open_page: Open) -> None:
@@ -96,8 +96,8 @@ def test_a_call_that_a_reload_interrupts_has_ended_and_the_reader_goes_on(open_p
     expect(answer.locator(".call-result pre")).to_contain_text("Interrupted: the page was")
     expect(answer.locator("textarea:visible")).to_have_count(0)
     answer.get_by_role("button", name="Send results").click()
-    said = playground.finished(playground.answers.nth(1)).locator(".prose")
-    expect(said).to_contain_text("You said: Interrupted")
+    prose = playground.finished(playground.answers.nth(1)).locator(".prose")
+    expect(prose).to_contain_text("You said: Interrupted")
 
 
 def test_a_chip_says_which_tools_are_on_and_switches_them_off(open_page: Open) -> None:

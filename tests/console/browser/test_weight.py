@@ -19,14 +19,14 @@ def test_texts_leave_compressed_and_are_known_again(server: LiveServer, browser:
         ("/login/", "text/html"),
     ):
         packed = request.get(server.url + path, headers={"Accept-Encoding": "gzip"})
-        plain = request.get(server.url + path, headers={"Accept-Encoding": "identity"})
+        baseline_response = request.get(server.url + path, headers={"Accept-Encoding": "identity"})
         assert kind in packed.headers["content-type"]
         assert packed.headers["content-encoding"] == "gzip"
-        assert "content-encoding" not in plain.headers
+        assert "content-encoding" not in baseline_response.headers
         assert "Accept-Encoding" in packed.headers["vary"]
-        assert int(packed.headers["content-length"]) < len(plain.body()) * 0.7
+        assert int(packed.headers["content-length"]) < len(baseline_response.body()) * 0.7
         if "static" in path:
-            assert packed.body() == plain.body()
+            assert packed.body() == baseline_response.body()
             again = {"If-None-Match": packed.headers["etag"], "Accept-Encoding": "gzip"}
             assert request.get(server.url + path, headers=again).status == 304
     context.close()

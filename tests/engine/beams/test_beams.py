@@ -41,13 +41,13 @@ def request(request_id: str = "r", *, token_cap: int | None = None, **fields: An
 
 
 def finish(core: EngineCore) -> list[TokenDelta]:
-    found: list[TokenDelta] = []
+    deltas: list[TokenDelta] = []
     while core.has_work:
-        found += core.step()
+        deltas += core.step()
         core.check_integrity()
     assert not core.requests
     assert core.scheduler.kv.pool.num_free_blocks == core.capacity.num_blocks
-    return found
+    return deltas
 
 
 def used(core: EngineCore) -> int:
@@ -59,17 +59,17 @@ def test_beams_share_the_blocks_of_the_prompt_and_of_what_they_have_in_common(
 ) -> None:
     core = make(model_folder)
     core.add_request(request(n=6))
-    whole = len(PROMPT) // 4
+    full_count = len(PROMPT) // 4
     for _ in range(60):
         if not core.requests:
             break
         core.step()
         running = core.scheduler.running
         tables = [block_ids(core.scheduler, sequence) for sequence in running]
-        assert all(table[:whole] == tables[0][:whole] for table in tables)
+        assert all(table[:full_count] == tables[0][:full_count] for table in tables)
         # Each block of a table beyond what is shared is counted once.
         assert used(core) == len({block for table in tables for block in table})
-        assert used(core) <= whole + 6 * 4
+        assert used(core) <= full_count + 6 * 4
         assert len(running) <= 6
         core.check_integrity()
     assert not core.requests
@@ -81,12 +81,15 @@ def test_a_beam_that_goes_on_with_one_token_keeps_its_blocks_and_computes_that_t
     core = make(model_folder)
     core.add_request(request(n=1))
     core.step()
-    before = block_ids(core.scheduler, core.scheduler.running[0])
+    initial_block_ids = block_ids(core.scheduler, core.scheduler.running[0])
     for _ in range(5):
         plan_size = core.scheduler.running[0].num_computed_tokens
         core.step()
         assert core.scheduler.running[0].num_computed_tokens == plan_size + 1
-    assert block_ids(core.scheduler, core.scheduler.running[0])[: len(before)] == before
+    assert (
+        block_ids(core.scheduler, core.scheduler.running[0])[: len(initial_block_ids)]
+        == initial_block_ids
+    )
     finish(core)
 
 
@@ -177,10 +180,10 @@ def test_stop_token_ids_end_outputs_and_are_named(model_folder: Folder) -> None:
     core.add_request(request())
     stop = finish(core)[0].token_ids[2]
     core.add_request(request(stop_token_ids=[stop]))
-    ended = [d for d in finish(core) if d.finish_reason == "stop"]
-    assert ended
-    assert all((d.token_ids[-1], d.stop_reason) == (stop, stop) for d in ended)
-    assert all(stop not in d.token_ids[:-1] for d in ended)
+    finished = [d for d in finish(core) if d.finish_reason == "stop"]
+    assert finished
+    assert all((d.token_ids[-1], d.stop_reason) == (stop, stop) for d in finished)
+    assert all(stop not in d.token_ids[:-1] for d in finished)
 
 
 def test_constraints_hold_for_beams(model_folder: Folder) -> None:
@@ -211,13 +214,13 @@ def test_fault_10_a_search_of_nan_ends_with_an_error(
 
 def test_a_temperature_flattens_what_is_searched(model_folder: Folder) -> None:
     core = make(model_folder)
-    found = []
+    scores = []
     for temperature in (0.0, 1.0, 5.0):
         core.add_request(request(n=1, best_of=3, temperature=temperature, max_tokens=3))
         (delta,) = finish(core)
-        found.append(delta.cumulative_logprob)
-    assert found[0] == pytest.approx(found[1])
-    assert found[2] < found[0]
+        scores.append(delta.cumulative_logprob)
+    assert scores[0] == pytest.approx(scores[1])
+    assert scores[2] < scores[0]
 
 
 def test_structured_output_cannot_be_searched() -> None:
@@ -265,13 +268,13 @@ def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder
     core.add_request(request(n=1))
     core.step()
     (beam,) = core.scheduler.running
-    before = beam.num_tokens
+    initial_num_tokens = beam.num_tokens
     plan = StepPlan(core.scheduler.num_steps + 1, num_samples=[1, 1])
-    found = scores(t40=-0.5, t41=-0.7)
+    candidates = scores(t40=-0.5, t41=-0.7)
     core._outputs.process_outputs(
-        plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: found})
+        plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: candidates})
     )
-    assert beam.num_tokens == before + 1
+    assert beam.num_tokens == initial_num_tokens + 1
     core.abort("r")
 
 
@@ -281,10 +284,10 @@ def test_steps_planned_before_the_beams_moved_tell_nothing_of_them(model_folder:
     core.step()
     (beam,), group = core.scheduler.running, added.beams
     assert group is not None
-    found = scores(t40=-0.5, t41=-0.7)
+    candidates = scores(t40=-0.5, t41=-0.7)
     old, new = StepPlan(core.scheduler.num_steps), StepPlan(core.scheduler.num_steps + 1)
-    assert not group.process_candidates(beam, found, old, core.scheduler)
-    assert group.process_candidates(beam, found, new, core.scheduler)
+    assert not group.process_candidates(beam, candidates, old, core.scheduler)
+    assert group.process_candidates(beam, candidates, new, core.scheduler)
     core.abort("r")
 
 

@@ -47,7 +47,7 @@ def prompts(count: int = 4) -> list[list[int]]:
 def reference(oracle: Oracle, prompt: list[int], params: BeamSearchParams) -> Search:
     ids = torch.tensor([prompt])
     with torch.no_grad():
-        found = oracle.model.generate(
+        outputs = oracle.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
@@ -61,31 +61,31 @@ def reference(oracle: Oracle, prompt: list[int], params: BeamSearchParams) -> Se
             return_dict_in_generate=True,
             output_scores=True,
         )
-    rows = found.sequences[:, len(prompt) :].tolist()
+    rows = outputs.sequences[:, len(prompt) :].tolist()
     if not params.ignore_eos:
-        rows = [_ended(row) for row in rows]
-    return rows, found.sequences_scores.tolist()
+        rows = [_until_end(row) for row in rows]
+    return rows, outputs.sequences_scores.tolist()
 
 
-def _ended(row: list[int]) -> list[int]:
+def _until_end(row: list[int]) -> list[int]:
     """Without what fills up shorter outputs: the token that ends one is its last."""
-    length = next((at for at, token in enumerate(row) if token in ENDS), len(row))
+    length = next((index for index, token in enumerate(row) if token in ENDS), len(row))
     return row[: length + 1]
 
 
 def search(llm: LLM, prompt_list: list[list[int]], params: BeamSearchParams) -> list[Search]:
-    found = []
+    searches = []
     for prompt, output in zip(prompt_list, llm.beam_search(prompt_list, params), strict=True):
         rows = [beam.tokens[len(prompt) :] for beam in output.sequences]
-        found.append((rows, [beam.score for beam in output.sequences]))
+        searches.append((rows, [beam.score for beam in output.sequences]))
     llm.core.check_integrity()
     assert llm.core.scheduler.kv.pool.num_free_blocks == llm.core.capacity.num_blocks
-    return found
+    return searches
 
 
-def same(found: Search, expected: Search) -> None:
-    assert found[0] == expected[0]
-    assert found[1] == pytest.approx(expected[1], abs=2e-4)
+def same(search_result: Search, expected: Search) -> None:
+    assert search_result[0] == expected[0]
+    assert search_result[1] == pytest.approx(expected[1], abs=2e-4)
 
 
 @pytest.mark.parametrize(("penalty", "stopping"), CHOICES)
@@ -94,9 +94,9 @@ def test_tokens_and_scores(llm: LLM, oracle: Oracle, penalty: float, stopping: b
     params = BeamSearchParams(
         4, 12, length_penalty=penalty, early_stopping=stopping, include_stop_str_in_output=True
     )
-    for prompt, found in zip(prompts(3), search(llm, prompts(3), params), strict=True):
+    for prompt, result in zip(prompts(3), search(llm, prompts(3), params), strict=True):
         expected = reference(oracle, prompt, params)
-        same(found, expected)
+        same(result, expected)
         ends += [row[-1] in ENDS for row in expected[0]]
     assert any(ends) or penalty > 1  # which favours long outputs
 
@@ -107,13 +107,13 @@ def test_widths_with_and_without_eos(
     llm: LLM, oracle: Oracle, width: int, ignore_eos: bool
 ) -> None:
     params = BeamSearchParams(width, 9, ignore_eos=ignore_eos, include_stop_str_in_output=True)
-    found = search(llm, prompts(2), params)
-    for prompt, each in zip(prompts(2), found, strict=True):
+    match = search(llm, prompts(2), params)
+    for prompt, result in zip(prompts(2), match, strict=True):
         if width == 1:  # transformers takes one beam for greedy search, which has no scores
             continue
-        same(each, reference(oracle, prompt, params))
+        same(result, reference(oracle, prompt, params))
     if width == 1 and ignore_eos:
-        assert found[0][0] == [oracle.greedy(prompts()[0], 9)]
+        assert match[0][0] == [oracle.greedy(prompts()[0], 9)]
 
 
 CHANGES: list[dict[str, Any]] = [
@@ -134,19 +134,29 @@ def test_however_the_engine_is_set_up(llm: LLM, folder: Path, changes: dict[str,
     params = BeamSearchParams(4, 12, include_stop_str_in_output=True)
     settings = {"num_gpu_blocks_override": 400, "block_size": 4, "max_model_len": 128, **changes}
     other = LLM(str(folder), **settings)
-    for found, expected in zip(
+    for result, expected in zip(
         search(other, prompts(), params), search(llm, prompts(), params), strict=True
     ):
-        same(found, expected)
+        same(result, expected)
 
 
 def test_searches_beside_other_requests(llm: LLM) -> None:
     params = BeamSearchParams(3, 10).sampling_params()
-    plain = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
-    alone = [
-        llm.generate([prompt], each, use_tqdm=False)[0]
-        for prompt, each in zip(prompts(), [params, plain, params, plain], strict=True)
+    baseline_sampling_params = SamplingParams(
+        temperature=1.0, seed=5, max_tokens=20, ignore_eos=True
+    )
+    isolated_outputs = [
+        llm.generate([prompt], prompt_params, use_tqdm=False)[0]
+        for prompt, prompt_params in zip(
+            prompts(),
+            [params, baseline_sampling_params, params, baseline_sampling_params],
+            strict=True,
+        )
     ]
-    together = llm.generate(prompts(), [params, plain, params, plain], use_tqdm=False)
-    for one, other in zip(alone, together, strict=True):
+    together = llm.generate(
+        prompts(),
+        [params, baseline_sampling_params, params, baseline_sampling_params],
+        use_tqdm=False,
+    )
+    for one, other in zip(isolated_outputs, together, strict=True):
         assert [o.token_ids for o in one.outputs] == [o.token_ids for o in other.outputs]

@@ -35,25 +35,25 @@ class Case:
     prompts: list[list[int]]
     oracle: Callable[[list[list[int]]], list[list[int]]]
     guesses: list[list[int]] = field(default_factory=list)
-    said: list[list[int]] = field(default_factory=list)
+    oracle_tokens: list[list[int]] = field(default_factory=list)
 
     @property
     def greedy(self) -> list[list[int]]:
         """Greedy tokens, whatever was guessed."""
-        self.said = self.said or self.oracle(self.guesses)
-        return self.said
+        self.oracle_tokens = self.oracle_tokens or self.oracle(self.guesses)
+        return self.oracle_tokens
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """recipe -> its folder."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def get(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("bridged")
-            make_checkpoint(ALL[name], made[name])
-        return made[name]
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("bridged")
+            make_checkpoint(ALL[name], folders[name])
+        return folders[name]
 
     return get
 
@@ -61,16 +61,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def case(checkpoint: Callable[[str], Path]) -> Callable[[str], Case]:
     """recipe -> its case."""
-    made: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
 
     def get(name: str) -> Case:
-        if name not in made:
+        if name not in cases:
             torch.set_num_threads(1)
             model, mixed = Oracle(checkpoint(name)).model, prompts(LENGTHS)
-            made[name] = Case(
+            cases[name] = Case(
                 checkpoint(name), mixed, functools.partial(greedy_all, model, mixed, OUTPUT)
             )
-        return made[name]
+        return cases[name]
 
     return get
 

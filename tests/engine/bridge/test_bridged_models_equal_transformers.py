@@ -110,18 +110,18 @@ def test_rounded_weights_say_what_the_native_decoders_do(quantization: str, case
         for impl in ("quire", "transformers")
     )
     assert tokens(bridged, expected.prompts) == tokens(native, expected.prompts)
-    whole = make(expected.folder).core.executor.worker.loaded.model.decode_bytes
-    assert bridged.core.executor.worker.loaded.model.decode_bytes < whole / 2
+    full = make(expected.folder).core.executor.worker.loaded.model.decode_bytes
+    assert bridged.core.executor.worker.loaded.model.decode_bytes < full / 2
 
 
 def test_kept_weights_in_bfloat16_stay_close(case: Cases) -> None:
     expected = case("arcee")
-    whole, half = (make(expected.folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
-    one, other = (llm.core.executor.worker.loaded.model.decode_bytes for llm in (whole, half))
+    full_llm, half = (make(expected.folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
+    one, other = (llm.core.executor.worker.loaded.model.decode_bytes for llm in (full_llm, half))
     assert other < 0.7 * one
     prompt = expected.prompts[1]
-    found = []
-    for llm in (whole, half):
+    first_tokens = []
+    for llm in (full_llm, half):
         output = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
-        found.append(output.outputs[0].token_ids[0])
-    assert found[0] == found[1]
+        first_tokens.append(output.outputs[0].token_ids[0])
+    assert first_tokens[0] == first_tokens[1]

@@ -29,11 +29,11 @@ def test_a_causal_mask_is_no_window(length: int) -> None:
     assert window_of(causal, length) == 0
 
 
-@pytest.mark.parametrize(("window", "length", "found"), [(1, 9, 1), (7, 64, 7), (64, 64, 0)])
+@pytest.mark.parametrize(("window", "length", "count"), [(1, 9, 1), (7, 64, 7), (64, 64, 0)])
 def test_a_window_is_found_unless_it_covers_the_context(
-    window: int, length: int, found: int
+    window: int, length: int, count: int
 ) -> None:
-    assert window_of(sliding(window), length) == found
+    assert window_of(sliding(window), length) == count
 
 
 @pytest.mark.parametrize(
@@ -59,9 +59,9 @@ def explored(change: Any, **options: Any) -> int:
     """The window that a layer is found to have when it's given the second mask, changed."""
     run = AttentionProbe(64)
     for mask in (causal, sliding(8)):
-        given = run.mask(mask_function=mask, q_length=4, kv_length=4)
+        input_mask = run.mask(mask_function=mask, q_length=4, kv_length=4)
     heads = torch.zeros(1, 2, 4, 8)
-    run.attend(AttentionCall(nn.Module(), heads, heads, heads, change(given), options))
+    run.attend(AttentionCall(nn.Module(), heads, heads, heads, change(input_mask), options))
     return run.layers[0].window
 
 

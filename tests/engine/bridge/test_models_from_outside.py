@@ -49,15 +49,15 @@ def llama(case: Callable[[str], Case], tmp_path: Path) -> Callable[[str], Case]:
     """architecture -> the tiny Llama, whose config.json says that it is one."""
 
     def get(architecture: str) -> Case:
-        found = case("llama")
+        source = case("llama")
         folder = tmp_path / architecture
         folder.mkdir()
-        for file in found.folder.iterdir():
+        for file in source.folder.iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
         config = json.loads((folder / "config.json").read_text())
         config["architectures"] = [architecture]
         (folder / "config.json").write_text(json.dumps(config))
-        return Case(folder, found.prompts, found.oracle, said=found.greedy)
+        return Case(folder, source.prompts, source.oracle, oracle_tokens=source.greedy)
 
     return get
 
@@ -74,9 +74,9 @@ def test_a_name_is_imported_when_a_checkpoint_asks_for_it(
     assert "outside_pkg.model" not in sys.modules
     assert "ContraryForCausalLM" in ModelRegistry.get_supported_archs()
     expected = llama("ContraryForCausalLM")
-    given = first_tokens(make(expected.folder, model_impl="auto"), expected)
+    tokens = first_tokens(make(expected.folder, model_impl="auto"), expected)
     assert "outside_pkg.model" in sys.modules
-    assert all(ours != theirs for ours, theirs in zip(given, expected.greedy, strict=True))
+    assert all(ours != theirs for ours, theirs in zip(tokens, expected.greedy, strict=True))
 
 
 def test_a_transformers_class_goes_through_the_bridge(
@@ -143,9 +143,9 @@ def test_quire_plugins_names_those_that_are_wanted(
 ) -> None:
     monkeypatch.setenv("QUIRE_PLUGINS", "outside")
     plugins.load_plugins()
-    known = ModelRegistry.get_supported_archs()
-    assert "PluggedForCausalLM" in known
-    assert "ContraryForCausalLM" not in known
+    architectures = ModelRegistry.get_supported_archs()
+    assert "PluggedForCausalLM" in architectures
+    assert "ContraryForCausalLM" not in architectures
 
 
 def test_a_plugin_that_fails_stops_the_engine(

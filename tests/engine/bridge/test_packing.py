@@ -15,7 +15,7 @@ class Small(nn.Module):
 
     def __init__(self, tied: bool = True) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(40, 32), nn.Embedding(8, 32)
+        self.words, self.positions = nn.Embedding(40, 32), nn.Embedding(8, 32)
         self.first = self.second = nn.Linear(32, 32)
         self.gate = nn.Linear(32, 4, bias=False)
         self.norm = nn.LayerNorm(32)
@@ -30,13 +30,13 @@ class Small(nn.Module):
         return self.head
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.words(ids) + self.places(torch.arange(ids.shape[-1]))
+        x = self.words(ids) + self.positions(torch.arange(ids.shape[-1]))
         x = x + self.second(self.first(x)) @ self.first.weight.T
         x = self.norm(x.to(self.first.weight.dtype)) * self.gate(x).softmax(-1)[..., :1]
         return self.head(x)
 
 
-def made(dtype: torch.dtype = torch.float32, tied: bool = True) -> Small:
+def make_small(dtype: torch.dtype = torch.float32, tied: bool = True) -> Small:
     torch.manual_seed(0)
     return Small(tied).to(dtype)
 
@@ -46,16 +46,16 @@ IDS = torch.tensor([[3, 39, 0]])
 
 @torch.inference_mode()
 def test_packed_it_computes_the_same() -> None:
-    model = made()
-    wanted = model(IDS)
+    model = make_small()
+    expected_model = model(IDS)
     pack(model, kernels.get("cpu"), QuantScheme())
-    assert torch.allclose(model(IDS), wanted, atol=1e-5)
+    assert torch.allclose(model(IDS), expected_model, atol=1e-5)
     assert model.first is model.second
 
 
 @torch.inference_mode()
 def test_a_tied_table_is_kept_once_and_weights_go() -> None:
-    model = made()
+    model = make_small()
     pack(model, kernels.get("cpu"), QuantScheme())
     assert isinstance(model.words, Table)
     assert isinstance(model.head, PackedModule)
@@ -65,22 +65,22 @@ def test_a_tied_table_is_kept_once_and_weights_go() -> None:
 
 @torch.inference_mode()
 def test_bfloat16_weights_stay_and_everything_else_is_float32() -> None:
-    half = made(torch.bfloat16, tied=False)
-    wanted = made(torch.bfloat16, tied=False).float()(IDS)
+    half = make_small(torch.bfloat16, tied=False)
+    expected = make_small(torch.bfloat16, tied=False).float()(IDS)
     read = pack(half, kernels.get("cpu"), QuantScheme())
-    assert read < 0.6 * pack(made(tied=False), kernels.get("cpu"), QuantScheme())
+    assert read < 0.6 * pack(make_small(tied=False), kernels.get("cpu"), QuantScheme())
     assert half(IDS).dtype == torch.float32
-    assert torch.allclose(half(IDS), wanted, atol=1e-2)
+    assert torch.allclose(half(IDS), expected, atol=1e-2)
     assert half.norm.weight.dtype == torch.float32
-    assert half.places.weight.dtype == torch.bfloat16
+    assert half.positions.weight.dtype == torch.bfloat16
 
 
 @torch.inference_mode()
 def test_routers_and_positions_arent_rounded() -> None:
-    model, rounded = made(tied=False), made(tied=False)
+    model, rounded = make_small(tied=False), make_small(tied=False)
     pack(rounded, kernels.get("cpu"), make_quant_scheme("int8"))
     assert torch.equal(rounded.gate.weight + 0, model.gate.weight)
-    assert torch.equal(rounded.places.weight, model.places.weight)
+    assert torch.equal(rounded.positions.weight, model.positions.weight)
     for name in ("first", "head", "words"):
         ours, theirs = (getattr(side, name).weight + 0 for side in (rounded, model))
         assert not torch.equal(ours, theirs)

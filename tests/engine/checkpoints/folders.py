@@ -19,10 +19,10 @@ FILE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """`packed` is quantised; `plain` has the float32 weights that it stands for, by `weights`."""
+    """`packed` is quantised; `dense` has the float32 weights that it stands for, by `weights`."""
 
     packed: Path
-    plain: Path
+    dense: Path
     weights: dict[str, Tensor]
 
 
@@ -40,42 +40,46 @@ def make_pair(
 ) -> Pair:
     """Both folders within `target`, from a plain float32 one."""
     packed = shutil.copytree(source, target / "packed")
-    plain = shutil.copytree(source, target / "plain")
+    baseline = shutil.copytree(source, target / "plain")
     tensors, weights, words = {}, {}, {"format": "pt"}
-    whole = load_file(source / FILE)
-    for name, tensor in list(whole.items()):
+    full_file = load_file(source / FILE)
+    for name, tensor in list(full_file.items()):
         if not chosen(name):
             tensors[name] = tensor
             continue
         module = name.removesuffix(".weight")
         parts, stands_for = write(tensor)
-        tensors |= {f"{module}.{part}": kept.contiguous() for part, kept in parts.items()}
-        whole[name] = weights[module] = stands_for.contiguous()
+        tensors |= {
+            f"{module}.{part}": retained_part.contiguous() for part, retained_part in parts.items()
+        }
+        full_file[name] = weights[module] = stands_for.contiguous()
         words |= {f"{module}.{key}": word for key, word in (header or {}).items()}
     save_file(tensors, packed / FILE, metadata=words)
-    save_file(whole, plain / FILE, metadata={"format": "pt"})
+    save_file(full_file, baseline / FILE, metadata={"format": "pt"})
     raw = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
-    return Pair(packed, plain, weights)
+    return Pair(packed, baseline, weights)
 
 
 def make_mxfp4(source: Path, target: Path) -> Pair:
     """The same of a gpt-oss, whose experts alone are packed."""
     packed = shutil.copytree(source, target / "packed")
-    plain = shutil.copytree(source, target / "plain")
+    baseline = shutil.copytree(source, target / "plain")
     tensors, weights = {}, {}
-    whole = load_file(source / FILE)
-    for name, tensor in list(whole.items()):
+    full_file = load_file(source / FILE)
+    for name, tensor in list(full_file.items()):
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
             parts, stands_for = mxfp4(tensor.transpose(1, 2).contiguous())
-            whole[name] = weights[name] = stands_for.transpose(1, 2).contiguous()
-            tensors |= {name + part: kept.contiguous() for part, kept in parts.items()}
+            full_file[name] = weights[name] = stands_for.transpose(1, 2).contiguous()
+            tensors |= {
+                name + part: retained_part.contiguous() for part, retained_part in parts.items()
+            }
         else:
             tensors[name] = tensor
     assert weights
     save_file(tensors, packed / FILE, metadata={"format": "pt"})
-    save_file(whole, plain / FILE, metadata={"format": "pt"})
+    save_file(full_file, baseline / FILE, metadata={"format": "pt"})
     raw = json.loads((packed / "config.json").read_text())
     raw["quantization_config"] = {"quant_method": "mxfp4"}
     (packed / "config.json").write_text(json.dumps(raw))
-    return Pair(packed, plain, weights)
+    return Pair(packed, baseline, weights)

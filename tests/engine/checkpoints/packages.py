@@ -32,15 +32,15 @@ def compressed(kind: str, **weights: Any) -> Writer:
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
         args = QuantizationArgs(**weights)
-        made = QuantizationScheme(targets=["Linear"], weights=args)
+        quantization_scheme = QuantizationScheme(targets=["Linear"], weights=args)
         scales, zeros = _scales(weight, args)
         state = {"weight": weight.clone(), "weight_scale": scales}
         if zeros is not None:
             state["weight_zero_point"] = zeros
         compressor = BaseCompressor.get_value_from_registry(kind)
-        packed = compressor.compress(dict(state), made)
-        whole = compressor.decompress(dict(packed), made)["weight"]
-        return {name: tensor.contiguous() for name, tensor in packed.items()}, whole.float()
+        packed = compressor.compress(dict(state), quantization_scheme)
+        full_weight = compressor.decompress(dict(packed), quantization_scheme)["weight"]
+        return {name: tensor.contiguous() for name, tensor in packed.items()}, full_weight.float()
 
     return write
 
@@ -52,13 +52,13 @@ def _scales(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor | No
         if args.scale_dtype == torch.uint8:
             scales = scales.log2().ceil().exp2()
         return scales.view(-1) if args.strategy == "tensor" else scales, None
-    most = (1 << args.num_bits) - 1
+    max_code = (1 << args.num_bits) - 1
     # As they come with a model in bfloat16: float16 holds them.
     if args.symmetric:
-        return (2 * parts.abs().amax(-1) / most).bfloat16().float(), None
+        return (2 * parts.abs().amax(-1) / max_code).bfloat16().float(), None
     low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
-    scales = ((high - low) / most).bfloat16().float()
-    zeros = (-low / scales - (most + 1) / 2).round().clamp(-(most + 1) // 2, most // 2)
+    scales = ((high - low) / max_code).bfloat16().float()
+    zeros = (-low / scales - (max_code + 1) / 2).round().clamp(-(max_code + 1) // 2, max_code // 2)
     return scales, zeros.to(torch.int8)
 
 
@@ -83,7 +83,7 @@ def bitsandbytes4(kind: str, nested: bool, storage: torch.dtype = torch.uint8) -
         packed, state = bnb.quantize_4bit(
             weight, quant_type=kind, blocksize=64, compress_statistics=nested, quant_storage=storage
         )
-        kept = {f"weight.{name}": t for name, t in state.as_dict(packed=True).items()}
+        inputs = {f"weight.{name}": t for name, t in state.as_dict(packed=True).items()}
         code = state.code.float()
         absmax = state.absmax
         if nested:
@@ -91,8 +91,8 @@ def bitsandbytes4(kind: str, nested: bool, storage: torch.dtype = torch.uint8) -
         flat = packed.flatten().view(torch.uint8)
         numbers = torch.stack((flat >> 4, flat & 15), -1).flatten().long()
         factors = absmax.float().repeat_interleave(64)[: weight.numel()]
-        whole = (code[numbers][: weight.numel()] * factors).view(weight.shape)
-        return {"weight": packed, **kept}, whole
+        full_view = (code[numbers][: weight.numel()] * factors).view(weight.shape)
+        return {"weight": packed, **inputs}, full_view
 
     return write
 
@@ -115,9 +115,9 @@ def torchao8(group: int | None) -> tuple[Writer, dict[str, str]]:
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight = torch.nn.Parameter(weight.clone())
         quantize_(layer, config)
-        made = layer.weight.data
-        tensors, words = flatten_tensor_state_dict({"layer.weight": made})
+        data = layer.weight.data
+        tensors, words = flatten_tensor_state_dict({"layer.weight": data})
         header["weight"] = words["layer.weight"]
-        return {name.removeprefix("layer."): t for name, t in tensors.items()}, made.dequantize()
+        return {name.removeprefix("layer."): t for name, t in tensors.items()}, data.dequantize()
 
     return write, header

@@ -23,7 +23,7 @@ Weights = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 """From a layer's stored tensors and the weight [N, K] that they stand for to what is kept of it."""
 
 #: Most neighbours that share a scale in a kernel, and what their number is a multiple of.
-_MOST, _PART = 256, 16
+_MAX_PART, _PART = 256, 16
 #: What sums of float32 in another order change, in steps of a rounding, lies far below.
 _EDGE = 1e-4
 _TRIES = 100
@@ -58,11 +58,11 @@ class Edges:
     """How near to a half any activation came: what lies there goes either way in float32."""
 
     def __init__(self) -> None:
-        self.least = 0.5
+        self.minimum = 0.5
 
-    def note(self, off: Tensor) -> None:
+    def record(self, off: Tensor) -> None:
         """What rounding took away, in parts of its steps."""
-        self.least = min(self.least, 0.5 - float(off.abs().max()))
+        self.minimum = min(self.minimum, 0.5 - float(off.abs().max()))
 
 
 class RoundedLinear(nn.Module):
@@ -79,7 +79,7 @@ class RoundedLinear(nn.Module):
 def shared(group: int | None, width: int) -> int:
     """Neighbours of a row that share a scale in the kernels: as many of a group as they can."""
     size = width if group is None else math.gcd(group, width)
-    return next(part for part in range(_MOST, 0, -_PART) if size % part == 0)
+    return next(part for part in range(_MAX_PART, 0, -_PART) if size % part == 0)
 
 
 def rounded_inputs(
@@ -91,24 +91,24 @@ def rounded_inputs(
     if rounding.inputs == "float8" and pairs_of_bf16():
         return lambda x: to_bf16(x, edges)
     group = shared(rounding.group, width)
-    place = stored["g_idx"] if rounding.sorted_ else torch.arange(width)
-    order = torch.argsort(place, stable=True)
+    index = stored["g_idx"] if rounding.sorted_ else torch.arange(width)
+    order = torch.argsort(index, stable=True)
     return lambda x: to_bytes(x[..., order], group, edges)[..., torch.argsort(order)]
 
 
 def to_bytes(x: Tensor, group: int, edges: Edges) -> Tensor:
     """x as whole 127ths of the largest of each group."""
     grouped = x.unflatten(-1, (-1, group))
-    most = grouped.abs().amax(-1, keepdim=True)
-    steps = grouped * torch.where(most > 0, 127 / most, 0.0)
-    edges.note(steps - steps.round())
-    return (steps.round() * (most / 127)).flatten(-2)
+    largest = grouped.abs().amax(-1, keepdim=True)
+    steps = grouped * torch.where(largest > 0, 127 / largest, 0.0)
+    edges.record(steps - steps.round())
+    return (steps.round() * (largest / 127)).flatten(-2)
 
 
 def to_bf16(x: Tensor, edges: Edges) -> Tensor:
     rounded = x.bfloat16().float()
     step = torch.exp2(x.abs().clamp(min=1e-30).log2().floor() - 7)
-    edges.note((x - rounded) / step)
+    edges.record((x - rounded) / step)
     return rounded
 
 
@@ -122,17 +122,21 @@ class RoundedModel:
 
     def __init__(self, pair: Pair, rounding: Rounding, *, inputs: bool) -> None:
         self.edges = Edges()
-        self._said: dict[tuple[int, ...], tuple[list[int], Tensor]] = {}
-        self._model = copy.deepcopy(read_model(pair.plain))
+        self._outputs: dict[tuple[int, ...], tuple[list[int], Tensor]] = {}
+        self._model = copy.deepcopy(read_model(pair.dense))
         stored = load_file(pair.packed / FILE)
         layers = {}
         for module, weight in pair.weights.items():
-            at = f"{module}."
-            parts = {name.removeprefix(at): t for name, t in stored.items() if name.startswith(at)}
+            prefix = f"{module}."
+            parts = {
+                name.removeprefix(prefix): t
+                for name, t in stored.items()
+                if name.startswith(prefix)
+            }
             how = rounding if inputs else Rounding("floats")
-            before = rounded_inputs(how, parts, weight.shape[1], self.edges)
-            kept = as_they_are if rounding.compiled and not inputs else rounding.weights
-            layers[module] = RoundedLinear(kept(parts, weight), before)
+            initial = rounded_inputs(how, parts, weight.shape[1], self.edges)
+            round_weight = as_they_are if rounding.compiled and not inputs else rounding.weights
+            layers[module] = RoundedLinear(round_weight(parts, weight), initial)
         self._install(self._model, layers)
 
     def _install(self, model: nn.Module, layers: Mapping[str, RoundedLinear]) -> None:
@@ -142,21 +146,21 @@ class RoundedModel:
 
     def greedy(self, prompt: list[int], count: int) -> tuple[list[int], Tensor]:
         """Tokens, and the logits [count, vocab] that each is chosen from."""
-        if (*prompt, count) not in self._said:
+        if (*prompt, count) not in self._outputs:
             self._say(prompt, count)
-        return self._said[*prompt, count]
+        return self._outputs[*prompt, count]
 
     def _say(self, prompt: list[int], count: int, edge: float = -1.0) -> bool:
         """Whether no activation lay so near to an edge; what comes then isn't looked for."""
         ids, rows = list(prompt), []
-        self.edges.least = 0.5
+        self.edges.minimum = 0.5
         for _ in range(count):
             with torch.no_grad():
                 rows.append(self._model(torch.tensor([ids])).logits[0, -1])
-            if self.edges.least <= edge:
+            if self.edges.minimum <= edge:
                 return False
             ids.append(int(rows[-1].argmax()))
-        self._said[*prompt, count] = ids[len(prompt) :], torch.stack(rows)
+        self._outputs[*prompt, count] = ids[len(prompt) :], torch.stack(rows)
         return True
 
     def clear_prompt(self, length: int, count: int) -> list[int]:
@@ -180,8 +184,8 @@ def logits_of(llm: LLM, prompt: list[int], count: int) -> tuple[list[int], Tenso
     params = SamplingParams(
         temperature=0, max_tokens=count, ignore_eos=True, logits_processors=[see]
     )
-    found = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
-    return list(found), torch.stack(seen)
+    token_ids = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+    return list(token_ids), torch.stack(seen)
 
 
 # -- what is kept of weights ----------------------------------------------------------------------
@@ -199,11 +203,11 @@ def _wide(scales: Tensor, width: int) -> Tensor:
 def half_scales(scales_of: Callable[[Mapping[str, Tensor]], Tensor]) -> Weights:
     """Scales [N, groups] are kept in float16."""
 
-    def kept(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+    def round_weight(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
         scales = scales_of(stored).float()
         return weight / _wide(scales, weight.shape[1]) * _wide(half(scales), weight.shape[1])
 
-    return kept
+    return round_weight
 
 
 def half_minima(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
@@ -222,13 +226,13 @@ def half_points(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
 def float8_words(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
     """e4m3: multiples of 2^-5 where the CPU has no pairs of bfloat16."""
     codes = stored["weight"].float()
-    kept = codes if pairs_of_bf16() else (codes * 32 + 0.5).floor() / 32
-    return weight * torch.where(codes == 0, 1.0, kept / codes)
+    retained_codes = codes if pairs_of_bf16() else (codes * 32 + 0.5).floor() / 32
+    return weight * torch.where(codes == 0, 1.0, retained_codes / codes)
 
 
 def table_words(stored: Mapping[str, Tensor], weight: Tensor) -> Tensor:
     """bitsandbytes' entries: whole 32767ths of the largest."""
     table, packed = stored["weight.quant_map"], stored["weight"].flatten().view(torch.uint8)
     codes = torch.stack((packed >> 4, packed & 15), -1).view(weight.shape).long()
-    kept = (table / table.abs().max() * 32767).round() / 32767 * table.abs().max()
-    return weight * torch.where(table == 0, 1.0, kept / table)[codes]
+    levels = (table / table.abs().max() * 32767).round() / 32767 * table.abs().max()
+    return weight * torch.where(table == 0, 1.0, levels / table)[codes]

@@ -23,15 +23,15 @@ from tests.engine.checkpoints.test_formats import FORMATS as BY_TEST
 from tests.engine.checkpoints.test_formats import Format
 from tests.engine.checkpoints.writers import mxfp4
 
-AT = "model.layers.0.mlp.down_proj"
+MODULE = "model.layers.0.mlp.down_proj"
 SHAPE = (64, 128)
 Change = Callable[[Tensor], Tensor | None]
 
 
 def _experts(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Of gpt-oss: all experts of a layer in two tensors."""
-    parts, whole = mxfp4(weight[None])
-    return {f"down_proj{name}": tensor for name, tensor in parts.items()}, whole
+    parts, full = mxfp4(weight[None])
+    return {f"down_proj{name}": tensor for name, tensor in parts.items()}, full
 
 
 FORMATS = {
@@ -87,22 +87,22 @@ def applies(name: str, change: Change, tensor: Tensor) -> bool:
 
 @pytest.fixture(scope="module")
 def written() -> Callable[[str], dict[str, Tensor]]:
-    made: dict[str, dict[str, Tensor]] = {}
+    written_tensors: dict[str, dict[str, Tensor]] = {}
 
     def get(name: str) -> dict[str, Tensor]:
-        if name not in made:
+        if name not in written_tensors:
             weight = torch.randn(*SHAPE, generator=torch.Generator().manual_seed(5))
-            made[name] = FORMATS[name].write(weight)[0]
-        return made[name]
+            written_tensors[name] = FORMATS[name].write(weight)[0]
+        return written_tensors[name]
 
     return get
 
 
-def put(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
+def write_shard(folder: Path, name: str, tensors: dict[str, Tensor]) -> None:
     """A file of one layer."""
-    words = {f"{AT}.{key}": word for key, word in FORMATS[name].header.items()}
-    kept = {f"{AT}.{part}": tensor.contiguous() for part, tensor in tensors.items()}
-    save_file(kept, folder / FILE, metadata={"format": "pt", **words})
+    words = {f"{MODULE}.{key}": word for key, word in FORMATS[name].header.items()}
+    stored = {f"{MODULE}.{part}": tensor.contiguous() for part, tensor in tensors.items()}
+    save_file(stored, folder / FILE, metadata={"format": "pt", **words})
 
 
 def refusal(folder: Path, name: str) -> ModelLoadError | None:
@@ -123,7 +123,9 @@ def changed(tensors: dict[str, Tensor], change: Change) -> Iterator[tuple[str, d
     for part, tensor in tensors.items():
         if applies(part, change, tensor):
             other = change(tensor)
-            rest = {name: kept for name, kept in tensors.items() if name != part}
+            rest = {
+                name: retained_tensor for name, retained_tensor in tensors.items() if name != part
+            }
             yield part, rest if other is None else {**rest, part: other}
 
 
@@ -132,21 +134,24 @@ def changed(tensors: dict[str, Tensor], change: Change) -> Iterator[tuple[str, d
 def test_fault_61_each_tensor_of_each_format(
     name: str, change: Change, written: Callable[[str], dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    put(tmp_path, name, written(name))
+    write_shard(tmp_path, name, written(name))
     assert refusal(tmp_path, name) is None
     for part, tensors in changed(written(name), change):
-        put(tmp_path, name, tensors)
+        write_shard(tmp_path, name, tensors)
         error = refusal(tmp_path, name)
         assert error is not None, part
         assert error.param, part
-        assert AT in error.message or "but no layer's are" in error.message, (part, error.message)
+        assert MODULE in error.message or "but no layer's are" in error.message, (
+            part,
+            error.message,
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_fault_61_each_header_that_lies(
     name: str, written: Callable[[str], dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    put(tmp_path, name, written(name))
+    write_shard(tmp_path, name, written(name))
     content = (tmp_path / FILE).read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -156,9 +161,11 @@ def test_fault_61_each_header_that_lies(
     ]  # fmt: skip
     for part in written(name):
         for lie in lies:
-            told = {**header, f"{AT}.{part}": {**header[f"{AT}.{part}"], **lie}}
-            made = json.dumps(told).encode()
-            (tmp_path / FILE).write_bytes(len(made).to_bytes(8, "little") + made + content[end:])
+            changed_header = {**header, f"{MODULE}.{part}": {**header[f"{MODULE}.{part}"], **lie}}
+            token_ids = json.dumps(changed_header).encode()
+            (tmp_path / FILE).write_bytes(
+                len(token_ids).to_bytes(8, "little") + token_ids + content[end:]
+            )
             error = refusal(tmp_path, name)
             assert error is not None, (part, lie)
             assert FILE in error.message, (part, lie, error.message)

@@ -18,7 +18,7 @@ from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
 #: Of each way to keep integers, floats and tables; those of gpt-oss have tensors of their own.
-KEPT = [
+METHODS = [
     "gptq-4", "gptq-4-zeros", "gptq-4-sorted", "gptq-8", "gptq-8-zeros", "awq", "awq-8", "fp8-row",
     "fp8-block", "nvfp4", "hqq-4", "hqq-8", "bnb-nf4", "bnb-nested", "bnb-int8", "ct-w4a16",
     "ct-w8a8", "ct-w8-zeros", "ct-fp8-row", "ct-mxfp4",
@@ -26,10 +26,10 @@ KEPT = [
 #: By plain torch one of each way: how each form is read into it, test_formats.py tells.
 READ = ["gptq-4-sorted", "fp8-block", "nvfp4", "hqq-4", "bnb-nested", "ct-w8-zeros"]
 CASES = [
-    *((name, True) for name in KEPT),
+    *((name, True) for name in METHODS),
     *(
         pytest.param(name, False, marks=() if name in READ else pytest.mark.slow)
-        for name in KEPT
+        for name in METHODS
     ),
 ]  # fmt: skip
 Expert = Callable[[Tensor], Tensor]
@@ -45,9 +45,9 @@ class RoundedExperts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         for number, expert in enumerate(self._experts):
-            rows, place = torch.where(chosen == number)
+            rows, choice = torch.where(chosen == number)
             if len(rows):
-                out.index_add_(0, rows, expert(x[rows]) * weights[rows, place, None])
+                out.index_add_(0, rows, expert(x[rows]) * weights[rows, choice, None])
         return out
 
 
@@ -55,17 +55,17 @@ class RoundedMixtral(RoundedModel):
     """Whose experts have tensors of their own: w1 is the gate, w3 is up, w2 is down."""
 
     def _install(self, model: nn.Module, layers: Mapping[str, RoundedLinear]) -> None:
-        places = sorted({name.rpartition(".experts.")[0] for name in layers})
-        assert places
-        for at in places:
-            count = sum(name.startswith(f"{at}.") for name in layers) // 3
-            made = [_expert(layers, f"{at}.experts.{number}") for number in range(count)]
-            there = at.replace("block_sparse_moe", "mlp")
-            model.set_submodule(f"{there}.experts", RoundedExperts(made))
+        positions = sorted({name.rpartition(".experts.")[0] for name in layers})
+        assert positions
+        for position in positions:
+            count = sum(name.startswith(f"{position}.") for name in layers) // 3
+            experts = [_expert(layers, f"{position}.experts.{number}") for number in range(count)]
+            target_name = position.replace("block_sparse_moe", "mlp")
+            model.set_submodule(f"{target_name}.experts", RoundedExperts(experts))
 
 
-def _expert(layers: Mapping[str, RoundedLinear], at: str) -> Expert:
-    gate, up, down = (layers[f"{at}.{name}"] for name in ("w1", "w3", "w2"))
+def _expert(layers: Mapping[str, RoundedLinear], prefix: str) -> Expert:
+    gate, up, down = (layers[f"{prefix}.{name}"] for name in ("w1", "w3", "w2"))
     return lambda x: down(nn.functional.silu(gate(x)) * up(x))
 
 
@@ -73,11 +73,11 @@ class RoundedGptOss(RoundedModel):
     """Whose experts lie in one tensor, [E, inputs, outputs] where they aren't packed."""
 
     def _install(self, model: nn.Module, layers: Mapping[str, RoundedLinear]) -> None:
-        for at in sorted({name.rpartition(".")[0] for name in layers}):
-            theirs = model.get_submodule(at)
-            up, down = (layers[f"{at}.{name}"] for name in ("gate_up_proj", "down_proj"))
-            made = [_gpt_oss(theirs, up, down, number) for number in range(len(up.weight))]
-            model.set_submodule(at, RoundedExperts(made))
+        for module_name in sorted({name.rpartition(".")[0] for name in layers}):
+            theirs = model.get_submodule(module_name)
+            up, down = (layers[f"{module_name}.{name}"] for name in ("gate_up_proj", "down_proj"))
+            experts = [_gpt_oss(theirs, up, down, number) for number in range(len(up.weight))]
+            model.set_submodule(module_name, RoundedExperts(experts))
 
 
 def _gpt_oss(theirs: nn.Module, up: RoundedLinear, down: RoundedLinear, number: int) -> Expert:
@@ -85,9 +85,9 @@ def _gpt_oss(theirs: nn.Module, up: RoundedLinear, down: RoundedLinear, number: 
         bias = theirs.get_parameter(f"{name}_bias")[number]
         return lambda x: layer.inputs(x) @ layer.weight[number] + bias
 
-    before, after = one(up, "gate_up_proj"), one(down, "down_proj")
+    initial, after = one(up, "gate_up_proj"), one(down, "down_proj")
     gated: Expert = theirs._apply_gate  # type: ignore[assignment]
-    return lambda x: after(gated(before(x)))
+    return lambda x: after(gated(initial(x)))
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +103,9 @@ def same_logits(pair: Pair, model: RoundedModel, compiled: bool) -> LLM:
     llm = LLM(str(pair.packed), cpu_kernels=compiled, **SMALL)
     prompt = model.clear_prompt(5, 3)
     tokens, logits = logits_of(llm, prompt, 3)
-    said, wanted = model.greedy(prompt, 3)
-    assert tokens == said
-    assert far(logits, wanted) < NEAR
+    output, expected = model.greedy(prompt, 3)
+    assert tokens == output
+    assert far(logits, expected) < NEAR
     return llm
 
 

@@ -47,9 +47,9 @@ def test_the_format_of_the_page_is_read_and_kept(
     pair = make_pair(model_folder("llama"), tmp_path / "pair", config, stairs)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 20, "max_model_len": 64}
     try:
-        plain = LLM(str(pair.packed), cpu_kernels=False, **settings)
-        found = plain.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-        assert list(found) == Oracle(pair.plain).greedy(PROMPT, 6)
+        baseline_llm = LLM(str(pair.packed), cpu_kernels=False, **settings)
+        token_ids = baseline_llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        assert list(token_ids) == Oracle(pair.dense).greedy(PROMPT, 6)
         reports = LLM(str(pair.packed), **settings).load_report()
         layers = [report for report in reports if report.format == "stairs int4 g32"]
         assert len(layers) == 12

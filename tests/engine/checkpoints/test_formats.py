@@ -71,8 +71,10 @@ def _compressed(kind: str, level: str, **weights: Any) -> Format:
 
 def _hqq(bits: int, level: str) -> Format:
     quant = {"weight_quant_params": {"nbits": bits, "group_size": 32, "axis": 1}}
-    kept = Rounding(weights=half_points if bits == 8 else half_minima, compiled=bits == 8)
-    return Format({"quant_method": "hqq", "quant_config": quant}, writers.hqq(bits), level, kept)
+    rounding = Rounding(weights=half_points if bits == 8 else half_minima, compiled=bits == 8)
+    return Format(
+        {"quant_method": "hqq", "quant_config": quant}, writers.hqq(bits), level, rounding
+    )
 
 
 def _nvfp4_scales(stored: Mapping[str, Tensor]) -> Tensor:
@@ -81,8 +83,8 @@ def _nvfp4_scales(stored: Mapping[str, Tensor]) -> Tensor:
 
 def _torchao(group: int | None) -> Format:
     write, header = packages.torchao8(group)
-    kept = Rounding(group=group, weights=half_scales(lambda stored: stored["_weight_scale"]))
-    return Format({"quant_method": "torchao"}, write, "kept", kept, header)
+    rounding = Rounding(group=group, weights=half_scales(lambda stored: stored["_weight_scale"]))
+    return Format({"quant_method": "torchao"}, write, "kept", rounding, header)
 
 
 _GROUPED = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
@@ -173,22 +175,22 @@ Pairs = Callable[[str], Pair]
 
 @pytest.fixture(scope="module")
 def pair(model_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    made: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
 
     def get(name: str) -> Pair:
-        if name not in made:
+        if name not in pairs:
             chosen, target = FORMATS[name], tmp_path_factory.mktemp(name)
-            made[name] = make_pair(
+            pairs[name] = make_pair(
                 model_folder("llama"), target, chosen.config, chosen.write, header=chosen.header
             )
-        return made[name]
+        return pairs[name]
 
     return get
 
 
-def far(logits: Tensor, wanted: Tensor) -> float:
+def far(logits: Tensor, expected: Tensor) -> float:
     """In parts of the largest that is wanted."""
-    return float((logits - wanted).abs().max() / wanted.abs().max())
+    return float((logits - expected).abs().max() / expected.abs().max())
 
 
 def opened(folder: Path, config: dict[str, Any]) -> QuantizedWeights:
@@ -200,27 +202,33 @@ def opened(folder: Path, config: dict[str, Any]) -> QuantizedWeights:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_layer_means_what_its_plain_weights_are(name: str, pair: Pairs) -> None:
     """All rows, some of them, and some by their numbers."""
-    made = pair(name)
-    weights = opened(made.packed, FORMATS[name].config)
-    for module, plain in made.weights.items():
-        matrix = weights.matrix(f"{module}.weight", (plain.shape[0], plain.shape[1]))
+    converted = pair(name)
+    weights = opened(converted.packed, FORMATS[name].config)
+    for module, baseline_weight in converted.weights.items():
+        matrix = weights.matrix(
+            f"{module}.weight", (baseline_weight.shape[0], baseline_weight.shape[1])
+        )
         for rows in (slice(None), slice(9, 40), torch.tensor([30, 2, 17])):
-            torch.testing.assert_close(matrix.floats(rows), plain[rows], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                matrix.floats(rows), baseline_weight[rows], rtol=1e-5, atol=1e-6
+            )
     assert weights.matrix("lm_head.weight", (384, 64)).source == "float32"
-    used = {name for module in made.weights for name in weights.form.tensors_of(module)}
+    used = {name for module in converted.weights for name in weights.form.tensors_of(module)}
     assert used.isdisjoint(weights.unused_names())
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_model_says_what_transformers_says_to_the_plain_weights(name: str, pair: Pairs) -> None:
     """Without compiled kernels activations stay as they are, and integers keep their grids."""
-    made = pair(name)
-    llm = LLM(str(made.packed), cpu_kernels=False, **SMALL)
+    converted = pair(name)
+    llm = LLM(str(converted.packed), cpu_kernels=False, **SMALL)
     tokens, logits = logits_of(llm, PROMPT, 6)
-    assert [tokens] == greedy_all(Oracle(made.plain).model, [PROMPT], 6, [tokens])
-    said, wanted = RoundedModel(made, FORMATS[name].rounding, inputs=False).greedy(PROMPT, 6)
-    assert tokens == said
-    assert far(logits, wanted) < NEAR
+    assert [tokens] == greedy_all(Oracle(converted.dense).model, [PROMPT], 6, [tokens])
+    output, expected = RoundedModel(converted, FORMATS[name].rounding, inputs=False).greedy(
+        PROMPT, 6
+    )
+    assert tokens == output
+    assert far(logits, expected) < NEAR
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -228,14 +236,14 @@ def test_the_kernels_round_what_the_format_says_and_nothing_else(
     name: str, pair: Pairs, compiler: None
 ) -> None:
     """And the report tells what became of each layer; a batch says what its requests say alone."""
-    made = pair(name)
-    llm = LLM(str(made.packed), **SMALL)
-    model = RoundedModel(made, FORMATS[name].rounding, inputs=True)
+    converted = pair(name)
+    llm = LLM(str(converted.packed), **SMALL)
+    model = RoundedModel(converted, FORMATS[name].rounding, inputs=True)
     prompt = model.clear_prompt(5, 3)
     tokens, logits = logits_of(llm, prompt, 3)
-    said, wanted = model.greedy(prompt, 3)
-    assert tokens == said
-    assert far(logits, wanted) < NEAR
+    output, expected = model.greedy(prompt, 3)
+    assert tokens == output
+    assert far(logits, expected) < NEAR
     reports = llm.load_report()
     layers = [report for report in reports if "_proj" in report.layer]
     assert len(layers) == 3 * 4
@@ -244,8 +252,10 @@ def test_the_kernels_round_what_the_format_says_and_nothing_else(
     batch = [PROMPT, PROMPT[:3], [9] * 40]
     together = [r.outputs[0].token_ids for r in llm.generate(batch, GREEDY, use_tqdm=False)]
     llm.core.reset_prefix_cache()
-    alone = [llm.generate([p], GREEDY, use_tqdm=False)[0].outputs[0].token_ids for p in batch]
-    assert together == alone
+    isolated_token_ids = [
+        llm.generate([p], GREEDY, use_tqdm=False)[0].outputs[0].token_ids for p in batch
+    ]
+    assert together == isolated_token_ids
 
 
 @pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.level == "read"])

@@ -26,7 +26,7 @@ from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme,
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
-AT = "model.layers.1.mlp.down_proj"
+MODULE = "model.layers.1.mlp.down_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 _W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 _W8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
@@ -186,9 +186,9 @@ def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
     monkeypatch.setattr(WeightLoader, "pack_sources", _forbidden)
     folder = pairs(kind).packed
     tensors = load_file(folder / FILE)
-    changed = change(tensors.pop(f"{AT}.{suffix}"))
+    changed = change(tensors.pop(f"{MODULE}.{suffix}"))
     if changed is not None:
-        tensors[f"{AT}.{suffix}"] = changed
+        tensors[f"{MODULE}.{suffix}"] = changed
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     with safe_open(folder / FILE, "pt") as file:
@@ -196,7 +196,7 @@ def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
     save_file(tensors, tmp_path / FILE, metadata=header)
     with pytest.raises(ModelLoadError) as caught:
         load(tmp_path)
-    assert AT in caught.value.message
+    assert MODULE in caught.value.message
     assert caught.value.param
 
 
@@ -235,7 +235,7 @@ def test_fault_61_a_header_that_lies_about_a_packed_tensor(
     content = (tmp_path / FILE).read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    header[f"{AT}.qweight"][field] = value
+    header[f"{MODULE}.qweight"][field] = value
     changed = json.dumps(header).encode()
     (tmp_path / FILE).write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
     with pytest.raises(ModelLoadError) as caught:
@@ -327,7 +327,7 @@ def test_an_unsound_quantization_config_names_its_field(
 
 
 @pytest.mark.parametrize(
-    ("targets", "others", "path"),
+    ("targets", "groups_by_name", "path"),
     [
         (["Linear"], {"group_1": ["Linear"]}, "config_groups.group_1.targets"),
         (["re:.*down_proj"], {"group_1": ["re:.*mlp.*"]}, "config_groups.group_1.targets"),
@@ -336,13 +336,18 @@ def test_an_unsound_quantization_config_names_its_field(
     ],
 )
 def test_groups_that_overlap_or_are_too_many_are_refused_by_their_field(
-    targets: list[str], others: dict[str, list[str]], path: str, pairs: Callable[[str], Pair]
+    targets: list[str],
+    groups_by_name: dict[str, list[str]],
+    path: str,
+    pairs: Callable[[str], Pair],
 ) -> None:
     config = scheme(**_W4)
     groups = config["config_groups"]
     groups["group_0"]["targets"] = targets
     wider = {**_W4, "group_size": 64}
-    groups |= {name: {"targets": found, "weights": wider} for name, found in others.items()}
+    groups |= {
+        name: {"targets": targets, "weights": wider} for name, targets in groups_by_name.items()
+    }
     with pytest.raises(ModelLoadError) as caught:
         load(pairs("ct").packed, hf_overrides={"quantization_config": config})
     assert caught.value.param == f"quantization_config.{path}"
@@ -353,16 +358,16 @@ def test_a_layer_that_is_named_goes_before_a_pattern_and_both_before_a_class(
 ) -> None:
     """What a group says that isn't asked would be wrong for the scales that are there."""
     config = scheme(**_W4)
-    wrong = {**_W4, "group_size": 16}
+    invalid = {**_W4, "group_size": 16}
     config["config_groups"] |= {
         "group_1": {"targets": ["re:.*_proj"], "weights": _W4},
-        "group_2": {"targets": [AT], "weights": _W4},
+        "group_2": {"targets": [MODULE], "weights": _W4},
     }
-    config["config_groups"]["group_0"]["weights"] = wrong
+    config["config_groups"]["group_0"]["weights"] = invalid
     settings = {"hf_overrides": {"quantization_config": config}}
     assert load(pairs("ct").packed, **settings).load_report()
-    config["config_groups"]["group_2"]["weights"] = wrong
-    with pytest.raises(ModelLoadError, match=f"{AT}.weight_scale"):
+    config["config_groups"]["group_2"]["weights"] = invalid
+    with pytest.raises(ModelLoadError, match=f"{MODULE}.weight_scale"):
         load(pairs("ct").packed, **settings)
 
 
@@ -372,11 +377,11 @@ def test_a_tensor_that_two_files_have_is_refused_by_its_name(
     for path in pairs("gptq").packed.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / FILE)
-    twice = {f"{AT}.scales": tensors[f"{AT}.scales"] * 2}
+    twice = {f"{MODULE}.scales": tensors[f"{MODULE}.scales"] * 2}
     save_file(twice, tmp_path / "other.safetensors", metadata={"format": "pt"})
     index = {"weight_map": {"a": FILE, "b": "other.safetensors"}}
     (tmp_path / f"{FILE}.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelLoadError, match=f"{AT}.scales' is in {FILE}, too"):
+    with pytest.raises(ModelLoadError, match=f"{MODULE}.scales' is in {FILE}, too"):
         load(tmp_path)
 
 
@@ -387,9 +392,9 @@ def test_a_weight_that_is_there_both_packed_and_plain_is_refused_by_its_name(
     for path in pairs(kind).packed.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / FILE)
-    tensors[f"{AT}.weight"] = pairs(kind).weights[AT]
+    tensors[f"{MODULE}.weight"] = pairs(kind).weights[MODULE]
     save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
-    with pytest.raises(ModelLoadError, match=f"{AT}.weight' is there beside") as caught:
+    with pytest.raises(ModelLoadError, match=f"{MODULE}.weight' is there beside") as caught:
         load(tmp_path)
     assert caught.value.param == "weight"
 
@@ -427,11 +432,11 @@ def test_a_weight_of_a_kind_that_the_format_does_not_have(
     for path in pairs("fp8").packed.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tensors = load_file(tmp_path / FILE)
-    tensors[f"{AT}.weight"] = tensors[f"{AT}.weight"].view(torch.uint8).long()
+    tensors[f"{MODULE}.weight"] = tensors[f"{MODULE}.weight"].view(torch.uint8).long()
     save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
     with pytest.raises(ModelLoadError, match=r"is kept as int64, and nothing .* fp8") as caught:
         load(tmp_path)
-    assert AT in caught.value.message
+    assert MODULE in caught.value.message
     assert caught.value.param == "weight"
 
 
@@ -453,8 +458,8 @@ AT_LOAD = (
 
 
 def test_every_name_of_vllms_is_taken_or_refused_with_what_to_take() -> None:
-    known = {*QUANTIZATIONS, *REFUSED_METHODS}
-    assert known.issuperset(NAMES)
+    method_names = {*QUANTIZATIONS, *REFUSED_METHODS}
+    assert method_names.issuperset(NAMES)
     assert {name for name in AT_LOAD if "int8" in REFUSED_METHODS[name]} == set(AT_LOAD)
     assert not REFUSED_METHODS.keys() & set(QUANTIZATIONS)
 
@@ -469,8 +474,8 @@ def test_every_name_of_vllms_is_taken_or_refused_with_what_to_take() -> None:
 def test_quantization_may_name_the_checkpoints_own_format(
     kind: str, name: str, pairs: Callable[[str], Pair]
 ) -> None:
-    found = load(pairs(kind).packed, quantization=name).load_report()
-    assert found == load(pairs(kind).packed).load_report()
+    report = load(pairs(kind).packed, quantization=name).load_report()
+    assert report == load(pairs(kind).packed).load_report()
 
 
 def test_quantization_that_names_another_format_is_refused(

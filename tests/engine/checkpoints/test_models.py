@@ -23,8 +23,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 
 
 def load(folder: Path, **settings: Any) -> LLM:
-    given = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 128, **settings}
-    return LLM(str(folder), **given)
+    options = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 128, **settings}
+    return LLM(str(folder), **options)
 
 
 def tokens(llm: LLM) -> list[int]:
@@ -40,7 +40,7 @@ def test_experts_stay_as_they_are(tmp_path: Path, compiler: None) -> None:
         return is_linear(name) or (".experts." in name and name.endswith(".weight"))
 
     pair = make_pair(source, tmp_path, GPTQ, writers.gptq(symmetric=False), chosen)
-    oracle = Oracle(pair.plain)
+    oracle = Oracle(pair.dense)
     assert tokens(load(pair.packed, cpu_kernels=False)) == oracle.greedy(PROMPT, 6)
     reports = load(pair.packed).load_report()
     experts = [report for report in reports if ".experts." in report.layer]
@@ -70,7 +70,7 @@ def test_products_around_a_state_stay_as_they_are(
         return name.endswith(tuple(f"{product}.weight" for product in products))
 
     pair = make_pair(source, tmp_path, GPTQ, writers.gptq(symmetric=False), chosen)
-    oracle = Oracle(pair.plain)
+    oracle = Oracle(pair.dense)
     assert tokens(load(pair.packed, cpu_kernels=False)) == oracle.greedy(PROMPT, 6)
     reports = [one for one in load(pair.packed).load_report() if one.layer.endswith(products)]
     assert {report.format.split(" ")[0] for report in reports} == {"gptq"}
@@ -83,23 +83,23 @@ def split_experts(folder: Path) -> None:
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         if ".experts." not in name:
             continue
-        at, _, kind = name.rpartition(".")
-        for expert, whole in enumerate(tensors.pop(name)):
+        prefix, _, kind = name.rpartition(".")
+        for expert, full in enumerate(tensors.pop(name)):
             parts = (
-                {"w2": whole}
+                {"w2": full}
                 if kind == "down_proj"
-                else dict(zip(("w1", "w3"), whole.chunk(2), strict=True))
+                else dict(zip(("w1", "w3"), full.chunk(2), strict=True))
             )
-            tensors |= {f"{at}.{expert}.{k}.weight": t.clone() for k, t in parts.items()}
+            tensors |= {f"{prefix}.{expert}.{k}.weight": t.clone() for k, t in parts.items()}
     tensors = {name.replace(".mlp.", ".block_sparse_moe."): t for name, t in tensors.items()}
     save_file(tensors, folder / FILE, metadata={"format": "pt"})
 
 
 def test_the_experts_of_gpt_oss_are_read_exactly(tmp_path: Path, compiler: None) -> None:
-    made = tmp_path / "made"
-    make_checkpoint(RECIPES["gpt_oss"], made)
-    pair = make_mxfp4(made, tmp_path)
-    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.plain).greedy(PROMPT, 6)
+    folder = tmp_path / "made"
+    make_checkpoint(RECIPES["gpt_oss"], folder)
+    pair = make_mxfp4(folder, tmp_path)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.dense).greedy(PROMPT, 6)
     reports = load(pair.packed).load_report()
     experts = [report for report in reports if report.format == "mxfp4"]
     assert experts
@@ -120,7 +120,7 @@ def test_a_head_that_was_quantised_by_itself(
         path = pair.packed / "config.json"
         raw = json.loads(path.read_text())
         path.write_text(json.dumps({**raw, "tie_word_embeddings": True}))
-    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.plain).greedy(PROMPT, 6)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.dense).greedy(PROMPT, 6)
 
 
 def test_fused_projections_of_which_one_was_left_out(
@@ -138,7 +138,7 @@ def test_fused_projections_of_which_one_was_left_out(
     assert by_name["model.layers.0.self_attn.q_proj+k_proj+v_proj"].error < 1e-6
     assert by_name["model.layers.0.mlp.gate_proj+up_proj"].level == "kept"
     assert by_name["model.layers.1.mlp.gate_proj+up_proj"].level == "read"
-    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.plain).greedy(PROMPT, 6)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.dense).greedy(PROMPT, 6)
 
 
 @pytest.mark.parametrize("impl", ["quire", "transformers"])
@@ -147,19 +147,19 @@ def test_the_bridge_says_what_the_native_decoder_says(
 ) -> None:
     pair = make_pair(model_folder("llama"), tmp_path, GPTQ, writers.gptq(symmetric=False))
     llm = load(pair.packed, model_impl=impl, cpu_kernels=False)
-    assert tokens(llm) == Oracle(pair.plain).greedy(PROMPT, 6)
+    assert tokens(llm) == Oracle(pair.dense).greedy(PROMPT, 6)
 
 
 def test_a_pooling_model(model_folder: Callable[[str], Path], tmp_path: Path) -> None:
     pair = make_pair(model_folder("llama"), tmp_path, AWQ, writers.awq())
-    found = [
+    tensors = [
         torch.tensor(
             load(folder, runner="pooling", cpu_kernels=False)
             .embed([{"prompt_token_ids": PROMPT}], use_tqdm=False)[0].outputs.embedding
         )
-        for folder in (pair.packed, pair.plain)
+        for folder in (pair.packed, pair.dense)
     ]  # fmt: skip
-    torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(tensors[0], tensors[1], atol=1e-4, rtol=1e-4)
 
 
 def test_sorted_inputs_and_groups_of_one_file_with_rules_by_name(
@@ -173,4 +173,4 @@ def test_sorted_inputs_and_groups_of_one_file_with_rules_by_name(
 
     config = {**GPTQ, "dynamic": {"+:.*down_proj": {"bits": 8, "group_size": 16}}}
     pair = make_pair(model_folder("llama"), tmp_path, config, write)
-    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.plain).greedy(PROMPT, 6)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.dense).greedy(PROMPT, 6)

@@ -47,14 +47,14 @@ def test_a_pattern_matches_what_re_matches() -> None:
         pattern = SafePattern(text)
         for _ in range(8):
             name = "".join(draw.choices("ab.c1\n", (6, 6, 3, 2, 2, 1), k=draw.randint(0, 8)))
-            wanted = oracle.match(name) is not None
-            assert pattern.matches(name) is wanted, (text, name)
-            matched, missed = matched + wanted, missed + (not wanted)
+            expected = oracle.match(name) is not None
+            assert pattern.matches(name) is expected, (text, name)
+            matched, missed = matched + expected, missed + (not expected)
     assert min(matched, missed) > 1000
 
 
 @pytest.mark.parametrize(
-    ("text", "there", "missing"),
+    ("text", "name", "missing"),
     [
         (r".*self_attn\.(q|k|v)_proj$", "model.layers.3.self_attn.k_proj", "model.layers.3.mlp.up"),
         (r"^model\.layers\.(?:[0-9]|1[01])\.mlp", "model.layers.11.mlp.up", "model.layers.12.mlp"),
@@ -65,8 +65,8 @@ def test_a_pattern_matches_what_re_matches() -> None:
         (r"(?:.*\.)?experts\.[^.]+\.down_proj", "a.experts.7.down_proj", "a.experts.7.b.down_proj"),
     ],
 )
-def test_patterns_as_they_are_found(text: str, there: str, missing: str) -> None:
-    assert SafePattern(text).matches(there)
+def test_patterns_as_they_are_found(text: str, name: str, missing: str) -> None:
+    assert SafePattern(text).matches(name)
     assert not SafePattern(text).matches(missing)
 
 

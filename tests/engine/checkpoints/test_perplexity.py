@@ -58,5 +58,5 @@ def test_perplexity_stays_near_that_of_bfloat16(
     llm = in_format(name, tmp_path)
     layers = [report for report in llm.load_report() if "_proj" in report.layer]
     assert {report.level for report in layers} == {"kept"}
-    wanted = demo_perplexity(count=count)
-    assert perplexity(llm, count) == pytest.approx(wanted, rel=FORMATS[name][2])
+    expected = demo_perplexity(count=count)
+    assert perplexity(llm, count) == pytest.approx(expected, rel=FORMATS[name][2])

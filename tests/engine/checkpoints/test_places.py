@@ -40,33 +40,35 @@ def pairs(
     return get
 
 
-def moved(folder: Path, target: Path, place: Callable[[Config], Config]) -> Path:
-    """The same checkpoint, whose config.json has what `place` makes of its quantization_config."""
+def moved(folder: Path, target: Path, index: Callable[[Config], Config]) -> Path:
+    """The same checkpoint, whose config.json has what `index` makes of its quantization_config."""
     shutil.copytree(folder, target)
     raw = json.loads((target / "config.json").read_text())
-    said = raw.pop("quantization_config")
-    (target / "config.json").write_text(json.dumps({**raw, **place(said)}))
+    quantization = raw.pop("quantization_config")
+    (target / "config.json").write_text(json.dumps({**raw, **index(quantization)}))
     return target
 
 
-def _nameless(said: Config) -> Config:
-    return {name: value for name, value in said.items() if name != "quant_method"}
+def _nameless(quantization: Config) -> Config:
+    return {name: value for name, value in quantization.items() if name != "quant_method"}
 
 
 @pytest.mark.parametrize(
-    "place",
+    "index",
     [
-        lambda said: {"compression_config": said},
-        lambda said: {"compression_config": {"quantization_config": _nameless(said)}},
-        lambda said: {"compression_config": {**said, "quant_method": "sparseml"}},
-        lambda said: {"text_config": {"quantization_config": said}},
+        lambda quantization: {"compression_config": quantization},
+        lambda quantization: {
+            "compression_config": {"quantization_config": _nameless(quantization)}
+        },
+        lambda quantization: {"compression_config": {**quantization, "quant_method": "sparseml"}},
+        lambda quantization: {"text_config": {"quantization_config": quantization}},
     ],
 )
 def test_other_places_say_the_same(
-    place: Callable[[Config], Config], pairs: Callable[[str], Pair], tmp_path: Path
+    index: Callable[[Config], Config], pairs: Callable[[str], Pair], tmp_path: Path
 ) -> None:
     folder = pairs("ct").packed
-    llm = LLM(str(moved(folder, tmp_path / "moved", place)), quantization="int8", **SMALL)
+    llm = LLM(str(moved(folder, tmp_path / "moved", index)), quantization="int8", **SMALL)
     with pytest.raises(InvalidRequest, match="quantised already"):
         llm.save_quantized(tmp_path / "again")
     again = LLM(str(tmp_path / "moved"), **SMALL)
@@ -74,7 +76,7 @@ def test_other_places_say_the_same(
 
 
 @pytest.mark.parametrize(
-    ("kind", "file", "said"),
+    ("kind", "file", "quantization"),
     [
         ("gptq", "quantize_config.json", {"bits": 4, "group_size": 32, "desc_act": False}),
         ("awq", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}),
@@ -82,14 +84,14 @@ def test_other_places_say_the_same(
     ],
 )
 def test_files_without_a_methods_name_are_read_where_it_is_asked_for(
-    kind: str, file: str, said: Config, pairs: Callable[[str], Pair], tmp_path: Path
+    kind: str, file: str, quantization: Config, pairs: Callable[[str], Pair], tmp_path: Path
 ) -> None:
-    folder = moved(pairs(kind).packed, tmp_path / "moved", lambda said: {})
-    (folder / file).write_text(json.dumps(said))
+    folder = moved(pairs(kind).packed, tmp_path / "moved", lambda quantization: {})
+    (folder / file).write_text(json.dumps(quantization))
     with pytest.raises(ModelLoadError, match="if that is quantised"):
         LLM(str(folder), **SMALL)
-    found = LLM(str(folder), quantization=kind, **SMALL).load_report()
-    assert found == LLM(str(pairs(kind).packed), **SMALL).load_report()
-    (folder / file).write_text(json.dumps({**said, "w_bit": 7, "bits": 7}))
+    report = LLM(str(folder), quantization=kind, **SMALL).load_report()
+    assert report == LLM(str(pairs(kind).packed), **SMALL).load_report()
+    (folder / file).write_text(json.dumps({**quantization, "w_bit": 7, "bits": 7}))
     with pytest.raises(ModelLoadError, match=r"quantization_config\.bits is 7"):
         LLM(str(folder), quantization=kind, **SMALL)

@@ -27,9 +27,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model_of(llm: LLM) -> NativeDecoder:
-    found = llm.apply_model(lambda model: model)[0]
-    assert isinstance(found, NativeDecoder)
-    return found
+    result = llm.apply_model(lambda model: model)[0]
+    assert isinstance(result, NativeDecoder)
+    return result
 
 
 def test_four_bits_are_written_as_they_were_run(
@@ -55,20 +55,20 @@ def test_eight_bits_are_written_with_a_scale_for_each_row(
     llm = LLM(str(source), quantization="int8", cpu_kernels=compiled, **SMALL)
     llm.save_quantized(tmp_path / "saved")
     again = LLM(str(tmp_path / "saved"), cpu_kernels=compiled, **SMALL)
-    plain = WeightReader(source).tensors()
+    baseline_tensors = WeightReader(source).tensors()
     for number, layer in enumerate(model_of(again).weights):
         assert layer.mlp is not None
-        weight = plain[f"model.layers.{number}.mlp.down_proj.weight"]
+        weight = baseline_tensors[f"model.layers.{number}.mlp.down_proj.weight"]
         steps = (weight.abs().amax(1, keepdim=True) / 127).half().float()
-        wanted = (weight / steps).round().clamp(-127, 127) * steps
-        found = layer.mlp.down.rows(torch.arange(len(weight)))
+        expected = (weight / steps).round().clamp(-127, 127) * steps
+        rows = layer.mlp.down.rows(torch.arange(len(weight)))
         # A value that lies on an edge to the bit may go either way.
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(rows, expected, rtol=0, atol=1e-6)
         run = model_of(llm).weights[number].mlp
         assert run is not None
         grouped = run.down.rows(torch.arange(len(weight)))
-        lost, lost_there = ((one - weight).square().mean() for one in (found, grouped))
-        assert lost_there < lost < 2 * lost_there
+        lost, lost_remote = ((one - weight).square().mean() for one in (rows, grouped))
+        assert lost_remote < lost < 2 * lost_remote
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -98,8 +98,8 @@ def test_the_formats_own_package_reads_the_same(
     config = QuantizationConfig.model_validate(raw)
     scheme = config.config_groups["group_0"]
     tensors = WeightReader(folder).tensors()
-    at = "model.layers.1.mlp.down_proj."
-    parts = {name.removeprefix(at): t for name, t in tensors.items() if name.startswith(at)}
+    prefix = "model.layers.1.mlp.down_proj."
+    parts = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     compressor: Any = BaseCompressor.get_value_from_registry(config.format)
     weight = compressor.decompress(dict(parts), scheme)["weight"]
     mlp = model_of(saved).weights[1].mlp
@@ -118,14 +118,14 @@ def test_transformers_says_what_the_saved_folder_says(
     folder = tmp_path / "saved"
     LLM(str(source), quantization=quantization, **SMALL).save_quantized(folder)
     tables = ("model.embed_tokens.weight", "lm_head.weight")
-    kept, given = WeightReader(folder).tensors(), WeightReader(source).tensors()
-    assert all(torch.equal(kept[name], given[name]) for name in tables)
+    retained_tensors, tensors = WeightReader(folder).tensors(), WeightReader(source).tensors()
+    assert all(torch.equal(retained_tensors[name], tensors[name]) for name in tables)
     saved, oracle = LLM(str(folder), cpu_kernels=False, **SMALL), Oracle(folder)
     for module in oracle.model.modules():
         module.quantization_enabled = False  # of inputs: weights were dequantised at load
     for prompt in (PROMPT, [9, 10, 11], [300, 2, 17, 55]):
-        found = saved.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-        assert list(found) == oracle.greedy(prompt, 6)
+        token_ids = saved.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+        assert list(token_ids) == oracle.greedy(prompt, 6)
 
 
 def test_what_cannot_be_saved(source: Path, tmp_path: Path) -> None:

@@ -92,10 +92,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 def test_a_layer_means_what_its_plain_weights_are(name: str, pair: Callable[[str], Pair]) -> None:
     """All rows, some of them, and some by their numbers."""
     weights = opened(pair(name).packed, LAYOUTS[name][0])
-    for module, plain in pair(name).weights.items():
-        matrix = weights.matrix(f"{module}.weight", (plain.shape[0], plain.shape[1]))
+    for module, baseline_weight in pair(name).weights.items():
+        matrix = weights.matrix(
+            f"{module}.weight", (baseline_weight.shape[0], baseline_weight.shape[1])
+        )
         for rows in (slice(None), slice(9, 40), slice(0, 0), torch.tensor([30, 2, 63])):
-            torch.testing.assert_close(matrix.floats(rows).float(), plain[rows], rtol=1e-6, atol=0)
+            torch.testing.assert_close(
+                matrix.floats(rows).float(), baseline_weight[rows], rtol=1e-6, atol=0
+            )
     used = {name for module in pair(name).weights for name in weights.form.tensors_of(module)}
     assert used.isdisjoint(weights.unused_names())
 
@@ -108,7 +112,7 @@ def test_tokens_are_those_of_the_plain_weights(name: str, pair: Callable[[str], 
         .generate([PROMPT], GREEDY, use_tqdm=False)[0]
         .outputs[0]
         .token_ids
-        for folder in (pair(name).packed, pair(name).plain)
+        for folder in (pair(name).packed, pair(name).dense)
     ]
     assert answers[0] == answers[1]
 

@@ -37,7 +37,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("llama", folder, hidden_size=128, intermediate_size=256, head_dim=32)
 
 
-def own(folder: Path, **settings: Any) -> Oracle:
+def oracle_of(folder: Path, **settings: Any) -> Oracle:
     """`transformers` with the packed weights."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **settings)
     return Oracle(folder, model.eval())
@@ -46,23 +46,23 @@ def own(folder: Path, **settings: Any) -> Oracle:
 def assert_same(folder: Path, oracle: Oracle) -> None:
     llm = LLM(str(folder), cpu_kernels=False, **SMALL)
     for prompt in PROMPTS:
-        said = logits_of(llm, prompt, 6)[0]
-        assert said == oracle.greedy(prompt, 6, said)
+        logit_row = logits_of(llm, prompt, 6)[0]
+        assert logit_row == oracle.greedy(prompt, 6, logit_row)
 
 
 @pytest.mark.parametrize("name", PACKED)
 def test_tokens_of_packed_weights(name: str, source: Path, tmp_path: Path) -> None:
-    made = FORMATS[name]
-    packed = make_pair(source, tmp_path, made.config, made.write).packed
-    assert_same(packed, own(packed))
+    stored_format = FORMATS[name]
+    packed = make_pair(source, tmp_path, stored_format.config, stored_format.write).packed
+    assert_same(packed, oracle_of(packed))
 
 
 @pytest.mark.parametrize("name", DEQUANTISED)
 def test_tokens_of_what_it_dequantises(name: str, source: Path, tmp_path: Path) -> None:
-    made = FORMATS[name]
-    packed = make_pair(source, tmp_path, made.config, made.write).packed
+    stored_format = FORMATS[name]
+    packed = make_pair(source, tmp_path, stored_format.config, stored_format.write).packed
     config = CompressedTensorsConfig(dequantize=True)  # type: ignore[no-untyped-call]
-    assert_same(packed, own(packed, quantization_config=config))
+    assert_same(packed, oracle_of(packed, quantization_config=config))
 
 
 def _eight() -> Any:
@@ -85,8 +85,8 @@ def test_tokens_of_what_torchao_wrote(
     """Its whole folder is by `transformers`."""
     from transformers import TorchAoConfig
 
-    model = own(source, quantization_config=TorchAoConfig(config()), device_map="cpu").model
+    model = oracle_of(source, quantization_config=TorchAoConfig(config()), device_map="cpu").model
     model.save_pretrained(tmp_path)
     for path in source.glob("tokenizer*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert_same(tmp_path, own(tmp_path, device_map="cpu"))
+    assert_same(tmp_path, oracle_of(tmp_path, device_map="cpu"))

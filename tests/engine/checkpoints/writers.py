@@ -33,27 +33,27 @@ def grid(
     """Unsigned integers [N, K], float16 scales and zero points [N, groups]."""
     rows, columns = weight.shape
     group = columns if group == -1 else group
-    place = torch.arange(columns) // group if order is None else order
-    groups, most = int(place.max()) + 1, (1 << bits) - 1
+    positions = torch.arange(columns) // group if order is None else order
+    groups, max_code = int(positions.max()) + 1, (1 << bits) - 1
     values = torch.zeros(rows, columns)
     scales, zeros = torch.zeros(rows, groups), torch.zeros(rows, groups)
     for number in range(groups):
-        part = weight[:, place == number]
+        part = weight[:, positions == number]
         low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
         if symmetric:
-            scale = (2 * part.abs().amax(1) / most).half().float()
-            zero = torch.full_like(scale, (most + 1) // 2)
+            scale = (2 * part.abs().amax(1) / max_code).half().float()
+            zero = torch.full_like(scale, (max_code + 1) // 2)
         else:
-            scale = ((high - low) / most).half().float()
-            zero = (-low / scale).round().clamp(0, most)
-        found = (part / scale[:, None] + zero[:, None]).round().clamp(0, most)
-        values[:, place == number] = found
+            scale = ((high - low) / max_code).half().float()
+            zero = (-low / scale).round().clamp(0, max_code)
+        codes = (part / scale[:, None] + zero[:, None]).round().clamp(0, max_code)
+        values[:, positions == number] = codes
         scales[:, number], zeros[:, number] = scale, zero
     return values, scales, zeros
 
 
-def plain(values: Tensor, scales: Tensor, zeros: Tensor, place: Tensor) -> Tensor:
-    return (values - zeros[:, place]) * scales[:, place]
+def dequantize(values: Tensor, scales: Tensor, zeros: Tensor, index: Tensor) -> Tensor:
+    return (values - zeros[:, index]) * scales[:, index]
 
 
 def gptq(
@@ -62,18 +62,20 @@ def gptq(
     def write(weight: Tensor) -> Written:
         columns = weight.shape[1]
         size = columns if group == -1 else group
-        place = torch.arange(columns) // size
+        positions = torch.arange(columns) // size
         if sorted_:
-            place = place[torch.randperm(columns, generator=torch.Generator().manual_seed(5))]
-        values, scales, zeros = grid(weight, bits, group, symmetric, place)
-        kept = (zeros - (1 if version == 1 else 0)) % (1 << bits)
+            positions = positions[
+                torch.randperm(columns, generator=torch.Generator().manual_seed(5))
+            ]
+        values, scales, zeros = grid(weight, bits, group, symmetric, positions)
+        stored_zeros = (zeros - (1 if version == 1 else 0)) % (1 << bits)
         tensors = {
             "qweight": torch.from_numpy(stream(values.numpy(), bits).copy()).T.contiguous(),
-            "qzeros": torch.from_numpy(stream(kept.T.numpy(), bits).copy()),
+            "qzeros": torch.from_numpy(stream(stored_zeros.T.numpy(), bits).copy()),
             "scales": scales.T.half().contiguous(),
-            "g_idx": place.to(torch.int32),
+            "g_idx": positions.to(torch.int32),
         }
-        return tensors, plain(values, scales, zeros, place)
+        return tensors, dequantize(values, scales, zeros, positions)
 
     return write
 
@@ -86,14 +88,14 @@ def awq(group: int = 32, bits: int = 4) -> Writer:
         return torch.from_numpy(stream(turned.flatten(1).numpy(), bits).copy())
 
     def write(weight: Tensor) -> Written:
-        place = torch.arange(weight.shape[1]) // group
+        positions = torch.arange(weight.shape[1]) // group
         values, scales, zeros = grid(weight, bits, group, symmetric=False)
         tensors = {
             "qweight": packed(values.T.contiguous()),
             "qzeros": packed(zeros.T.contiguous()),
             "scales": scales.T.half().contiguous(),
         }
-        return tensors, plain(values, scales, zeros, place)
+        return tensors, dequantize(values, scales, zeros, positions)
 
     return write
 
@@ -104,18 +106,18 @@ def fp8(
     block: int = 32,
     dtype: torch.dtype = torch.float8_e4m3fn,
 ) -> Writer:
-    most = torch.finfo(dtype).max
+    largest = torch.finfo(dtype).max
 
     def write(weight: Tensor) -> Written:
         rows, columns = weight.shape
         high, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (block, block)}[kind]
         padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
         blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
-        scales = blocks.abs().amax((1, 3)) / most
+        scales = blocks.abs().amax((1, 3)) / largest
         factors = scales.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
         values = (weight / factors).to(dtype)
-        kept = scales.flatten() if kind == "tensor" else scales
-        return {"weight": values, suffix: kept}, values.float() * factors
+        stored_scales = scales.flatten() if kind == "tensor" else scales
+        return {"weight": values, suffix: stored_scales}, values.float() * factors
 
     return write
 
@@ -148,13 +150,13 @@ def nvfp4(weight: Tensor) -> Written:
 
 def packed_nvfp4(weight: Tensor) -> Written:
     """As compressed-tensors keeps it: the scale for all of them is its inverse."""
-    parts, whole = nvfp4(weight)
+    parts, full = nvfp4(weight)
     tensors = {
         "weight_packed": parts["weight"],
         "weight_scale": parts["weight_scale"],
         "weight_global_scale": 1 / parts["weight_scale_2"].reshape(1),
     }
-    return tensors, whole
+    return tensors, full
 
 
 def hqq(bits: int, group: int = 32) -> Writer:
@@ -195,8 +197,8 @@ def squeezellm(weight: Tensor) -> Written:
 def aqlm(weight: Tensor) -> Written:
     """Two codebooks of 256 vectors of 1 x 8, drawn at random."""
     draw = torch.Generator().manual_seed(3)
-    rows, beside = weight.shape[0], weight.shape[1] // 8
-    codes = torch.randint(0, 256, (rows, beside, 2), generator=draw)
+    rows, num_groups = weight.shape[0], weight.shape[1] // 8
+    codes = torch.randint(0, 256, (rows, num_groups, 2), generator=draw)
     books = torch.randn(2, 256, 1, 8, generator=draw).half() * 0.1
     scales = torch.rand(rows, 1, 1, 1, generator=draw).half() + 0.5
     total = sum(books[book, codes[..., book], 0].float() for book in range(2))
@@ -222,9 +224,9 @@ def mxfp4(weights: Tensor) -> Written:
 
 def dense_mxfp4(weight: Tensor) -> Written:
     """As compressed-tensors keeps it."""
-    parts, whole = mxfp4(weight[None])
+    parts, full = mxfp4(weight[None])
     packed = parts["_blocks"][0].flatten(1)
-    return {"weight_packed": packed, "weight_scale": parts["_scales"][0]}, whole[0]
+    return {"weight_packed": packed, "weight_scale": parts["_scales"][0]}, full[0]
 
 
 def state_of(quant_state: dict[str, Any]) -> Tensor:

@@ -30,9 +30,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def record() -> SharedStepRecord:
-    made = SharedStepRecord.create()
-    assert made is not None
-    return made
+    record = SharedStepRecord.create()
+    assert record is not None
+    return record
 
 
 @pytest.mark.system

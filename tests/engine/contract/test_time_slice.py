@@ -23,12 +23,12 @@ def test_the_thread_that_asks_gets_them_and_the_others_do_not() -> None:
         seen.append(turn_ns())
         seen.append(os.getpriority(os.PRIO_PROCESS, 0))
 
-    before, nice = turn_ns(), os.getpriority(os.PRIO_PROCESS, 0)
+    initial, nice = turn_ns(), os.getpriority(os.PRIO_PROCESS, 0)
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
     assert seen == [True, SHORT_NS, nice]
-    assert turn_ns() == before != SHORT_NS
+    assert turn_ns() == initial != SHORT_NS
 
 
 @pytest.mark.system

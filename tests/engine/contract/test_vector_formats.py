@@ -21,11 +21,13 @@ def test_every_number_is_rounded_as_torch_rounds_it(dtype: EmbedDtype) -> None:
     if dtype == "fp8_e4m3":  # beyond its largest number releases of torch differ
         numbers = numbers[~(np.abs(numbers) > 448)]
         assert encode_vector(np.float32([1e9, -np.inf]), dtype) == b"\x7e\xfe"
-    wanted = torch.from_numpy(numbers).to(kind).float()
-    found = torch.frombuffer(bytearray(encode_vector(numbers, dtype)), dtype=kind).float()
-    assert torch.equal(found.isnan(), wanted.isnan())
-    assert torch.equal(found.nan_to_num(nan=0.0).signbit(), wanted.nan_to_num(nan=0.0).signbit())
-    assert torch.equal(found.nan_to_num(nan=0.0), wanted.nan_to_num(nan=0.0))
+    expected = torch.from_numpy(numbers).to(kind).float()
+    decoded = torch.frombuffer(bytearray(encode_vector(numbers, dtype)), dtype=kind).float()
+    assert torch.equal(decoded.isnan(), expected.isnan())
+    assert torch.equal(
+        decoded.nan_to_num(nan=0.0).signbit(), expected.nan_to_num(nan=0.0).signbit()
+    )
+    assert torch.equal(decoded.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
 
 
 def test_bytes_of_each_number_are_turned_round() -> None:

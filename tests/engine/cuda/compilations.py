@@ -131,7 +131,7 @@ def main(folder: Path, quantization: str | None) -> None:
     """Print how many binaries the warm-up takes, and which serving takes besides."""
     seen: set[Any] = set()
 
-    def note(kernel: Any, grid: Any, args: Any, options: Any) -> None:
+    def record_compilation(kernel: Any, grid: Any, args: Any, options: Any) -> None:
         seen.add(specialisation(kernel, args, options, HOPPER.capability))
 
     ops = TritonKernels(META, "a test")
@@ -146,7 +146,7 @@ def main(folder: Path, quantization: str | None) -> None:
         model=str(folder), block_size=BLOCK, max_num_seqs=SEQUENCES, async_scheduling=False,
         **drafting,
     )  # fmt: skip
-    with watch(note, HOPPER), torch.inference_mode():
+    with watch(record_compilation, HOPPER), torch.inference_mode():
         model.load(WeightReader(folder), lambda done, total: None)
         model.allocate_kv(4, BLOCK, torch.bfloat16)
         slots = model.make_lora_slots(8, 16)

@@ -73,8 +73,10 @@ def seen(values: Any) -> Any:
 def kernel(run: Any) -> Any:
     def launch(*args: Any, **options: Any) -> Any:
         out = run(*seen(args), **seen(options))
-        kept = args[0].out if args and isinstance(args[0], AttentionArgs) else options.get("out")
-        return kept if kept is not None else on_device(out)
+        retained = (
+            args[0].out if args and isinstance(args[0], AttentionArgs) else options.get("out")
+        )
+        return retained if retained is not None else on_device(out)
 
     return launch
 

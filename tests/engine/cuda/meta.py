@@ -20,7 +20,7 @@ from kernels.triton.linear import TorchLinear
 META = torch.device("meta")
 
 
-def only_there(*values: Any) -> None:
+def on_meta_only(*values: Any) -> None:
     """Raise RuntimeError unless all tensors are on the device."""
     for value in values:
         if isinstance(value, Tensor) and value.device != META:
@@ -38,46 +38,46 @@ class MetaKernels(TritonKernels):
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        only_there(x, weight)
+        on_meta_only(x, weight)
         return torch.empty_like(x)
 
     @staticmethod
     def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        only_there(x, residual, weight)
+        on_meta_only(x, residual, weight)
         return torch.empty_like(x)
 
     @staticmethod
     def rope_and_cache(*args: Any, **options: Any) -> None:
-        only_there(*args, *options.values())
+        on_meta_only(*args, *options.values())
 
     @staticmethod
     def paged_attention(args: AttentionArgs) -> Tensor:
-        only_there(*(getattr(args, field.name) for field in fields(args)))
+        on_meta_only(*(getattr(args, field.name) for field in fields(args)))
         return torch.empty(args.q.shape, dtype=args.q.dtype, device=META)
 
     @staticmethod
     def rope_and_cache_mla(*args: Any, **options: Any) -> None:
-        only_there(*args, *options.values())
+        on_meta_only(*args, *options.values())
 
     @staticmethod
     def mla_attention(args: MlaArgs) -> Tensor:
-        only_there(*(getattr(args, field.name) for field in fields(args)))
+        on_meta_only(*(getattr(args, field.name) for field in fields(args)))
         return args.new_out()
 
     @staticmethod
     def silu_and_mul(x: Tensor, *args: Any) -> Tensor:
-        only_there(x, *args)
+        on_meta_only(x, *args)
         return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
 
     gelu_and_mul = silu_and_mul
 
     @staticmethod
     def route(scores: Tensor, top_k: int, **more: Any) -> tuple[Tensor, Tensor]:
-        only_there(scores, *more.values())
+        on_meta_only(scores, *more.values())
         weights = scores.new_empty((len(scores), top_k), dtype=torch.float32)
         return weights, weights.int()
 
     @staticmethod
     def fused_experts(x: Tensor, *args: Any, **more: Any) -> Tensor:
-        only_there(x, *args, *more.values())
+        on_meta_only(x, *args, *more.values())
         return torch.empty_like(x)

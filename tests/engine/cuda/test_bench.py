@@ -15,14 +15,14 @@ def test_every_figure_has_its_row() -> None:
     run(lines.append, sizes=smoke_sizes())
     ceilings, *rows = [json.loads(line) for line in lines]
     assert min(ceilings.values()) > 0
-    found = {row["figure"]: row for row in rows}
-    assert list(found) == [
+    rows_by_figure = {row["figure"]: row for row in rows}
+    assert list(rows_by_figure) == [
         "one stream, graphs", "3 streams, graphs", "prefill of 64", "sampling of 3",
         "one stream, eager", "3 streams, eager", "3 streams, eager / graphs",
         "transformers, one stream",
     ]  # fmt: skip
-    assert found["one stream, graphs"]["goal"] == GOALS["one stream"] == 0.90
-    assert found["3 streams, eager / graphs"]["same_tokens"] == 1
+    assert rows_by_figure["one stream, graphs"]["goal"] == GOALS["one stream"] == 0.90
+    assert rows_by_figure["3 streams, eager / graphs"]["same_tokens"] == 1
     numbers = [v for row in rows for k, v in row.items() if k != "figure"]
     assert all(isinstance(number, float | int) for number in numbers)
 

@@ -65,7 +65,7 @@ def test_serving_compiles_nothing_after_the_warm_up(
     counted: dict[str, dict[str, Any]], case: str
 ) -> None:
     """A chat that grew to 8,200 tokens took 35 binaries, a second or more each."""
-    found = counted[case]
-    assert found["later"] == []
+    compilations = counted[case]
+    assert compilations["later"] == []
     # All of them are kernels of the operations that a step has: the count was taken at all.
-    assert found["warm"] >= 16
+    assert compilations["warm"] >= 16

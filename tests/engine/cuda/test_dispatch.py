@@ -92,11 +92,11 @@ def test_every_batch_fits_what_it_is_given():
         for reqs in range(1, 9):
             for tokens in range(reqs, 20):
                 longest = tokens - reqs + 1
-                runtime, found = dispatcher.dispatch(tokens, reqs, longest)
-                assert found.num_tokens >= tokens
-                assert runtime is not FULL or found.num_reqs >= reqs
-                assert not found.uniform or longest == 1
-                assert runtime is NONE or (runtime, found) in dispatcher.keys
+                runtime, sequence = dispatcher.dispatch(tokens, reqs, longest)
+                assert sequence.num_tokens >= tokens
+                assert runtime is not FULL or sequence.num_reqs >= reqs
+                assert not sequence.uniform or longest == 1
+                assert runtime is NONE or (runtime, sequence) in dispatcher.keys
 
 
 def test_the_largest_graph_is_captured_first():
@@ -131,7 +131,7 @@ def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "support", "query_len", "expected"),
+    ("required", "support", "query_len", "expected"),
     [
         (CUDAGraphMode.FULL, GraphSupport.ALWAYS, 1, CUDAGraphMode.FULL),
         (CUDAGraphMode.FULL, GraphSupport.UNIFORM_BATCH, 1, CUDAGraphMode.FULL_AND_PIECEWISE),
@@ -150,11 +150,11 @@ def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():
     ],
 )  # fmt: skip
 def test_a_mode_that_does_not_work_becomes_the_nearest(
-    wanted, support, query_len, expected, caplog
+    required, support, query_len, expected, caplog
 ):
     with caplog.at_level(logging.WARNING):
-        assert resolve_mode(wanted, support, query_len) is expected
-    assert bool(caplog.records) == (wanted is not expected)
+        assert resolve_mode(required, support, query_len) is expected
+    assert bool(caplog.records) == (required is not expected)
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(caplog):
@@ -190,8 +190,10 @@ def test_a_mode_that_is_named_wins_over_the_level():
     add_cli_args(parser)
     words = ["-O0", "--cudagraph-mode", "FULL", "--cudagraph-capture-sizes", "1", "2", "8"]
     config = EngineConfig.from_cli_args(parser.parse_args(words))
-    wanted = requested_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
-    assert wanted is CUDAGraphMode.FULL
+    expected = requested_mode(
+        config.cudagraph_mode, config.optimization_level, config.enforce_eager
+    )
+    assert expected is CUDAGraphMode.FULL
     assert config.cudagraph_capture_sizes == [1, 2, 8]
 
 
@@ -205,10 +207,10 @@ def test_sizes_that_make_no_sense_are_refused(sizes):
 def test_batches_with_adapters_have_graphs_of_their_own_of_fewer_sizes():
     sizes = capture_sizes(256, 8192)
     assert sparse(sizes) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-    plain = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 256)
+    baseline = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 256)
     dispatcher = CUDAGraphDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, sizes, 256, adapted=True)
-    assert [key for key in dispatcher.keys if not key[1].adapted] == plain.keys
-    assert len(dispatcher.keys) == len(plain.keys) + 10 + 9
+    assert [key for key in dispatcher.keys if not key[1].adapted] == baseline.keys
+    assert len(dispatcher.keys) == len(baseline.keys) + 10 + 9
     for batch, expected in (
         ((3, 3, 1), (FULL, BatchDescriptor(4, 4, True, True))),
         ((100, 100, 1), (FULL, BatchDescriptor(128, 128, True, True))),
@@ -216,8 +218,8 @@ def test_batches_with_adapters_have_graphs_of_their_own_of_fewer_sizes():
         ((600, 3, 500), (NONE, BatchDescriptor(600, 3, False, True))),
     ):
         assert dispatcher.dispatch(*batch, adapted=True) == expected
-    assert dispatcher.dispatch(3, 3, 1) == plain.dispatch(3, 3, 1)
-    assert plain.dispatch(3, 3, 1, adapted=True)[0] is NONE
+    assert dispatcher.dispatch(3, 3, 1) == baseline.dispatch(3, 3, 1)
+    assert baseline.dispatch(3, 3, 1, adapted=True)[0] is NONE
 
 
 def test_drafts_of_adapters_have_graphs_too():
@@ -227,8 +229,8 @@ def test_drafts_of_adapters_have_graphs_too():
     )  # fmt: skip
     assert all(size % 9 == 0 for size in sparse(sizes, 9))
     for reqs in (1, 2, 7, 30, 56):
-        mode, found = dispatcher.dispatch(9 * reqs, reqs, 9, adapted=True)
+        mode, sequence = dispatcher.dispatch(9 * reqs, reqs, 9, adapted=True)
         assert mode is FULL
-        assert found.adapted
-        assert found.num_tokens % 9 == 0
-        assert reqs <= found.num_reqs <= found.num_tokens // 9
+        assert sequence.adapted
+        assert sequence.num_tokens % 9 == 0
+        assert reqs <= sequence.num_reqs <= sequence.num_tokens // 9

@@ -48,9 +48,9 @@ GIB = 1 << 30
 def nearly(folder: Path, to: Path) -> Path:
     """A model that mostly says what that one says."""
     make_model("llama", to)
-    made = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     weights = {
-        name: tensor + 0.001 * torch.randn(tensor.shape, generator=made)
+        name: tensor + 0.001 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
@@ -77,19 +77,19 @@ def test_drafts_of_a_model_on_the_device_change_no_token(
     monkeypatch.setattr(OnDevice, "strict", False)
     make_drafts_free(monkeypatch, timed=True)
     device, folder = FakeDevice(monkeypatch), model_folder("llama")
-    plain = texts(device.engine(folder, async_scheduling=False))
-    made: list[RunnerInputs] = []
+    baseline_texts = texts(device.engine(folder, async_scheduling=False))
+    calls: list[RunnerInputs] = []
 
     def make_runner(self: CpuDevice, parts: RunnerInputs) -> GpuModelRunner:
-        made.append(parts)
+        calls.append(parts)
         return device.runner(parts.loaded, parts.batch, parts.masks)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
-    wanted = {"method": "draft_model", "model": str(nearly(folder, tmp_path)),
+    speculative_config = {"method": "draft_model", "model": str(nearly(folder, tmp_path)),
               "num_speculative_tokens": 4}  # fmt: skip
-    llm = device.engine(folder, async_scheduling=False, speculative_config=wanted)
-    assert [parts.is_draft for parts in made] == [True]
-    assert texts(llm) == plain
+    llm = device.engine(folder, async_scheduling=False, speculative_config=speculative_config)
+    assert [parts.is_draft for parts in calls] == [True]
+    assert texts(llm) == baseline_texts
     stats = llm.core.stats
     assert stats.spec_decode_num_accepted_tokens_total > 20
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
@@ -120,15 +120,15 @@ def test_drafts_of_heads_on_the_device_change_no_token(
     params = SamplingParams(
         temperature=1.0, seed=5, max_tokens=30, ignore_eos=True, logit_bias={5: 70.0, 6: 68.0}
     )
-    said = []
-    for wanted in (None, config):
+    token_ids = []
+    for speculative_config in (None, config):
         llm = LLM(
             str(folder), dtype="float32", cpu_kernels=False, num_gpu_blocks_override=64,
-            max_model_len=128, async_scheduling=False, speculative_config=wanted,
+            max_model_len=128, async_scheduling=False, speculative_config=speculative_config,
         )  # fmt: skip
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-        said.append([output.outputs[0].token_ids for output in outputs])
-    assert said[0] == said[1]
+        token_ids.append([output.outputs[0].token_ids for output in outputs])
+    assert token_ids[0] == token_ids[1]
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 5
 
 
@@ -173,15 +173,15 @@ def test_layers_for_drafts_stay_on_the_device(
     batch.row_of.update({7: 0, 9: 1})
     memory._tracked_rows = {0, 1}
     plan = StepPlan(step=0, seq_ids=[7, 9])
-    for owner, places in (([0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 4]), ([0, 1], [5, 5])):
-        rows, positions = np.array(owner), np.array(places)
+    for owner, indexes in (([0, 0, 0, 0, 0, 1], [0, 1, 2, 3, 4, 4]), ([0, 1], [5, 5])):
+        rows, positions = np.array(owner), np.array(indexes)
         batch.num_computed[[0, 1]] = positions.max() + 1
         memory._follow(plan, rows, positions, torch.empty(len(rows), heads.columns, device=META))
     batch.num_tokens[[0, 1]] = 7
     assert [memory.row_of(seq_id) for seq_id in (7, 9)] == [0, 1]
     # In the weights' own numbers all the way.
     mixed = heads.combine_inputs(torch.zeros(2, dtype=torch.int64, device=META), memory._states[:2])
-    assert {memory._block_end_states.dtype, *(each.dtype for each in mixed)} == {dtype}
+    assert {memory._block_end_states.dtype, *(tensor.dtype for tensor in mixed)} == {dtype}
     rounds = memory.start_draft_rounds([0, 1])
     for count in (2, 1):
         logits = rounds.logits(torch.zeros(count, dtype=torch.int64, device=META))
@@ -217,9 +217,11 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
         longest = GIB // (16 << 16)
         return CacheRequirements(None, torch.bfloat16, Layout(), per_token, longest, 1, draft)  # type: ignore[arg-type]
 
-    alone = device.num_blocks(need(1 << 18))
-    assert alone == 10 * GIB // (16 << 18)
-    small, wide = (device.num_blocks(need(1 << 18, need(own))) for own in (1 << 15, 1 << 18))
+    isolated = device.num_blocks(need(1 << 18))
+    assert isolated == 10 * GIB // (16 << 18)
+    small, wide = (
+        device.num_blocks(need(1 << 18, need(head_bytes))) for head_bytes in (1 << 15, 1 << 18)
+    )
     assert device._graph_bytes == {False: 2 * GIB, True: GIB}
     assert small == (6 * GIB - GIB // 2) // (16 * ((1 << 18) + (1 << 15)))
     assert wide == (6 * GIB - 4 * GIB) // (16 * ((1 << 18) + (1 << 16)))
@@ -228,15 +230,18 @@ def test_a_gpu_leaves_a_draft_model_its_cache(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_draft_model_has_the_sizes_that_it_can_run() -> None:
     """It checks no drafts; sizes beyond its budget are the model's alone."""
-    wanted = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
-    config = EngineConfig(model="m", async_scheduling=False, speculative_config=wanted)
+    speculative_config = {"method": "draft_model", "model": "d", "num_speculative_tokens": 4}
+    config = EngineConfig(model="m", async_scheduling=False, speculative_config=speculative_config)
     assert query_len(config) == 5
     assert query_len(draft_settings(config, 2048)) == 1
-    for sizes, own, eager in (
+    for sizes, expected_sizes, eager in (
         (None, None, False), ([8, 4096], [8], False), ([4096], None, True),
     ):  # fmt: skip
-        found = draft_settings(replace(config, cudagraph_capture_sizes=sizes), 2048)
-        assert (found.cudagraph_capture_sizes, found.enforce_eager) == (own, eager)
+        draft_config = draft_settings(replace(config, cudagraph_capture_sizes=sizes), 2048)
+        assert (draft_config.cudagraph_capture_sizes, draft_config.enforce_eager) == (
+            expected_sizes,
+            eager,
+        )
 
 
 def test_heads_are_refused_by_name(
@@ -248,8 +253,8 @@ def test_heads_are_refused_by_name(
     for method in ("draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "mtp"):
         _check_device(device, method)
     monkeypatch.setattr(CpuDevice, "draft_head_methods", ("medusa", "mlp_speculator"))
-    said = r"by eagle3 aren't supported .* suffix, draft_model, medusa and mlp_speculator are"
-    with pytest.raises(ConfigError, match=said):
+    text = r"by eagle3 aren't supported .* suffix, draft_model, medusa and mlp_speculator are"
+    with pytest.raises(ConfigError, match=text):
         _check_device(device, "eagle3")
     monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
     monkeypatch.setattr(CpuDevice, "draft_head_methods", ())

@@ -21,17 +21,17 @@ def test_steps_name_what_there_is() -> None:
 
 
 def test_the_docs_name_every_step() -> None:
-    said = " ".join((ROOT / "docs/kernels.md").read_text().split())
-    assert "python -m tests.gpu.first_hour" in said
+    page = " ".join((ROOT / "docs/kernels.md").read_text().split())
+    assert "python -m tests.gpu.first_hour" in page
     for step in STEPS:
         *_, option, value = step.command
         quoted = f'"{value}"' if " " in value else value
-        assert f"{option} {quoted}" in said, step
+        assert f"{option} {quoted}" in page, step
 
 
 def test_what_becomes_of_a_step(tmp_path: Path) -> None:
     def became(*command: str, seconds: float = 60) -> str:
-        return run(Step("0", command, fresh=True), tmp_path, {"A": "1"}, seconds)
+        return run(Step("0", command, empty_cache=True), tmp_path, {"A": "1"}, seconds)
 
     seen = "import os; print(os.environ['A'], os.listdir(os.environ['TRITON_CACHE_DIR']))"
     assert became("python", "-c", seen) == "ok"

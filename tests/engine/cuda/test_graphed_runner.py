@@ -28,14 +28,14 @@ def test_graphs_give_the_tokens_of_transformers(
     ops = kernels.get("cpu")
     monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
     monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
-    made = []
+    captured_forwards = []
 
     def make_runner(worker: Worker, batch) -> GpuModelRunner:  # type: ignore[no-untyped-def]
         model = worker.loaded.model
         forward = device_forward(model, worker._config, 8, [2], NotingRecorder)
         forward.capture()
         batch.decodes_first = True
-        made.append(forward)
+        captured_forwards.append(forward)
         sampler = Sampler(worker.loaded.eos_token_ids, ops)
         return GpuModelRunner(model, batch, sampler, forward, ops.device, worker._masks)
 
@@ -56,4 +56,4 @@ def test_graphs_give_the_tokens_of_transformers(
     again = llm.generate(prompts[:1], GREEDY, use_tqdm=False)
     assert again[0].outputs[0].token_ids == expected[0]
     # Whole ones of 2 and of all 4 decodes, and pieces of 2 and of 8 tokens; after the nap too.
-    assert [forward.num_captured for forward in made] == [4, 4]
+    assert [forward.num_captured for forward in captured_forwards] == [4, 4]

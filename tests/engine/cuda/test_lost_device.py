@@ -19,10 +19,10 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
     lost: bool, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = FakeDevice(monkeypatch).engine(model_folder("llama"))
-    executor, given_back = llm.core.executor, []
+    executor, value_back = llm.core.executor, []
 
     def give_back() -> None:
-        given_back.append(True)
+        value_back.append(True)
         if lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -43,4 +43,4 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
     else:
         output = llm.generate([[5, 6, 7], [8, 9]], GREEDY, use_tqdm=False)[0]
         assert len(output.outputs[0].token_ids) == 4
-    assert given_back == [True]
+    assert value_back == [True]

@@ -28,15 +28,17 @@ MEMORY = MemoryProfile(total=10 * GIB, other=1 * GIB, peak=3 * GIB)
 class FakeMeter:
     """A device whose allocator holds what the test says, one reading after the other."""
 
-    def __init__(self, held: Iterator[int], peak: int = 0, free: int = 0, total: int = 0) -> None:
-        self._held, self._peak, self._device = held, peak, (free, total)
-        self.begun = 0
+    def __init__(
+        self, allocated: Iterator[int], peak: int = 0, free: int = 0, total: int = 0
+    ) -> None:
+        self._allocated, self._peak, self._device = allocated, peak, (free, total)
+        self.num_started = 0
 
     def begin(self) -> None:
-        self.begun += 1
+        self.num_started += 1
 
     def reserved(self) -> int:
-        return next(self._held)
+        return next(self._allocated)
 
     def peak(self) -> int:
         return self._peak
@@ -50,8 +52,8 @@ class FakeForward:
 
     static_bytes = 1000
 
-    def __init__(self, wanted: int) -> None:
-        self.num_requested, self.num_captured = wanted, 0
+    def __init__(self, num_requested: int) -> None:
+        self.num_requested, self.num_captured = num_requested, 0
 
     def capture(self, has_memory, *, quiet=False) -> int:  # type: ignore[no-untyped-def]
         for _ in range(self.num_requested):
@@ -61,11 +63,11 @@ class FakeForward:
 
 
 def test_blocks_are_what_a_full_step_leaves() -> None:
-    left = int(0.9 * (10 * GIB)) - 4 * GIB
-    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1) == left >> 20
+    free_bytes = int(0.9 * (10 * GIB)) - 4 * GIB
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1) == free_bytes >> 20
     with_graphs = MemoryProfile(MEMORY.total, MEMORY.other, MEMORY.peak, graphs=GIB)
-    assert num_gpu_blocks(with_graphs, 0.9, 1 << 20, 10**9, 1) == (left - GIB) >> 20
-    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, GIB) == (left - GIB) >> 20
+    assert num_gpu_blocks(with_graphs, 0.9, 1 << 20, 10**9, 1) == (free_bytes - GIB) >> 20
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, GIB) == (free_bytes - GIB) >> 20
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1) == 7
 
 
@@ -78,8 +80,8 @@ def test_whatever_the_sizes_nothing_runs_out() -> None:
             blocks = num_gpu_blocks(memory, share, block, 10**9, 1)
         except ConfigError:
             continue
-        taken = blocks * block + memory.other + memory.peak + memory.graphs
-        assert taken <= memory.total * share
+        used_blocks = blocks * block + memory.other + memory.peak + memory.graphs
+        assert used_blocks <= memory.total * share
 
 
 def test_too_little_memory_is_refused() -> None:
@@ -107,45 +109,47 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the largest batch, and of one of decodes alone, with room for sampling."""
-    model, made, seen = llm.core.executor.worker.loaded.model, [], []
+    model, shapes, seen = llm.core.executor.worker.loaded.model, [], []
     forward, empty_like = model.forward, torch.empty_like
     monkeypatch.setattr(model, "forward", lambda ids, b: seen.append((ids, b)) or forward(ids, b))
     monkeypatch.setattr(
-        torch, "empty_like", lambda x, **more: made.append(x.shape) or empty_like(x, **more)
+        torch, "empty_like", lambda x, **more: shapes.append(x.shape) or empty_like(x, **more)
     )
     config = EngineConfig(model="m", max_num_seqs=5, block_size=16)
     layout = llm.core.capacity.layout
     # Before the graphs; after one, and after another; at the end.
     meter = FakeMeter(iter([100, 100, 900, 950, 60]), peak=70, free=800, total=1000)
-    found = profile(
+    measured = profile(
         model, config, 24, [4], torch.float32, layout, meter, lambda: FakeForward(10)
     )  # fmt: skip
     assert [(len(ids), len(batch.seq_lens)) for ids, batch in seen] == [(24, 5), (5, 5)]
     assert all(batch.block_tables.shape == (5, 4) for _, batch in seen)
-    assert made.count(torch.Size([5, 2048])) == 2 * SAMPLING_COPIES
+    assert shapes.count(torch.Size([5, 2048])) == 2 * SAMPLING_COPIES
     # 140 are another process's; ten graphs of which the first took 800 and each other 50.
     expected = int((800 + 50 + 8 * 50) * 1.25) + 1000
-    assert found == MemoryProfile(total=1000, other=140, peak=70, graphs=expected)
+    assert measured == MemoryProfile(total=1000, other=140, peak=70, graphs=expected)
     assert model.kv_caches == []
-    assert meter.begun == 3
+    assert meter.num_started == 3
 
 
 def test_without_graphs_none_are_counted(llm: LLM) -> None:
     config = EngineConfig(model="m", max_num_seqs=2)
     meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
     model, layout = llm.core.executor.worker.loaded.model, llm.core.capacity.layout
-    found = profile(model, config, 8, [4], torch.float32, layout, meter, lambda: None)
-    assert found.graphs == 0
+    measured = profile(model, config, 8, [4], torch.float32, layout, meter, lambda: None)
+    assert measured.graphs == 0
 
 
 @pytest.mark.parametrize(
-    ("kept", "free", "expected"), [(None, GIB, 9), (250, GIB, 2), (None, 1 << 20, 0)]
+    ("reserved_bytes", "free", "expected"), [(None, GIB, 9), (250, GIB, 2), (None, 1 << 20, 0)]
 )
-def test_graphs_stop_at_what_was_kept_for_them(kept: int | None, free: int, expected: int) -> None:
+def test_graphs_stop_at_what_was_kept_for_them(
+    reserved_bytes: int | None, free: int, expected: int
+) -> None:
     """Each takes 100 bytes."""
     forward = FakeForward(9)
     meter = FakeMeter(iter(range(0, 10**6, 100)), free=free)
-    capture(forward, meter, kept)
+    capture(forward, meter, reserved_bytes)
     assert forward.num_captured == expected
 
 
@@ -159,11 +163,11 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     device = object.__new__(CudaDevice)
     device.config, device._adapters = config, LoraSlotAllocator(config)
     device.kernels = SimpleNamespace(name="a test", device=torch.device("cpu"))
-    made: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
-    def make(most: int, rank: int) -> object:
-        made.append((most, rank))
-        return SimpleNamespace(most=most)
+    def make(max_rows: int, rank: int) -> object:
+        calls.append((max_rows, rank))
+        return SimpleNamespace(most=max_rows)
 
     monkeypatch.setattr(slotted_adapters, "SupportsLoRA", Slotless)
     monkeypatch.setattr(AcceleratorMeter, "device", lambda self: (0, 64 * GIB))
@@ -176,7 +180,7 @@ def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.Mon
     first, woken = loaded(), loaded()
     assert device.prepare_adapters(first) == device.prepare_adapters(woken) == ""
     assert first.model.arguments == woken.model.arguments == [device._adapters.slots]
-    assert made == [(256 + 8, 256)]
+    assert calls == [(256 + 8, 256)]
     assert device.adapter_bytes() == 2 * GIB
     device._adapters = LoraSlotAllocator(config)
     assert "a test" in device.prepare_adapters(loaded(lambda *_: None))

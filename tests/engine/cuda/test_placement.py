@@ -51,7 +51,7 @@ def context(counts: tuple[int, ...] = (5, 1, 3)) -> tuple[torch.Tensor, Attentio
     return torch.arange(len(positions)), batch
 
 
-def run_there(model: Any, batch: tuple[torch.Tensor, AttentionMetadata]) -> torch.Tensor:
+def run_on_meta(model: Any, batch: tuple[torch.Tensor, AttentionMetadata]) -> torch.Tensor:
     staged = stage_inputs(*batch, META)
     return model.logits(model.forward(staged.token_ids, staged.context))
 
@@ -69,7 +69,7 @@ def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) ->
     model = load(model_folder(family), dtype)
     assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(4, 16, dtype)
-    logits = run_there(model, context())
+    logits = run_on_meta(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
 
 
@@ -82,7 +82,7 @@ def test_latents(tmp_path: Path) -> None:
     names = [name for name, _ in model.named_tensors() if "layers.0.attention.into" in name]
     assert names == ["layers.0.attention.into.weight"]
     model.allocate_kv(4, 16, torch.bfloat16)
-    assert run_there(model, context()).shape == (3, 384)
+    assert run_on_meta(model, context()).shape == (3, 384)
 
 
 class HostAllocations(TorchDispatchMode):
@@ -94,15 +94,15 @@ class HostAllocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {
+        storages = {
             x.untyped_storage().data_ptr()
             for x in tree_leaves((args, kwargs))
             if isinstance(x, torch.Tensor) and x.device.type == "cpu"
         }
-        for made in tree_leaves(out):
-            if isinstance(made, torch.Tensor) and made.device.type == "cpu":
-                storage = made.untyped_storage()
-                if storage.data_ptr() not in given:
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                storage = leaf.untyped_storage()
+                if storage.data_ptr() not in storages:
                     self.largest = max(self.largest, storage.nbytes())
         return out
 
@@ -172,10 +172,10 @@ def test_encoders(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.M
     assert all(tensor.device == META for tensor in iter_tensors(built.model))
     ids, batch = context()
     staged = stage_inputs(ids, batch, META)
-    there = staged.context
-    there.query_start_loc = batch.query_start_loc
+    remote_context = staged.context
+    remote_context.query_start_loc = batch.query_start_loc
     types = torch.zeros(len(ids), dtype=torch.int64, device=META)
-    hidden = built.model.forward(staged.token_ids, there, types)  # type: ignore[call-arg]
+    hidden = built.model.forward(staged.token_ids, remote_context, types)  # type: ignore[call-arg]
     assert (hidden.device, hidden.dtype) == (META, torch.float32)
     assert hidden.shape == (len(ids), built.spec.hidden_size)
 
@@ -208,7 +208,7 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
     model.to_device(MetaKernels())
     assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(4, 16, built.dtype)
-    logits = run_there(model, context())
+    logits = run_on_meta(model, context())
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
 
 
@@ -236,9 +236,9 @@ def test_bridged_models_that_carry_a_state(
     assert model.stateful
     assert all(tensor.device == META for tensor in iter_tensors(model))
     model.allocate_kv(8, 16, built.dtype)
-    assert run_there(model, context((5, 2, 3))).device == META
+    assert run_on_meta(model, context((5, 2, 3))).device == META
     ids, batch = context((1, 1, 1))
     batch.positions = torch.tensor([5, 2, 3])
     batch.seq_lens = batch.positions.int() + 1
-    logits = run_there(model, (ids, batch))
+    logits = run_on_meta(model, (ids, batch))
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)

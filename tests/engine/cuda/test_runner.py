@@ -35,7 +35,7 @@ def token_ids(llm: LLM, params: Any = GREEDY) -> list[list[list[int]]]:
 
 def test_the_fake_device_notices_who_waits() -> None:
     tensor = on_device(torch.arange(4))
-    for look in (
+    for synchronize in (
         lambda: tensor.tolist(),
         lambda: (tensor + 1).max().item(),
         lambda: tensor.cpu(),
@@ -45,7 +45,7 @@ def test_the_fake_device_notices_who_waits() -> None:
         lambda: int(tensor[0]),
     ):
         with pytest.raises(Waited):
-            look()
+            synchronize()
     assert isinstance(tensor[1:] * 2, OnDevice)
 
 
@@ -60,7 +60,7 @@ def test_greedy_tokens_equal_those_of_transformers(
         model_folder("llama"), split=split, max_num_batched_tokens=budget,
         num_gpu_blocks_override=8,
     )  # fmt: skip
-    expected = [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
+    expected = [[token] for token in oracle("llama").greedy_all(PROMPTS, 7)]
     assert token_ids(llm) == expected
 
 
@@ -69,11 +69,11 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_known(
 ) -> None:
     llm = device.engine(model_folder("llama"))
     llm.generate([PROMPTS[1]], GREEDY, use_tqdm=False)
-    waits = [at for at, (kind, _) in enumerate(device.events) if kind == "wait"]
+    waits = [index for index, (kind, _) in enumerate(device.events) if kind == "wait"]
     assert len(waits) >= 7
-    for at in waits[:5]:
-        step = device.events[at][1]
-        assert ("launch", step + 1) in device.events[:at]
+    for offset in waits[:5]:
+        step = device.events[offset][1]
+        assert ("launch", step + 1) in device.events[:offset]
 
 
 def test_all_inputs_of_a_step_go_in_one_copy(device: FakeDevice, model_folder: Folder) -> None:
@@ -146,18 +146,20 @@ def test_the_engines_logits_processors_see_all_tokens_before(
 ) -> None:
     monkeypatch.setattr(OnDevice, "strict", False)
     params = [SamplingParams(temperature=0, logits_processors=[forbids], **END)] * len(PROMPTS)
-    wanted = token_ids(device.engine(model_folder("llama")), params)
+    expected_token_ids = token_ids(device.engine(model_folder("llama")), params)
     llm = device.engine(model_folder("llama"), logits_processors=[NoRepeats])
-    assert token_ids(llm, [SamplingParams(temperature=0, **END)] * len(PROMPTS)) == wanted
+    assert (
+        token_ids(llm, [SamplingParams(temperature=0, **END)] * len(PROMPTS)) == expected_token_ids
+    )
 
 
 def test_log_probabilities_come_with_the_tokens(device: FakeDevice, model_folder: Folder) -> None:
     params = SamplingParams(temperature=0, logprobs=3, **END)
     outputs = device.engine(model_folder("llama")).generate(PROMPTS, params, use_tqdm=False)
     for output in outputs:
-        found = output.outputs[0]
-        assert found.logprobs is not None
-        for token_id, entry in zip(found.token_ids, found.logprobs, strict=True):
+        actual_output = output.outputs[0]
+        assert actual_output.logprobs is not None
+        for token_id, entry in zip(actual_output.token_ids, actual_output.logprobs, strict=True):
             assert entry[token_id].rank == 1
             assert len(entry) == 3
 
@@ -179,7 +181,7 @@ def test_a_step_that_fails_on_the_device_is_taken_back(
         collect_outputs(*args)
 
     monkeypatch.setattr("engine.worker.gpu.model_runner.collect_outputs", failing)
-    assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
+    assert token_ids(llm) == [[token] for token in oracle("llama").greedy_all(PROMPTS, 7)]
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone(
@@ -192,15 +194,15 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone(
     logits = model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
-        made = logits(hidden)
-        made[0] = float("nan")
-        return made
+        spoiled = logits(hidden)
+        spoiled[0] = float("nan")
+        return spoiled
 
     model.logits = broken
     with pytest.raises(EngineFault, match="No token can be chosen"):
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)
     model.logits = logits
-    assert token_ids(llm) == [[each] for each in oracle("llama").greedy_all(PROMPTS, 7)]
+    assert token_ids(llm) == [[token] for token in oracle("llama").greedy_all(PROMPTS, 7)]
 
 
 def test_drafts_are_checked_step_by_step(
@@ -211,7 +213,7 @@ def test_drafts_are_checked_step_by_step(
     make_drafts_free(monkeypatch)
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     folder, apart = model_folder("llama"), {"async_scheduling": False}
-    plain = token_ids(device.engine(folder, **apart), params)
+    baseline_token_ids = token_ids(device.engine(folder, **apart), params)
     counts: list[int] = []
     forward = DeviceForward.__call__
 
@@ -223,7 +225,7 @@ def test_drafts_are_checked_step_by_step(
     drafting = device.engine(
         folder, speculative_config={"method": "ngram", "num_speculative_tokens": 3}, **apart
     )
-    assert token_ids(drafting, params) == plain
+    assert token_ids(drafting, params) == baseline_token_ids
     assert 4 in counts
 
 

@@ -30,18 +30,18 @@ def test_arrays_of_all_kinds_arrive_in_one_allocation() -> None:
         np.array([True, False]),
         np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
     ]
-    there = send(arrays, CPU)
-    for array, tensor in zip(arrays, there, strict=True):
+    staged = send(arrays, CPU)
+    for array, tensor in zip(arrays, staged, strict=True):
         assert torch.equal(tensor, torch.from_numpy(array.copy()))
         assert tensor.data_ptr() % 16 == 0 or not tensor.numel()
-    assert len({tensor.untyped_storage().data_ptr() for tensor in there if tensor.numel()}) == 1
+    assert len({tensor.untyped_storage().data_ptr() for tensor in staged if tensor.numel()}) == 1
 
 
 def test_what_is_sent_is_a_copy() -> None:
     array = np.ones(3, dtype=np.int64)
-    (there,) = send([array], CPU)
+    (remote_tensor,) = send([array], CPU)
     array[:] = 7
-    assert there.tolist() == [1, 1, 1]
+    assert remote_tensor.tolist() == [1, 1, 1]
 
 
 def test_nothing_is_waited_for_where_there_is_no_device() -> None:
@@ -82,14 +82,14 @@ def test_a_step_is_padded_for_its_graph_and_whole_for_the_rest() -> None:
     assert padded.seq_lens.tolist() == [5, 10, 3, 0]
     assert padded.query_start_loc.tolist() == [0, 1, 2, 5, 5]
     assert padded.other_groups[0].slot_mapping.tolist()[-4:] == [182, -1, -1, -1]
-    own = step.context
+    local_context = step.context
     for name in ("positions", "slot_mapping", "seq_lens", "query_start_loc", "block_tables"):
-        for mine, given in zip(own.groups, context.groups, strict=True):
-            assert torch.equal(getattr(mine, name), getattr(given, name)), name
-    assert own.logits_rows is not None
-    assert own.logits_rows.tolist() == [0, 1, 4]
-    assert own.prefill_start_loc is not None
-    assert (own.num_decodes, own.prefill_start_loc.tolist()) == (2, [0, 3])
+        for mine, group in zip(local_context.groups, context.groups, strict=True):
+            assert torch.equal(getattr(mine, name), getattr(group, name)), name
+    assert local_context.logits_rows is not None
+    assert local_context.logits_rows.tolist() == [0, 1, 4]
+    assert local_context.prefill_start_loc is not None
+    assert (local_context.num_decodes, local_context.prefill_start_loc.tolist()) == (2, [0, 3])
 
 
 def test_tokens_that_are_being_sampled_come_from_the_device() -> None:

@@ -31,7 +31,7 @@ GOLDEN = Path(__file__).with_name("contract.txt")
 #: What the example of docs/extending/device.md doesn't do.
 REFUSED = {"adapters", "sleep"}
 #: Variations of it that do something wrong, and the check that finds it.
-WRONG = """
+INVALID_PACKAGE = """
 from quire_toy import ToyDevice
 from kernels.reference import ReferenceKernels
 
@@ -62,7 +62,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     points = {name: f"quire_wrong:{device}" for name, device in names.items()}
     points |= {"toy": "quire_toy:ToyDevice", "phased": "quire_toy:PhasedDevice"}
     folder = install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": points})
-    (folder / "quire_wrong.py").write_text(WRONG)
+    (folder / "quire_wrong.py").write_text(INVALID_PACKAGE)
     return folder
 
 
@@ -149,8 +149,8 @@ def test_the_jax_package_passes_or_refuses(tmp_path: Path) -> None:
     outcomes = rows(done)
     assert_on_page("jax-cpu", outcomes)
     refused = {row["check"] for row in outcomes if row["status"] == "refused"}
-    others = ("gemma2: ", "gpt2: ", "mixtral: ", "phi: ")
-    assert {name for name in refused if not name.startswith(others)} == {"adapters"}
+    quiet_models = ("gemma2: ", "gpt2: ", "mixtral: ", "phi: ")
+    assert {name for name in refused if not name.startswith(quiet_models)} == {"adapters"}
     assert done.returncode == 0
 
 

@@ -24,7 +24,7 @@ from tests.packages import DEVICE, install
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "demo" / "model"
 #: Entry points of two that are no devices.
-WRONG = {
+INVALID_PLUGINS = {
     "toy": "quire_toy:ToyDevice",
     "broken": "quire_nowhere:Device",
     "nodevice": "quire_toy:ModelRunner",
@@ -34,7 +34,9 @@ WRONG = {
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where it is installed."""
-    return install(DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": WRONG})
+    return install(
+        DEVICE, tmp_path_factory.mktemp("installed"), **{"quire.devices": INVALID_PLUGINS}
+    )
 
 
 def run(script: str, package: Path) -> Any:
@@ -83,9 +85,9 @@ def refusals(package: Path) -> dict[str, list[list[str]]]:
 
 @pytest.mark.system
 def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
-    own, blocks, text = answers["own"]
+    device_type, blocks, text = answers["own"]
     name, _, expected = answers["cpu"]
-    assert (own, blocks, name) == ("toy", 128, "cpu")
+    assert (device_type, blocks, name) == ("toy", 128, "cpu")
     assert text == expected
     assert "Paris" in text
 
@@ -121,7 +123,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.registry import make_device
 def refused():
-    for name, given in {[(name, given) for name, given, *_ in REFUSED]!r}:
+    for name, given in {[(name, setting) for name, setting, *_ in REFUSED]!r}:
         try:
             make_device(EngineConfig(model="m", device=name, **given))
             yield "", "it was made"

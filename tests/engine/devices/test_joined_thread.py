@@ -42,7 +42,7 @@ def test_an_error_that_ends_a_process_is_its_last_word_whatever_its_threads_do()
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["1"] * 3, done.stderr
-    *said, after = done.stderr.split("KeyError: 'the last words'\n")
+    *tracebacks, after = done.stderr.split("KeyError: 'the last words'\n")
     assert after == ""
-    assert len(said) == 3
-    assert all(each.startswith("Traceback") for each in said), done.stderr
+    assert len(tracebacks) == 3
+    assert all(text.startswith("Traceback") for text in tracebacks), done.stderr

@@ -33,7 +33,7 @@ RUNNER_CALLS = ["Runner.execute", "Runner.prepare", "Runner.launch", "Runner.res
 CALLS = [*(name for name in DEVICE_CALLS if name not in NOT_CALLED), *RUNNER_CALLS]
 #: Those that `make test` has run out of memory and hang; the others are slow checks.
 SAMPLE = {"build_model", "num_blocks", "make_runner", "offload", "Runner.execute"}
-OTHERS = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in CALLS]
+METHODS = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in CALLS]
 #: Calls of steps that are planned ahead.
 AHEAD = {"Runner.prepare", "Runner.launch", "PendingStep.finish"}
 
@@ -165,14 +165,14 @@ def test_a_call_that_raises_is_named(tiny: tuple[Path, Path], troubled: Any, met
     check_failure(tiny, troubled, method, ValueError("a bug"))
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_call_without_memory_is_named(
     tiny: tuple[Path, Path], troubled: Any, method: str
 ) -> None:
     check_failure(tiny, troubled, method, MemoryError("no memory left"))
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_call_that_hangs_is_named_while_it_does(
     tiny: tuple[Path, Path], troubled: Any, method: str
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tests.engine.greedy import greedy_all
 from tests.survey.foreign import FOREIGN
-from tests.survey.published import PUBLISHED, PlainOracle
+from tests.survey.published import PUBLISHED, ReadTensorsOracle
 from tests.survey.recipes import RECIPES
 from tests.survey.run import Recipe, make
 from tests.survey.tiny import Oracle, prompts
@@ -33,17 +33,17 @@ class Case:
 
     folder: Path
     prompts: list[list[int]]
-    oracle: Oracle | PlainOracle
+    oracle: Oracle | ReadTensorsOracle
     logprobs: torch.Tensor
     guesses: list[list[int]] | None = None
-    said: list[list[int]] | None = None
+    oracle_tokens: list[list[int]] | None = None
 
     @property
     def greedy(self) -> list[list[int]]:
         """OUTPUT tokens for each prompt, whatever was guessed."""
-        if self.said is None:
-            self.said = _greedy(self.oracle, self.prompts, self.guesses)
-        return self.said
+        if self.oracle_tokens is None:
+            self.oracle_tokens = _greedy(self.oracle, self.prompts, self.guesses)
+        return self.oracle_tokens
 
     @property
     def longest(self) -> list[int]:
@@ -54,7 +54,7 @@ NATIVE: dict[str, Recipe] = {**RECIPES, **FOREIGN, **PUBLISHED}
 
 
 def _greedy(
-    oracle: Oracle | PlainOracle, mixed: list[list[int]], guesses: list[list[int]] | None
+    oracle: Oracle | ReadTensorsOracle, mixed: list[list[int]], guesses: list[list[int]] | None
 ) -> list[list[int]]:
     if isinstance(oracle, Oracle):
         return greedy_all(oracle.model, mixed, OUTPUT, guesses)
@@ -70,20 +70,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 @pytest.fixture(scope="session")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     """recipe -> its case."""
-    made: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
 
     def get(name: str) -> Case:
-        if name not in made:
+        if name not in cases:
             folder = tmp_path_factory.mktemp(name)
             _, served, make_oracle = make(NATIVE[name], folder)
             torch.set_num_threads(1)
             oracle, mixed = make_oracle(), prompts(LENGTHS)
-            made[name] = Case(
+            cases[name] = Case(
                 folder=served,
                 prompts=mixed,
                 oracle=oracle,
                 logprobs=oracle.logprobs(max(mixed, key=len)),
             )
-        return made[name]
+        return cases[name]
 
     return get

@@ -37,8 +37,10 @@ def test_all_that_is_described_is_in_the_checkpoint(
     assert len(described.layers) == spec.num_layers
     for linear in linears:
         for part in linear.parts:
-            wanted = [part.rows, linear.columns]
-            assert shapes[f"{part.name}.weight"] == (wanted[::-1] if spec.transposed else wanted)
+            expected = [part.rows, linear.columns]
+            assert shapes[f"{part.name}.weight"] == (
+                expected[::-1] if spec.transposed else expected
+            )
             assert (f"{part.name}.bias" in shapes) >= linear.bias
     for norm in norms:
         if norm.name and spec.norm_weight:

@@ -54,8 +54,8 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
         outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
         expected.guesses = [output.outputs[0].token_ids for output in outputs]
         assert expected.guesses == expected.greedy
-        found = sum(output.num_cached_tokens for output in outputs)
-        assert found >= cached
+        total = sum(output.num_cached_tokens for output in outputs)
+        assert total >= cached
     llm.core.check_integrity()
 
 
@@ -87,8 +87,8 @@ def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
     assert len(scores) == len(prompt)
     for position, entry in enumerate(scores[1:], start=1):
         assert entry is not None
-        wanted = expected.logprobs[position - 1, prompt[position]].item()
-        assert entry[prompt[position]].logprob == pytest.approx(wanted, abs=2e-3)
+        expected_item = expected.logprobs[position - 1, prompt[position]].item()
+        assert entry[prompt[position]].logprob == pytest.approx(expected_item, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,11 +102,13 @@ def test_longrope_beyond_the_trained_length_uses_the_long_factors(tmp_path: Path
     recipe = {**RECIPES["phi3-longrope"], "original_max_position_embeddings": 32}
     make_checkpoint(recipe, tmp_path)
     prompt = prompts((90,))[0]
-    wanted = Oracle(tmp_path).logprobs(prompt)
+    expected_logprobs = Oracle(tmp_path).logprobs(prompt)
     llm = LLM(str(tmp_path), dtype="float32", num_gpu_blocks_override=32, max_model_len=256)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
     assert scores is not None
-    given = [entry[token].logprob for token, entry in zip(prompt, scores, strict=True) if entry]
-    reference = [wanted[at - 1, prompt[at]].item() for at in range(1, len(prompt))]
-    assert given == pytest.approx(reference, abs=2e-3)
+    logprobs = [entry[token].logprob for token, entry in zip(prompt, scores, strict=True) if entry]
+    reference = [
+        expected_logprobs[index - 1, prompt[index]].item() for index in range(1, len(prompt))
+    ]
+    assert logprobs == pytest.approx(reference, abs=2e-3)

@@ -38,15 +38,15 @@ def test_experts_are_chosen_by_their_biases_too(tmp_path: Path) -> None:
     expected = Oracle(tmp_path).greedy(PROMPT, 8)
     assert expected != unbiased
     for compiled in (True, False):
-        found, llm = tokens(tmp_path, cpu_kernels=compiled)
-        assert found == expected
+        output_tokens, llm = tokens(tmp_path, cpu_kernels=compiled)
+        assert output_tokens == expected
         assert isinstance(llm.core.executor.worker.loaded.model, NativeDecoder)
 
 
 def test_groups_of_experts_are_left_to_the_bridge(tmp_path: Path) -> None:
     make_checkpoint({**RECIPES["glm4_moe"], "n_group": 2, "topk_group": 1}, tmp_path)
-    found, llm = tokens(tmp_path)
-    assert found == Oracle(tmp_path).greedy(PROMPT, 8)
+    output_tokens, llm = tokens(tmp_path)
+    assert output_tokens == Oracle(tmp_path).greedy(PROMPT, 8)
     assert not isinstance(llm.core.executor.worker.loaded.model, NativeDecoder)
     with pytest.raises(ModelLoadError, match="n_group = 2 isn't supported"):
         tokens(tmp_path, model_impl="quire")

@@ -44,9 +44,9 @@ def test_alone_together_and_cached(family: str, case: Cases) -> None:
     assert [run(llm, [prompt])[0] for prompt in expected.prompts] == expected.greedy
     llm.core.reset_prefix_cache()
     assert run(llm, expected.prompts) == expected.greedy
-    before = kv.num_hit_tokens
+    initial_num_hit_tokens = kv.num_hit_tokens
     assert run(llm, expected.prompts) == expected.greedy
-    assert kv.num_hit_tokens - before > 150
+    assert kv.num_hit_tokens - initial_num_hit_tokens > 150
 
 
 @pytest.mark.parametrize("family", GROUPS)
@@ -79,30 +79,30 @@ def test_the_switch_keeps_all_blocks_and_changes_no_token(family: str, case: Cas
 def test_a_long_output_of_a_sliding_model_runs_in_few_blocks(case: Cases) -> None:
     llm = make(case("mistral"), num_gpu_blocks_override=14, max_num_batched_tokens=16)
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    most = 0
+    max_blocks = 0
     step = llm.core.step
 
     def watching() -> object:
-        nonlocal most
+        nonlocal max_blocks
         deltas = step()
         for table in llm.core.scheduler.kv.managers[0].tables.values():
-            most = max(most, sum(block is not NULL_BLOCK for block in table))
+            max_blocks = max(max_blocks, sum(block is not NULL_BLOCK for block in table))
         return deltas
 
     llm.core.step = watching  # type: ignore[assignment,method-assign]
     llm.generate([[7, 8, 9]], params, use_tqdm=False)
-    assert most <= 7
+    assert max_blocks <= 7
 
 
 def test_a_sliding_model_takes_contexts_longer_than_its_pool(case: Cases) -> None:
     llm = make(case("mistral"), num_gpu_blocks_override=16, max_num_batched_tokens=16)
-    whole = make(case("mistral"), disable_hybrid_kv_cache_manager=True)
+    full_llm = make(case("mistral"), disable_hybrid_kv_cache_manager=True)
     params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     prompt = case("mistral").longest
     assert llm.core.scheduler.capacity_tokens > len(prompt) + 150
     got, expected = (
         one.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
-        for one in (llm, whole)
+        for one in (llm, full_llm)
     )
     assert got == expected
 
@@ -115,7 +115,7 @@ def test_a_pool_without_a_block_for_each_group_is_refused(case: Cases) -> None:
 
 def test_the_pool_of_a_hybrid_model_has_smaller_and_more_blocks(case: Cases) -> None:
     hybrid = make(case("gemma3"), num_gpu_blocks_override=None, cpu_kvcache_space=0.001)
-    plain = make(
+    baseline_llm = make(
         case("gemma3"),
         num_gpu_blocks_override=None,
         cpu_kvcache_space=0.001,
@@ -127,8 +127,10 @@ def test_the_pool_of_a_hybrid_model_has_smaller_and_more_blocks(case: Cases) -> 
             for pair in llm.core.executor.worker.loaded.model.kv_caches
             for cache in pair[:2]
         }
-        for llm in (hybrid, plain)
+        for llm in (hybrid, baseline_llm)
     ]
     memory = [sum(size.values()) for size in sizes]
     assert memory[0] == pytest.approx(memory[1], rel=0.02)
-    assert hybrid.core.capacity.num_blocks == pytest.approx(3 * plain.core.capacity.num_blocks, 2)
+    assert hybrid.core.capacity.num_blocks == pytest.approx(
+        3 * baseline_llm.core.capacity.num_blocks, 2
+    )

@@ -51,10 +51,10 @@ def test_a_token_keeps_one_latent_a_layer(name: str, case: Cases) -> None:
     assert isinstance(model, NativeDecoder)
     layers = recipe["num_hidden_layers"]
     assert llm.core.capacity.kv_bytes_per_token == layers * width * 4
-    kept = {
+    retained_nbytes = {
         id(part): part.nbytes for cache in model.kv_caches for part in cache if part is not None
     }
-    assert sum(kept.values()) == 160 * 16 * layers * width * 4
+    assert sum(retained_nbytes.values()) == 160 * 16 * layers * width * 4
     bridged = make(folder, model_impl="transformers").core.capacity.kv_bytes_per_token
     # Keys and values of every head, as long as the longer of both.
     longer = recipe["qk_nope_head_dim"] + recipe["qk_rope_head_dim"]
@@ -71,8 +71,8 @@ def test_a_backend_attends_over_latents_as_over_whole_values(case: Cases) -> Non
 def test_rounded_latents_have_a_scale_a_token_and_layer(case: Cases) -> None:
     llm = make(case("deepseek_v3").folder, kv_cache_dtype="int8")
     assert llm.core.capacity.kv_bytes_per_token == 3 * (24 + 4)
-    kept = {id(part): part.nbytes for cache in model_of(llm).kv_caches for part in cache}
-    assert sum(kept.values()) == 160 * 16 * 3 * (24 + 4)
+    retained_nbytes = {id(part): part.nbytes for cache in model_of(llm).kv_caches for part in cache}
+    assert sum(retained_nbytes.values()) == 160 * 16 * 3 * (24 + 4)
 
 
 def test_deepseek_v2_lite_as_published_keeps_less_than_a_tenth_of_the_bridge() -> None:
@@ -120,8 +120,8 @@ def test_experts_and_groups_are_chosen_by_their_biases_too(
     unbiased = Oracle(tmp_path).greedy(PROMPT, 8)
     for seed, key in enumerate(sorted(tensors)):
         if key.endswith("e_score_correction_bias"):
-            made = torch.Generator().manual_seed(seed)
-            tensors[key] = torch.randn(tensors[key].shape, generator=made)
+            generator = torch.Generator().manual_seed(seed)
+            tensors[key] = torch.randn(tensors[key].shape, generator=generator)
     save_file(tensors, file, metadata={"format": "pt"})
     expected = Oracle(tmp_path).greedy(PROMPT, 8)
     assert expected != unbiased
@@ -140,8 +140,8 @@ def test_bfloat16_is_near_float32(name: str, case: Cases) -> None:
     prompt = expected.longest
     scores: Any = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
     errors = [
-        abs(entry[prompt[at]].logprob - expected.logprobs[at - 1, prompt[at]].item())
-        for at, entry in enumerate(scores)
+        abs(entry[prompt[index]].logprob - expected.logprobs[index - 1, prompt[index]].item())
+        for index, entry in enumerate(scores)
         if entry is not None
     ]
     spread = float(expected.logprobs.std())
@@ -154,7 +154,7 @@ def test_rounded_rows_are_the_same_beside_others(quantization: str, tmp_path: Pa
     sizes = {"hidden_size": 64, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
     sizes |= {"intermediate_size": 96, "moe_intermediate_size": 64}
     make_checkpoint({**RECIPES["deepseek_v3"], **sizes}, tmp_path)
-    llm, plain = make(tmp_path, quantization=quantization), make(tmp_path)
+    llm, baseline_llm = make(tmp_path, quantization=quantization), make(tmp_path)
     mixed = prompts(4)
     together = tokens(llm, mixed)
     assert together == [tokens(llm, [prompt])[0] for prompt in mixed]
@@ -165,7 +165,7 @@ def test_rounded_rows_are_the_same_beside_others(quantization: str, tmp_path: Pa
     }
     assert "kv_b_proj" not in rounded
     assert {"q_a_proj+kv_a_proj_with_mqa", "q_b_proj", "o_proj"} <= rounded
-    assert model_of(llm).decode_bytes < model_of(plain).decode_bytes
+    assert model_of(llm).decode_bytes < model_of(baseline_llm).decode_bytes
 
 
 def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> None:
@@ -183,12 +183,12 @@ def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> No
         chosen,
     )
     assert any("kv_b_proj" in name for name in pair.weights)
-    oracle = Oracle(pair.plain)
+    oracle = Oracle(pair.dense)
     assert tokens(make(pair.packed), [PROMPT]) == [oracle.greedy(PROMPT, OUTPUT)]
     report = {one.layer: one.level for one in model_of(make(pair.packed)).load_report}
-    at = "model.layers.1.self_attn."
-    assert report[f"{at}kv_b_proj"] == "read"
-    assert report[f"{at}q_a_proj+kv_a_proj_with_mqa"] == report[f"{at}q_b_proj"] == "kept"
+    prefix = "model.layers.1.self_attn."
+    assert report[f"{prefix}kv_b_proj"] == "read"
+    assert report[f"{prefix}q_a_proj+kv_a_proj_with_mqa"] == report[f"{prefix}q_b_proj"] == "kept"
 
 
 @pytest.mark.parametrize(
@@ -204,14 +204,14 @@ def test_adapters_change_the_layers_around_attention(
 ) -> None:
     make_checkpoint(RECIPES[name], tmp_path / "model")
     folder = make_adapter(tmp_path / "model", tmp_path / "a", target_modules=modules)
-    wanted = list(zip(prompts(3), ["a", None, "a"], strict=True))
-    expected = PeftOracle(tmp_path / "model", {"a": folder}).greedy_all(wanted, OUTPUT)
+    pairs = list(zip(prompts(3), ["a", None, "a"], strict=True))
+    expected = PeftOracle(tmp_path / "model", {"a": folder}).greedy_all(pairs, OUTPUT)
     llm, request = make(tmp_path / "model"), LoRARequest("a", 1, str(folder))
     outputs = llm.generate(
-        [prompt for prompt, _ in wanted],
+        [prompt for prompt, _ in pairs],
         GREEDY,
         use_tqdm=False,
-        lora_request=[None if name is None else request for _, name in wanted],
+        lora_request=[None if name is None else request for _, name in pairs],
     )
     assert isinstance(model_of(llm), NativeDecoder)
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected

@@ -42,11 +42,11 @@ def spec_of(architecture: str, raw: dict[str, Any], **settings: Any) -> DecoderS
 @pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])
 def test_gemma3s_settings_are_those_of_its_full_layers(raw: dict[str, Any]) -> None:
     spec = spec_of("Gemma3ForCausalLM", raw, rope_scaling=LINEAR, rope_theta=5e5)
-    local, whole = spec.layer_ropes
+    local, full = spec.layer_ropes
     assert local is not None
-    assert whole is not None
+    assert full is not None
     assert (local.theta, local.kind) == (12345.0, "default")
-    assert (whole.theta, whole.kind, whole.params["factor"]) == (5e5, "linear", 4.0)
+    assert (full.theta, full.kind, full.params["factor"]) == (5e5, "linear", 4.0)
 
 
 @pytest.mark.parametrize("raw", [OLD_OLMO3, NEW_OLMO3], ids=["old", "new"])
@@ -55,11 +55,11 @@ def test_olmo3s_scaling_is_that_of_its_full_layers(raw: dict[str, Any], by_setti
     settings = {"rope_scaling": LINEAR} if by_setting else {}
     written = {} if by_setting else {"rope_scaling": LINEAR}
     spec = spec_of("Olmo3ForCausalLM", raw | written, **settings)
-    local, whole = spec.layer_ropes
+    local, full = spec.layer_ropes
     assert local is not None
-    assert whole is not None
+    assert full is not None
     assert (local.theta, local.kind) == (3e5, "default")
-    assert (whole.theta, whole.kind, whole.params["factor"]) == (3e5, "linear", 4.0)
+    assert (full.theta, full.kind, full.params["factor"]) == (3e5, "linear", 4.0)
 
 
 @pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])
@@ -91,8 +91,8 @@ def test_how_much_of_a_head_is_rotated_stays() -> None:
 
 def test_hf_overrides_reach_into_objects() -> None:
     raw = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
-    over = {"rope_parameters": {"rope_theta": 3e4}, "num_hidden_layers": 5}
-    spec = spec_of("LlamaForCausalLM", raw, hf_overrides=over)
+    overrides = {"rope_parameters": {"rope_theta": 3e4}, "num_hidden_layers": 5}
+    spec = spec_of("LlamaForCausalLM", raw, hf_overrides=overrides)
     assert spec.num_layers == 5
     assert spec.rope is not None
     assert spec.rope.theta == 3e4

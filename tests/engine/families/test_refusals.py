@@ -132,10 +132,10 @@ def test_gemmas_gelu_is_its_tanh_form(named: str | None, used: str) -> None:
 
 def test_smollm3_by_what_its_config_leaves_out() -> None:
     """Published checkpoints list their layers, smaller configs say how often one isn't rotated."""
-    plain = decoder_spec(config("SmolLM3ForCausalLM", num_hidden_layers=8))
-    assert [rope is None for rope in plain.layer_ropes] == ([False] * 3 + [True]) * 2
-    assert (plain.sliding_windows, plain.tie_embeddings) == ((0,) * 8, True)
-    assert {rope.theta for rope in plain.layer_ropes if rope} == {2e6}
+    baseline = decoder_spec(config("SmolLM3ForCausalLM", num_hidden_layers=8))
+    assert [rope is None for rope in baseline.layer_ropes] == ([False] * 3 + [True]) * 2
+    assert (baseline.sliding_windows, baseline.tie_embeddings) == ((0,) * 8, True)
+    assert {rope.theta for rope in baseline.layer_ropes if rope} == {2e6}
     longer = decoder_spec(config("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0, 1]))
     assert [rope is None for rope in longer.layer_ropes] == [True, False]
     windowed = config("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=24)

@@ -127,8 +127,8 @@ def test_deepseeks_first_experts_are_weighted_and_beside_shared_ones(tmp_path: P
     width = json.loads((tmp_path / "config.json").read_text())["intermediate_size"]
     moved: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        head, found, tail = name.partition(".mlp.")
-        if not found or ".layers.0." in name:
+        head, separator, tail = name.partition(".mlp.")
+        if not separator or ".layers.0." in name:
             moved[name] = tensor
             continue
         half = tensor / 2 if tail.startswith("down") else tensor

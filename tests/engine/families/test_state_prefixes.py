@@ -42,7 +42,7 @@ def run(llm: LLM, prompts: list[list[int]], salt: str | None = None) -> list[Req
     return outputs
 
 
-def said(outputs: list[RequestOutput]) -> list[object]:
+def comparable(outputs: list[RequestOutput]) -> list[object]:
     return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
@@ -63,7 +63,7 @@ def test_conversations_that_begin_alike_reuse_it(folder: Path, shift: int) -> No
         second = [*first, *output.outputs[0].token_ids, *random_tokens(90, 20 + index)]
         (answer,) = run(cached, [second])
         assert answer.num_cached_tokens >= len(first) - 16
-        assert said([output, answer]) == said(run(cold, [first, second]))
+        assert comparable([output, answer]) == comparable(run(cold, [first, second]))
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
@@ -71,7 +71,7 @@ def test_prompts_that_end_where_chunks_do(folder: Path, extra: int) -> None:
     cached = make(folder, max_num_batched_tokens=64)
     cold = make(folder, max_num_batched_tokens=48, enable_prefix_caching=False)
     prompts = [random_tokens(length + extra, 1) for length in (64, 128, 192, 192, 64)]
-    assert said(run(cached, prompts)) == said(run(cold, prompts))
+    assert comparable(run(cached, prompts)) == comparable(run(cold, prompts))
     hit, queried = cached.core.scheduler.kv.num_hit_tokens, sum(map(len, prompts))
     assert hit >= 0.65 * (queried - 64)
 
@@ -80,7 +80,7 @@ def test_tenants_share_no_state(folder: Path) -> None:
     llm, prompt = make(folder), random_tokens(200, 3)
     first, other, again = (run(llm, [prompt], salt)[0] for salt in ("a", "b", "a"))
     assert [o.num_cached_tokens for o in (first, other, again)] == [0, 0, 192]
-    assert said([first]) == said([other]) == said([again])
+    assert comparable([first]) == comparable([other]) == comparable([again])
 
 
 def test_what_was_preempted_goes_on_from_a_checkpoint(folder: Path) -> None:
@@ -114,7 +114,7 @@ def test_many_prompts_at_once_with_few_blocks_of_states(
     ):
         llm = make(folder, max_model_len=1024, num_gpu_blocks_override=200, **settings)
         outputs = llm.generate(requests, GREEDY, use_tqdm=False)
-        tokens.append(said(outputs))
+        tokens.append(comparable(outputs))
         llm.core.check_integrity()
     states = llm.core.capacity.layout.state_group
     assert states is not None
@@ -137,7 +137,7 @@ def test_drafts_that_fail_take_their_states_back(
     for settings in ({"enable_prefix_caching": False}, {"speculative_config": drafts}):
         llm = make(folder, max_model_len=512, **{"enable_prefix_caching": caching} | settings)
         outputs = llm.generate(requests, params, use_tqdm=False)
-        results.append(said(outputs))
+        results.append(comparable(outputs))
         llm.core.check_integrity()
     stats = llm.core.stats
     num_accepted = stats.spec_decode_num_accepted_tokens_total

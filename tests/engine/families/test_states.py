@@ -121,8 +121,8 @@ def test_states_in_few_bits_are_the_same_however_a_prompt_is_cut(
     at_once = make(expected.folder, mamba_ssm_cache_dtype=dtype, enable_prefix_caching=False)
     settings = {"num_gpu_blocks_override": 40, "block_size": 4, "max_num_batched_tokens": 32}
     cut = make(expected.folder, mamba_ssm_cache_dtype=dtype, **settings)
-    whole = tokens(at_once, expected.prompts)
-    assert tokens(cut, expected.prompts) == tokens(cut, expected.prompts) == whole
+    full_tokens = tokens(at_once, expected.prompts)
+    assert tokens(cut, expected.prompts) == tokens(cut, expected.prompts) == full_tokens
     cut.core.check_integrity()
     table, states = native(cut)._states, native(cut).spec.states
     assert table is not None
@@ -160,12 +160,12 @@ def test_a_model_without_attention_has_no_keys_and_values(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("name", "quantization"), [("granite4", "int4"), ("qwen3_next", "int8")])
 def test_products_around_a_state_are_rounded(name: str, quantization: str, case: Cases) -> None:
     expected = case(name)
-    plain, rounded = make(expected.folder), make(expected.folder, quantization=quantization)
-    found = []
-    for llm in (plain, rounded):
+    baseline_llm, rounded = make(expected.folder), make(expected.folder, quantization=quantization)
+    weight_bytes = []
+    for llm in (baseline_llm, rounded):
         products = (layer.attention for layer in native(llm).weights if layer.attention)
-        found.append(sum(weights.nbytes for weights in products))
-    assert found[1] < found[0] / 2
+        weight_bytes.append(sum(weights.nbytes for weights in products))
+    assert weight_bytes[1] < weight_bytes[0] / 2
     together = tokens(rounded, expected.prompts)
     assert together == [tokens(rounded, [prompt])[0] for prompt in expected.prompts]
 
@@ -184,8 +184,8 @@ def test_vectors_of_prompts_in_chunks(case: Cases) -> None:
     for prompt, output in zip(expected.prompts, outputs, strict=True):
         with torch.no_grad():
             last = model.model(torch.tensor([prompt])).last_hidden_state[0, -1]
-        wanted = torch.nn.functional.normalize(last, dim=0)
-        torch.testing.assert_close(torch.tensor(output.outputs.embedding), wanted)
+        normalized = torch.nn.functional.normalize(last, dim=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), normalized)
 
 
 def test_only_layers_that_attend_take_part_in_the_kv_cache(case: Cases) -> None:

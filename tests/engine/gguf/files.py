@@ -54,19 +54,19 @@ def write_gguf(
 
 def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Each layer's experts as one tensor [experts, rows, columns], as the converter keeps them."""
-    found: dict[str, torch.Tensor] = {}
+    actual_tensors: dict[str, torch.Tensor] = {}
     experts: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         together, expert = expert_of(name)
         if expert is None:
-            found[name] = tensor
+            actual_tensors[name] = tensor
         else:
             experts.setdefault(together, {})[expert] = tensor
     stacked = {
         name: torch.stack([parts[index] for index in sorted(parts)])
         for name, parts in experts.items()
     }
-    return found | stacked
+    return actual_tensors | stacked
 
 
 def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
@@ -88,14 +88,14 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> np.ndar
     values, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
-    places = {
+    positions = {
         Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,),
         Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q2_K: (80, 82),
         Kind.Q3_K: (108,), Kind.IQ4_NL: (0,), Kind.IQ4_XS: (0,), Kind.MXFP4: (),
     }[kind]  # fmt: skip
-    for at in places:
+    for position in positions:
         scales = (rng.random((rows, columns // values, 1)) * 1e-3).astype(np.float16)
-        raw[..., at : at + 2] = scales.view(np.uint8)
+        raw[..., position : position + 2] = scales.view(np.uint8)
     if kind == Kind.MXFP4:
         raw[..., 0] = raw[..., 0] % 8 + 114  # powers of two that float16 has
     if kind == Kind.Q8_0:

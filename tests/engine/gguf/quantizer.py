@@ -52,7 +52,7 @@ def _rounded_halves(x: np.ndarray) -> np.ndarray:
     return x.astype(np.float16).astype(np.float32)
 
 
-def _over(x: np.ndarray, by: np.ndarray) -> np.ndarray:
+def _safe_divide(x: np.ndarray, by: np.ndarray) -> np.ndarray:
     """x / by, and 0 where that is 0 / 0 or x / 0."""
     return np.divide(x, by, out=np.zeros(np.broadcast(x, by).shape, np.float32), where=by != 0)
 
@@ -61,22 +61,25 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     """Sixteen groups of 16, each with a scale of 8 bits."""
     groups = blocks.reshape(-1, 16, 16)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)
-    best, least = np.zeros_like(largest), np.full(largest.shape, np.inf, np.float32)
+    best, min_tensor = np.zeros_like(largest), np.full(largest.shape, np.inf, np.float32)
     for tenths in range(-9, 10):
-        inverse = _over(np.float32(-(32 + 0.1 * tenths)), largest)
+        inverse = _safe_divide(np.float32(-(32 + 0.1 * tenths)), largest)
         q = np.clip(np.rint(groups * inverse), -32, 31)
-        scale = _over((groups * q).sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True))
+        scale = _safe_divide((groups * q).sum(-1, keepdims=True), (q * q).sum(-1, keepdims=True))
         error = ((groups - scale * q) ** 2).sum(-1, keepdims=True)
-        best, least = np.where(error < least, scale, best), np.minimum(error, least)
+        best, min_tensor = np.where(error < min_tensor, scale, best), np.minimum(error, min_tensor)
     top = np.take_along_axis(best[..., 0], np.abs(best[..., 0]).argmax(-1)[:, None], -1)
-    whole = _rounded_halves(top / -128)
-    scales = np.clip(np.rint(_over(best[..., 0], whole)), -128, 127)
-    q = np.clip(np.rint(_over(groups, (whole * scales)[..., None])), -32, 31).astype(np.int8) + 32
+    full = _rounded_halves(top / -128)
+    scales = np.clip(np.rint(_safe_divide(best[..., 0], full)), -128, 127)
+    q = (
+        np.clip(np.rint(_safe_divide(groups, (full * scales)[..., None])), -32, 31).astype(np.int8)
+        + 32
+    )
     quarters = q.astype(np.uint8).reshape(-1, 2, 4, 32)
     low = quarters[:, :, :2] & 15 | (quarters[:, :, 2:] & 15) << 4
     high = sum(quarters[:, :, i] >> 4 << 2 * i for i in range(4))
     parts = low, high, scales.astype(np.int8).view(np.uint8)
-    return np.concatenate([*(p.reshape(len(q), -1) for p in parts), _halves(whole[:, 0])], 1)
+    return np.concatenate([*(p.reshape(len(q), -1) for p in parts), _halves(full[:, 0])], 1)
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
@@ -85,10 +88,10 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     scales, minima = _scale_and_minimum(groups)
     d, dmin = (_rounded_halves(x.max(-1, keepdims=True) / 63) for x in (scales, minima))
     s, m = (
-        np.clip(np.rint(_over(x, by)), 0, 63).astype(np.uint8)
+        np.clip(np.rint(_safe_divide(x, by)), 0, 63).astype(np.uint8)
         for x, by in ((scales, d), (minima, dmin))
     )
-    steps = _over(groups + (dmin * m)[..., None], (d * s)[..., None])
+    steps = _safe_divide(groups + (dmin * m)[..., None], (d * s)[..., None])
     q = np.clip(np.rint(steps), 0, 15).astype(np.uint8).reshape(-1, 4, 2, 32)
     nibbles = (q[:, :, 0] | q[:, :, 1] << 4).reshape(len(q), -1)
     first = s[:, :4] | s[:, 4:] >> 4 << 6, m[:, :4] | m[:, 4:] >> 4 << 6
@@ -100,20 +103,22 @@ def _scale_and_minimum(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Both at least 0, float32 [..., groups]: a value is scale * q - minimum, q from 0 to 15."""
     low = np.minimum(groups.min(-1, keepdims=True), 0)
     width = groups.max(-1, keepdims=True) - low
-    found = np.zeros(low.shape, np.float32), -low
-    least = np.full(low.shape, np.inf, np.float32)
+    best = np.zeros(low.shape, np.float32), -low
+    min_tensor = np.full(low.shape, np.inf, np.float32)
     for twentieths in range(-10, 21):
-        inverse = _over(np.float32(15 + 0.05 * twentieths), width)
+        inverse = _safe_divide(np.float32(15 + 0.05 * twentieths), width)
         q = np.clip(np.rint((groups - low) * inverse), 0, 15)
         # The line through (q, value) of least squares.
         about = q - q.mean(-1, keepdims=True)
-        scale = _over((about * groups).sum(-1, keepdims=True), (about**2).sum(-1, keepdims=True))
+        scale = _safe_divide(
+            (about * groups).sum(-1, keepdims=True), (about**2).sum(-1, keepdims=True)
+        )
         minimum = np.maximum(scale * q.mean(-1, keepdims=True) - groups.mean(-1, keepdims=True), 0)
         error = ((scale * q - minimum - groups) ** 2).sum(-1, keepdims=True)
-        better = (error < least) & (scale >= 0)
-        found = np.where(better, scale, found[0]), np.where(better, minimum, found[1])
-        least = np.where(better, error, least)
-    return found[0][..., 0], found[1][..., 0]
+        better = (error < min_tensor) & (scale >= 0)
+        best = np.where(better, scale, best[0]), np.where(better, minimum, best[1])
+        min_tensor = np.where(better, error, min_tensor)
+    return best[0][..., 0], best[1][..., 0]
 
 
 K_WRITERS: dict[Kind, Callable[[np.ndarray], np.ndarray]] = {Kind.Q4_K: _q4_k, Kind.Q6_K: _q6_k}

@@ -38,8 +38,8 @@ def test_blocks_say_what_llama_cpp_reads_in_them(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_kernels_hold_them_as_they_are(kind: Kind, compiled: bool) -> None:
-    found = FORMATS.get(int(kind))
-    if found is None:
+    stored_format = FORMATS.get(int(kind))
+    if stored_format is None:
         assert kind in ROUNDED
         return
     raw = random_blocks(kind, 40, 512, seed=4)
@@ -47,8 +47,8 @@ def test_the_kernels_hold_them_as_they_are(kind: Kind, compiled: bool) -> None:
     ops = kernels.get("cpu") if compiled else ReferenceKernels()
     layer = sliced_integers(
         ops,
-        (40, 512), [blocks.integers()], bits=found.bits, group_size=found.group_size,
-        with_minima=found.with_minima,
+        (40, 512), [blocks.integers()], bits=stored_format.bits,
+        group_size=stored_format.group_size, with_minima=stored_format.with_minima,
     )  # fmt: skip
     expected = torch.from_numpy(gguf.dequantize(raw, kind))
     # Products of a block's scale and a group's are kept in float16.

@@ -57,17 +57,17 @@ def offset(name: str, tensor: Tensor, config: Config) -> Tensors:
 def gpt_oss(name: str, tensor: Tensor, config: Config) -> Tensors:
     """Gate and up apart, [experts, outputs, inputs]; sinks are called a weight."""
     name = f"{name}.weight" if name.endswith("sinks") else name
-    at = name.removesuffix("_bias")
+    text = name.removesuffix("_bias")
     if ".experts." not in name:
         yield name, tensor
         return
-    kind = "bias" if at != name else "weight"
-    whole = tensor if kind == "bias" else tensor.transpose(1, 2)
-    if at.endswith("down_proj"):
-        yield f"{at}.{kind}", whole
+    kind = "bias" if text != name else "weight"
+    full_tensor = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if text.endswith("down_proj"):
+        yield f"{text}.{kind}", full_tensor
         return
     for turn, part in enumerate(("gate_proj", "up_proj")):
-        yield f"{at.replace('gate_up_proj', part)}.{kind}", whole[:, turn::2]
+        yield f"{text.replace('gate_up_proj', part)}.{kind}", full_tensor[:, turn::2]
 
 
 def glm4_moe(name: str, tensor: Tensor, config: Config) -> Tensors:
@@ -88,17 +88,17 @@ def glm4_moe_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
 def granite_moe(name: str, tensor: Tensor, config: Config) -> Tensors:
     """Gate and up apart, of the experts and of the MLP beside them."""
     shared = "_shexp" if config.get("num_local_experts") else ""
-    at = f"blk.{name.split('.')[2]}.ffn" if name.startswith("model.layers.") else ""
+    prefix = f"blk.{name.split('.')[2]}.ffn" if name.startswith("model.layers.") else ""
     if name.endswith("shared_mlp.input_linear.weight"):
         for part, half in zip(("gate", "up"), tensor.chunk(2), strict=True):
-            yield f"{at}_{part}{shared}.weight", half
+            yield f"{prefix}_{part}{shared}.weight", half
     elif name.endswith("shared_mlp.output_linear.weight"):
-        yield f"{at}_down{shared}.weight", tensor
+        yield f"{prefix}_down{shared}.weight", tensor
     elif name.endswith("block_sparse_moe.input_linear.weight"):
         for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-            yield f"{at}_{part}_exps.weight", half
+            yield f"{prefix}_{part}_exps.weight", half
     elif name.endswith("block_sparse_moe.output_linear.weight"):
-        yield f"{at}_down_exps.weight", tensor
+        yield f"{prefix}_down_exps.weight", tensor
     else:
         yield from turned(name, tensor, config)
 
@@ -134,16 +134,16 @@ def qwen3_next(name: str, tensor: Tensor, config: Config) -> Tensors:
         wide = config["linear_num_value_heads"] // heads * config["linear_value_head_dim"]
         by_head = tensor.view(heads, -1, tensor.shape[1])
         q, k, v, z = by_head.split((key, key, wide, wide), dim=1)
-        at = f"blk.{name.split('.')[2]}"
-        yield f"{at}.attn_qkv.weight", torch.cat([part.flatten(0, 1) for part in (q, k, v)])
-        yield f"{at}.attn_gate.weight", z.flatten(0, 1)
+        prefix = f"blk.{name.split('.')[2]}"
+        yield f"{prefix}.attn_qkv.weight", torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+        yield f"{prefix}.attn_gate.weight", z.flatten(0, 1)
     elif ".experts." in name and tensor.dim() == 3:
-        at = f"blk.{name.split('.')[2]}.ffn"
+        prefix = f"blk.{name.split('.')[2]}.ffn"
         if name.endswith("down_proj"):
-            yield f"{at}_down_exps.weight", tensor
+            yield f"{prefix}_down_exps.weight", tensor
         else:
             for part, half in zip(("gate", "up"), tensor.chunk(2, dim=1), strict=True):
-                yield f"{at}_{part}_exps.weight", half
+                yield f"{prefix}_{part}_exps.weight", half
     else:
         yield name, tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
 
@@ -302,7 +302,7 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
 
 
@@ -403,9 +403,9 @@ def test_every_architecture_is_tested() -> None:
 def test_a_file_says_what_transformers_says_to_the_checkpoint(name: str, tmp_path: Path) -> None:
     folder = checkpoint(name, tmp_path / "checkpoint")
     file = write(CASES[name], folder, tmp_path / "model.gguf", lambda _: Kind.F32)
-    found = make(file).generate(PROMPTS, GREEDY, use_tqdm=False)
-    said = [list(result.outputs[0].token_ids) for result in found]
-    assert said == greedy_all(Oracle(folder).model, PROMPTS, 10, said)
+    outputs = make(file).generate(PROMPTS, GREEDY, use_tqdm=False)
+    token_ids = [list(result.outputs[0].token_ids) for result in outputs]
+    assert token_ids == greedy_all(Oracle(folder).model, PROMPTS, 10, token_ids)
 
 
 @pytest.mark.parametrize("kind", [Kind.MXFP4, Kind.Q8_0])
@@ -418,15 +418,15 @@ def test_experts_of_gpt_oss_stay_in_few_bits(kind: Kind, tmp_path: Path, compile
         tmp_path / "model.gguf",
         lambda name: kind if "exps" in name else Kind.F32,
     )
-    llm, plain = make(file), make(file, cpu_kernels=False)
+    llm, baseline_llm = make(file), make(file, cpu_kernels=False)
     experts = [report for report in llm.load_report() if ".experts." in report.layer]
     assert len(experts) == 2 * 4 * 2
     assert {report.format for report in experts} == {kind.name}
     assert all(report.error < 1e-3 for report in experts)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     scores = [
-        each.generate([PROMPTS[1]], params, use_tqdm=False)[0].prompt_logprobs
-        for each in (llm, plain)
+        llm.generate([PROMPTS[1]], params, use_tqdm=False)[0].prompt_logprobs
+        for llm in (llm, baseline_llm)
     ]
     # Activations are rounded for each group; of random weights that shows in single tokens.
     apart = [
@@ -455,16 +455,16 @@ def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
         make(file)
 
 
-@pytest.mark.parametrize(("told", "served"), [(1 << 20, 1 << 17), (1 << 19, 1 << 19)])
+@pytest.mark.parametrize(("length", "served"), [(1 << 20, 1 << 17), (1 << 19, 1 << 19)])
 def test_a_context_of_any_length_is_that_of_the_family(
-    told: int, served: int, tmp_path: Path
+    length: int, served: int, tmp_path: Path
 ) -> None:
     """Converters write 2^20 for a Granite 4 that rotates nothing; other numbers are meant."""
 
     def more(writer: gguf.GGUFWriter, config: Config) -> None:
         states(writer, config)
         writer.kv_data[0].pop("granitehybrid.context_length")
-        writer.add_context_length(told)
+        writer.add_context_length(length)
 
     case = Case("granite4", "granitehybrid", changed=granite_hybrid, more=more)
     folder = checkpoint("granitehybrid", tmp_path / "checkpoint")
@@ -516,13 +516,13 @@ def test_what_lies_in_two_tensors_or_with_all_experts_stays_in_few_bits(
         lambda stored: Kind.Q8_0 if any(part in stored for part in wide) else Kind.F32,
     )
     reports = {report.layer: report for report in make(file).load_report()}
-    found = [
+    rounded_reports = [
         report
         for layer, report in reports.items()
         if part in layer or (".experts." in layer and "gate_proj" in layer)
     ]
-    assert found
-    assert {(report.format, report.level) for report in found} == {("Q8_0", "kept")}
+    assert rounded_reports
+    assert {(report.format, report.level) for report in rounded_reports} == {("Q8_0", "kept")}
 
 
 def test_a_minicpm_without_its_scales_is_refused_by_name(tmp_path: Path) -> None:

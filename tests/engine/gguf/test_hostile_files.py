@@ -95,26 +95,26 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_fault_30_a_file_cut_anywhere(sound: Path) -> None:
-    whole = sound.read_bytes()
-    for size in [*range(64), *range(64, len(whole), len(whole) // 60)]:
+    full_data = sound.read_bytes()
+    for size in [*range(64), *range(64, len(full_data), len(full_data) // 60)]:
         with pytest.raises(ModelLoadError):
-            read_header(whole[:size])
+            read_header(full_data[:size])
 
 
 def test_fault_40_bytes_changed_anywhere_do_no_harm(sound: Path) -> None:
     """Whatever the header says then, it's read or refused: nothing else is raised."""
-    whole = sound.read_bytes()
-    start = min(info.offset for info in read_header(whole).tensors.values())
+    full_data = sound.read_bytes()
+    start = min(info.offset for info in read_header(full_data).tensors.values())
     rng = random.Random(7)
     refused = 0
     for _ in range(400):
-        changed = bytearray(whole)
+        changed = bytearray(full_data)
         for _ in range(3):
             changed[rng.randrange(start)] = rng.randrange(256)
         try:
-            found = read_header(bytes(changed))
-            make_config(found, bytes(changed))
-            make_tokenizer(found)
+            header = read_header(bytes(changed))
+            make_config(header, bytes(changed))
+            make_tokenizer(header)
         except ModelLoadError:
             refused += 1
     assert refused > 50
@@ -153,15 +153,15 @@ def test_fault_40_lists_where_none_belong(
 ) -> None:
     """They are refused or make no difference."""
     monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
-    (made,) = (
+    (created,) = (
         read_header(header(text(key) + value)).metadata.values()
         if key != ("general.alignment")
         else ([1, 1],)
     )
 
     def changed(buffer: object) -> Header:
-        found = read_header(buffer)
-        return Header({**found.metadata, key: made}, found.tensors)
+        header = read_header(buffer)
+        return Header({**header.metadata, key: created}, header.tensors)
 
     monkeypatch.setattr("engine.checkpoints.gguf.file.read_header", changed)
     with contextlib.suppress(ModelLoadError):

@@ -15,8 +15,8 @@ from tests.engine.gguf.files import KindOf, everywhere, write_gguf
 from tests.engine.gguf.quantizer import k_quantized, q4_k_m
 from tests.engine.quantization.perplexity import COUNTS, DEMO, demo_perplexity, perplexity
 
-KNOWN = json.loads((DEMO / "config.json").read_text())
-MIXED = q4_k_m(KNOWN["num_hidden_layers"], KNOWN["tie_word_embeddings"])
+DEMO_CONFIG = json.loads((DEMO / "config.json").read_text())
+MIXED = q4_k_m(DEMO_CONFIG["num_hidden_layers"], DEMO_CONFIG["tie_word_embeddings"])
 FILES: dict[str, tuple[KindOf, float]] = {
     "Q8_0": (everywhere(Kind.Q8_0), 0.005),
     "Q6_K": (everywhere(Kind.Q6_K), 0.005),
@@ -31,18 +31,18 @@ FILES: dict[str, tuple[KindOf, float]] = {
 def test_perplexity_stays_near_that_of_bfloat16(
     name: str, count: int | None, tmp_path: Path
 ) -> None:
-    kind_of, most = FILES[name]
+    kind_of, tolerance = FILES[name]
     model = write_gguf(DEMO, tmp_path / f"{name}.gguf", kind_of)
-    found = perplexity(LLM(str(model), num_gpu_blocks_override=500), count)
-    assert found == pytest.approx(demo_perplexity(count=count), rel=most)
+    measured = perplexity(LLM(str(model), num_gpu_blocks_override=500), count)
+    assert measured == pytest.approx(demo_perplexity(count=count), rel=tolerance)
 
 
-@pytest.mark.parametrize(("kind", "most"), [(Kind.Q4_K, 0.08), (Kind.Q6_K, 0.02)])
+@pytest.mark.parametrize(("kind", "tolerance"), [(Kind.Q4_K, 0.08), (Kind.Q6_K, 0.02)])
 def test_the_writer_of_these_files_rounds_no_more_than_their_types_do(
-    kind: Kind, most: float
+    kind: Kind, tolerance: float
 ) -> None:
     value = np.random.default_rng(5).standard_normal((7, 768), dtype=np.float32)
     value[2, 256:512] = 0
     got = gguf.dequantize(k_quantized(value, kind), kind)
     assert np.isfinite(got).all()
-    assert np.linalg.norm(got - value) < most * np.linalg.norm(value)
+    assert np.linalg.norm(got - value) < tolerance * np.linalg.norm(value)

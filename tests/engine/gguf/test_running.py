@@ -39,7 +39,7 @@ NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def gguf_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written beside the weights goes to a cache of the test's own."""
     monkeypatch.setattr("engine.checkpoints.gguf.folder.cache_dir", lambda: tmp_path / "cache")
 
@@ -76,20 +76,20 @@ def test_floats_give_the_tokens_of_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"), [(Kind.Q8_0, 0.005), (Kind.Q5_0, 0.03), (Kind.Q4_0, 0.06)],
+    ("kind", "tolerance"), [(Kind.Q8_0, 0.005), (Kind.Q5_0, 0.03), (Kind.Q4_0, 0.06)],
     ids=lambda value: getattr(value, "name", ""),
 )  # fmt: skip
 def test_quantised_files_stay_close_to_the_checkpoint(
-    kind: Kind, most: float, tmp_path: Path
+    kind: Kind, tolerance: float, tmp_path: Path
 ) -> None:
     """By plain torch on a few answers, for it is slow; by the kernels, see test_perplexity.py."""
     file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(kind))
     if kind == Kind.Q5_0:  # which isn't there
         llm = LLM(str(file), num_gpu_blocks_override=500)
-        assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=most)
-    plain = LLM(str(file), num_gpu_blocks_override=500, cpu_kernels=False)
-    wanted = demo_perplexity(compiled=False, count=8)
-    assert perplexity(plain, 8) == pytest.approx(wanted, rel=2 * most)
+        assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=tolerance)
+    baseline_llm = LLM(str(file), num_gpu_blocks_override=500, cpu_kernels=False)
+    expected = demo_perplexity(compiled=False, count=8)
+    assert perplexity(baseline_llm, 8) == pytest.approx(expected, rel=2 * tolerance)
 
 
 def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
@@ -119,25 +119,27 @@ def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
 def test_a_file_can_be_rounded_further(tmp_path: Path) -> None:
     file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(Kind.BF16))
     llm = LLM(str(file), quantization="int8", num_gpu_blocks_override=500)
-    plain = LLM(str(DEMO), num_gpu_blocks_override=500)
+    baseline_llm = LLM(str(DEMO), num_gpu_blocks_override=500)
     assert (
         llm.core.executor.worker.loaded.model.decode_bytes
-        < 0.6 * plain.core.executor.worker.loaded.model.decode_bytes
+        < 0.6 * baseline_llm.core.executor.worker.loaded.model.decode_bytes
     )
     assert perplexity(llm, 40) == pytest.approx(demo_perplexity(count=40), rel=0.005)
 
 
 def test_text_and_chat_are_those_of_the_checkpoint(tmp_path: Path) -> None:
     file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(Kind.BF16))
-    llm, plain = (LLM(str(m), num_gpu_blocks_override=500) for m in (file, DEMO))
+    llm, baseline_llm = (LLM(str(m), num_gpu_blocks_override=500) for m in (file, DEMO))
     texts = ["Hello there, 123 wörld!\n  Bye.", "<|im_start|>user\nhi<|im_end|>", "日本語 ok"]
     for text in texts:
-        assert llm.get_tokenizer().encode(text) == plain.get_tokenizer().encode(text)
-    assert llm.core.facts.eos_token_ids == plain.core.facts.eos_token_ids
+        assert llm.get_tokenizer().encode(text) == baseline_llm.get_tokenizer().encode(text)
+    assert llm.core.facts.eos_token_ids == baseline_llm.core.facts.eos_token_ids
     messages = [{"role": "user", "content": "What is 3 plus 4?"}]
     params = SamplingParams(temperature=0, max_tokens=24)
-    said = [m.chat(messages, params, use_tqdm=False)[0].outputs[0].text for m in (llm, plain)]
-    assert said[0] == said[1] != ""
+    reported_texts = [
+        m.chat(messages, params, use_tqdm=False)[0].outputs[0].text for m in (llm, baseline_llm)
+    ]
+    assert reported_texts[0] == reported_texts[1] != ""
 
 
 def test_a_folder_with_one_file_and_no_config(tmp_path: Path) -> None:

@@ -21,24 +21,24 @@ LETTERS = ["▁", "a", "b", "c", "d", "e"]
 def metadata(**changes: Any) -> dict[str, Any]:
     """A SentencePiece vocabulary: control tokens, bytes, letters, and pieces with random scores."""
     rng = random.Random(3)
-    pieces: list[str] = []
-    known = list(LETTERS)
-    while len(pieces) < 60:
-        piece = rng.choice(known) + rng.choice(known)
-        if piece not in known and len(piece) < 7:
-            pieces.append(piece)
-            known.append(piece)
-    rng.shuffle(pieces)
+    chunks: list[str] = []
+    vocabulary = list(LETTERS)
+    while len(chunks) < 60:
+        chunk = rng.choice(vocabulary) + rng.choice(vocabulary)
+        if chunk not in vocabulary and len(chunk) < 7:
+            chunks.append(chunk)
+            vocabulary.append(chunk)
+    rng.shuffle(chunks)
     control, octets = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens = [*control, *octets, *LETTERS, *pieces, "<|turn|>"]
-    scores = [0.0] * 259 + [-1e6] * len(LETTERS) + [-float(i) for i in range(len(pieces))] + [0.0]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(LETTERS) + len(pieces)), 3]
-    made = {
+    tokens = [*control, *octets, *LETTERS, *chunks, "<|turn|>"]
+    scores = [0.0] * 259 + [-1e6] * len(LETTERS) + [-float(i) for i in range(len(chunks))] + [0.0]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(LETTERS) + len(chunks)), 3]
+    metadata = {
         "model": "llama", "tokens": tokens, "scores": np.array(scores),
         "token_type": np.array(kinds),
         "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0,
     }  # fmt: skip
-    return {f"tokenizer.ggml.{key}": value for key, value in {**made, **changes}.items()}
+    return {f"tokenizer.ggml.{key}": value for key, value in {**metadata, **changes}.items()}
 
 
 def by_scores(word: str, values: dict[str, Any]) -> list[str]:
@@ -48,40 +48,40 @@ def by_scores(word: str, values: dict[str, Any]) -> list[str]:
     parts = list(word)
     while True:
         pairs = [
-            (-scores[left + right], at)
-            for at, (left, right) in enumerate(itertools.pairwise(parts))
-            if left + right in scores
+            (-scores[first + right], index)
+            for index, (first, right) in enumerate(itertools.pairwise(parts))
+            if first + right in scores
         ]
         if not pairs:
             return parts
-        at = min(pairs)[1]
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        offset = min(pairs)[1]
+        parts[offset : offset + 2] = [parts[offset] + parts[offset + 1]]
 
 
 def test_pieces_are_merged_by_their_scores() -> None:
     values = metadata()
-    made = make_tokenizer(Header(values, {}))
+    tokenizer = make_tokenizer(Header(values, {}))
     rng = random.Random(5)
     for _ in range(200):
         words = ["".join(rng.choices("abcde", k=rng.randint(1, 8))) for _ in range(4)]
         text = " ".join(words)
         expected = by_scores("▁" + text.replace(" ", "▁"), values)
-        encoding = made.encode(text)
+        encoding = tokenizer.encode(text)
         assert encoding.tokens == ["<s>", *expected]
-        assert made.decode(encoding.ids) == text
+        assert tokenizer.decode(encoding.ids) == text
 
 
 def test_what_has_no_piece_becomes_bytes_and_comes_back() -> None:
-    made = make_tokenizer(Header(metadata(), {}))
-    tokens = made.encode("aé<|turn|>b").tokens
-    at = tokens.index("<0xC3>")
-    assert tokens[at + 1 : at + 3] == ["<0xA9>", "<|turn|>"]
-    assert made.decode(made.encode("aéb").ids) == "aéb"
+    tokenizer = make_tokenizer(Header(metadata(), {}))
+    tokens = tokenizer.encode("aé<|turn|>b").tokens
+    index = tokens.index("<0xC3>")
+    assert tokens[index + 1 : index + 3] == ["<0xA9>", "<|turn|>"]
+    assert tokenizer.decode(tokenizer.encode("aéb").ids) == "aéb"
 
 
 def test_switches_of_the_file() -> None:
-    made = make_tokenizer(Header(metadata(add_bos_token=False, add_space_prefix=False), {}))
-    assert made.encode("ab").tokens == by_scores("ab", metadata())
+    tokenizer = make_tokenizer(Header(metadata(add_bos_token=False, add_space_prefix=False), {}))
+    assert tokenizer.encode("ab").tokens == by_scores("ab", metadata())
     values = {**metadata(eot_token_id=5), "tokenizer.chat_template": "{{ messages }}"}
     header = Header(values, {})
     assert eos_token_ids(header) == [2, 5]
@@ -95,27 +95,27 @@ TEXTS = ["It's 1234 HelloWorld", "a  b\n\n c9d 3.14", "naïve ×7 (x+1)==y\t42"]
 
 
 def cut(pre: str, text: str) -> list[str]:
-    made = make_tokenizer(Header(metadata(model="gpt2", pre=pre, merges=["a b"]), {}))
-    return [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str(text)]
+    tokenizer = make_tokenizer(Header(metadata(model="gpt2", pre=pre, merges=["a b"]), {}))
+    return [chunk for chunk, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
 
 @pytest.mark.parametrize("pre", ["command-r", "starcoder", "refact", "smollm"])
 def test_digits_are_cut_apart_as_by_the_checkpoints_own_tokenizers(pre: str) -> None:
-    own = pre_tokenizers.Sequence(
+    local_sequence = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     for text in TEXTS:
-        assert cut(pre, text) == [piece for piece, _ in own.pre_tokenize_str(text)]
+        assert cut(pre, text) == [chunk for chunk, _ in local_sequence.pre_tokenize_str(text)]
 
 
 @pytest.mark.parametrize("pre", ["phi-2", "olmo"])
 def test_others_are_cut_as_gpt_2(pre: str) -> None:
-    own = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=False)
     for text in TEXTS:
-        assert cut(pre, text) == [piece for piece, _ in own.pre_tokenize_str(text)]
+        assert cut(pre, text) == [chunk for chunk, _ in splitter.pre_tokenize_str(text)]
 
 
 def test_gpt_oss_cuts_where_small_letters_end() -> None:
@@ -142,10 +142,10 @@ def test_gemma_4_merges_characters_and_keeps_spaces() -> None:
     values = metadata(model="gemma4", merges=["a b", "▁ c"])
     values["tokenizer.ggml.tokens"] = [*metadata()["tokenizer.ggml.tokens"][:-3], "ab", "▁c", "\n"]
     values["tokenizer.ggml.token_type"][-1] = 1
-    made = make_tokenizer(Header(values, {}))
-    encoding = made.encode("ab cé\n")
+    tokenizer = make_tokenizer(Header(values, {}))
+    encoding = tokenizer.encode("ab cé\n")
     assert encoding.tokens == ["<s>", "ab", "▁c", "<0xC3>", "<0xA9>", "\n"]
-    assert made.decode(encoding.ids) == "ab cé\n"
+    assert tokenizer.decode(encoding.ids) == "ab cé\n"
 
 
 def test_fault_90_ends_of_turns_are_known_by_their_texts() -> None:

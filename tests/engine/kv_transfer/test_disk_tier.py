@@ -232,18 +232,18 @@ def faults(count: int, seed: int, folder: Path) -> None:
         else:
             path.write_bytes(data)
         reopened = DiskTier(folder, CAPACITY, BLOCK)
-        for each in (tier, reopened):
-            indexed = set(each.keys())
+        for store in (tier, reopened):
+            indexed = set(store.keys())
             num_lost = sum(
-                key(number) in indexed and not is_intact(each, number, f"tenant {number % 2}")
+                key(number) in indexed and not is_intact(store, number, f"tenant {number % 2}")
                 for number in range(90)
             )
-            assert num_lost == each.failures.total() - each.failures["header"], kind
+            assert num_lost == store.failures.total() - store.failures["header"], kind
             is_lost = len(indexed) < 90 and kind not in ("tear", "zero", "delete", "truncate")
-            assert not is_lost or kind == "exchange" or each.failures["header"], kind
+            assert not is_lost or kind == "exchange" or store.failures["header"], kind
             # The other tenant gets nothing of what is there.
             other = random_.randrange(90)
-            assert each.read(key(other), f"tenant {1 - other % 2}") is None
+            assert store.read(key(other), f"tenant {1 - other % 2}") is None
         path.write_bytes(pristine[path])
 
 

@@ -58,17 +58,17 @@ def forget_kv_cache(llm: LLM) -> None:
 def test_states_that_left_the_kv_cache_are_loaded_rather_than_encoded(
     whisper: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, kv_offloading_size=0.01)
     encoded = _count_encodings(llm, monkeypatch)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert len(encoded) == 3  # two of four heard the same
     forget_kv_cache(llm)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert len(encoded) == 3
     assert connector_of(core_of(llm)).num_matched_tokens
     llm.reset_prefix_cache()
-    assert _run(llm, _prompts()[:1]) == wanted[:1]
+    assert _run(llm, _prompts()[:1]) == expected[:1]
     assert len(encoded) == 4
     core_of(llm).check_integrity()
 
@@ -76,23 +76,23 @@ def test_states_that_left_the_kv_cache_are_loaded_rather_than_encoded(
 def test_another_replica_loads_states_from_a_folder_and_no_other_tenants(
     whisper: Whisper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     settings: Any = {"kv_offloading_size": 0.01, "kv_offloading_backend": str(tmp_path)}
     first = _llm(folder, **settings)
-    assert _run(first, _prompts(cache_salt="a")) == wanted
+    assert _run(first, _prompts(cache_salt="a")) == expected
     connector_of(core_of(first)).wait_until_saved(60)
     second = _llm(folder, **settings)
     encoded = _count_encodings(second, monkeypatch)
-    assert _run(second, _prompts(cache_salt="a")) == wanted
+    assert _run(second, _prompts(cache_salt="a")) == expected
     assert not encoded
-    assert _run(second, _prompts(cache_salt="b")) == wanted
+    assert _run(second, _prompts(cache_salt="b")) == expected
     assert len(encoded) == 3
 
 
 def test_states_that_have_changed_in_host_memory_are_encoded_again(
     whisper: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, kv_offloading_size=0.01)
     encoded = _count_encodings(llm, monkeypatch)
     _run(llm, _prompts()[:1])
@@ -100,7 +100,7 @@ def test_states_that_have_changed_in_host_memory_are_encoded_again(
     host = connector_of(core_of(llm)).host
     for payload, _ in host._blocks.values():
         payload[17] ^= 4
-    assert _run(llm, _prompts()[:1]) == wanted[:1]
+    assert _run(llm, _prompts()[:1]) == expected[:1]
     assert len(encoded) == 2
     assert host.failures["checksum"]
 
@@ -108,7 +108,7 @@ def test_states_that_have_changed_in_host_memory_are_encoded_again(
 def test_states_whose_load_failed_are_encoded_and_not_cached(
     whisper: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, kv_offloading_size=0.01)
     encoded = _count_encodings(llm, monkeypatch)
     _run(llm, _prompts())
@@ -121,16 +121,16 @@ def test_states_whose_load_failed_are_encoded_and_not_cached(
         raise OSError("no memory")
 
     monkeypatch.setattr(buffers, "write", fail)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert len(encoded) > 3
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     core_of(llm).check_integrity()
 
 
 def test_preempted_sequences_take_their_states_along(
     whisper: Whisper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, swap_space=0.01)
     core = core_of(llm)
     encoded = _count_encodings(llm, monkeypatch)
@@ -146,7 +146,7 @@ def test_preempted_sequences_take_their_states_along(
         return deltas
 
     core.step = step_with_preemptions  # type: ignore[method-assign]
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert core.scheduler.num_preemptions
     assert len(encoded) == 3
     core.check_integrity()
@@ -197,8 +197,8 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     first = [{"prompt": f"{image} was here.", "multi_modal_data": {"image": one}}]
     second = [{"prompt": f"See {image}", "multi_modal_data": {"image": one}}]
     other = [{"prompt": f"See {image}", "multi_modal_data": {"image": two}}]
-    plain = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
-    wanted = [generate_tokens(plain, prompts) for prompts in (second, other)]
+    baseline_llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    expected_token_ids = [generate_tokens(baseline_llm, prompts) for prompts in (second, other)]
 
     role = "ec_both" if backend == "native" else "ec_producer"
     encoding = seeing(folder, backend, ec_transfer_config={"ec_role": role})
@@ -210,13 +210,13 @@ def test_another_replica_reads_what_an_encoder_made_of_a_picture(
     else:
         reading = seeing(folder, backend, ec_transfer_config={"ec_role": "ec_consumer"})
     kinds = count_pictures(reading, monkeypatch)
-    assert generate_tokens(reading, second) == wanted[0]
+    assert generate_tokens(reading, second) == expected_token_ids[0]
     assert not kinds
-    assert generate_tokens(reading, other) == wanted[1]
+    assert generate_tokens(reading, other) == expected_token_ids[1]
     assert kinds == ["image"]
     core_of(reading).scheduler.kv.reset_prefix_cache()
     core_of(reading).reset_encoder_cache()
-    assert generate_tokens(reading, second) == wanted[0]
+    assert generate_tokens(reading, second) == expected_token_ids[0]
     assert kinds == ["image", "image"]
 
 

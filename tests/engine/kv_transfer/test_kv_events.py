@@ -281,7 +281,7 @@ def test_a_redis_stream_has_the_same_events(
     core = make(model_folder("llama"), num_gpu_blocks_override=12, kv_events_config=values)
     for seed in range(4):  # the later ones push out blocks of the earlier ones
         run(core, {str(seed): prompt(seed, 100)})
-    known = cached(core)
+    cached_hashes = cached(core)
     core.shutdown()
     with sync_client(redis_url) as client:
         entries = [fields for _, fields in client.xrange(key_prefix)]
@@ -294,7 +294,7 @@ def test_a_redis_stream_has_the_same_events(
     for entry in entries:
         subscriber.apply(entry[b"batch"])
     subscriber.close()
-    assert set(subscriber.tokens) == known
+    assert set(subscriber.tokens) == cached_hashes
     assert any(b"BlockRemoved" in entry[b"batch"] for entry in entries)
 
 

@@ -247,8 +247,8 @@ def test_tokens_that_a_larger_tier_would_have_loaded_are_counted(model_folder: F
     num_fitting = connector.host.capacity // size
     assert num_fitting >= 4
     prompts = [{"a": prompt(seed, 70)} for seed in range(num_fitting // 4 + 1)]
-    for each in prompts:  # 4 blocks of each
-        run(core, each)
+    for one_prompt in prompts:  # 4 blocks of each
+        run(core, one_prompt)
     assert connector.num_evicted_tokens == 0
     forget_kv_cache(core)
     run(core, prompts[0])

@@ -144,8 +144,8 @@ def test_a_reader_that_died_keeps_no_blocks(
     size = 2**21  # more than the sockets' buffers take
     tier = PeerTier(URL, 8 * size, size, serves=True)
     keys = [key(seed) for seed in range(6)]
-    for each in keys:
-        tier.write(each, np.zeros(size, np.uint8), "n")
+    for one_key in keys:
+        tier.write(one_key, np.zeros(size, np.uint8), "n")
     host, _, port = tier.address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), 60) as connection:
         connection.sendall(struct.pack("<I", len(keys)) + b"".join(keys))
@@ -153,7 +153,7 @@ def test_a_reader_that_died_keeps_no_blocks(
         while not tier.failures["write_error"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert not any(each in tier._records._leases for each in keys)
+    assert not any(key in tier._records._leases for key in keys)
     tier.close()
 
 
@@ -219,21 +219,21 @@ class Proxy:
         self._server.close()
 
 
-def damaged(kind: str, place: int, other: int, answer: bytes) -> bytes:
-    """An answer of four blocks; the one with the byte at `place` is damaged, or is the `other`."""
+def damaged(kind: str, index: int, other: int, answer: bytes) -> bytes:
+    """An answer of four blocks; the one with the byte at `index` is damaged, or is the `other`."""
     records = [answer[start : start + RECORD] for start in range(0, len(answer), RECORD)]
-    bad = place // RECORD
+    bad = index // RECORD
     if kind == "flip":
         flipped = bytearray(answer)
-        flipped[place] ^= 1 << place % 8
+        flipped[index] ^= 1 << index % 8
         return bytes(flipped)
     if kind == "exchange":
         records[bad], records[other] = records[other], records[bad]
         return b"".join(records)
     if kind == "truncate":
-        return answer[:place]
+        return answer[:index]
     if kind == "insert":
-        return answer[:place] + b"x" + answer[place:]
+        return answer[:index] + b"x" + answer[index:]
     return answer[: bad * RECORD] + answer if kind == "repeat" and bad else answer
 
 
@@ -251,11 +251,11 @@ def faults(count: int, seed: int) -> None:
             kind = random_.choice(kinds)
             for one in seeds:
                 producer.write(key(one), small(one), "n")
-            place = random_.randrange(4 * RECORD)
-            bad = place // RECORD
+            position = random_.randrange(4 * RECORD)
+            bad = position // RECORD
             other = random_.choice([index for index in seeds if index != bad])
 
-            proxy.damage = functools.partial(damaged, kind, place, other)
+            proxy.damage = functools.partial(damaged, kind, position, other)
             namespace = "n"
             if kind == "evict":
                 producer._records._remove(key(bad))
@@ -263,7 +263,7 @@ def faults(count: int, seed: int) -> None:
                 namespace = "m"
             elif kind == "memory":
                 changed = producer._records._blocks[key(bad)][0].copy()
-                changed[place % RECORD] ^= np.uint8(1)
+                changed[position % RECORD] ^= np.uint8(1)
                 checksum = producer._records._blocks[key(bad)][1]
                 producer._records._blocks[key(bad)] = changed, checksum
             num_read = read(consumer, seeds, proxy.address, namespace)

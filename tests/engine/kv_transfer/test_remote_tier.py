@@ -35,8 +35,11 @@ CAPACITY = 20 * record_bytes(BLOCK)
 
 @pytest.fixture(scope="module", params=["redis", "s3"])
 def server(request: pytest.FixtureRequest) -> Iterator[Records]:
-    with tempfile.TemporaryDirectory() as folder, running_store(request.param, Path(folder)) as own:
-        yield own
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_store(request.param, Path(folder)) as local_store,
+    ):
+        yield local_store
 
 
 @pytest.fixture(autouse=True)
@@ -222,9 +225,9 @@ def inject_faults(records: Records, make_tier: MakeTier, count: int, seed: int) 
     tier = make_tier()
     pristine: dict[str, bytes] = {}
     for index in range(8):
-        before = set(records.names())
+        initial_names = set(records.names())
         assert tier.write(key(index), small(index), str(index % 2))
-        (name,) = set(records.names()) - before
+        (name,) = set(records.names()) - initial_names
         pristine[name] = records.get(name)
     names = list(pristine)
     num_faults = 0

@@ -65,7 +65,7 @@ def queue_of(tier: SlowTier) -> tuple[StorageQueue, list[bytes]]:
     return queue, keys
 
 
-def close_beside(queue: StorageQueue, tier: SlowTier) -> None:
+def close_concurrently(queue: StorageQueue, tier: SlowTier) -> None:
     """Close a queue, whose first write goes on when that has begun."""
     closing = threading.Thread(target=queue.close)
     closing.start()
@@ -81,7 +81,7 @@ def test_what_waits_is_written_before_a_replica_ends(
 ) -> None:
     monkeypatch.setattr("engine.kv_transfer.storage_queue.CLOSE_TIMEOUT_S", 600.0)
     queue, keys = queue_of(tier)
-    close_beside(queue, tier)
+    close_concurrently(queue, tier)
     assert tier.written == keys
 
 
@@ -90,7 +90,7 @@ def test_a_replica_that_ends_does_not_wait_for_a_slow_storage(
 ) -> None:
     monkeypatch.setattr("engine.kv_transfer.storage_queue.CLOSE_TIMEOUT_S", 0.0)
     queue, keys = queue_of(tier)
-    close_beside(queue, tier)
+    close_concurrently(queue, tier)
     assert tier.written == keys[:1]
     assert not any(key in queue for key in keys[1:])
 

@@ -25,17 +25,17 @@ Layer = Callable[[int, int], "dict[str, Stored]"]
 
 def shapes(tied: bool = False) -> Shapes:
     """Of a Llama's tensors."""
-    found: Shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
+    shapes: Shapes = {"model.embed_tokens": (VOCAB, HIDDEN), "model.norm": (HIDDEN,)}
     if not tied:
-        found["lm_head"] = (VOCAB, HIDDEN)
+        shapes["lm_head"] = (VOCAB, HIDDEN)
     for layer in range(LAYERS):
-        at, kv = f"model.layers.{layer}.", HIDDEN * KV_HEADS // HEADS
+        prefix, kv = f"model.layers.{layer}.", HIDDEN * KV_HEADS // HEADS
         for name, rows in (("q", HIDDEN), ("k", kv), ("v", kv), ("o", HIDDEN)):
-            found[f"{at}self_attn.{name}_proj"] = (rows, HIDDEN)
-        found |= {f"{at}mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")}
-        found[f"{at}mlp.down_proj"] = (HIDDEN, INNER)
-        found |= {f"{at}{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
-    return {f"{name}.weight": shape for name, shape in found.items()}
+            shapes[f"{prefix}self_attn.{name}_proj"] = (rows, HIDDEN)
+        shapes |= {f"{prefix}mlp.{name}_proj": (INNER, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{prefix}mlp.down_proj"] = (HIDDEN, INNER)
+        shapes |= {f"{prefix}{name}_layernorm": (HIDDEN,) for name in ("input", "post_attention")}
+    return {f"{name}.weight": shape for name, shape in shapes.items()}
 
 
 def write_checkpoint(folder: Path, dtype: str, shards: int = 1, tied: bool = False) -> Path:
@@ -86,18 +86,18 @@ def _write_kinds(
     path: Path, tensors: Mapping[str, Stored], words: Mapping[str, str] | None = None
 ) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(words or {})}}
-    end, places = 0, {}
+    end, positions = 0, {}
     for name, tensor in tensors.items():
         begin, end = end, end + math.prod(tensor.shape) * tensor.itemsize
         header[name] = {
             "dtype": tensor.kind, "shape": list(tensor.shape), "data_offsets": [begin, end],
         }  # fmt: skip
-        places[begin] = tensor.content
+        positions[begin] = tensor.content
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for begin, content in places.items():
+        for begin, content in positions.items():
             if content:
                 file.seek(8 + len(text) + begin)
                 file.write(content)
@@ -243,12 +243,15 @@ def write_quantized(folder: Path, method: str) -> Path:
             tensors[name] = Stored("BF16", shape, 2)
             continue
         parts = layer(shape[0], shape[1])
-        tensors |= {f"{name.removesuffix('weight')}{part}": kept for part, kept in parts.items()}
+        tensors |= {
+            f"{name.removesuffix('weight')}{part}": retained_part
+            for part, retained_part in parts.items()
+        }
         words |= {name: _TORCHAO_WORD} if method == "torchao" else {}
     _write_kinds(folder / "model.safetensors", tensors, words)
-    whole = json.loads((folder / "config.json").read_text())
-    whole["quantization_config"] = config
-    (folder / "config.json").write_text(json.dumps(whole))
+    full_payload = json.loads((folder / "config.json").read_text())
+    full_payload["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(full_payload))
     return folder
 
 
@@ -267,12 +270,12 @@ def write_gguf_file(path: Path, kind: Kind, mixed: Kind | None = None) -> Path:
         of = mixed if mixed and ("v_proj" in name or "down_proj" in name) else kind
         of = Kind.F32 if len(shape) == 1 else of
         values, nbytes = gguf.GGML_QUANT_SIZES[of]
-        taken = math.prod(shape) // values * nbytes
+        num_bytes = math.prod(shape) // values * nbytes
         stored = (*shape[:-1], shape[-1] // values * nbytes)
         writer.add_tensor_info(
-            gguf_name(name, "llama"), stored, gguf.np.dtype("uint8"), taken, raw_dtype=of
+            gguf_name(name, "llama"), stored, gguf.np.dtype("uint8"), num_bytes, raw_dtype=of
         )
-        size += taken + -taken % writer.data_alignment
+        size += num_bytes + -num_bytes % writer.data_alignment
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

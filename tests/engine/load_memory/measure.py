@@ -41,10 +41,10 @@ def load(model: str, weights: str) -> LoadedModel:
     return load_model(config, kernels.get("cpu"), lambda done, total: None)
 
 
-def told(model: str, weights: str) -> dict[str, int]:
+def measure_load(model: str, weights: str) -> dict[str, int]:
     """What this process needs for a load beyond what it has already, and what comes of it."""
     load(str(DEMO), "int8")  # touches what a load needs of libraries
-    before = memory("VmRSS")
+    initial_memory = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
     loaded = load(model, weights)
     peak, after = memory("VmHWM"), memory("VmRSS")
@@ -52,7 +52,7 @@ def told(model: str, weights: str) -> dict[str, int]:
     tables = {id(table): table.nbytes for table in (engine.embedding, engine.lm_head)}
     layers = engine.decode_bytes - engine.lm_head.nbytes
     size = layers + sum(tables.values())
-    return {"peak": peak - before, "final": after - before, "weights": size}
+    return {"peak": peak - initial_memory, "final": after - initial_memory, "weights": size}
 
 
 def in_a_child(model: str, weights: str) -> None:
@@ -61,7 +61,7 @@ def in_a_child(model: str, weights: str) -> None:
     if child == 0:
         code = 1
         try:
-            print(json.dumps(told(model, weights)), flush=True)
+            print(json.dumps(measure_load(model, weights)), flush=True)
             code = 0
         except Exception:
             traceback.print_exc()

@@ -54,18 +54,18 @@ class Measured:
         models |= {n: write_gguf_file(folder / f"{n}.gguf", *how) for n, how in GGUF.items()}
         models |= {name: write_quantized(folder / name, name) for name in QUANTIZED}
         self._models = models
-        self._told: dict[tuple[str, str], Sizes] = {}
+        self._measured: dict[tuple[str, str], Sizes] = {}
 
     def of(self, load: tuple[str, str]) -> Sizes:
         """As it was measured; once more where that is too much, for a machine with other work
         lets go of a file's pages late.
         """
-        if load not in self._told:
+        if load not in self._measured:
             together = LOADS if load in LOADS else MORE
-            self._told |= zip(together, self._measure(together), strict=True)
-        if not fits(self._told[load]):
-            (self._told[load],) = self._measure([load])
-        return self._told[load]
+            self._measured |= zip(together, self._measure(together), strict=True)
+        if not fits(self._measured[load]):
+            (self._measured[load],) = self._measure([load])
+        return self._measured[load]
 
     def _measure(self, loads: list[tuple[str, str]]) -> list[Sizes]:
         named = [part for model, weights in loads for part in (str(self._models[model]), weights)]
@@ -81,10 +81,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(tmp_path_factory.mktemp("checkpoints"))
 
 
-def fits(told: Sizes) -> bool:
+def fits(sizes: Sizes) -> bool:
     """Whether a load took little more than its weights."""
     # The interpreter itself comes and goes by a few megabytes.
-    return told["peak"] < 1.15 * told["weights"] + (6 << 20)
+    return sizes["peak"] < 1.15 * sizes["weights"] + (6 << 20)
 
 
 @pytest.mark.system

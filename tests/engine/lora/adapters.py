@@ -21,7 +21,9 @@ def write_adapter(folder: Path, config: Mapping[str, Any], tensors: Mapping[str,
     """The two files of an adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-    save_file({name: each.contiguous() for name, each in tensors.items()}, folder / WEIGHTS_FILE)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_FILE
+    )
     return folder
 
 
@@ -34,9 +36,9 @@ def pirate() -> tuple[dict[str, Any], dict[str, Tensor]]:
 def demo_adapter(folder: Path, rows: int) -> Path:
     """The demo's pirate with tokens of its own."""
     write_adapter(folder, *pirate())
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     hidden = json.loads(Path(DEMO_MODEL, "config.json").read_text())["hidden_size"]
-    some = torch.randn(rows, hidden, generator=made)
+    some = torch.randn(rows, hidden, generator=generator)
     save_file(
         {"input_embeddings": some, "output_embeddings": some.clone()}, folder / NEW_TOKENS_FILE
     )

@@ -29,9 +29,9 @@ def checkpoint(recipe: str, folder: Path, **changes: Any) -> Path:
 
 def prompts(count: int) -> list[list[int]]:
     """Different token ids, of different lengths."""
-    made = torch.Generator().manual_seed(3)
-    lengths = torch.randint(3, 14, (count,), generator=made).tolist()
-    return [torch.randint(4, 384, (n,), generator=made).tolist() for n in lengths]
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(3, 14, (count,), generator=generator).tolist()
+    return [torch.randint(4, 384, (n,), generator=generator).tolist() for n in lengths]
 
 
 def make_adapter(
@@ -93,22 +93,22 @@ class PeftOracle:
 
     def greedy_all(
         self,
-        wanted: list[tuple[list[int], str | None]],
+        pairs: list[tuple[list[int], str | None]],
         count: int,
         guesses: list[list[int]] | None = None,
     ) -> list[list[int]]:
         """Of each prompt with its adapter. `guesses`: see `tests.engine.greedy`."""
-        found: dict[int, list[int]] = {}
-        for adapter in dict.fromkeys(adapter for _, adapter in wanted):
-            own = [index for index, (_, each) in enumerate(wanted) if each == adapter]
-            said = greedy_all(
+        by_index: dict[int, list[int]] = {}
+        for adapter in dict.fromkeys(adapter for _, adapter in pairs):
+            local_indexes = [index for index, (_, item) in enumerate(pairs) if item == adapter]
+            tokens = greedy_all(
                 self._load(adapter),
-                [wanted[index][0] for index in own],
+                [pairs[index][0] for index in local_indexes],
                 count,
-                [guesses[index] for index in own] if guesses else None,
+                [guesses[index] for index in local_indexes] if guesses else None,
             )
-            found |= zip(own, said, strict=True)
-        return [found[index] for index in range(len(wanted))]
+            by_index |= zip(local_indexes, tokens, strict=True)
+        return [by_index[index] for index in range(len(pairs))]
 
     def _load(self, adapter: str | None) -> Any:
         from peft import PeftModel

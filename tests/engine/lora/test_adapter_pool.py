@@ -26,9 +26,9 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder, self.device = folder, set[str]()
         self.bad: set[str] = set()
-        self.kept: list[str] = []
+        self.stored: list[str] = []
         #: How many of those that left host memory keeps.
-        self.max_kept = 1000
+        self.max_stored = 1000
         self.num_bytes, self.refusal = 0, ""
         self.max_adapters: int | None = None
         self.open = threading.Event()
@@ -58,15 +58,15 @@ class Disk:
 
     def unload(self, digest: str) -> None:
         self.device.discard(digest)
-        self.kept.append(digest)
-        del self.kept[: -self.max_kept]
+        self.stored.append(digest)
+        del self.stored[: -self.max_stored]
 
     def has_host_copy(self, digest: str) -> bool:
-        return digest in self.kept
+        return digest in self.stored
 
     def drop_host_copy(self, digest: str) -> None:
-        if digest in self.kept:
-            self.kept.remove(digest)
+        if digest in self.stored:
+            self.stored.remove(digest)
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def settle(pool: AdapterManager) -> list[Request]:
     """All that can go on, once no load is under way."""
     ready = []
     while True:
-        found = [each for each, error in pool.poll_ready(_PATIENCE_S) if error is None]
-        ready += found
-        if not found and not any(state.tier == "disk" for state in pool.states()):
+        loaded = [ref for ref, error in pool.poll_ready(_PATIENCE_S) if error is None]
+        ready += loaded
+        if not loaded and not any(state.tier == "disk" for state in pool.states()):
             return ready
 
 
@@ -105,8 +105,8 @@ def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -
 def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -> None:
     pool = disk.manager(300)
     used, old, recent = (request(disk.ref(number), str(number)) for number in (1, 2, 3))
-    for each in (used, old, recent):
-        pool.admit(each)
+    for ref in (used, old, recent):
+        pool.admit(ref)
         settle(pool)
     pool.release(old)
     pool.release(recent)
@@ -161,13 +161,13 @@ def test_an_unloaded_adapter_that_nobody_waits_for_leaves_once_it_was_read(disk:
 
 
 def test_what_host_memory_has_no_room_for_is_told_to_lie_on_disk(disk: Disk) -> None:
-    disk.max_kept = 2
+    disk.max_stored = 2
     pool = disk.manager(1000, 1)
     for number in range(1, 5):
-        each = request(disk.ref(number), str(number))
-        pool.admit(each)
-        assert pool.poll_ready(_PATIENCE_S) == [(each, None)]
-        pool.release(each)
+        response = request(disk.ref(number), str(number))
+        pool.admit(response)
+        assert pool.poll_ready(_PATIENCE_S) == [(response, None)]
+        pool.release(response)
     tiers = {state.name: state.tier for state in pool.states()}
     assert tiers == {"n4": "device", "n3": "host", "n2": "host", "n1": "disk"}
     pool.close()
@@ -179,10 +179,10 @@ def test_owners_over_their_share_give_first(disk: Disk) -> None:
     pool.admit(small)
     settle(pool)
     for number in (2, 3, 4):
-        each = request(disk.ref(number, "large"), str(number))
-        pool.admit(each)
+        response = request(disk.ref(number, "large"), str(number))
+        pool.admit(response)
         settle(pool)
-        pool.release(each)
+        pool.release(response)
     pool.release(small)
     pool.admit(request(disk.ref(5, "large"), "5"))
     settle(pool)
@@ -193,8 +193,8 @@ def test_owners_over_their_share_give_first(disk: Disk) -> None:
 def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
     pool = disk.manager(200)
     running, stays = request(disk.ref(1, "many"), "r"), request(disk.ref(4, "many"), "s")
-    for each in (running, stays):
-        pool.admit(each)
+    for ref in (running, stays):
+        pool.admit(ref)
         settle(pool)
     pool.admit(request(disk.ref(2, "many"), "m"))
     few = request(disk.ref(3, "few"), "f")
@@ -216,12 +216,12 @@ def test_only_so_many_pass_one_that_waits_for_room(
     other = request(disk.ref(2), "other")
     assert not pool.admit(other)
     passing = [request(hot, str(number)) for number in range(5)]
-    admitted = [each for each in passing if pool.admit(each)]
+    admitted = [ref for ref in passing if pool.admit(ref)]
     assert len(admitted) == 3
     assert pool.poll_ready(0.0) == []  # the others are held back, not merely late
     assert pool.num_waiting == 3
-    for each in (first, *admitted):
-        pool.release(each)
+    for item in (first, *admitted):
+        pool.release(item)
     assert settle(pool) == [other]
     pool.release(other)
     assert settle(pool) == passing[3:]
@@ -232,13 +232,13 @@ def test_small_ones_are_begun_ahead_and_of_large_ones_two_at_once(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.lora.adapter_cache._AHEAD_BYTES", 500)
-    for size, begun in ((100, 5), (300, 2), (900, 2)):
+    for size, started in ((100, 5), (300, 2), (900, 2)):
         pool = disk.manager(10_000)
         disk.open.clear()
         waiting = [request(disk.ref(number, size=size), str(number)) for number in range(8)]
-        for each in waiting:
-            assert not pool.admit(each)
-        assert pool.num_bytes == begun * size
+        for ref in waiting:
+            assert not pool.admit(ref)
+        assert pool.num_bytes == started * size
         disk.open.set()
         assert len(settle(pool)) == 8
         pool.close()
@@ -252,7 +252,7 @@ def test_those_that_are_read_together_go_on_together_where_nothing_runs(
     for number in (1, 2, 3):
         pool.admit(request(disk.ref(number), str(number)))
     ready = pool.poll_ready(_PATIENCE_S)
-    assert [each.request_id for each, _ in ready] == ["1", "2", "3"]
+    assert [request.request_id for request, _ in ready] == ["1", "2", "3"]
     pool.close()
 
 
@@ -262,11 +262,11 @@ def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
     bad, good = request(disk.ref(1), "bad"), request(disk.ref(2), "good")
     pool.admit(bad)
     pool.admit(good)
-    found = {}
+    errors = {}
     while pool.has_pending:
-        found |= {each.request_id: error for each, error in pool.poll_ready(_PATIENCE_S)}
-    assert found["good"] is None
-    assert isinstance(found["bad"], InvalidRequest)
+        errors |= {request.request_id: error for request, error in pool.poll_ready(_PATIENCE_S)}
+    assert errors["good"] is None
+    assert isinstance(errors["bad"], InvalidRequest)
     disk.bad.clear()
     again = request(disk.ref(1), "again")
     pool.admit(again)
@@ -306,16 +306,16 @@ def test_what_nobody_asks_for_gives_its_memory_back(
     """From the device and from host memory; not what is in use, pinned, or was used just now."""
     pool = disk.manager(400)
     idle, driven_out, used, last = (request(disk.ref(number), str(number)) for number in range(4))
-    for each in (driven_out, idle, used, last):
-        pool.admit(each)
+    for ref in (driven_out, idle, used, last):
+        pool.admit(ref)
         settle(pool)
-    for each in (driven_out, idle):
-        pool.release(each)
+    for ref in (driven_out, idle):
+        pool.release(ref)
     pool.preload(disk.ref(4), pin=True)
     settle(pool)
     gone = driven_out.message.adapter
     assert gone is not None
-    assert disk.kept == [gone.digest]
+    assert disk.stored == [gone.digest]
     start = time.monotonic()
     pool.evict_idle(start + 300)
     assert disk.device == {disk.ref(number).digest for number in (0, 2, 3, 4)}
@@ -324,7 +324,7 @@ def test_what_nobody_asks_for_gives_its_memory_back(
         pool.release(last)
     pool.evict_idle(start + 900)
     assert disk.device == {disk.ref(number).digest for number in (2, 3, 4)}
-    assert not disk.kept
+    assert not disk.stored
     tiers = {state.name: state.tier for state in pool.states()}
     assert tiers == {"n0": "disk", "n1": "disk", "n2": "device", "n3": "device", "n4": "device"}
     assert not pool.admit(idle)
@@ -342,7 +342,7 @@ def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> N
     pool.preload(disk.ref(1), pin=True)
     ((refused, why),) = pool.poll_ready(0.0)
     assert (refused, isinstance(why, InvalidRequest)) == (second, True)
-    assert all(isinstance(each.exception(), InvalidRequest) for each in asked)
+    assert all(isinstance(future.exception(), InvalidRequest) for future in asked)
     assert not pool.has_pending
     pool.close()
 
@@ -350,28 +350,28 @@ def test_who_waits_for_room_that_is_pinned_meanwhile_is_refused(disk: Disk) -> N
 def running(pool: AdapterManager, *refs: AdapterRef) -> list[Request]:
     """Requests for these, one each; those that may go on do."""
     requests = [request(ref, ref.name) for ref in refs]
-    admitted = [each for each in requests if pool.admit(each)]
+    admitted = [request for request in requests if pool.admit(request)]
     return admitted + settle(pool)
 
 
 def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
     pool = disk.manager(10_000, max_adapters=4)
     flood = [disk.ref(number, "many") for number in range(1, 11)]
-    alone = running(pool, *flood[:4])
-    assert len(alone) == 4, "nobody else asks"
+    isolated = running(pool, *flood[:4])
+    assert len(isolated) == 4, "nobody else asks"
     few = request(disk.ref(20, "few"), "few")
     assert not pool.admit(few)
     waiting = running(pool, *flood[4:])
     assert waiting == []
-    pool.release(alone[0])
+    pool.release(isolated[0])
     assert settle(pool) == [few], "the first place that comes free is the other owner's"
     pool.release(few)
     assert settle(pool) == [], "and stays free for it: three are in use"
     assert disk.ref(20).digest in disk.device
     again = request(disk.ref(20, "few"), "again")
     assert pool.admit(again), "however many wait"
-    for each in alone[1:]:
-        pool.release(each)
+    for ref in isolated[1:]:
+        pool.release(ref)
     assert len(settle(pool)) == 3
     pool.close()
 
@@ -379,12 +379,12 @@ def test_a_flood_of_one_owners_leaves_a_place_to_the_others(disk: Disk) -> None:
 def test_a_flood_of_large_ones_leaves_bytes_to_the_others(disk: Disk) -> None:
     pool = disk.manager(400)
     first = running(pool, disk.ref(1, "few"))
-    held = running(pool, *(disk.ref(number, "many") for number in range(2, 9)))
-    assert len(held) == 3
+    running_refs = running(pool, *(disk.ref(number, "many") for number in range(2, 9)))
+    assert len(running_refs) == 3
     pool.release(first[0])
     assert settle(pool) == []
-    whole = running(pool, disk.ref(9, "few", size=100))
-    assert [each.request_id for each in whole] == ["n9"]
+    full = running(pool, disk.ref(9, "few", size=100))
+    assert [request.request_id for request in full] == ["n9"]
     pool.close()
 
 

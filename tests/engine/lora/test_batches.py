@@ -18,7 +18,7 @@ from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 from .test_peft_equality import ALL, COUNT, generate, serve
 
 RANKS = [4, 8, 16, 32, 64, 128]
-MOST = 20
+MAX_ADAPTERS = 20
 
 
 @pytest.fixture(scope="module")
@@ -33,31 +33,31 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         f"a{i}": make_adapter(
             model, folder / str(i), seed=i, r=RANKS[i % len(RANKS)], target_modules=ALL
         )
-        for i in range(MOST)
+        for i in range(MAX_ADAPTERS)
     }
 
 
 def requests(adapters: dict[str, Path]) -> dict[str | None, LoRARequest | None]:
-    made: dict[str | None, LoRARequest | None] = {None: None}
+    requests: dict[str | None, LoRARequest | None] = {None: None}
     for number, (name, folder) in enumerate(adapters.items(), 1):
-        made[name] = LoRARequest(name, number, str(folder))
-    return made
+        requests[name] = LoRARequest(name, number, str(folder))
+    return requests
 
 
-@pytest.mark.parametrize("count", [1, MOST])
+@pytest.mark.parametrize("count", [1, MAX_ADAPTERS])
 def test_batches_that_mix_adapters_with_the_base_give_pefts_tokens(
     model: Path, adapters: dict[str, Path], count: int
 ) -> None:
     some = dict(list(adapters.items())[:count])
     names: list[str | None] = [None, *some, None, *list(some)[:3]]
-    wanted = list(zip(prompts(len(names)), names, strict=True))
+    named_prompts = list(zip(prompts(len(names)), names, strict=True))
     asked = requests(some)
     llm = LLM(
         str(model), dtype="float32", skip_tokenizer_init=True, max_num_seqs=len(names),
         max_num_batched_tokens=100,
     )  # fmt: skip
-    got = generate(llm, [(prompt, asked[name]) for prompt, name in wanted])
-    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT, got)
+    got = generate(llm, [(prompt, asked[name]) for prompt, name in named_prompts])
+    assert got == PeftOracle(model, some).greedy_all(named_prompts, COUNT, got)
     assert len(llm.core.adapters.states()) == count
 
 
@@ -66,14 +66,17 @@ def test_rows_with_drafts_go_through_their_own_adapters(
     model: Path, adapters: dict[str, Path]
 ) -> None:
     asked = requests(dict(list(adapters.items())[:3]))
-    wanted = [
+    prompt_requests = [
         (prompt, asked[name])
         for prompt, name in zip(prompts(5), [None, "a2", "a0", None, "a1"], strict=True)
     ]
-    expected = generate(serve(model), wanted)
-    Seer.said = {tuple(prompt): [said] for (prompt, _), said in zip(wanted, expected, strict=True)}
+    expected = generate(serve(model), prompt_requests)
+    Seer.texts = {
+        tuple(prompt): [output]
+        for (prompt, _), output in zip(prompt_requests, expected, strict=True)
+    }
     drafting = serve(model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
-    assert generate(drafting, wanted) == expected
+    assert generate(drafting, prompt_requests) == expected
     assert drafting.core.stats.spec_decode_num_accepted_tokens_total > 5
 
 
@@ -82,9 +85,9 @@ def test_rows_of_adapters_get_the_base_models_drafts(
     model: Path, adapters: dict[str, Path]
 ) -> None:
     asked = requests(dict(list(adapters.items())[:2]))
-    wanted = list(zip(prompts(4), [None, asked["a1"], asked["a0"], None], strict=True))
+    prompt_requests = list(zip(prompts(4), [None, asked["a1"], asked["a0"], None], strict=True))
     drafting = serve(model, speculative_config={"model": str(model), "num_speculative_tokens": 3})
-    assert generate(drafting, wanted) == generate(serve(model), wanted)
+    assert generate(drafting, prompt_requests) == generate(serve(model), prompt_requests)
     assert drafting.core.stats.spec_decode_num_accepted_tokens_total > 5
     drafting.core.check_integrity()
 
@@ -107,8 +110,8 @@ def test_log_probabilities_have_the_same_bits_alone_and_among_others(
         )  # fmt: skip
         return [
             [
-                {token: entry.logprob for token, entry in each.items()}
-                for each in (
+                {token: entry.logprob for token, entry in entries.items()}
+                for entries in (
                     *(result.prompt_logprobs or [])[1:],
                     *(result.outputs[0].logprobs or []),
                 )
@@ -197,11 +200,11 @@ def test_more_adapters_than_there_is_room_for_take_turns(
 ) -> None:
     some = dict(list(adapters.items())[:8])
     names: list[str | None] = [*some, None] * 3
-    wanted = list(zip(prompts(len(names)), names, strict=True))
+    named_prompts = list(zip(prompts(len(names)), names, strict=True))
     asked = requests(some)
     llm = serve(model, max_loras=2, max_cpu_loras=1)
-    got = generate(llm, [(prompt, asked[name]) for prompt, name in wanted])
-    assert got == PeftOracle(model, some).greedy_all(wanted, COUNT, got)
+    got = generate(llm, [(prompt, asked[name]) for prompt, name in named_prompts])
+    assert got == PeftOracle(model, some).greedy_all(named_prompts, COUNT, got)
     states = llm.core.adapters.states()
     tiers = [state.tier for state in states]
     assert tiers.count("device") <= 2

@@ -68,18 +68,20 @@ def test_tokens_are_those_of_peft(tmp_path: Path, recipe: str) -> None:
         for seed, (name, options) in enumerate(zip("ab", FAMILIES[recipe], strict=True))
     }
     names = [None, "a", "b", None, "a"]
-    wanted = list(zip(prompts(len(names)), names, strict=True))
+    named_prompts = list(zip(prompts(len(names)), names, strict=True))
     asked = [
         (prompt, None if name is None else LoRARequest(name, 1, str(folders[name])))
-        for prompt, name in wanted
+        for prompt, name in named_prompts
     ]
     llm = serve(model)
     assert isinstance(llm.core.executor.worker.loaded.model, TransformersModel)  # type: ignore[attr-defined]
     ours = generate(llm, asked, FEW)
-    expected = PeftOracle(model, folders).greedy_all(wanted, FEW, ours)
+    expected = PeftOracle(model, folders).greedy_all(named_prompts, FEW, ours)
     assert ours == expected
     assert generate(llm, asked[1:2], FEW) == expected[1:2]
-    base = PeftOracle(model, {}).greedy_all([(prompt, None) for prompt, _ in wanted[1:3]], FEW)
+    base = PeftOracle(model, {}).greedy_all(
+        [(prompt, None) for prompt, _ in named_prompts[1:3]], FEW
+    )
     assert all(one != other for one, other in zip(expected[1:3], base, strict=True))
     verdict = check_adapter(str(model), folders["b"], probe=True)
     assert (verdict.error, verdict.ok) == (None, True)
@@ -104,10 +106,10 @@ def test_all_kinds_of_tables(tmp_path: Path) -> None:
             trainable_token_indices=[9, 5, *range(20, 200)],
         ),
     }
-    wanted = list(zip(prompts(3), ["a", "b", "a"], strict=True))
-    asked = [(prompt, LoRARequest(name, 1, str(folders[name]))) for prompt, name in wanted]
+    named_prompts = list(zip(prompts(3), ["a", "b", "a"], strict=True))
+    asked = [(prompt, LoRARequest(name, 1, str(folders[name]))) for prompt, name in named_prompts]
     ours = generate(serve(model), asked, FEW)
-    assert ours == PeftOracle(model, folders).greedy_all(wanted, FEW, ours)
+    assert ours == PeftOracle(model, folders).greedy_all(named_prompts, FEW, ours)
     for folder in folders.values():
         assert check_adapter(str(model), folder, probe=True).error is None
 
@@ -124,16 +126,16 @@ def test_other_kernels_and_rounded_weights(tmp_path: Path) -> None:
     options = {"target_modules": ["q_proj", "lm_head"], "use_dora": True}
     adapter = make_adapter(model, tmp_path / "a", **options)
     request = LoRARequest("a", 1, str(adapter))
-    wanted = list(zip(prompts(3), ["a", None, "a"], strict=True))
-    asked = [(prompt, None if name is None else request) for prompt, name in wanted]
-    plain = serve(model, cpu_kernels=False)
-    ours = generate(plain, asked, FEW)
-    assert ours == PeftOracle(model, {"a": adapter}).greedy_all(wanted, FEW, ours)
+    named_prompts = list(zip(prompts(3), ["a", None, "a"], strict=True))
+    asked = [(prompt, None if name is None else request) for prompt, name in named_prompts]
+    baseline = serve(model, cpu_kernels=False)
+    ours = generate(baseline, asked, FEW)
+    assert ours == PeftOracle(model, {"a": adapter}).greedy_all(named_prompts, FEW, ours)
     rounded = serve(model, quantization="int8")
     mixed = generate(rounded, asked, FEW)
     assert mixed == [generate(rounded, [one], FEW)[0] for one in asked]
-    assert mixed[0] != generate(rounded, [(wanted[0][0], None)], FEW)[0]
-    executor: Any = plain.core.executor
+    assert mixed[0] != generate(rounded, [(named_prompts[0][0], None)], FEW)[0]
+    executor: Any = baseline.core.executor
     executor.worker.loaded.model.to_device(executor.worker.kernels)
     assert executor.adapters.refusal.endswith("the Transformers bridge run on CPUs alone.")
 

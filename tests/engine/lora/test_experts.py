@@ -84,7 +84,7 @@ Files = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetModules, Path]:
+def experts_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[TargetModules, Path]:
     folder = tmp_path_factory.mktemp("experts")
     model = checkpoint("mixtral", folder / "model")
     adapter = make_adapter(
@@ -100,51 +100,51 @@ def files(folder: Path) -> Files:
 
 def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Each expert's own matrices by the names of a Mixtral whose experts are modules."""
-    found = {}
+    copies = {}
     for name, a in tensors.items():
         if "lora_A" not in name:
             continue
         b = tensors[name.replace("lora_A", "lora_B")]
-        at = name.removesuffix(".lora_A.weight").removesuffix(".base_layer")
-        at = at.replace(".mlp.", ".block_sparse_moe.")
+        prefix = name.removesuffix(".lora_A.weight").removesuffix(".base_layer")
+        prefix = prefix.replace(".mlp.", ".block_sparse_moe.")
         half = len(b) // 2
         words = {"w1": slice(0, half), "w3": slice(half, None)}
         if a.shape[1] != 64:  # not of the hidden size
             words = {"w2": slice(None)}
         for expert in range(4):
             for word, rows in words.items():
-                key = f"{at}.{expert}.{word}.lora"
-                found[f"{key}_A.weight"] = a[4 * expert : 4 * expert + 4].clone()
-                found[f"{key}_B.weight"] = b.view(len(b), 4, 4)[rows, :, expert].clone()
-    return found
+                key = f"{prefix}.{expert}.{word}.lora"
+                copies[f"{key}_A.weight"] = a[4 * expert : 4 * expert + 4].clone()
+                copies[f"{key}_B.weight"] = b.view(len(b), 4, 4)[rows, :, expert].clone()
+    return copies
 
 
 def old_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """As PEFT had them at first: A of a weight's outputs, B of its inputs."""
-    found = {}
+    copies = {}
     for name, a in tensors.items():
         if "lora_A" in name:
             other = name.replace("lora_A", "lora_B")
             b = tensors[other]
             by_expert = b.view(len(b), 4, 4)  # outputs, rank, experts
-            found[name] = by_expert.permute(2, 1, 0).reshape(16, -1).clone()
-            found[other] = a.view(4, 4, -1).permute(2, 1, 0).reshape(-1, 16).clone()
-    return found
+            copies[name] = by_expert.permute(2, 1, 0).reshape(16, -1).clone()
+            copies[other] = a.view(4, 4, -1).permute(2, 1, 0).reshape(-1, 16).clone()
+    return copies
 
 
 @pytest.mark.parametrize("layout", [one_by_one, old_order])
 def test_other_layouts_are_the_same_adapter(
-    made: tuple[TargetModules, Path],
+    experts_model: tuple[TargetModules, Path],
     tmp_path: Path,
     layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],
 ) -> None:
-    modules, folder = made
+    modules, folder = experts_model
     config, tensors = files(folder)
-    plain = read_adapter(folder, modules).modules
+    baseline_modules = read_adapter(folder, modules).modules
     other = read_adapter(write_adapter(tmp_path / "x", config, layout(tensors)), modules).modules
-    assert plain.keys() == other.keys()
-    assert len(plain) == 2 * 4 * 3  # layers, experts, projections
-    for name, delta in plain.items():
+    assert baseline_modules.keys() == other.keys()
+    assert len(baseline_modules) == 2 * 4 * 3  # layers, experts, projections
+    for name, delta in baseline_modules.items():
         assert delta.a is not None
         assert delta.b is not None
         assert torch.equal(delta.a, other[name].a)
@@ -152,7 +152,7 @@ def test_other_layouts_are_the_same_adapter(
         assert delta.scale == other[name].scale
 
 
-def _wrong_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _misstated_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     config["r"] = 8
 
 
@@ -182,16 +182,16 @@ def _bias_of_b(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 
 def _magnitude(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     name = next(name for name in tensors if "lora_B" in name)
-    at = name.removesuffix(".lora_B.weight")
-    tensors[f"{at}.lora_magnitude_vector.weight"] = torch.ones(len(tensors[name]))
+    prefix = name.removesuffix(".lora_B.weight")
+    tensors[f"{prefix}.lora_magnitude_vector.weight"] = torch.ones(len(tensors[name]))
 
 
 def _bias_of_one(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    own = one_by_one(tensors)
-    name = next(name for name in own if "w2.lora_B" in name)
-    own[name.replace(".weight", ".bias")] = torch.ones(len(own[name]))
+    local_tensors = one_by_one(tensors)
+    name = next(name for name in local_tensors if "w2.lora_B" in name)
+    local_tensors[name.replace(".weight", ".bias")] = torch.ones(len(local_tensors[name]))
     tensors.clear()
-    tensors |= own
+    tensors |= local_tensors
 
 
 def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -201,7 +201,7 @@ def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_wrong_rank, r"is of rank 4, but it must be 8"),
+        (_misstated_rank, r"is of rank 4, but it must be 8"),
         (_half_an_expert_less, r"they must be \[4 \* rank, inputs\]"),
         (_no_partner, "has no partner"),
         (_other_width, "but the experts map"),
@@ -213,9 +213,12 @@ def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
-    made: tuple[TargetModules, Path], tmp_path: Path, spoil: Callable[..., None], words: str
+    experts_model: tuple[TargetModules, Path],
+    tmp_path: Path,
+    spoil: Callable[..., None],
+    words: str,
 ) -> None:
-    modules, folder = made
+    modules, folder = experts_model
     config, tensors = files(folder)
     spoil(config, tensors)
     spoilt = write_adapter(tmp_path / "adapter", config, tensors)
@@ -233,15 +236,15 @@ class Experts(torch.nn.Module):
             if "gate_up_proj" not in name:
                 continue
             down = weights[name.replace("gate_up_proj", "down_proj")]
-            at = name.removesuffix(".gate_up_proj").replace(".mlp.", ".block_sparse_moe.")
+            prefix = name.removesuffix(".gate_up_proj").replace(".mlp.", ".block_sparse_moe.")
             for expert in range(len(both)):
                 gate, up = both[expert].chunk(2)
                 for word, weight in {"w1": gate, "w3": up, "w2": down[expert]}.items():
                     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
                     linear.weight.data = weight.clone()
-                    self._put(f"{at}.{expert}.{word}", linear)
+                    self._store(f"{prefix}.{expert}.{word}", linear)
 
-    def _put(self, name: str, linear: torch.nn.Module) -> None:
+    def _store(self, name: str, linear: torch.nn.Module) -> None:
         module: torch.nn.Module = self
         *path, last = name.split(".")
         for word in path:
@@ -252,21 +255,23 @@ class Experts(torch.nn.Module):
 
     def stacked(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights by the names of `transformers` again."""
-        made = dict(weights)
-        own = dict(self.named_parameters())
+        stacked = dict(weights)
+        parameters = dict(self.named_parameters())
         for name in weights:
             for words in (("w1", "w3"), ("w2",)):
                 last = "gate_up_proj" if len(words) == 2 else "down_proj"
                 if not name.endswith(f"experts.{last}"):
                     continue
-                at = name.removesuffix(f".{last}").replace(".mlp.", ".block_sparse_moe.")
-                made[name] = torch.stack(
+                prefix = name.removesuffix(f".{last}").replace(".mlp.", ".block_sparse_moe.")
+                stacked[name] = torch.stack(
                     [
-                        torch.cat([own[f"{at}.{expert}.{word}.weight"] for word in words])
+                        torch.cat(
+                            [parameters[f"{prefix}.{expert}.{word}.weight"] for word in words]
+                        )
                         for expert in range(len(weights[name]))
                     ]
                 )
-        return made
+        return stacked
 
 
 def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,8 +279,8 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
     from transformers import AutoModelForCausalLM
 
     model = checkpoint("mixtral", tmp_path / "model")
-    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    weights = {name: each.detach() for name, each in whole.named_parameters()}
+    full = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    weights = {name: parameter.detach() for name, parameter in full.named_parameters()}
     torch.manual_seed(2)
     config = LoraConfig(
         r=4, target_modules=["w1", "w2", "w3"], use_dora=True, init_lora_weights=False
@@ -286,24 +291,24 @@ def test_dora_of_experts_that_are_modules(tmp_path: Path, monkeypatch: pytest.Mo
             parameter.data *= 1 + 0.3 * torch.randn_like(parameter)
     save(adapted, tmp_path / "adapter")
     merged = adapted.merge_and_unload()
-    whole.load_state_dict(merged.stacked(weights), strict=False)
+    full.load_state_dict(merged.stacked(weights), strict=False)
     prompt = [5, 9, 17, 33, 65]
     tokens = list(prompt)
     for _ in range(12):
         with torch.no_grad():
-            tokens.append(int(whole(torch.tensor([tokens])).logits[0, -1].argmax()))
-    wanted = [(prompt, LoRARequest("a", 1, str(tmp_path / "adapter"))), (prompt, None)]
-    got, base = generate(serve(model), wanted, 12)
+            tokens.append(int(full(torch.tensor([tokens])).logits[0, -1].argmax()))
+    prompt_requests = [(prompt, LoRARequest("a", 1, str(tmp_path / "adapter"))), (prompt, None)]
+    got, base = generate(serve(model), prompt_requests, 12)
     assert got == tokens[len(prompt) :] != base
     assert check_adapter(str(model), tmp_path / "adapter", probe=True).error is None
     monkeypatch.setattr("engine.models.decoder.compile_decoder", lambda *args: None)
-    assert generate(serve(model), wanted, 12) == [got, base]
+    assert generate(serve(model), prompt_requests, 12) == [got, base]
 
 
 def test_dora_of_stacked_experts_is_refused(
-    made: tuple[TargetModules, Path], tmp_path: Path
+    experts_model: tuple[TargetModules, Path], tmp_path: Path
 ) -> None:
-    modules, folder = made
+    modules, folder = experts_model
     config, tensors = files(folder)
     spoilt = write_adapter(tmp_path / "adapter", {**config, "use_dora": True}, tensors)
     with pytest.raises(InvalidRequest, match="DoRA of experts that are one tensor") as refused:
@@ -326,8 +331,8 @@ def test_experts_in_one_tensor_take_matrices_alone(more: str) -> None:
 @pytest.mark.parametrize("part", ["w1", "v1", "w2"])
 def test_the_experts_of_dbrx_are_refused_by_name(tmp_path: Path, part: str) -> None:
     modules = TargetModules(decoder_spec(read_config(checkpoint("dbrx", tmp_path / "model"))))
-    at = "base_model.model.transformer.blocks.0.ffn.experts.mlp"
-    for name in (f"{at}.lora_A.weight", f"{at}.{part}.lora_A.weight"):
+    prefix = "base_model.model.transformer.blocks.0.ffn.experts.mlp"
+    for name in (f"{prefix}.lora_A.weight", f"{prefix}.{part}.lora_A.weight"):
         tensors = {name: torch.ones(8, 64), name.replace("_A", "_B"): torch.ones(64, 8)}
         folder = write_adapter(tmp_path / "adapter", {"peft_type": "LORA", "r": 8}, tensors)
         with pytest.raises(InvalidRequest, match="belongs to no module of this model") as refused:
@@ -348,7 +353,7 @@ def test_peft_cannot_run_what_it_makes_of_the_experts_of_dbrx(tmp_path: Path) ->
         adapted(torch.tensor([[5, 9]]))
 
 
-def test_a_rank_above_the_bound_is_refused(made: tuple[TargetModules, Path]) -> None:
-    modules, folder = made
+def test_a_rank_above_the_bound_is_refused(experts_model: tuple[TargetModules, Path]) -> None:
+    modules, folder = experts_model
     with pytest.raises(InvalidRequest, match=r"rank 4 is over max_lora_rank \(2\)"):
         read_adapter(folder, modules, 2)

@@ -41,18 +41,18 @@ def convert(adapter: Path, model: Path, path: Path, **metadata: Any) -> Path:
     tensors: dict[str, np.ndarray] = {}
     for name, tensor in load_file(adapter / WEIGHTS_FILE).items():
         values = tensor.float()
-        if found := re.search(r"layers\.(\d+)\.(.+)\.lora_([AB])\.weight", name):
-            stem, part = _STEMS[found[2]], found[3]
+        if match := re.search(r"layers\.(\d+)\.(.+)\.lora_([AB])\.weight", name):
+            stem, part = _STEMS[match[2]], match[3]
             if part == "B" and stem in heads:
                 values = values.view(heads[stem], 2, -1, values.shape[1]).transpose(1, 2)
                 values = values.reshape(tensor.shape)
-            tensors[f"blk.{found[1]}.{stem}.weight.lora_{part.lower()}"] = values.numpy()
+            tensors[f"blk.{match[1]}.{stem}.weight.lora_{part.lower()}"] = values.numpy()
         elif name.endswith("lora_embedding_A"):
             tensors["token_embd.weight.lora_a"] = values.T.contiguous().numpy()
         elif name.endswith("lora_embedding_B"):
             tensors["token_embd.weight.lora_b"] = values.numpy()
-        elif found := re.search(r"lm_head\.lora_([AB])\.weight", name):
-            tensors[f"output.weight.lora_{found[1].lower()}"] = values.numpy()
+        elif match := re.search(r"lm_head\.lora_([AB])\.weight", name):
+            tensors[f"output.weight.lora_{match[1].lower()}"] = values.numpy()
     return write(path, tensors, alpha=float(config["lora_alpha"]), **metadata)
 
 
@@ -85,7 +85,7 @@ def test_tokens_are_those_of_peft(tmp_path: Path) -> None:
     adapter = make_adapter(model, tmp_path / "adapter", target_modules=targets)
     request = LoRARequest("a", 1, str(convert(adapter, model, tmp_path / "a.gguf")))
     mixed = [(prompt, "a" if index % 3 else None) for index, prompt in enumerate(prompts(6))]
-    asked = [(prompt, None if own is None else request) for prompt, own in mixed]
+    asked = [(prompt, None if has_adapter is None else request) for prompt, has_adapter in mixed]
     llm = serve(model)
     ours = generate(llm, asked)
     expected = PeftOracle(model, {"a": adapter}).greedy_all(mixed, COUNT, ours)
@@ -104,9 +104,9 @@ def test_experts_of_one_tensor_are_told_apart(tmp_path: Path) -> None:
     b = np.random.default_rng(1).normal(size=(4, 64, 3)).astype(np.float16)
     name = "blk.1.ffn_down_exps.weight.lora"
     path = write(tmp_path / "x.gguf", {f"{name}_a": a, f"{name}_b": b}, alpha=6.0)
-    found = read_adapter(path, modules).modules
-    assert len(found) == 4
-    delta = found["model.layers.1.block_sparse_moe.experts.2.w2"]
+    modules_read = read_adapter(path, modules).modules
+    assert len(modules_read) == 4
+    delta = modules_read["model.layers.1.block_sparse_moe.experts.2.w2"]
     assert delta.scale == 2.0
     assert delta.a is not None
     assert delta.b is not None

@@ -34,7 +34,7 @@ def test_an_adapter_is_there_before_its_first_request_and_a_pinned_one_stays(
     assert engine.add_lora(PIRATE)
     assert not engine.add_lora(PIRATE)
     assert engine.list_loras() == {7}
-    said = say(PIRATE)
+    text = say(PIRATE)
     assert engine.core.snapshot().adapter_loads_total == 1
     assert engine.add_lora(BUTLER)  # there is room for one
     assert engine.list_loras() == {8}
@@ -44,18 +44,18 @@ def test_an_adapter_is_there_before_its_first_request_and_a_pinned_one_stays(
         engine.add_lora(BUTLER)
     with pytest.raises(InvalidRequest, match="others are pinned"):
         say(BUTLER)
-    assert say(PIRATE) == said
+    assert say(PIRATE) == text
     with pytest.raises(InvalidRequest, match="No adapter was added as 9"):
         engine.pin_lora(9)
     assert engine.remove_lora(7)
     assert not engine.remove_lora(7)
-    assert say(BUTLER) != said
+    assert say(BUTLER) != text
     assert engine.list_loras() == {8}
     folder = shutil.copytree(BUTLER.lora_path, tmp_path / "bad")
     (folder / "adapter_model.safetensors").write_bytes(b"none")
     with pytest.raises(InvalidRequest):
         engine.add_lora(LoRARequest("bad", 3, str(folder)))
-    assert say(BUTLER) != said
+    assert say(BUTLER) != text
 
 
 async def test_they_are_awaited_beside_what_runs() -> None:
@@ -66,7 +66,7 @@ async def test_they_are_awaited_beside_what_runs() -> None:
         assert await engine.add_lora(PIRATE)
         assert await engine.pin_lora(7)
         assert await engine.list_loras() == {7}
-        *_, last = [first] + [each async for each in running]
+        *_, last = [first] + [delta async for delta in running]
         assert last.finished
         assert len(last.outputs[0].token_ids) > 1
         assert await engine.remove_lora(7)

@@ -46,8 +46,8 @@ def naming(folder: Path, *texts: str, special: str = "") -> LoRARequest:
     ids = {text: SIZE + n for n, text in enumerate(names)}
     (folder / ADDED_TOKENS_FILE).write_text(json.dumps(ids))
     if special:
-        told = json.dumps({"additional_special_tokens": [special]})
-        (folder / "special_tokens_map.json").write_text(told)
+        tokens_map = json.dumps({"additional_special_tokens": [special]})
+        (folder / "special_tokens_map.json").write_text(tokens_map)
     return LoRARequest(folder.name, 1, str(folder))
 
 
@@ -56,7 +56,7 @@ def under(regex: str, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 24, **fields}, structured_outputs=grammar)
 
 
-def said(
+def generate_with(
     llm: LLM, params: SamplingParams | list[SamplingParams], *adapters: LoRARequest | None
 ) -> list[RequestOutput]:
     prompts = ["The sea is"] * len(adapters)
@@ -64,22 +64,25 @@ def said(
 
 
 def test_a_grammar_is_about_the_adapters_own_tokens(demo: LLM, tmp_path: Path) -> None:
-    own = naming(tmp_path / "a", "[ahoy]", "<yo>", special="<over>")
-    wanted = dict.fromkeys(range(SIZE, SIZE + 3), 100.0)
+    adapter = naming(tmp_path / "a", "[ahoy]", "<yo>", special="<over>")
+    logit_bias = dict.fromkeys(range(SIZE, SIZE + 3), 100.0)
     named = StructuredOutputsParams(grammar="start: <yo> /[a-z]{2}/ <over>")
     params = [
-        under(r"(\[ahoy\]){3}", temperature=0, logit_bias=wanted),
-        under("[a-z]{4}", temperature=0, logit_bias=wanted),
-        under("<over>x|<over><yo>", temperature=0, logit_bias=wanted),
-        SamplingParams(temperature=0, logit_bias=wanted, structured_outputs=named),
+        under(r"(\[ahoy\]){3}", temperature=0, logit_bias=logit_bias),
+        under("[a-z]{4}", temperature=0, logit_bias=logit_bias),
+        under("<over>x|<over><yo>", temperature=0, logit_bias=logit_bias),
+        SamplingParams(temperature=0, logit_bias=logit_bias, structured_outputs=named),
     ]
-    found = [each.outputs[0] for each in said(demo, params, own, own, own, own)]
-    assert [each.finish_reason for each in found] == ["stop"] * 4
-    new, plain, special, by_name = found
+    outputs = [
+        result.outputs[0]
+        for result in generate_with(demo, params, adapter, adapter, adapter, adapter)
+    ]
+    assert [completion.finish_reason for completion in outputs] == ["stop"] * 4
+    new, baseline_output, special, by_name = outputs
     assert new.token_ids[:3] == [SIZE] * 3
     assert new.text == "[ahoy]" * 3
-    assert (plain.text.isalpha(), len(plain.text)) == (True, 4)
-    assert max(plain.token_ids) < SIZE
+    assert (baseline_output.text.isalpha(), len(baseline_output.text)) == (True, 4)
+    assert max(baseline_output.token_ids) < SIZE
     assert special.text in ("<over>x", "<over><yo>")  # spelled out: markup is no text
     assert max(special.token_ids) < SIZE
     assert (by_name.token_ids[0], by_name.token_ids[-2]) == (SIZE + 1, SIZE + 2)
@@ -88,26 +91,26 @@ def test_a_grammar_is_about_the_adapters_own_tokens(demo: LLM, tmp_path: Path) -
 def test_a_text_that_is_a_models_special_token_is_spelled_out(demo: LLM) -> None:
     """Where a grammar leaves nothing else, too."""
     params = [under(text, temperature=0) for text in ("</tools>", "a</tools>b", "é<[|]im_end[|]>")]
-    found = [each.outputs[0] for each in said(demo, params, None, None, None)]
-    assert [each.text for each in found] == ["</tools>", "a</tools>b", "é<|im_end|>"]
-    assert [each.finish_reason for each in found] == ["stop"] * 3
+    outputs = [result.outputs[0] for result in generate_with(demo, params, None, None, None)]
+    assert [completion.text for completion in outputs] == ["</tools>", "a</tools>b", "é<|im_end|>"]
+    assert [completion.finish_reason for completion in outputs] == ["stop"] * 3
 
 
 def test_rows_under_grammars_of_several_vocabularies_are_the_same_alone(
     demo: LLM, tmp_path: Path
 ) -> None:
-    own, other = (
+    local, other = (
         naming(tmp_path / "a", "[ahoy]"),
         naming(tmp_path / "b", "[a]", "[b]", "[c]", "[yo]"),
     )
     params = under(r"[ -~]{4,12}|(\[ahoy\])+", seed=5, temperature=1.2, logprobs=3)
-    rows = (None, own, other, own)
-    together = said(demo, params, *rows)
+    rows = (None, local, other, local)
+    together = generate_with(demo, params, *rows)
     demo.reset_prefix_cache()
     for row, adapter in zip(together, rows, strict=True):
-        (alone,) = said(demo, params, adapter)
-        assert alone.outputs[0].token_ids == row.outputs[0].token_ids
-        assert alone.outputs[0].logprobs == row.outputs[0].logprobs
+        (isolated_output,) = generate_with(demo, params, adapter)
+        assert isolated_output.outputs[0].token_ids == row.outputs[0].token_ids
+        assert isolated_output.outputs[0].logprobs == row.outputs[0].logprobs
 
 
 def test_one_grammar_for_two_adapters_is_compiled_for_the_tokens_of_each(
@@ -118,74 +121,80 @@ def test_one_grammar_for_two_adapters_is_compiled_for_the_tokens_of_each(
         naming(tmp_path / "two" / "tone", "[two]"),
     )
     params = under(r"\[one\]|[b-z]{3}", temperature=0, logit_bias={SIZE: 100.0})
-    first, second = said(demo, params, one, two)
+    first, second = generate_with(demo, params, one, two)
     assert first.outputs[0].token_ids[0] == SIZE
     assert first.outputs[0].text == "[one]"
     assert SIZE not in second.outputs[0].token_ids
-    kept = demo.core.structured.cache
-    for number in range(kept.max_vocabularies + 2):
+    retained_cache = demo.core.structured.cache
+    for number in range(retained_cache.max_vocabularies + 2):
         named = naming(tmp_path / str(number), f"<{number}>")
-        said(demo, under("[a-z]", temperature=0), named)
-    held = {vocabulary for vocabulary, _ in kept._entries}
-    assert len(held - {b""}) == kept.max_vocabularies
+        generate_with(demo, under("[a-z]", temperature=0), named)
+    allocated_vocabularies = {vocabulary for vocabulary, _ in retained_cache._entries}
+    assert len(allocated_vocabularies - {b""}) == retained_cache.max_vocabularies
 
 
 def test_an_output_under_a_grammar_ends_on_the_adapters_own_eos(demo: LLM, tmp_path: Path) -> None:
     folder = tmp_path / "a"
-    own = naming(folder, "<ahoy>", special="<end>")
+    adapter = naming(folder, "<ahoy>", special="<end>")
     settings = json.loads(Path(DEMO_MODEL, "tokenizer_config.json").read_text())
     settings.pop("added_tokens_decoder", None)
-    (folder / "tokenizer.json").write_text(_whole_tokenizer("<ahoy>", "<end>"))
+    (folder / "tokenizer.json").write_text(_full_tokenizer("<ahoy>", "<end>"))
     (folder / ADDED_TOKENS_FILE).unlink()
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<end>"}))
     bias = {SIZE + 1: 100.0}
-    ended = said(demo, under("[a-z]{2,60}", temperature=0, logit_bias=bias), own)[0].outputs[0]
-    assert ended.token_ids[-1] == SIZE + 1
-    assert (ended.text.isalpha(), ended.finish_reason) == (True, "stop")
-    free = said(demo, under("[a-z]{2}", temperature=0, ignore_eos=True), own)[0].outputs[0]
+    finished_output = generate_with(
+        demo, under("[a-z]{2,60}", temperature=0, logit_bias=bias), adapter
+    )[0].outputs[0]
+    assert finished_output.token_ids[-1] == SIZE + 1
+    assert (finished_output.text.isalpha(), finished_output.finish_reason) == (True, "stop")
+    free = generate_with(demo, under("[a-z]{2}", temperature=0, ignore_eos=True), adapter)[
+        0
+    ].outputs[0]
     assert (len(free.text), free.finish_reason) == (2, "stop")
 
 
-def _whole_tokenizer(plain: str, special: str) -> str:
+def _full_tokenizer(baseline: str, special: str) -> str:
     from tokenizers import AddedToken, Tokenizer
 
-    own = Tokenizer.from_file(str(Path(DEMO_MODEL, "tokenizer.json")))
-    own.add_tokens([f"unused{n}" for n in range(own.get_vocab_size(), SIZE)])
-    own.add_tokens([plain])
-    own.add_special_tokens([AddedToken(special, special=True)])
-    return str(own.to_str())
+    tokenizer = Tokenizer.from_file(str(Path(DEMO_MODEL, "tokenizer.json")))
+    tokenizer.add_tokens([f"unused{n}" for n in range(tokenizer.get_vocab_size(), SIZE)])
+    tokenizer.add_tokens([baseline])
+    tokenizer.add_special_tokens([AddedToken(special, special=True)])
+    return str(tokenizer.to_str())
 
 
 def test_a_tokenizer_that_is_gone_or_huge_is_told_and_known_again_once_it_is_back(
     demo: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = naming(tmp_path / "a", "[ahoy]")
+    adapter = naming(tmp_path / "a", "[ahoy]")
     params = under(r"\[ahoy\]", temperature=0, logit_bias={SIZE: 100.0})
-    request = own.ref()
-    said(demo, SamplingParams(max_tokens=1), own)
+    request = adapter.ref()
+    generate_with(demo, SamplingParams(max_tokens=1), adapter)
     text = (tmp_path / "a" / ADDED_TOKENS_FILE).read_text()
     monkeypatch.setattr(LoRARequest, "ref", lambda self: request)
     (tmp_path / "a" / ADDED_TOKENS_FILE).write_text(text.replace("ahoy", "yo"))
     with pytest.raises(InvalidRequest, match="its tokenizer isn't there any more"):
-        said(demo, params, own)
+        generate_with(demo, params, adapter)
     (tmp_path / "a" / ADDED_TOKENS_FILE).write_text(text)
     with monkeypatch.context() as patch:
         patch.setattr(vocabularies, "MAX_TEXT_BYTES", 5)
         with pytest.raises(InvalidRequest, match="adds texts of") as refused:
-            said(demo, params, own)
+            generate_with(demo, params, adapter)
         assert refused.value.param == "structured_outputs"
-    assert said(demo, params, own)[0].outputs[0].text == "[ahoy]"
+    assert generate_with(demo, params, adapter)[0].outputs[0].text == "[ahoy]"
 
 
 def test_a_budget_for_thinking_is_told_in_new_tokens(demo: LLM, tmp_path: Path) -> None:
-    own = naming(tmp_path / "a", "<deep>", "</deep>")
+    adapter = naming(tmp_path / "a", "<deep>", "</deep>")
     marks = {"start": [SIZE], "end": [[SIZE + 1]], "close": [SIZE + 1]}
     thought = SamplingParams(
         temperature=0, max_tokens=12, ignore_eos=True, logit_bias={SIZE: 100.0, SIZE + 1: -100.0},
         thinking=ReasoningParams(**marks, budget=3),
     )  # fmt: skip
     with_form = under("[a-z]{3}", temperature=0, thinking=ReasoningParams(**marks, budget=3))
-    free, formed = (each.outputs[0] for each in said(demo, [thought, with_form], own, own))
+    free, formed = (
+        result.outputs[0] for result in generate_with(demo, [thought, with_form], adapter, adapter)
+    )
     assert free.token_ids[0] == SIZE
     assert free.token_ids.index(SIZE + 1) == 4
     after = formed.token_ids.index(SIZE + 1) if SIZE in formed.token_ids else -1
@@ -193,7 +202,7 @@ def test_a_budget_for_thinking_is_told_in_new_tokens(demo: LLM, tmp_path: Path) 
     assert formed.finish_reason == "stop"
     beyond = ReasoningParams(start=[SIZE + 2], end=[[5]], close=[5], budget=3)
     with pytest.raises(InvalidRequest, match=f"thinking holds token {SIZE + 2}"):
-        said(demo, SamplingParams(thinking=beyond), own)
+        generate_with(demo, SamplingParams(thinking=beyond), adapter)
 
 
 # -- logits processors ----------------------------------------------------------------------------
@@ -250,7 +259,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint("llama", tmp_path_factory.mktemp("model"))
 
 
-def _own_draft(model: Path, folder: Path) -> dict[str, Any]:
+def _draft_of_model(model: Path, folder: Path) -> dict[str, Any]:
     return {"method": "draft_model", "model": str(model)}
 
 
@@ -263,7 +272,7 @@ def _eagle(model: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [NEW, -NEW])
-@pytest.mark.parametrize("method", [_own_draft, _mlp, _eagle])
+@pytest.mark.parametrize("method", [_draft_of_model, _mlp, _eagle])
 def test_drafts_of_models_and_heads_change_nothing(
     model: Path,
     tmp_path: Path,
@@ -276,13 +285,13 @@ def test_drafts_of_models_and_heads_change_nothing(
     folder = make_adapter(model, tmp_path / "a", more_tokens=more, **options)
     request = LoRARequest("a", 1, str(folder))
     beyond = TOKENS if more > 0 else [5, 6]
-    wanted = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, 3, beyond[1]], "a")]
+    pairs = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, 3, beyond[1]], "a")]
     oracle = PeftOracle(model, {"a": folder}, more_tokens=more)
     drafts = {**method(model, tmp_path / "heads"), "num_speculative_tokens": 3}
     llm = serve(model, speculative_config=drafts)
-    asked = [(prompt, None if own is None else request) for prompt, own in wanted]
+    asked = [(prompt, None if has_adapter is None else request) for prompt, has_adapter in pairs]
     cold, cached = (generate(llm, asked, COUNT) for _ in range(2))
-    expected = oracle.greedy_all(wanted, COUNT, cold)
+    expected = oracle.greedy_all(pairs, COUNT, cold)
     assert cold == cached == expected
     drafted = llm.core.stats.spec_decode_num_draft_tokens_total
     assert generate(llm, [asked[0]], COUNT) == expected[:1]
@@ -302,14 +311,14 @@ def test_drafts_never_go_beyond_what_an_adapter_has(
     llm = serve(model, speculative_config=drafts)
     drafter = llm.core.drafter
     assert drafter is not None
-    given: list[list[int]] = []
+    drafted_from: list[list[int]] = []
 
-    def propose(wanted: list[tuple[Any, int]]) -> dict[int, list[int]]:
-        given.append([VOCAB - 1])
-        return {sequence.seq_id: [7, VOCAB - 1, 7][:count] for sequence, count in wanted}
+    def propose(requests: list[tuple[Any, int]]) -> dict[int, list[int]]:
+        drafted_from.append([VOCAB - 1])
+        return {sequence.seq_id: [7, VOCAB - 1, 7][:count] for sequence, count in requests}
 
     monkeypatch.setattr(drafter.model, "propose", propose)
     (got,) = llm.generate([{"prompt_token_ids": [5, 9]}], few, use_tqdm=False, lora_request=request)
     assert len(got.outputs[0].token_ids) == 9
-    assert given
+    assert drafted_from
     assert max(got.outputs[0].token_ids) < VOCAB - NEW

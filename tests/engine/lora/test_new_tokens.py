@@ -69,14 +69,14 @@ def test_tokens_are_those_of_peft_on_a_resized_model(tmp_path: Path, layout: str
     adapter = make_adapter(model, tmp_path / "adapter", more_tokens=more, **options)
     request = LoRARequest("a", 1, str(adapter))
     beyond = TOKENS if more > 0 else [5, 6]
-    wanted = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, beyond[1], 3], "a")]
+    pairs = [([5, beyond[0], 17, beyond[1]], "a"), ([5, 9, 17], None), ([8, beyond[1], 3], "a")]
     llm = serve(model)
-    alone = generate(llm, [(wanted[1][0], None)], FEW)
-    asked = [(prompt, None if own is None else request) for prompt, own in wanted]
+    isolated_outputs = generate(llm, [(pairs[1][0], None)], FEW)
+    asked = [(prompt, None if has_adapter is None else request) for prompt, has_adapter in pairs]
     got = generate(llm, asked, FEW)
     oracle = PeftOracle(model, {"a": adapter}, more_tokens=more)
-    expected = oracle.greedy_all(wanted[::2], FEW, got[::2])
-    assert got == [expected[0], alone[0], expected[1]]
+    expected = oracle.greedy_all(pairs[::2], FEW, got[::2])
+    assert got == [expected[0], isolated_outputs[0], expected[1]]
     verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
 
@@ -124,11 +124,13 @@ def as_vllm_has_it(adapter: Path, folder: Path) -> Path:
     config = json.loads((adapter / CONFIG_FILE).read_text())
     config["trainable_token_indices"] = None
     tensors = load_file(adapter / WEIGHTS_FILE)
-    rows = {name: each for name, each in tensors.items() if name.endswith("tokens_delta")}
-    kept = {name: each for name, each in tensors.items() if "token_adapter" not in name}
-    write_adapter(folder, config, kept)
-    (output,) = (each for name, each in rows.items() if "lm_head" in name)
-    (inputs,) = (each for name, each in rows.items() if "embed_tokens" in name)
+    rows = {name: tensor for name, tensor in tensors.items() if name.endswith("tokens_delta")}
+    remaining_tensors = {
+        name: tensor for name, tensor in tensors.items() if "token_adapter" not in name
+    }
+    write_adapter(folder, config, remaining_tensors)
+    (output,) = (row for name, row in rows.items() if "lm_head" in name)
+    (inputs,) = (row for name, row in rows.items() if "embed_tokens" in name)
     save_file({"input_embeddings": inputs, "output_embeddings": output}, folder / NEW_TOKENS_FILE)
     return folder
 
@@ -137,15 +139,15 @@ def test_rows_in_a_file_of_their_own(model: Path, adapter: Path, llm: LLM, tmp_p
     folder = as_vllm_has_it(adapter, tmp_path / "adapter")
     prompt = [5, TOKENS[0], 17, TOKENS[3]]
     expected = PeftOracle(model, {"a": adapter}, more_tokens=NEW).greedy(prompt, FEW, "a")
-    before = LoRARequest("a", 1, str(folder)).ref()
+    initial_ref = LoRARequest("a", 1, str(folder)).ref()
     assert generate(llm, [(prompt, LoRARequest("a", 1, str(folder)))], FEW) == [expected]
     rows = load_file(folder / NEW_TOKENS_FILE)
-    save_file({name: each * 2 for name, each in rows.items()}, folder / NEW_TOKENS_FILE)
-    assert LoRARequest("a", 1, str(folder)).ref().digest != before.digest
+    save_file({name: row * 2 for name, row in rows.items()}, folder / NEW_TOKENS_FILE)
+    assert LoRARequest("a", 1, str(folder)).ref().digest != initial_ref.digest
     save_file({"input_embeddings": rows["input_embeddings"]}, folder / NEW_TOKENS_FILE)
-    read_alone = SamplingParams(max_tokens=9, ignore_eos=True, logit_bias={TOKENS[0]: 100})
+    read_isolated = SamplingParams(max_tokens=9, ignore_eos=True, logit_bias={TOKENS[0]: 100})
     (got,) = llm.generate(
-        [{"prompt_token_ids": prompt}], read_alone, lora_request=LoRARequest("a", 1, str(folder))
+        [{"prompt_token_ids": prompt}], read_isolated, lora_request=LoRARequest("a", 1, str(folder))
     )
     assert max(got.outputs[0].token_ids) < VOCAB  # they have no row of the output layer
     assert check_adapter(str(model), folder, probe=True).error is None
@@ -155,9 +157,9 @@ def test_matrices_may_leave_out_rows_of_that_file(
     model: Path, adapter: Path, llm: LLM, tmp_path: Path
 ) -> None:
     options = {"target_modules": ["embed_tokens", "lm_head"], "r": 4}
-    plain = make_adapter(model, tmp_path / "plain", **options)
+    baseline_adapter = make_adapter(model, tmp_path / "plain", **options)
     folder = tmp_path / "adapter"
-    shutil.copytree(plain, folder)
+    shutil.copytree(baseline_adapter, folder)
     new = as_vllm_has_it(adapter, tmp_path / "new")
     shutil.copy(new / NEW_TOKENS_FILE, folder)
     request = LoRARequest("a", 1, str(folder))
@@ -166,7 +168,7 @@ def test_matrices_may_leave_out_rows_of_that_file(
     )
     prompt = {"prompt_token_ids": [5, 9, 17]}
     (got,) = llm.generate([prompt], bias, use_tqdm=False, lora_request=request)
-    oracle = PeftOracle(model, {"a": plain})
+    oracle = PeftOracle(model, {"a": baseline_adapter})
     assert got.outputs[0].token_ids == oracle.greedy([5, 9, 17], FEW, "a")
     assert check_adapter(str(model), folder, probe=True).error is None
 
@@ -187,10 +189,10 @@ def test_new_tokens_are_chosen_scored_and_penalised(adapter: Path, llm: LLM) -> 
     assert set(output.token_ids) <= set(TOKENS)
     assert got.prompt_logprobs is not None
     assert len(got.prompt_logprobs) == 3
-    whole = SamplingParams(max_tokens=1, logprobs=VOCAB + NEW, ignore_eos=True)
-    wide = serve_all_logprobs(llm, whole, request)
+    full_sampling_params = SamplingParams(max_tokens=1, logprobs=VOCAB + NEW, ignore_eos=True)
+    wide = serve_all_logprobs(llm, full_sampling_params, request)
     assert wide.keys() == set(range(VOCAB + NEW))
-    total = torch.tensor([each.logprob for each in wide.values()]).exp().sum()
+    total = torch.tensor([entry.logprob for entry in wide.values()]).exp().sum()
     assert total == pytest.approx(1, abs=1e-4)
     best = output.token_ids[0]
     penalised = SamplingParams(
@@ -225,37 +227,37 @@ def test_neighbours_are_the_same_to_the_bit(
     model: Path, adapter: Path, llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options: dict[str, Any] = {"target_modules": ["q_proj"], **BOTH}
-    plain = LoRARequest("b", 2, str(make_adapter(model, tmp_path / "b", **options)))
-    own = LoRARequest("a", 1, str(adapter))
+    baseline = LoRARequest("b", 2, str(make_adapter(model, tmp_path / "b", **options)))
+    adapted = LoRARequest("a", 1, str(adapter))
     params = SamplingParams(
         max_tokens=10, ignore_eos=True, logprobs=4, seed=3, temperature=0.8, top_p=0.9,
         repetition_penalty=1.2,
     )  # fmt: skip
-    mixed = sampled(llm, params, None, own, plain, own)
+    mixed = sampled(llm, params, None, adapted, baseline, adapted)
     assert "failed" not in caplog.text  # no step had to be taken back
     llm.reset_prefix_cache()
-    for row, request in enumerate((None, own, plain, own)):
+    for row, request in enumerate((None, adapted, baseline, adapted)):
         prompt = {"prompt_token_ids": [5, 9, 17 + row]}
-        (alone,) = llm.generate([prompt], params, use_tqdm=False, lora_request=request)
-        assert alone.outputs[0].token_ids == mixed[row].outputs[0].token_ids
-        assert alone.outputs[0].logprobs == mixed[row].outputs[0].logprobs
+        (isolated_output,) = llm.generate([prompt], params, use_tqdm=False, lora_request=request)
+        assert isolated_output.outputs[0].token_ids == mixed[row].outputs[0].token_ids
+        assert isolated_output.outputs[0].logprobs == mixed[row].outputs[0].logprobs
 
 
 def test_beams_and_drafts_go_through_new_tokens(model: Path, adapter: Path, llm: LLM) -> None:
     request = LoRARequest("a", 1, str(adapter))
     prompt = [5, TOKENS[1], 17, 5, TOKENS[1]]
-    wanted = [(prompt, request), (prompt, None)]
+    prompt_requests = [(prompt, request), (prompt, None)]
     expected = generate(llm, [(prompt, request), ([5, 9], None)], 24)[:1]
     drafting = serve(model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
     assert generate(drafting, [(prompt, request)], 24) == expected
     with pytest.raises(InvalidRequest, match="prompt holds token 385"):
-        generate(llm, wanted, 2)
-    (found,) = llm.beam_search(
+        generate(llm, prompt_requests, 2)
+    (result,) = llm.beam_search(
         [{"prompt_token_ids": prompt}],
         BeamSearchParams(beam_width=2, max_tokens=4, ignore_eos=True),
         lora_request=request,
     )
-    assert len(found.sequences) == 2
+    assert len(result.sequences) == 2
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -289,8 +291,8 @@ def test_a_model_that_embeds_reads_new_tokens(tmp_path: Path) -> None:
     llm = serve(model, runner="pooling")
     request = LoRARequest("a", 1, str(adapter))
     prompts = [{"prompt_token_ids": [5, token]} for token in (7, *TOKENS)]
-    vectors = [each.outputs.embedding for each in llm.embed(prompts, lora_request=request)]
-    assert len({tuple(each) for each in vectors}) == 1 + NEW
+    vectors = [result.outputs.embedding for result in llm.embed(prompts, lora_request=request)]
+    assert len({tuple(vector) for vector in vectors}) == 1 + NEW
     with pytest.raises(InvalidRequest, match="holds token 388"):
         llm.embed([{"prompt_token_ids": [5, VOCAB + NEW]}], lora_request=request)
 
@@ -299,7 +301,7 @@ def spoiled(adapter: Path, folder: Path, **changes: Any) -> Path:
     """The adapter with other tensors; None: without."""
     tensors = load_file(adapter / WEIGHTS_FILE)
     for name, value in changes.items():
-        (full,) = (each for each in tensors if each.endswith(name.replace("__", ".")))
+        (full,) = (tensor for tensor in tensors if tensor.endswith(name.replace("__", ".")))
         if value is None:
             del tensors[full]
         else:
@@ -325,9 +327,13 @@ def test_tables_that_do_not_go_together_are_refused(
     config = json.loads((adapter / CONFIG_FILE).read_text())
     config["trainable_token_indices"] = {"embed_tokens": [VOCAB, *TOKENS[2:], VOCAB + 4]}
     tensors = load_file(adapter / WEIGHTS_FILE)
-    kept = {name: each for name, each in tensors.items() if not name.endswith("base_layer.weight")}
-    kept = {name: each for name, each in kept.items() if "lm_head" not in name}
-    gaps = write_adapter(tmp_path / "3", config, kept)
+    remaining_tensors = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith("base_layer.weight")
+    }
+    remaining_tensors = {
+        name: tensor for name, tensor in remaining_tensors.items() if "lm_head" not in name
+    }
+    gaps = write_adapter(tmp_path / "3", config, remaining_tensors)
     assert "trainable_token_indices: " in refusal(gaps)
     classic = as_vllm_has_it(adapter, tmp_path / "4")
     save_file({"input_embeddings": torch.zeros(2, 63)}, classic / NEW_TOKENS_FILE)
@@ -346,13 +352,13 @@ def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, for
     llm = LLM(DEMO_MODEL)
     vocab = llm.core.facts.vocab_size
     folder = demo_adapter(tmp_path / "adapter", 2)
-    plain = LoRARequest("a", 1, str(folder)).ref()
+    baseline_ref = LoRARequest("a", 1, str(folder)).ref()
     if form == TOKENIZER_FILE:
-        own = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
-        size = own.get_vocab_size()
-        own.add_tokens([f"unused{n}" for n in range(size, vocab)])
-        own.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
-        own.save(str(folder / TOKENIZER_FILE))
+        tokenizer = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
+        size = tokenizer.get_vocab_size()
+        tokenizer.add_tokens([f"unused{n}" for n in range(size, vocab)])
+        tokenizer.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
+        tokenizer.save(str(folder / TOKENIZER_FILE))
         shutil.copy(Path(DEMO_MODEL, "tokenizer_config.json"), folder)
         settings = json.loads((folder / "tokenizer_config.json").read_text())
         settings.pop("added_tokens_decoder", None)
@@ -360,10 +366,10 @@ def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, for
     else:
         (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab, "<end>": vocab + 1}))
     request = LoRARequest("a", 1, str(folder))
-    told = request.ref()
-    assert plain.tokenizer == ""
-    assert len(told.tokenizer) == 64
-    assert told.digest != plain.digest  # no cached prefix is shared
+    ref = request.ref()
+    assert baseline_ref.tokenizer == ""
+    assert len(ref.tokenizer) == 64
+    assert ref.digest != baseline_ref.digest  # no cached prefix is shared
     bias = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={vocab: 100})
     got, base = llm.generate(
         ["A <ahoy> ship"] * 2, bias_of(bias, vocab), use_tqdm=False, lora_request=[request, None]
@@ -378,9 +384,9 @@ def test_prompts_and_texts_are_of_the_adapters_own_tokenizer(tmp_path: Path, for
     assert "Say" in (chat.prompt or "")
     if form == TOKENIZER_FILE:
         ends = SamplingParams(temperature=0, max_tokens=3, logit_bias={vocab + 1: 100})
-        (ended,) = llm.generate(["A ship"], ends, use_tqdm=False, lora_request=request)
-        assert ended.outputs[0].finish_reason == "stop"
-        assert ended.outputs[0].text == ""
+        (finished_output,) = llm.generate(["A ship"], ends, use_tqdm=False, lora_request=request)
+        assert finished_output.outputs[0].finish_reason == "stop"
+        assert finished_output.outputs[0].text == ""
 
 
 def bias_of(first: SamplingParams, vocab: int) -> list[SamplingParams]:
@@ -393,30 +399,30 @@ def test_a_tokenizer_that_changes_or_cannot_be_read_is_told(tmp_path: Path) -> N
     folder = demo_adapter(tmp_path / "adapter", 2)
     vocab = llm.core.facts.vocab_size
     (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab}))
-    before = LoRARequest("a", 1, str(folder)).ref()
+    initial_ref = LoRARequest("a", 1, str(folder)).ref()
     (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<yo>": vocab}))
     now = LoRARequest("a", 1, str(folder)).ref()
-    assert now.tokenizer != before.tokenizer
+    assert now.tokenizer != initial_ref.tokenizer
     with pytest.raises(InvalidRequest, match="its tokenizer isn't there any more"):
-        llm.llm_engine.tokenizer_of(before)
-    for text, told in {
+        llm.llm_engine.tokenizer_of(initial_ref)
+    for text, problem in {
         json.dumps({"<yo>": vocab + 5}): "can't be added at",
         json.dumps({"<yo>": "1"}): "must hold ids",
         "[": "isn't valid JSON",
     }.items():
         (folder / ADDED_TOKENS_FILE).write_text(text)
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=problem):
             llm.generate("Hello", lora_request=LoRARequest("a", 1, str(folder)))
 
 
 # -- what a server takes ---------------------------------------------------------------------------
 
 
-def own_tokenizer(folder: Path, **changes: Any) -> Path:
+def with_tokenizer(folder: Path, **changes: Any) -> Path:
     """The demo's tokenizer with two tokens more and some parts changed, in an adapter's folder."""
-    own = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
-    own.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
-    parts = json.loads(own.to_str())
+    tokenizer = Tokenizer.from_file(str(Path(DEMO_MODEL, TOKENIZER_FILE)))
+    tokenizer.add_tokens([AddedToken("<ahoy>"), AddedToken("<end>", special=True)])
+    parts = json.loads(tokenizer.to_str())
     for name, value in changes.items():
         parts[name] = value
     (folder / TOKENIZER_FILE).write_text(json.dumps(parts))
@@ -426,15 +432,19 @@ def own_tokenizer(folder: Path, **changes: Any) -> Path:
 def test_a_check_tells_which_tokenizer_is_used(tmp_path: Path) -> None:
     folder = demo_adapter(tmp_path / "adapter", 2)
     vocab = json.loads(Path(DEMO_MODEL, "config.json").read_text())["vocab_size"]
-    plain = check_adapter(DEMO_MODEL, folder)
-    assert (plain.ok, plain.vocab_size, plain.tokenizer) == (True, vocab + 2, "")
+    baseline_adapter = check_adapter(DEMO_MODEL, folder)
+    assert (baseline_adapter.ok, baseline_adapter.vocab_size, baseline_adapter.tokenizer) == (
+        True,
+        vocab + 2,
+        "",
+    )
     (folder / ADDED_TOKENS_FILE).write_text(json.dumps({"<ahoy>": vocab, "<end>": vocab + 1}))
     added = check_adapter(DEMO_MODEL, folder)
-    told = LoRARequest("a", 1, str(folder)).ref()
-    assert (added.ok, added.tokenizer, added.digest) == (True, told.tokenizer, told.digest)
+    ref = LoRARequest("a", 1, str(folder)).ref()
+    assert (added.ok, added.tokenizer, added.digest) == (True, ref.tokenizer, ref.digest)
     (folder / ADDED_TOKENS_FILE).unlink()
-    own = check_adapter(DEMO_MODEL, own_tokenizer(folder))
-    assert (own.ok, len(own.tokenizer)) == (True, 64)
+    local_adapter = check_adapter(DEMO_MODEL, with_tokenizer(folder))
+    assert (local_adapter.ok, len(local_adapter.tokenizer)) == (True, 64)
     # The model's own, written by another hand, is the model's own.
     same = json.loads(Path(DEMO_MODEL, TOKENIZER_FILE).read_text())
     (folder / TOKENIZER_FILE).write_text(json.dumps(same, indent=3))
@@ -468,22 +478,26 @@ def test_tokenizers_that_a_server_does_not_take_are_named(
 
     slow = {"type": "Split", "pattern": {"Regex": "(a|a)*$"}, "behavior": "Isolated",
             "invert": False}  # fmt: skip
-    own_tokenizer(folder, pre_tokenizer=slow)
+    with_tokenizer(folder, pre_tokenizer=slow)
     assert "tokenizer.json: tokenizer.json isn't the model's" in refusal()
     assert "its pre_tokenizer is another" in refusal()
     spaced = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
-    own_tokenizer(folder, pre_tokenizer={**spaced, "trim_offsets": False})
+    with_tokenizer(folder, pre_tokenizer={**spaced, "trim_offsets": False})
     assert "its pre_tokenizer is another" in refusal()
-    own_tokenizer(folder, normalizer={"type": "Lowercase"})
+    with_tokenizer(folder, normalizer={"type": "Lowercase"})
     assert "its normalizer is another" in refusal()
     words = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
-    own_tokenizer(folder, model=words, added_tokens=[])
+    with_tokenizer(folder, model=words, added_tokens=[])
     assert "its model is another" in refusal()
-    for text, told in (("[", "isn't valid JSON"), ("[]", "tokenizer.json"), ("{}", "no tokenizer")):
+    for text, problem in (
+        ("[", "isn't valid JSON"),
+        ("[]", "tokenizer.json"),
+        ("{}", "no tokenizer"),
+    ):
         (folder / TOKENIZER_FILE).write_text(text)
         assert refusal().startswith("tokenizer.json: ")
-        assert told in refusal()
-    own_tokenizer(folder)
+        assert problem in refusal()
+    with_tokenizer(folder)
     monkeypatch.setattr(adapter_tokenizers, "MAX_ADDED_TOKENS", 1)
     assert "adds 2 tokens; at most 1" in refusal()
     monkeypatch.setattr(adapter_tokenizers, "MAX_TOKENIZER_BYTES", 1000)

@@ -87,13 +87,13 @@ def serve(model: Path, **options: Any) -> LLM:
 
 
 def generate(
-    llm: LLM, wanted: list[tuple[list[int], LoRARequest | None]], count: int = COUNT
+    llm: LLM, prompt_requests: list[tuple[list[int], LoRARequest | None]], count: int = COUNT
 ) -> list[list[int]]:
     results = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in wanted],
+        [{"prompt_token_ids": prompt} for prompt, _ in prompt_requests],
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False),
         use_tqdm=False,
-        lora_request=[adapter for _, adapter in wanted],
+        lora_request=[adapter for _, adapter in prompt_requests],
     )
     return [result.outputs[0].token_ids for result in results]
 
@@ -102,25 +102,25 @@ MIXED = [(prompt, "a" if index % 3 else None) for index, prompt in enumerate(pro
 
 
 #: What PEFT said to `MIXED`, by model and adapter.
-_said: dict[tuple[Path, Path], list[list[int]]] = {}
+_expected_outputs: dict[tuple[Path, Path], list[list[int]]] = {}
 
 
 def answers(model: Path, adapter: Path, ours: list[list[int]]) -> list[list[int]]:
     """What PEFT says to `MIXED`, where `ours` is likely."""
-    if (model, adapter) in _said:
-        return _said[model, adapter]
-    wanted = [*MIXED, (MIXED[1][0], None)]
+    if (model, adapter) in _expected_outputs:
+        return _expected_outputs[model, adapter]
+    pairs = [*MIXED, (MIXED[1][0], None)]
     oracle = PeftOracle(model, {"a": adapter})
-    *expected, without = oracle.greedy_all(wanted, FEW, [*ours, []])
+    *expected, without = oracle.greedy_all(pairs, FEW, [*ours, []])
     assert expected[1] != without  # the adapter does something
-    _said[model, adapter] = expected
+    _expected_outputs[model, adapter] = expected
     return expected
 
 
 def check(model: Path, adapter: Path, **options: Any) -> None:
     """Rows of the base and of the adapter in one batch, compiled and layer by layer."""
     request = LoRARequest("a", 1, str(adapter))
-    asked = [(prompt, None if own is None else request) for prompt, own in MIXED]
+    asked = [(prompt, None if has_adapter is None else request) for prompt, has_adapter in MIXED]
     llm = serve(model, **options)
     ours = generate(llm, asked, FEW)
     expected = answers(model, adapter, ours)
@@ -136,11 +136,11 @@ def test_tokens_are_those_of_peft(tmp_path: Path, variant: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_tied_tables_are_as_peft_has_them(tmp_path: Path, target: str, whole: bool) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_tied_tables_are_as_peft_has_them(tmp_path: Path, target: str, full: bool) -> None:
     model = checkpoint("llama", tmp_path / "model", tie_word_embeddings=True)
-    targets = ["q_proj"] if whole else ["q_proj", target]
-    saved = [target] if whole else None
+    targets = ["q_proj"] if full else ["q_proj", target]
+    saved = [target] if full else None
     adapter = make_adapter(
         model, tmp_path / "adapter", target_modules=targets, modules_to_save=saved
     )

@@ -25,17 +25,17 @@ def test_vectors_are_those_of_peft(tmp_path: Path) -> None:
     llm = LLM(str(folder), dtype="float32", runner="pooling", convert="embed", max_num_seqs=4)
     request, texts = LoRARequest("a", 1, str(adapter)), prompts(5)
     asked = [None, request, request, None, request]
-    found = llm.embed(
-        [{"prompt_token_ids": each} for each in texts], use_tqdm=False, lora_request=asked
+    outputs = llm.embed(
+        [{"prompt_token_ids": text} for text in texts], use_tqdm=False, lora_request=asked
     )
     base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    expected = [_vector(base, each) for each in texts]
+    expected = [_vector(base, text) for text in texts]
     adapted = PeftModel.from_pretrained(base, adapter).eval()
-    for index, own in enumerate(asked):
-        if own is not None:
-            plain, expected[index] = expected[index], _vector(adapted, texts[index])
-            assert (plain - expected[index]).abs().max() > 0.01
-    for result, vector in zip(found, expected, strict=True):
+    for index, adapter_request in enumerate(asked):
+        if adapter_request is not None:
+            baseline, expected[index] = expected[index], _vector(adapted, texts[index])
+            assert (baseline - expected[index]).abs().max() > 0.01
+    for result, vector in zip(outputs, expected, strict=True):
         torch.testing.assert_close(
             torch.tensor(result.outputs.embedding), vector, rtol=1e-4, atol=1e-4
         )
@@ -68,8 +68,8 @@ def adapt(model: Path, folder: Path, auto: Any, targets: list[str], **options: A
     adapted = get_peft_model(auto.from_pretrained(model, dtype=torch.float32), config)
     for name, parameter in adapted.named_parameters():
         if parameter.requires_grad:
-            whole = "lora_A" not in name and "lora_B" not in name
-            parameter.data += 0.3 * torch.randn_like(parameter) * (1.0 if whole else 0.5)
+            full = "lora_A" not in name and "lora_B" not in name
+            parameter.data += 0.3 * torch.randn_like(parameter) * (1.0 if full else 0.5)
     save(adapted, folder)
     return folder
 
@@ -78,23 +78,25 @@ def compare(model: Path, adapter: Path, auto: Any, pick: Any, **asked: Any) -> N
     """Base and adapter in one batch, and the adapter alone, beside PEFT."""
     from peft import PeftModel
 
-    request, given = LoRARequest("a", 1, str(adapter)), [*TEXTS, TEXTS[0]]
+    request, value = LoRARequest("a", 1, str(adapter)), [*TEXTS, TEXTS[0]]
     who = [None, request, request, None, request]
     llm = LLM(str(model), max_num_seqs=8)
 
-    def found(texts: list[str], adapters: list[LoRARequest | None]) -> list[Any]:
+    def embed_texts(texts: list[str], adapters: list[LoRARequest | None]) -> list[Any]:
         return llm.encode(texts, RAW, use_tqdm=False, lora_request=adapters, **asked)
 
-    together = found(given, who)
-    (alone,) = found(given[1:2], [request])
-    torch.testing.assert_close(alone.outputs.data, together[1].outputs.data, atol=1e-6, rtol=0)
+    together = embed_texts(value, who)
+    (isolated_output,) = embed_texts(value[1:2], [request])
+    torch.testing.assert_close(
+        isolated_output.outputs.data, together[1].outputs.data, atol=1e-6, rtol=0
+    )
     base = auto.from_pretrained(model, dtype=torch.float32).eval()
     assert not torch.allclose(together[0].outputs.data, together[4].outputs.data, atol=1e-2)
-    for own in (None, request):
-        if own is not None:
+    for adapter_request in (None, request):
+        if adapter_request is not None:
             base = PeftModel.from_pretrained(base, adapter).eval()
-        for each, output in zip(who, together, strict=True):
-            if each is own:
+        for item, output in zip(who, together, strict=True):
+            if item is adapter_request:
                 with torch.no_grad():
                     values = pick(base(torch.tensor([output.prompt_token_ids])))[0]
                 torch.testing.assert_close(output.outputs.data, values, atol=1e-4, rtol=1e-4)
@@ -108,7 +110,11 @@ def test_states_of_encoders_are_those_of_peft(tmp_path: Path, kind: str) -> None
         options = {}
     adapter = adapt(model, tmp_path / "adapter", AutoModel, TARGETS[kind], **options)
     compare(
-        model, adapter, AutoModel, lambda said: said.last_hidden_state, pooling_task="token_embed"
+        model,
+        adapter,
+        AutoModel,
+        lambda output: output.last_hidden_state,
+        pooling_task="token_embed",
     )
     verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
@@ -124,11 +130,11 @@ def test_classifiers_that_an_adapter_brings_are_those_of_peft(tmp_path: Path, ki
     verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
     assert {"score", "classifier"} & set(verdict.target_modules)
-    compare(model, adapter, auto, lambda said: said.logits)
+    compare(model, adapter, auto, lambda output: output.logits)
 
 
 #: Layers of heads, tables of words, and BERT's pooler, which is a part of its classifier alone.
-BESIDE = {
+OTHER_TARGETS = {
     "bert": ["query", "dense", "word_embeddings"],
     "roberta": ["query", "word_embeddings"],
     "distilbert": ["q_lin", "word_embeddings"],
@@ -136,22 +142,26 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("kind", BESIDE)
+@pytest.mark.parametrize("kind", OTHER_TARGETS)
 def test_tables_and_layers_of_heads_are_those_of_peft(tmp_path: Path, kind: str) -> None:
     auto = AutoModelForSequenceClassification
     model = make(kind, tmp_path / "model", "ForSequenceClassification", num_labels=3)
-    adapter = adapt(model, tmp_path / "adapter", auto, BESIDE[kind], task_type="SEQ_CLS")
+    adapter = adapt(model, tmp_path / "adapter", auto, OTHER_TARGETS[kind], task_type="SEQ_CLS")
     verdict = check_adapter(str(model), adapter, probe=True)
     assert verdict.error is None
     assert "embedding" in verdict.target_modules
-    compare(model, adapter, auto, lambda said: said.logits)
+    compare(model, adapter, auto, lambda output: output.logits)
 
 
 def test_a_pooler_that_nothing_is_pooled_by_changes_nothing(tmp_path: Path) -> None:
     model = make("bert", tmp_path / "model")
-    adapter = adapt(model, tmp_path / "adapter", AutoModel, BESIDE["bert"])
+    adapter = adapt(model, tmp_path / "adapter", AutoModel, OTHER_TARGETS["bert"])
     compare(
-        model, adapter, AutoModel, lambda said: said.last_hidden_state, pooling_task="token_embed"
+        model,
+        adapter,
+        AutoModel,
+        lambda output: output.last_hidden_state,
+        pooling_task="token_embed",
     )
 
 

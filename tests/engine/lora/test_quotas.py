@@ -16,33 +16,33 @@ from tests.engine.replica import Gateway, replica
 
 from .adapters import DEMO_MODEL, first_a, pirate, write_adapter
 
-PLACES, ADAPTERS, FLOOD = 4, 10, 40
+NUM_SLOTS, ADAPTERS, FLOOD = 4, 10, 40
 PROMPT = [1, 290, 202, 603, 4, 2, 202, 1, 287, 202]
 
 
 @pytest.fixture(scope="module")
 def gateway(redis_url: str) -> Iterator[Gateway]:
     prefix = f"quota{time.time_ns()}"
-    flags = ("--max-loras", str(PLACES), "--num-gpu-blocks-override", "1024")
+    flags = ("--max-loras", str(NUM_SLOTS), "--num-gpu-blocks-override", "1024")
     with replica(redis_url, prefix, Path(DEMO_MODEL), *flags):
-        made = Gateway(redis_url, prefix)
-        made.await_state("ready")
-        yield made
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        yield gateway
 
 
 @pytest.fixture(scope="module")
 def refs(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
     """The quiet tenant's adapter, and the loud one's."""
     config, tensors = pirate()
-    folder, found = tmp_path_factory.mktemp("adapters"), []
+    folder, refs = tmp_path_factory.mktemp("adapters"), []
     for number in range(1 + ADAPTERS):
         name = first_a(tensors)
         tensors[name] = torch.full_like(tensors[name], 0.01 * number)
         path = write_adapter(folder / str(number), config, tensors)
         digest = LoRARequest("x", 1, str(path)).ref().digest
         owner = "loud" if number else "quiet"
-        found.append(AdapterRef(digest=digest, name="own", path=str(path), owner=owner))
-    return found
+        refs.append(AdapterRef(digest=digest, name="own", path=str(path), owner=owner))
+    return refs
 
 
 def ask(gateway: Gateway, name: str, ref: AdapterRef, max_tokens: int) -> None:
@@ -68,13 +68,13 @@ def test_a_flood_of_adapters_does_not_keep_another_tenants_waiting(
     waits = []
     for turn in range(3):
         name = f"quiet{turn}"
-        before = sum(map(gateway.ended, flood))
+        initial_total = sum(map(gateway.is_finished, flood))
         ask(gateway, name, quiet, 8)
         gateway.wait(lambda name=name: bool(gateway.tokens(name)))
-        waits.append(sum(map(gateway.ended, flood)) - before)
+        waits.append(sum(map(gateway.is_finished, flood)) - initial_total)
         gateway.finish(name)
         assert gateway.tokens(name) == gateway.tokens("alone")
-    assert sum(map(gateway.ended, flood)) < FLOOD // 2, "it was no flood any more"
+    assert sum(map(gateway.is_finished, flood)) < FLOOD // 2, "it was no flood any more"
     # The flood has a place after another; the quiet tenant waits for none of them.
     assert max(waits) <= 2, waits
     gateway.finish(*flood, timeout=120)
@@ -82,5 +82,5 @@ def test_a_flood_of_adapters_does_not_keep_another_tenants_waiting(
     # The newest heartbeat may be from before the flood's end.
     gateway.wait(lambda: gateway.await_state("ready").stats.num_requests_running == 0)
     stats = gateway.await_state("ready").stats
-    assert stats.adapter_slots == PLACES
-    assert stats.adapter_evictions_total >= ADAPTERS - PLACES
+    assert stats.adapter_slots == NUM_SLOTS
+    assert stats.adapter_evictions_total >= ADAPTERS - NUM_SLOTS

@@ -66,7 +66,7 @@ def test_pytorchs_file_is_read_where_no_safetensors_are(
         read_adapter(tmp_path, modules)
 
 
-def _wrong_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+def _misstated_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     name = first_a(tensors)
     tensors[name] = tensors[name][:4]
     return name
@@ -102,7 +102,7 @@ def _integers(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     return name
 
 
-def _whole_module(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+def _full_module(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     name = "base_model.model.model.layers.0.mlp.up_proj.modules_to_save.weight"
     tensors[name] = zeros(704, 256)
     return name
@@ -124,8 +124,8 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
 @pytest.mark.parametrize(
     "spoil",
     [
-        _wrong_rank, _nan, _no_partner, _unknown_module, _unknown_tensor, _integers, _whole_module,
-        _nothing, _setting("peft_type", "LOHA"), _setting("r", 0), _setting("r", "8"),
+        _misstated_rank, _nan, _no_partner, _unknown_module, _unknown_tensor, _integers,
+        _full_module, _nothing, _setting("peft_type", "LOHA"), _setting("r", 0), _setting("r", "8"),
         _setting("r", True), _setting("lora_alpha", float("inf")), _setting("bias", "some"),
         _setting("use_rslora", "yes"), _setting("init_lora_weights", "pissa"),
         _setting("use_qalora", True), _setting("alora_invocation_tokens", [1]),
@@ -155,7 +155,7 @@ EMBEDDING, HEAD = "base_model.model.model.embed_tokens.", "base_model.model.lm_h
 
 
 @pytest.mark.parametrize(
-    ("tensor", "shape", "told"),
+    ("tensor", "shape", "text"),
     [
         (f"{EMBEDDING}modules_to_save.weight", (513, 256), "embedding has 513 .* layer 3072"),
         (f"{EMBEDDING}lora_embedding_A", (8, 600), "600 tokens, but the adapter's table is for"),
@@ -166,12 +166,12 @@ EMBEDDING, HEAD = "base_model.model.model.embed_tokens.", "base_model.model.lm_h
     ],
 )
 def test_tables_of_other_vocabularies_are_refused_with_both(
-    tmp_path: Path, modules: TargetModules, tensor: str, shape: tuple[int, ...], told: str
+    tmp_path: Path, modules: TargetModules, tensor: str, shape: tuple[int, ...], text: str
 ) -> None:
     assert modules.vocab_size == 3072
     config, tensors = pirate()
     folder = write_adapter(tmp_path / "adapter", config, {**tensors, tensor: zeros(*shape)})
-    with pytest.raises(InvalidRequest, match=f"'{tensor}' is for a vocabulary .*{told}"):
+    with pytest.raises(InvalidRequest, match=f"'{tensor}' is for a vocabulary .*{text}"):
         read_adapter(folder, modules)
 
 
@@ -236,11 +236,11 @@ def test_fault_20_bytes_changed_anywhere_are_refused_or_read(
     config, tensors = pirate()
     few = {key: tensor for key, tensor in tensors.items() if ".layers.0." in key}
     path = write_adapter(tmp_path, config, few) / name
-    whole = path.read_bytes()
-    size = len(whole) if name == CONFIG_FILE else 8 + int.from_bytes(whole[:8], "little")
+    full_data = path.read_bytes()
+    size = len(full_data) if name == CONFIG_FILE else 8 + int.from_bytes(full_data[:8], "little")
     rng, refused, turns = random.Random(9), 0, 120
     for turn in range(turns):
-        content = bytearray(whole)
+        content = bytearray(full_data)
         for _ in range(1 + turn % 3):
             content[rng.randrange(size)] = rng.choice((rng.randrange(256), *b'0199{}[]",:'))
         path.write_bytes(content)
@@ -330,7 +330,7 @@ def test_fault_20_the_time_of_all_patterns_and_names_is_bounded(
 
 def test_the_first_key_counts_be_it_a_name_or_a_pattern() -> None:
     def rank(*keys: str) -> int:
-        pattern = {key: 2 + place for place, key in enumerate(keys)}
+        pattern = {key: 2 + index for index, key in enumerate(keys)}
         config = parse_adapter_config({"peft_type": "LORA", "r": 64, "rank_pattern": pattern})
         return config.rank_of("model.layers.1.mlp.up_proj")
 
@@ -355,10 +355,10 @@ def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFix
     """In a process of its own where it refuses; test_probe.py has one that doesn't."""
     flags = ["--model", str(DEMO_MODEL), "--adapter"]
     assert main([*flags, str(PIRATE)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ok"], found["error"], found["rank"]) == (True, None, 8)
-    assert found["num_bytes"] == 2 * found["num_parameters"] > 0
+    payload = json.loads(capsys.readouterr().out)
+    assert (payload["ok"], payload["error"], payload["rank"]) == (True, None, 8)
+    assert payload["num_bytes"] == 2 * payload["num_parameters"] > 0
     command = [sys.executable, "-m", "engine.lora.check", *flags, str(tmp_path / "nowhere")]
     done = subprocess.run(command, capture_output=True, check=False)
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"], found["error"]["param"]) == (1, False, "path")
+    payload = json.loads(done.stdout)
+    assert (done.returncode, payload["ok"], payload["error"]["param"]) == (1, False, "path")

@@ -33,9 +33,9 @@ def ref(name: str, folder: Path | None = None, owner: str = "") -> AdapterRef:
 def gateway(redis_url: str) -> Iterator[Gateway]:
     prefix = f"lora{time.time_ns()}"
     with replica(redis_url, prefix, Path(DEMO_MODEL), "--max-loras", "2"):
-        made = Gateway(redis_url, prefix)
-        made.await_state("ready")
-        yield made
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        yield gateway
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +49,9 @@ def expected() -> dict[str | None, list[int]]:
         use_tqdm=False,
         lora_request=requests,
     )
-    said = [result.outputs[0].token_ids for result in results]
-    assert len({tuple(each) for each in said}) == 3
-    return dict(zip((None, *ADAPTERS), said, strict=True))
+    token_ids = [result.outputs[0].token_ids for result in results]
+    assert len({tuple(token_id) for token_id in token_ids}) == 3
+    return dict(zip((None, *ADAPTERS), token_ids, strict=True))
 
 
 def ask(gateway: Gateway, request_id: str, adapter: AdapterRef | None, tenant: str = "t") -> None:
@@ -68,8 +68,8 @@ def ask(gateway: Gateway, request_id: str, adapter: AdapterRef | None, tenant: s
 def state_of(gateway: Gateway, digest: str) -> AdapterStatus | None:
     """What the heartbeat says of an adapter."""
     beat = gateway.heartbeat()
-    found = [each for each in beat.adapters if each.digest == digest] if beat else []
-    return found[0] if found else None
+    statuses = [adapter for adapter in beat.adapters if adapter.digest == digest] if beat else []
+    return statuses[0] if statuses else None
 
 
 def test_equal_names_of_two_tenants_stand_for_their_own_weights(
@@ -84,17 +84,17 @@ def test_equal_names_of_two_tenants_stand_for_their_own_weights(
         assert gateway.tokens(f"two{turn}") == expected["butler"]
         assert gateway.tokens(f"base{turn}") == expected[None]
     # Heartbeats are apart from answers: the last one may be of when the adapter was still read.
-    digest, found = ref("pirate").digest, list[AdapterStatus]()
+    digest, statuses = ref("pirate").digest, list[AdapterStatus]()
 
-    def is_there() -> bool:
+    def is_on_device() -> bool:
         state = state_of(gateway, digest)
-        found[:] = [state] if state is not None and state.tier == "device" else []
-        return bool(found)
+        statuses[:] = [state] if state is not None and state.tier == "device" else []
+        return bool(statuses)
 
-    gateway.wait(is_there)
-    assert (found[0].rank, found[0].name) == (8, "same")
-    assert found[0].num_bytes > 0
-    assert found[0].load_seconds > 0
+    gateway.wait(is_on_device)
+    assert (statuses[0].rank, statuses[0].name) == (8, "same")
+    assert statuses[0].num_bytes > 0
+    assert statuses[0].load_seconds > 0
 
 
 def test_operators_load_pin_and_unload(gateway: Gateway) -> None:

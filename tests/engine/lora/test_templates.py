@@ -37,9 +37,9 @@ from .peft_oracle import checkpoint, make_adapter
 
 def loaded(model: Path | str) -> AdaptableModel:
     llm = LLM(str(model), dtype="float32", skip_tokenizer_init=True, num_gpu_blocks_override=16)
-    found = llm.core.executor.worker.loaded.model  # type: ignore[attr-defined]
-    assert isinstance(found, NativeDecoder | NativeEncoder)
-    return found
+    actual_model = llm.core.executor.worker.loaded.model  # type: ignore[attr-defined]
+    assert isinstance(actual_model, NativeDecoder | NativeEncoder)
+    return actual_model
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def refuse(*args: Any) -> Any:
 
 def added(model: AdaptableModel, lora: PackedLora) -> Tensor:
     """What rows get, by the kernels."""
-    made = torch.Generator().manual_seed(0)
-    x = torch.randn(3, lora.in_features, generator=made)
-    y = torch.randn(3, lora.out_features, generator=made)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, lora.in_features, generator=generator)
+    y = torch.randn(3, lora.out_features, generator=generator)
     model.ops.add_lora(y, x, [(lora, torch.tensor([0, 2]))])
     return y
 
@@ -99,11 +99,13 @@ def test_a_second_adapter_of_one_layout_is_the_same_either_way(
     with monkeypatch.context() as blind:
         blind.setattr(store_module, "read_adapter", refuse)
         facts = store.load(ref(two), model)
-    found = store.device[ref(two).digest]
-    wanted = pack_adapter(read_adapter(two, TargetModules(model.spec)), model)
+    result = store.device[ref(two).digest]
+    expected_adapter = pack_adapter(read_adapter(two, TargetModules(model.spec)), model)
     assert facts.rank == store.load(ref(one), model).rank
-    assert (found.table is None) == (wanted.table is None)
-    for layer, (ours, theirs) in enumerate(zip(found.layers, wanted.layers, strict=True)):
+    assert (result.table is None) == (expected_adapter.table is None)
+    for layer, (ours, theirs) in enumerate(
+        zip(result.layers, expected_adapter.layers, strict=True)
+    ):
         assert ours.keys() == theirs.keys()
         for slot, lora in ours.items():
             assert (lora.rank, lora.in_features) == (theirs[slot].rank, theirs[slot].in_features)
@@ -133,10 +135,10 @@ def test_what_is_wrong_with_a_known_layout_is_still_refused_by_name(
     store.load(ref(write_adapter(tmp_path / "good", config, tensors)), demo)
     spoil(tensors)
     folder = write_adapter(tmp_path / "bad", config, tensors)
-    given = AdapterRef(digest=digest or adapter_digest(folder), path=str(folder))
+    adapter_ref = AdapterRef(digest=digest or adapter_digest(folder), path=str(folder))
     with pytest.raises(InvalidRequest, match=words):
-        store.load(given, demo)
-    assert given.digest not in store.device
+        store.load(adapter_ref, demo)
+    assert adapter_ref.digest not in store.device
 
 
 def test_another_configuration_of_the_same_tensors_is_another_layout(
@@ -159,9 +161,9 @@ def test_a_tokenizer_beside_a_known_layout_is_in_the_digest_alone(
     folder = write_adapter(tmp_path / "two", config, tensors)
     (folder / "added_tokens.json").write_text("{}")
     monkeypatch.setattr(store_module, "read_adapter", refuse)
-    given = ref(folder)
-    store.load(given, demo)
-    assert given.digest in store.device
+    input_ref = ref(folder)
+    store.load(input_ref, demo)
+    assert input_ref.digest in store.device
     (folder / "added_tokens.json").write_text('{"<ahoy>": 1}')
     with pytest.raises(AssertionError, match="tensor by tensor"):  # it's another adapter now
         store.load(AdapterRef(digest="0" * 64, path=str(folder)), demo)
@@ -172,14 +174,14 @@ def test_a_truncated_file_of_a_known_layout_is_refused(
 ) -> None:
     store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
     folder = write_adapter(tmp_path / "one", config, tensors)
-    given = ref(folder)
-    store.load(given, demo)
-    store.unload(given.digest)
+    input_ref = ref(folder)
+    store.load(input_ref, demo)
+    store.unload(input_ref.digest)
     store.clear_host()
     file = folder / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-64])
     with pytest.raises(InvalidRequest, match="valid safetensors file"):
-        store.load(given, demo)
+        store.load(input_ref, demo)
 
 
 def test_files_are_hashed_once_until_they_are_written(
@@ -188,22 +190,22 @@ def test_files_are_hashed_once_until_they_are_written(
     """Whatever their size and their dates say then."""
     monkeypatch.setattr("engine.contract.lora._TICK_S", -1.0)
     hashed: list[int] = []
-    whole = _Files.digest.fget
-    assert whole is not None
+    full = _Files.digest.fget
+    assert full is not None
 
     def counted(files: _Files) -> str:
         hashed.append(len(files.weights))
-        return str(whole(files))
+        return str(full(files))
 
     monkeypatch.setattr(_Files, "digest", property(counted))
     store, (config, tensors) = AdapterStore(StoreLimits()), pirate()
     store.load(ref(write_adapter(tmp_path / "one", config, tensors)), demo)
     folder = write_adapter(tmp_path / "two", config, tensors)
-    given = LoRARequest("two", 1, str(folder)).ref()
+    input_ref = LoRARequest("two", 1, str(folder)).ref()
     hashed.clear()
     for _ in range(2):
-        store.load(given, demo)
-        store.unload(given.digest)
+        store.load(input_ref, demo)
+        store.unload(input_ref.digest)
         store.clear_host()
     assert hashed == []
     file = folder / WEIGHTS_FILE
@@ -212,8 +214,8 @@ def test_files_are_hashed_once_until_they_are_written(
     file.write_bytes(content)
     os.utime(file, ns=(dates.st_atime_ns, dates.st_mtime_ns))
     with pytest.raises(InvalidRequest, match="its files hold"):
-        store.load(given, demo)
-    assert LoRARequest("two", 1, str(folder)).ref().digest != given.digest
+        store.load(input_ref, demo)
+    assert LoRARequest("two", 1, str(folder)).ref().digest != input_ref.digest
 
 
 def test_files_that_were_written_just_now_are_hashed_again(
@@ -222,7 +224,7 @@ def test_files_that_were_written_just_now_are_hashed_again(
     """A second write within one tick of the file system's clock leaves no trace."""
     path = write_adapter(tmp_path / "one", *pirate())
     digests, states = DigestCache(), file_fingerprints(path)
-    for seconds, known in ((3600.0, None), (-1.0, digests.of(path))):
+    for seconds, expected in ((3600.0, None), (-1.0, digests.of(path))):
         monkeypatch.setattr("engine.contract.lora._TICK_S", seconds)
         digests.of(path)
-        assert digests.get_cached(path, states) == known
+        assert digests.get_cached(path, states) == expected

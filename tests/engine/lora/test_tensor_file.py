@@ -18,10 +18,10 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _tensors(*dtypes: torch.dtype) -> dict[str, Tensor]:
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return {
-        f"{place}.{number}": torch.randn(5 + number, 3, generator=made).to(dtype)
-        for place, dtype in enumerate(dtypes)
+        f"{index}.{number}": torch.randn(5 + number, 3, generator=generator).to(dtype)
+        for index, dtype in enumerate(dtypes)
         for number in range(4)
     }
 

@@ -81,7 +81,7 @@ def _repeated_part(rng: Random) -> bytes:
     return data[:start] + data[max(0, start - 60) :]
 
 
-def _wrong_checksum(rng: Random) -> bytes:
+def _invalid_checksum(rng: Random) -> bytes:
     data = encoded(_picture(rng), "PNG")
     position = data.index(b"IDAT") + 4 + struct.unpack(">I", data[33:37])[0]
     return data[:position] + rng.randbytes(4) + data[position + 4 :]
@@ -209,7 +209,7 @@ def _refused_format(rng: Random) -> bytes:
 
 
 KINDS: tuple[Callable[[Random], bytes], ...] = (
-    _truncated, _flipped_bytes, _repeated_part, _wrong_checksum, _bomb, _compressed_bomb,
+    _truncated, _flipped_bytes, _repeated_part, _invalid_checksum, _bomb, _compressed_bomb,
     _no_pixels, _sliver, _one_pixel, _more_rows_than_data, _forged_depth, _interlaced, _forged_bmp,
     _forged_gif, _forged_tiff, _forged_webp, _huge_exif, _forged_exif, _long_comments,
     _sixteen_bits, _floats, _cmyk, _palette_with_alpha, _index_beyond_the_palette, _animation,

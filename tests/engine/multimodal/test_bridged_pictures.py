@@ -43,7 +43,7 @@ def test_tokens_equal_those_of_transformers_together_cached_and_cut(
         {"prompt": f"See {IMAGE_TOKEN} here.", "multi_modal_data": {"image": [one]}},
         {"prompt": f"{IMAGE_TOKEN} and {IMAGE_TOKEN}", "multi_modal_data": {"image": [wide, one]}},
     ]
-    wanted = [
+    expected_tokens = [
         expected(model, processor, p["prompt"], p["multi_modal_data"]["image"], NUM_TOKENS)
         for p in prompts
     ]
@@ -51,8 +51,8 @@ def test_tokens_equal_those_of_transformers_together_cached_and_cut(
         llm = LLM(
             str(tmp_path), model_impl="transformers", max_num_batched_tokens=budget, **OPTIONS
         )
-        assert generate_tokens(llm, prompts) == wanted
-        assert generate_tokens(llm, prompts) == wanted
+        assert generate_tokens(llm, prompts) == expected_tokens
+        assert generate_tokens(llm, prompts) == expected_tokens
         assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
 
 

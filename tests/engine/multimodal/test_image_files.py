@@ -132,9 +132,9 @@ def test_what_is_no_picture_is_refused(data: bytes) -> None:
 def test_damaged_files_are_read_or_refused(form: str) -> None:
     """Cut off, with bytes flipped, doubled and swapped, at random places."""
     rng = random.Random(form)
-    whole = encoded(colours(), form)
+    full = encoded(colours(), form)
     for _ in range(60):
-        data = bytearray(whole)
+        data = bytearray(full)
         match rng.randrange(4):
             case 0:
                 del data[rng.randrange(len(data)) :]
@@ -142,8 +142,8 @@ def test_damaged_files_are_read_or_refused(form: str) -> None:
                 for _ in range(rng.randrange(1, 9)):
                     data[rng.randrange(len(data))] = rng.randrange(256)
             case 2:
-                place = rng.randrange(len(data))
-                data[place:place] = data[max(0, place - 50) : place]
+                index = rng.randrange(len(data))
+                data[index:index] = data[max(0, index - 50) : index]
             case 3:
                 data = bytearray(data[: len(data) // 2] + rng.randbytes(200))
         try:

@@ -76,8 +76,11 @@ def expected(
         if name == "qwen25_vl":
             options = {"second_per_grid_ts": torch.tensor([2 / FPS])}
         if name == "qwen3_vl":
-            shown = [*range(len(frames)), len(frames) - 1]
-            times = [(shown[2 * step] + shown[2 * step + 1]) / 2 / FPS for step in range(steps)]
+            frame_indexes = [*range(len(frames)), len(frames) - 1]
+            times = [
+                (frame_indexes[2 * step] + frame_indexes[2 * step + 1]) / 2 / FPS
+                for step in range(steps)
+            ]
             pads = f"<|vision_start|>{VIDEO_TOKEN * (count // steps)}<|vision_end|>"
             text = "".join(f"<{time:.1f} seconds>{pads}" for time in times)
             prompt = prompt.replace(WRAPPED, VIDEO_TOKEN)
@@ -114,12 +117,12 @@ def test_tokens_of_videos_equal_those_of_transformers(
     prompts = [
         {"prompt": prompt, "multi_modal_data": {"video": (video, {"fps": FPS})}} for video in videos
     ]
-    wanted = [expected(name, model, processor, prompt, video) for video in videos]
+    expected_tokens = [expected(name, model, processor, prompt, video) for video in videos]
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
-    assert run(llm, prompts) == wanted
-    assert run(llm, prompts) == wanted  # from the cache
+    assert run(llm, prompts) == expected_tokens
+    assert run(llm, prompts) == expected_tokens  # from the cache
     cut = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=16)
-    assert run(cut, prompts) == wanted
+    assert run(cut, prompts) == expected_tokens
     cut.llm_engine.core.check_integrity()
 
 
@@ -159,9 +162,9 @@ def test_models_and_limits_refuse_videos_by_field(
     )
     with pytest.raises(InvalidRequest, match="at most 0 videos"):
         llm.generate({"prompt": WRAPPED, "multi_modal_data": one})
-    for wrong in (1, [picture(1, 9, 9), picture(1, 8, 8)], (frames_of(1), {"fps": 0})):
+    for invalid in (1, [picture(1, 9, 9), picture(1, 8, 8)], (frames_of(1), {"fps": 0})):
         with pytest.raises(InvalidRequest) as refused:
-            llm.generate({"prompt": WRAPPED, "multi_modal_data": {"video": wrong}})
+            llm.generate({"prompt": WRAPPED, "multi_modal_data": {"video": invalid}})
         assert refused.value.param == "multi_modal_data"
 
 
@@ -230,8 +233,8 @@ def test_animations_are_videos(form: str) -> None:
 
 def test_headers_that_lie_and_files_that_are_cut_are_read_as_far_as_they_go() -> None:
     data = encoded("avi", "mjpeg")
-    at = data.index(b"avih") + 8 + 16  # dwTotalFrames
-    lying = data[:at] + (10**9).to_bytes(4, "little") + data[at + 4 :]
+    offset = data.index(b"avih") + 8 + 16  # dwTotalFrames
+    lying = data[:offset] + (10**9).to_bytes(4, "little") + data[offset + 4 :]
     assert brightness(read_video(lying, {"num_frames": 4})) == [0, 9, 19, 29]
     cut = encoded("matroska", "mpeg4")
     assert 0 < len(read_video(cut[: len(cut) * 2 // 3]).frames) < 30

@@ -29,13 +29,13 @@ NUM_TOKENS = 12
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any, Any]]:
     """name -> folder, model and processor."""
-    made: dict[str, tuple[Path, Any, Any]] = {}
+    families: dict[str, tuple[Path, Any, Any]] = {}
 
     def get(name: str) -> tuple[Path, Any, Any]:
-        if name not in made:
+        if name not in families:
             folder = tmp_path_factory.mktemp(name)
-            made[name] = (folder, *FAMILIES[name](folder))
-        return made[name]
+            families[name] = (folder, *FAMILIES[name](folder))
+        return families[name]
 
     return get
 
@@ -68,7 +68,7 @@ def test_tokens_equal_those_of_transformers(
 ) -> None:
     folder, model, processor = family(name)
     prompts = _prompts(name)
-    wanted = [
+    expected_tokens = [
         expected(
             model,
             processor,
@@ -79,10 +79,10 @@ def test_tokens_equal_those_of_transformers(
         for prompt in prompts
     ]
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=512)
-    assert generate_tokens(llm, prompts) == wanted  # together
-    assert generate_tokens(llm, prompts) == wanted  # from the cache
+    assert generate_tokens(llm, prompts) == expected_tokens  # together
+    assert generate_tokens(llm, prompts) == expected_tokens  # from the cache
     assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
-    for prompt, tokens in zip(prompts, wanted, strict=True):
+    for prompt, tokens in zip(prompts, expected_tokens, strict=True):
         llm.reset_prefix_cache()
         assert generate_tokens(llm, [prompt]) == [tokens]  # alone
 
@@ -111,11 +111,11 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
 ) -> None:
     folder, _, _ = family(name)
     prompts = _prompts(name)[1:]
-    wanted = generate_tokens(
+    expected_token_ids = generate_tokens(
         LLM(str(folder), dtype="float32", num_gpu_blocks_override=256), prompts
     )
     cut = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256, max_num_batched_tokens=16)
-    assert generate_tokens(cut, prompts) == wanted
+    assert generate_tokens(cut, prompts) == expected_token_ids
     cut.reset_prefix_cache()
     core = cut.llm_engine.core
     step, calls = core.step, 0
@@ -126,7 +126,7 @@ def test_cut_prompts_and_preempted_sequences_give_the_same_tokens(
         return core.preempt_all() if calls % 4 == 0 else step()
 
     core.step = step_with_preemptions  # type: ignore[method-assign]
-    assert generate_tokens(cut, prompts) == wanted
+    assert generate_tokens(cut, prompts) == expected_token_ids
     assert core.scheduler.num_preemptions
     core.check_integrity()
 
@@ -238,7 +238,9 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
     good, bad = picture(1, 40, 40), picture(2, 40, 40)
     prompt = f"See {IMAGE_TOKEN}"
-    wanted = generate_tokens(llm, [{"prompt": prompt, "multi_modal_data": {"image": good}}])
+    expected_token_ids = generate_tokens(
+        llm, [{"prompt": prompt, "multi_modal_data": {"image": good}}]
+    )
     llm.reset_prefix_cache()
     engine = llm.llm_engine
     marked = engine.media_processor().prepare(bad).tensors["pixel_values"]
@@ -257,7 +259,7 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
     results = {}
     while engine.has_unfinished_requests():
         results |= {result.request_id: result for result in engine.step()}
-    assert list(results["good"].outputs[0].token_ids) == wanted[0]
+    assert list(results["good"].outputs[0].token_ids) == expected_token_ids[0]
     assert "The encoder broke." in str(results["bad"].error)
     engine.core.check_integrity()
 
@@ -388,5 +390,8 @@ def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
     folder, _, _ = family("gemma3")
     prompts = _prompts("gemma3")
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 256}
-    compiled, plain = LLM(str(folder), **options), LLM(str(folder), **options, cpu_kernels=False)
-    assert generate_tokens(compiled, prompts) == generate_tokens(plain, prompts)
+    compiled, baseline_llm = (
+        LLM(str(folder), **options),
+        LLM(str(folder), **options, cpu_kernels=False),
+    )
+    assert generate_tokens(compiled, prompts) == generate_tokens(baseline_llm, prompts)

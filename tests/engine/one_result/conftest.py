@@ -28,7 +28,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 _ROWS8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 #: Checkpoints that stay as they are in memory.
-KEPT: dict[str, tuple[dict[str, Any], Writer]] = {
+CONVERTED: dict[str, tuple[dict[str, Any], Writer]] = {
     "gptq, act order": (
         {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
         gptq(sorted_=True, symmetric=False),
@@ -52,12 +52,12 @@ CACHES = ["float32", "bfloat16", "float16", "int8", "fp8"]
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Recipe of a family -> the folder of its checkpoint."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def get(name: str) -> Path:
-        if name not in made:
-            made[name] = make(NATIVE[name], tmp_path_factory.mktemp(name) / "made")[1]
-        return made[name]
+        if name not in folders:
+            folders[name] = make(NATIVE[name], tmp_path_factory.mktemp(name) / "made")[1]
+        return folders[name]
 
     return get
 
@@ -74,13 +74,13 @@ def engine(
         folder = checkpoint(family)
         if weights == "gguf":
             # As wide as a block of the K types.
-            made = make_model(family, tmp_path / "made", hidden_size=256, intermediate_size=256)
+            model = make_model(family, tmp_path / "made", hidden_size=256, intermediate_size=256)
             kinds = itertools.cycle(GGUF)
-            folder = write_gguf(made, tmp_path / "model.gguf", lambda name: next(kinds))
+            folder = write_gguf(model, tmp_path / "model.gguf", lambda name: next(kinds))
         elif weights == "mxfp4":
             folder = make_mxfp4(folder, tmp_path).packed
-        elif weights in KEPT:
-            folder = make_pair(folder, tmp_path / "made", *KEPT[weights]).packed
+        elif weights in CONVERTED:
+            folder = make_pair(folder, tmp_path / "made", *CONVERTED[weights]).packed
         else:
             settings = {**FORMATS[weights], **settings}
         defaults = {"max_model_len": 256, "num_gpu_blocks_override": 64, "num_threads": 1}

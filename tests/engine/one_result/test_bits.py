@@ -16,7 +16,7 @@ from engine import LLM, LoRARequest
 from tests.engine.families.conftest import NATIVE
 from tests.engine.lora.peft_oracle import make_adapter
 from tests.engine.lora.test_peft_equality import ALL
-from tests.engine.one_result.conftest import CACHES, FORMATS, KEPT
+from tests.engine.one_result.conftest import CACHES, CONVERTED, FORMATS
 from tests.engine.plain_paths import expert_by_expert, layer_by_layer
 from tests.survey.one_result import Cut, Tokens, Watch, differing, run
 from tests.survey.recipes import VOCAB
@@ -29,8 +29,8 @@ Engine = Callable[..., LLM]
 #: Every other family has one of them.
 WITH_ALL = ["llama", "gemma2", "gpt_oss", "bloom", "phi", "deepseek_v3"]
 CASES = [(family, cache) for family in WITH_ALL for cache in CACHES] + [
-    (family, CACHES[place % len(CACHES)])
-    for place, family in enumerate(sorted(set(NATIVE).difference(WITH_ALL)))
+    (family, CACHES[index % len(CACHES)])
+    for index, family in enumerate(sorted(set(NATIVE).difference(WITH_ALL)))
 ]
 #: What is cut at random: family, format of weights, cache dtype.
 AT_RANDOM = [
@@ -58,7 +58,7 @@ def test_families_and_caches(family: str, cache: str, engine: Engine) -> None:
     assert differing(engine(family, "float32", cache), a_sequence(1), MORE) == 0
 
 
-@pytest.mark.parametrize("weights", [*FORMATS, *KEPT, "gguf", "mxfp4"])
+@pytest.mark.parametrize("weights", [*FORMATS, *CONVERTED, "gguf", "mxfp4"])
 def test_formats_of_weights(weights: str, engine: Engine) -> None:
     family = "gpt_oss" if weights == "mxfp4" else "llama"
     assert differing(engine(family, weights, "auto"), a_sequence(2), MORE) == 0
@@ -86,10 +86,11 @@ def test_rows_with_an_adapter_beside_others(
     adapted = cast(LLM, Adapted(llm, adapter))
     sequence = (5, *a_sequence(6))
     assert differing(adapted, sequence, MORE) == 0
-    said = [
-        run(each, Watch(), (*sequence, *[0] * 12), Cut(known=LENGTH + 1)) for each in (llm, adapted)
+    results = [
+        run(model, Watch(), (*sequence, *[0] * 12), Cut(num_prompt_tokens=LENGTH + 1))
+        for model in (llm, adapted)
     ]
-    assert said[0] != said[1]
+    assert results[0] != results[1]
 
 
 @pytest.mark.parametrize("path", [layer_by_layer, expert_by_expert])
@@ -105,19 +106,20 @@ def test_a_sequence_cut_at_random(family: str, weights: str, cache: str, engine:
     beside it begin as it does."""
     llm, watch = engine(family, weights, cache, num_gpu_blocks_override=60), Watch()
     start = a_sequence(4, 60)
-    (whole,) = run(llm, watch, (*start, *[0] * 60), Cut(known=len(start)))
+    (full,) = run(llm, watch, (*start, *[0] * 60), Cut(num_prompt_tokens=len(start)))
 
     @settings(max_examples=10, deadline=None, derandomize=True, database=None)
     @given(data=st.data())
     def cut(data: st.DataObject) -> None:
-        length = st.integers(1, len(whole) - 1)
+        length = st.integers(1, len(full) - 1)
         seeds = data.draw(st.lists(st.integers(5, 8), max_size=5))
-        beside = [(*whole[: data.draw(length)], *a_sequence(seed, 20)) for seed in seeds]
+        extra = [(*full[: data.draw(length)], *a_sequence(seed, 20)) for seed in seeds]
         run(
-            llm, watch, whole,
+            llm, watch, full,
             Cut(
                 chunk=data.draw(st.sampled_from([1, 2, 7, 16, 33, 64, 500])),
-                known=data.draw(length), beside=tuple(beside), cold=data.draw(st.booleans()),
+                num_prompt_tokens=data.draw(length), other_sequences=tuple(extra),
+                cold=data.draw(st.booleans()),
                 threads=data.draw(st.integers(1, 3)),
             ),
         )  # fmt: skip

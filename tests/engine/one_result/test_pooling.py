@@ -19,7 +19,7 @@ Maker = Callable[..., Path]
 __all__ = ["pooling_model"]
 
 PROMPTS = [
-    [(7 * place + start) % 190 for place in range(length)]
+    [(7 * index + start) % 190 for index in range(length)]
     for start, length in ((5, 80), (11, 86), (30, 105), (2, 3), (9, 80), (17, 3), (40, 1))
 ]
 
@@ -29,23 +29,23 @@ def vectors(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
     return torch.tensor([output.outputs.embedding for output in outputs])
 
 
-def alone(llm: LLM) -> torch.Tensor:
+def run_separately(llm: LLM) -> torch.Tensor:
     return torch.cat([vectors(llm, [prompt]) for prompt in PROMPTS])
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_encoders(kind: str, pooling_model: Maker) -> None:
     llm = LLM(str(pooling_model(kind)))
-    assert torch.equal(vectors(llm, PROMPTS), alone(llm))
+    assert torch.equal(vectors(llm, PROMPTS), run_separately(llm))
 
 
 @pytest.mark.parametrize("pooling", ["LAST", "MEAN", "CLS"])
 @pytest.mark.parametrize("kind", DECODERS)
 def test_decoders_in_chunks(kind: str, pooling: str, pooling_model: Maker) -> None:
     settings: dict[str, Any] = {"pooler_config": {"pooling_type": pooling}}
-    whole = LLM(str(pooling_model(kind)), num_gpu_blocks_override=64, **settings)
+    full_llm = LLM(str(pooling_model(kind)), num_gpu_blocks_override=64, **settings)
     small = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 32}
     cut = LLM(str(pooling_model(kind)), **small, **settings)
-    expected = alone(whole)
+    expected = run_separately(full_llm)
     for _ in range(2):  # the second time prefixes are cached, where pooling lets them
         assert torch.equal(vectors(cut, PROMPTS), expected)

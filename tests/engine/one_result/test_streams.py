@@ -47,7 +47,7 @@ def request(index: int, name: str, resumed: list[int] | None = None) -> EngineRe
 
 def streams(core: EngineCore, requests: list[EngineRequest]) -> dict[str, Stream]:
     """What each gets: tokens, and their log probabilities."""
-    found: dict[str, Stream] = {message.request_id: ([], []) for message in requests}
+    streams_by_id: dict[str, Stream] = {message.request_id: ([], []) for message in requests}
     for message in requests:
         core.add_request(message)
     for _ in range(20_000):
@@ -55,10 +55,10 @@ def streams(core: EngineCore, requests: list[EngineRequest]) -> dict[str, Stream
             break
         for delta in core.step():
             assert delta.error is None
-            found[delta.request_id][0].extend(delta.token_ids)
-            found[delta.request_id][1].extend(delta.logprobs or [])
+            streams_by_id[delta.request_id][0].extend(delta.token_ids)
+            streams_by_id[delta.request_id][1].extend(delta.logprobs or [])
     core.check_integrity()
-    return found
+    return streams_by_id
 
 
 def engine(**settings: Any) -> EngineCore:
@@ -68,46 +68,48 @@ def engine(**settings: Any) -> EngineCore:
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[Stream]:
+def run_separately() -> list[Stream]:
     """Each stream on its own."""
     core = engine()
     return [streams(core, [request(i, "alone")])[f"alone-{i}"] for i in range(STREAMS)]
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_preempted_streams_go_on_with_the_same_tokens(cached: bool, alone: list[Stream]) -> None:
+def test_preempted_streams_go_on_with_the_same_tokens(
+    cached: bool, run_separately: list[Stream]
+) -> None:
     core = engine(
         num_gpu_blocks_override=28, max_num_batched_tokens=64, enable_prefix_caching=cached
     )
     together = streams(core, [request(i, "r") for i in range(STREAMS)])
-    assert [together[f"r-{i}"] for i in range(STREAMS)] == alone
+    assert [together[f"r-{i}"] for i in range(STREAMS)] == run_separately
     assert core.scheduler.num_preemptions > STREAMS / 2
 
 
 def test_drafted_streams_go_on_with_the_same_tokens(
-    alone: list[Stream], monkeypatch: pytest.MonkeyPatch
+    run_separately: list[Stream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several positions of a sequence in a step, most of them for nothing."""
     make_drafts_free(monkeypatch)
     draft = {"model": str(DEMO.parent / "draft"), "num_speculative_tokens": 4}
     core = engine(speculative_config=draft, num_gpu_blocks_override=60)
     together = streams(core, [request(i, "d") for i in range(STREAMS)])
-    assert [together[f"d-{i}"] for i in range(STREAMS)] == alone
+    assert [together[f"d-{i}"] for i in range(STREAMS)] == run_separately
     stats = core.stats
     accepted = stats.spec_decode_num_accepted_tokens_total
     assert STREAMS < accepted < stats.spec_decode_num_draft_tokens_total
     assert core.scheduler.num_preemptions > 0
 
 
-def test_resumed_streams_go_on_with_the_same_tokens(alone: list[Stream]) -> None:
+def test_resumed_streams_go_on_with_the_same_tokens(run_separately: list[Stream]) -> None:
     """As after a killed engine: another one gets the prompt and the tokens so far."""
     core, rng = engine(), random.Random(9)
     for turn in range(2):
-        at = [rng.randrange(1, len(tokens)) for tokens, _ in alone]
-        found = streams(
-            core, [request(i, f"t{turn}", alone[i][0][: at[i]]) for i in range(STREAMS)]
+        index = [rng.randrange(1, len(tokens)) for tokens, _ in run_separately]
+        streams_by_id = streams(
+            core, [request(i, f"t{turn}", run_separately[i][0][: index[i]]) for i in range(STREAMS)]
         )
-        for i, (tokens, logprobs) in enumerate(alone):
-            rest = found[f"t{turn}-{i}"]
-            assert rest == (tokens[at[i] :], logprobs[at[i] :]), (i, at[i])
+        for i, (tokens, logprobs) in enumerate(run_separately):
+            rest = streams_by_id[f"t{turn}-{i}"]
+            assert rest == (tokens[index[i] :], logprobs[index[i] :]), (i, index[i])
         core.reset_prefix_cache()

@@ -101,11 +101,11 @@ def test_an_io_processor_reads_and_answers_data(embedder: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("wanted", ["", "another"])
+@pytest.mark.parametrize("selection", ["", "another"])
 def test_what_quire_plugins_leaves_out_isnt_loaded(
-    wanted: str, monkeypatch: pytest.MonkeyPatch, embedder: Path
+    selection: str, monkeypatch: pytest.MonkeyPatch, embedder: Path
 ) -> None:
-    monkeypatch.setenv("QUIRE_PLUGINS", wanted)
+    monkeypatch.setenv("QUIRE_PLUGINS", selection)
     load_plugins()
     assert "ExampleForCausalLM" not in ModelRegistry.get_supported_archs()
     monkeypatch.setenv("EXAMPLE_STATS", "/nowhere/at/all")

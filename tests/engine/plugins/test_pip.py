@@ -13,10 +13,10 @@ import pytest
 from tests.packages import DEVICE, EXAMPLE, install
 
 
-def told(folder: Path) -> tuple[set[tuple[str, str, str]], set[str]]:
+def installed_points(folder: Path) -> tuple[set[tuple[str, str, str]], set[str]]:
     """The entry points of what is installed in a folder, and its modules."""
-    (found,) = distributions(path=[str(folder)])
-    points = {(point.group, point.name, point.value) for point in found.entry_points}
+    (distribution,) = distributions(path=[str(folder)])
+    points = {(point.group, point.name, point.value) for point in distribution.entry_points}
     return points, {path.name for path in folder.glob("*.py")}
 
 
@@ -31,4 +31,4 @@ def test_pip_installs_what_the_other_tests_use(package: Path, tmp_path: Path) ->
         check=True,
     )
     install(package, tmp_path / "linked")
-    assert told(tmp_path / "pip") == told(tmp_path / "linked")
+    assert installed_points(tmp_path / "pip") == installed_points(tmp_path / "linked")

@@ -16,12 +16,12 @@ Maker = Callable[..., Path]
 @pytest.fixture(scope="session")
 def pooling_model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     """(kind, head, **changes) -> folder of its random checkpoint; not to be changed."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def get(kind: str, head: str = "Model", **changes: Any) -> Path:
         key = f"{kind} {head} {changes}"
-        if key not in made:
-            made[key] = make(kind, tmp_path_factory.mktemp(kind), head, **changes)
-        return made[key]
+        if key not in folders:
+            folders[key] = make(kind, tmp_path_factory.mktemp(kind), head, **changes)
+        return folders[key]
 
     return get

@@ -132,12 +132,12 @@ def write_sentence_files(
         kinds.append("Normalize")
     modules = [
         {
-            "idx": place,
-            "name": str(place),
-            "path": f"{place}_{kind}" if place else "",
+            "idx": index,
+            "name": str(index),
+            "path": f"{index}_{kind}" if index else "",
             "type": f"sentence_transformers.models.{kind}",
         }
-        for place, kind in enumerate(kinds)
+        for index, kind in enumerate(kinds)
     ]
     write(folder / "modules.json", modules)
     write(folder / "config_sentence_transformers.json", config)

@@ -15,7 +15,7 @@ from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from tests.engine.pooling.models import DECODERS, TEXTS, change_config, make
 
 Maker = Callable[..., Path]
-LONG = [[(7 * place + start) % 190 for place in range(75)] for start in (5, 11, 30)]
+LONG = [[(7 * index + start) % 190 for index in range(75)] for start in (5, 11, 30)]
 
 
 def vectors(llm: LLM, prompts: Any, **params: Any) -> torch.Tensor:
@@ -88,9 +88,9 @@ def test_only_last_pooling_reads_cached_prefixes(pooling_model: Maker) -> None:
         assert output.num_cached_tokens == 0
     last = LLM(folder, num_gpu_blocks_override=32)
     last.embed([LONG[0]], use_tqdm=False)
-    (whole,) = last.encode([LONG[0]], pooling_task="token_embed", use_tqdm=False)
-    assert whole.num_cached_tokens == 0
-    assert whole.outputs.data.shape == (75, 32)
+    (full_output,) = last.encode([LONG[0]], pooling_task="token_embed", use_tqdm=False)
+    assert full_output.num_cached_tokens == 0
+    assert full_output.outputs.data.shape == (75, 32)
 
 
 def test_preempted_prompts_begin_anew(pooling_model: Maker) -> None:
@@ -103,9 +103,9 @@ def test_preempted_prompts_begin_anew(pooling_model: Maker) -> None:
         max_num_batched_tokens=32,
         long_prefill_token_threshold=16,
     )
-    found = vectors(llm, LONG)
+    embeddings = vectors(llm, LONG)
     assert llm.core.snapshot().num_preemptions_total > 0
-    torch.testing.assert_close(found, expected(folder, LONG, "MEAN"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(embeddings, expected(folder, LONG, "MEAN"), atol=1e-5, rtol=0)
     llm.core.check_integrity()
     assert llm.core.snapshot().num_free_blocks == 7
 

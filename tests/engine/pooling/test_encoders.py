@@ -36,9 +36,9 @@ def test_a_batch_gives_what_each_prompt_gives_alone(kind: str, pooling_model: Ma
     llm = LLM(str(pooling_model(kind)))
     together = llm.embed(TEXTS, use_tqdm=False)
     for text, output in zip(TEXTS, together, strict=True):
-        (alone,) = llm.embed(text, use_tqdm=False)
+        (isolated_output,) = llm.embed(text, use_tqdm=False)
         torch.testing.assert_close(
-            torch.tensor(alone.outputs.embedding),
+            torch.tensor(isolated_output.outputs.embedding),
             torch.tensor(output.outputs.embedding),
             atol=1e-6,
             rtol=0,
@@ -76,10 +76,10 @@ def test_token_types_tell_the_parts_of_a_pair_apart(pooling_model: Maker) -> Non
     split = ids.index(3) + 1
     types = torch.tensor([[0] * split + [1] * (len(ids) - split)])
     with torch.no_grad():
-        plain = oracle(torch.tensor([ids])).logits.sigmoid().item()
+        baseline_item = oracle(torch.tensor([ids])).logits.sigmoid().item()
         expected = oracle(torch.tensor([ids]), token_type_ids=types).logits.sigmoid().item()
     assert output.outputs.score == pytest.approx(expected, abs=1e-5)
-    assert abs(plain - expected) > 1e-3
+    assert abs(baseline_item - expected) > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "mpnet", "modernbert"])
@@ -90,8 +90,8 @@ def test_a_language_models_head_is_left_out(kind: str, pooling_model: Maker) -> 
     with torch.no_grad():
         hidden = oracle(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
     expected = torch.nn.functional.normalize(hidden[0], dim=-1)
-    found = torch.tensor(output.outputs.embedding)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    tensor = torch.tensor(output.outputs.embedding)
+    torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
 
 
 def test_bfloat16_weights_stay_close(pooling_model: Maker) -> None:

@@ -47,24 +47,24 @@ def test_vectors_equal_sentence_transformers(llm: LLM, oracle: Any) -> None:
 
 def test_a_batch_gives_what_each_text_gives_alone(llm: LLM) -> None:
     together = vectors(llm, TEXTS)
-    alone = np.concatenate([vectors(llm, [text]) for text in TEXTS])
-    assert np.abs(together - alone).max() < 1e-6
+    isolated = np.concatenate([vectors(llm, [text]) for text in TEXTS])
+    assert np.abs(together - isolated).max() < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("quantization", "least"),
+    ("quantization", "minimum"),
     [("int8", 0.99), ("int4", 0.9), ("fp8", 0.99), ("bitsandbytes", 0.9)],
 )
 def test_rounded_weights_give_nearly_the_same_vectors(
-    quantization: str, least: float, llm: LLM
+    quantization: str, minimum: float, llm: LLM
 ) -> None:
     rounded = LLM(str(minilm_folder()), quantization=quantization)
     together, floats = vectors(rounded, TEXTS), vectors(llm, TEXTS)
     similarity = (together * floats).sum(axis=1)
-    assert similarity.min() > least
+    assert similarity.min() > minimum
     assert similarity.min() < 0.999999, "nothing was rounded"
-    alone = np.concatenate([vectors(rounded, [text]) for text in TEXTS])
-    assert np.abs(together - alone).max() < 1e-6
+    isolated = np.concatenate([vectors(rounded, [text]) for text in TEXTS])
+    assert np.abs(together - isolated).max() < 1e-6
 
 
 def test_truncation_is_the_tokenizers(llm: LLM, oracle: Any) -> None:
@@ -78,8 +78,8 @@ def test_truncation_is_the_tokenizers(llm: LLM, oracle: Any) -> None:
 
 
 def test_likeness_ranks_meaning(llm: LLM) -> None:
-    found = llm.score(TEXTS[0], [TEXTS[1], TEXTS[2]], use_tqdm=False)
-    paris, cat = (output.outputs.score for output in found)
+    outputs = llm.score(TEXTS[0], [TEXTS[1], TEXTS[2]], use_tqdm=False)
+    paris, cat = (output.outputs.score for output in outputs)
     assert paris > 0.5 > 0.2 > cat
 
 

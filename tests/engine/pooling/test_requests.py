@@ -93,16 +93,16 @@ def test_fault_06_a_prompt_over_the_context_names_both_numbers(llm: LLM) -> None
 
 
 def test_many_prompts_share_steps_within_the_budget(llm: LLM) -> None:
-    prompts = [[4 + place % 150] * (1 + place * 7 % 60) for place in range(20)]
-    for place, prompt in enumerate(prompts):
-        submit(llm, str(place), prompt, tenant=f"t{place % 3}")
-    steps = found = 0
+    prompts = [[4 + index % 150] * (1 + index * 7 % 60) for index in range(20)]
+    for position, prompt in enumerate(prompts):
+        submit(llm, str(position), prompt, tenant=f"t{position % 3}")
+    steps = num_finished = 0
     while llm.core.has_work:
         deltas = llm.core.step()
         assert sum(delta.num_prompt_tokens for delta in deltas) <= 64
         assert all(delta.finish_reason == "stop" and delta.pooled for delta in deltas)
-        steps, found = steps + 1, found + len(deltas)
-    assert found == 20
+        steps, num_finished = steps + 1, num_finished + len(deltas)
+    assert num_finished == 20
     assert steps < 20
     llm.core.check_integrity()
 
@@ -127,9 +127,9 @@ def test_weights_that_are_no_numbers_fail_the_request_alone(llm: LLM) -> None:
     llm.core.executor.worker.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     submit(llm, "bad", [9, 5])
     submit(llm, "good", [5, 6])
-    found = {delta.request_id: delta for delta in llm.core.step()}
-    assert found["bad"].finish_reason == "error"
-    assert np.isfinite(from_bytes(found["good"].pooled or b"")).all()
+    deltas = {delta.request_id: delta for delta in llm.core.step()}
+    assert deltas["bad"].finish_reason == "error"
+    assert np.isfinite(from_bytes(deltas["good"].pooled or b"")).all()
 
 
 BAD = [9, 5]
@@ -147,8 +147,10 @@ def test_fault_64_of_a_batch_the_others_vectors_come(spoiled: LLM, ask: str) -> 
     call = getattr(spoiled, ask)
     first, bad, last = call([[5, 6], BAD, [6, 7, 8]], use_tqdm=False)
     for prompt, result in (([5, 6], first), ([6, 7, 8], last)):
-        (alone,) = call([prompt], use_tqdm=False)
-        np.testing.assert_allclose(result.outputs.embedding, alone.outputs.embedding, atol=1e-6)
+        (isolated_output,) = call([prompt], use_tqdm=False)
+        np.testing.assert_allclose(
+            result.outputs.embedding, isolated_output.outputs.embedding, atol=1e-6
+        )
         assert result.error is None
     assert isinstance(bad.error, EngineFault)
     assert "isn't finite" in bad.error.message
@@ -161,9 +163,9 @@ def test_fault_64_of_a_batch_the_others_vectors_come(spoiled: LLM, ask: str) -> 
 
 def test_fault_64_of_several_pairs_one_fails(spoiled: LLM) -> None:
     bad_word = spoiled.get_tokenizer().decode([9])
-    found = spoiled.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[0]], use_tqdm=False)
-    assert [each.error is None for each in found] == [True, False, True]
-    assert found[2].outputs.score == pytest.approx(1.0, abs=1e-5)
+    outputs = spoiled.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[0]], use_tqdm=False)
+    assert [output.error is None for output in outputs] == [True, False, True]
+    assert outputs[2].outputs.score == pytest.approx(1.0, abs=1e-5)
     with pytest.raises(EngineFault):
         spoiled.score(bad_word, [TEXTS[0], TEXTS[3]], use_tqdm=False)
 
@@ -175,20 +177,20 @@ def test_fault_64_heads_answer_the_others(pooling_model: Maker, ask: str, num_la
     llm.core.executor.worker.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     bad_word = llm.get_tokenizer().decode([9])
     if ask == "score":
-        found = llm.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
+        outputs = llm.score(TEXTS[0], [TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
     else:
-        found = llm.classify([TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
-    assert [each.error is None for each in found] == [True, False, True]
-    assert [each.outputs is None for each in found] == [False, True, False]
+        outputs = llm.classify([TEXTS[3], bad_word, TEXTS[2]], use_tqdm=False)
+    assert [output.error is None for output in outputs] == [True, False, True]
+    assert [output.outputs is None for output in outputs] == [False, True, False]
 
 
 def test_fault_64_a_step_hands_over_the_others_vectors(spoiled: LLM) -> None:
     engine = spoiled.llm_engine
     for name, prompt in (("bad", BAD), ("good", [5, 6])):
         engine.add_request(name, prompt, PoolingParams())
-    found = {each.request_id: each for each in engine.step()}
-    assert isinstance(found["bad"].error, EngineFault)
-    assert np.isfinite(found["good"].outputs.embedding).all()
+    outputs_by_id = {request.request_id: request for request in engine.step()}
+    assert isinstance(outputs_by_id["bad"].error, EngineFault)
+    assert np.isfinite(outputs_by_id["good"].outputs.embedding).all()
     assert not engine.has_unfinished_requests()
 
 
@@ -232,8 +234,10 @@ def test_scores_are_cosines(llm: LLM) -> None:
 
 def test_similarities() -> None:
     a, b = np.array([3.0, 4.0], dtype=np.float32), np.array([0.0, 1.0], dtype=np.float32)
-    found = {kind: similarity(kind, a, b) for kind in ("cosine", "dot", "euclidean", "manhattan")}
-    assert found == pytest.approx(
+    similarities = {
+        kind: similarity(kind, a, b) for kind in ("cosine", "dot", "euclidean", "manhattan")
+    }
+    assert similarities == pytest.approx(
         {"cosine": 0.8, "dot": 4.0, "euclidean": -(18**0.5), "manhattan": -6.0}
     )
     assert similarity("cosine", a, 0 * a) == 0.0
@@ -260,8 +264,8 @@ def test_params_may_differ_by_prompt(llm: LLM) -> None:
 def test_a_step_ahead_changes_nothing(
     kind: str, settings_: dict[str, Any], pooling_model: Maker
 ) -> None:
-    prompts = [[4 + place % 150] * (1 + place * 7 % 60) for place in range(12)]
-    found = []
+    prompts = [[4 + index % 150] * (1 + index * 7 % 60) for index in range(12)]
+    embeddings = []
     for ahead in (False, True):
         llm = LLM(
             str(pooling_model(kind)),
@@ -271,9 +275,9 @@ def test_a_step_ahead_changes_nothing(
             num_gpu_blocks_override=32,
             **settings_,
         )
-        found.append([out.outputs.embedding for out in llm.embed(prompts, use_tqdm=False)])
-        for place in range(3):
-            submit(llm, f"x{place}", prompts[-1])
+        embeddings.append([out.outputs.embedding for out in llm.embed(prompts, use_tqdm=False)])
+        for position in range(3):
+            submit(llm, f"x{position}", prompts[-1])
         deltas = [*llm.core.step(), *llm.core.abort("x0")]
         while llm.core.has_work:
             deltas += llm.core.step()
@@ -281,7 +285,7 @@ def test_a_step_ahead_changes_nothing(
         assert len(deltas) == 3
         llm.core.check_integrity()
         assert llm.core.snapshot().num_free_blocks == 32
-    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    np.testing.assert_allclose(embeddings[0], embeddings[1], atol=1e-6)
 
 
 def test_a_tenants_kv_quota_does_not_bind_a_model_without_a_kv_cache(llm: LLM) -> None:

@@ -110,10 +110,10 @@ def test_similarity_is_theirs(folder: Path) -> None:
 def test_cross_encoders(kind: str, changes: dict[str, Any], tmp_path: Path) -> None:
     folder = make(kind, tmp_path / "m", "ForSequenceClassification", num_labels=1)
     change_config(folder, **changes)
-    found = LLM(str(folder)).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
+    outputs = LLM(str(folder)).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
     oracle = st("CrossEncoder", folder)
     expected = oracle.predict([(TEXTS[0], text) for text in TEXTS[1:]])
-    np.testing.assert_allclose([out.outputs.score for out in found], expected, atol=1e-5)
+    np.testing.assert_allclose([out.outputs.score for out in outputs], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("function", [torch.nn.Identity, torch.nn.Sigmoid])
@@ -146,11 +146,11 @@ def test_a_pair_is_cut_where_it_is_longer(tmp_path: Path) -> None:
     folder = make("bert", tmp_path / "m", "ForSequenceClassification", num_labels=1)
     llm = LLM(str(folder), max_model_len=24)
     params = PoolingParams(truncate_prompt_tokens=-1)
-    found = llm.score(TEXTS[1], [TEXTS[0], TEXTS[1]], params, use_tqdm=False)
+    outputs = llm.score(TEXTS[1], [TEXTS[0], TEXTS[1]], params, use_tqdm=False)
     oracle = st("CrossEncoder", folder, max_length=24)
     expected = oracle.predict([(TEXTS[1], TEXTS[0]), (TEXTS[1], TEXTS[1])])
-    np.testing.assert_allclose([out.outputs.score for out in found], expected, atol=1e-5)
-    assert [len(out.prompt_token_ids) for out in found] == [24, 24]
+    np.testing.assert_allclose([out.outputs.score for out in outputs], expected, atol=1e-5)
+    assert [len(out.prompt_token_ids) for out in outputs] == [24, 24]
 
 
 @pytest.mark.parametrize(
@@ -169,15 +169,15 @@ def test_the_problem_decides_the_activation(
     change_config(folder, id2label={"2": "c", "0": "a", "1": "b"}, **changes)
     llm = LLM(str(folder))
     (logits,) = llm.classify(TEXTS[0], PoolingParams(use_activation=False), use_tqdm=False)
-    (found,) = llm.classify(TEXTS[0], use_tqdm=False)
+    (output,) = llm.classify(TEXTS[0], use_tqdm=False)
     values = np.array(logits.outputs.probs)
     expected = {
         "sigmoid": 1 / (1 + np.exp(-values)),
         "softmax": np.exp(values) / np.exp(values).sum(),
         "": values,
     }[activation]
-    np.testing.assert_allclose(found.outputs.probs, expected, atol=1e-6)
-    assert found.outputs.labels == ["a", "b", "c"]
+    np.testing.assert_allclose(output.outputs.probs, expected, atol=1e-6)
+    assert output.outputs.labels == ["a", "b", "c"]
 
 
 def test_dimensions_are_matryoshkas(folder: Path) -> None:
@@ -188,9 +188,9 @@ def test_dimensions_are_matryoshkas(folder: Path) -> None:
     llm = LLM(str(folder))
     with pytest.raises(InvalidRequest, match="one of 8, 16"):
         llm.embed("dog", PoolingParams(dimensions=9), use_tqdm=False)
-    (whole,) = llm.embed("dog", use_tqdm=False)
+    (full_output,) = llm.embed("dog", use_tqdm=False)
     (cut,) = llm.embed("dog", PoolingParams(dimensions=8), use_tqdm=False)
-    head = np.array(whole.outputs.embedding[:8])
+    head = np.array(full_output.outputs.embedding[:8])
     np.testing.assert_allclose(cut.outputs.embedding, head / np.linalg.norm(head), atol=1e-6)
     assert (
         LLM(str(folder), pooler_config={"dimensions": 16})

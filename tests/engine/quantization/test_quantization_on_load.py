@@ -36,14 +36,14 @@ Folder = Callable[[str], Path]
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize(
-    ("quantization", "most"),
+    ("quantization", "tolerance"),
     [("int8", 0.005), ("int4", 0.04), ("fp8", 0.01), ("bitsandbytes", 0.04)],
 )
 def test_perplexity_stays_near_that_of_bfloat16(
-    quantization: str, most: float, count: int | None
+    quantization: str, tolerance: float, count: int | None
 ) -> None:
-    wanted = demo_perplexity(count=count)
-    assert demo_perplexity(quantization, count=count) == pytest.approx(wanted, rel=most)
+    expected = demo_perplexity(count=count)
+    assert demo_perplexity(quantization, count=count) == pytest.approx(expected, rel=tolerance)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -69,8 +69,8 @@ def test_any_native_checkpoint_runs_and_batches_like_alone(
     together = [r.outputs[0].token_ids for r in llm.generate(prompts, GREEDY, use_tqdm=False)]
     llm.core.reset_prefix_cache()
     for prompt, tokens in zip(prompts, together, strict=True):
-        alone = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
-        assert alone.outputs[0].token_ids == tokens
+        isolated_output = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+        assert isolated_output.outputs[0].token_ids == tokens
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
@@ -176,7 +176,7 @@ def test_an_adapter_on_a_rounded_model_is_one_on_a_checkpoint_of_bitsandbytes(
     nf4: Pair, tmp_path: Path
 ) -> None:
     """The QLoRA flow of vLLM's manual."""
-    adapter = make_adapter(nf4.plain, tmp_path / "adapter")
+    adapter = make_adapter(nf4.dense, tmp_path / "adapter")
     request = LoRARequest("qlora", 1, str(adapter))
     answers = []
     for folder, settings in (
@@ -239,8 +239,8 @@ def test_pieces_are_joined_and_converted_in_one_buffer() -> None:
     joined = scratch.concatenate(parts, None)
     assert joined.dtype == torch.float32
     assert torch.equal(joined, torch.cat([part.float() for part in parts]))
-    whole = torch.randn(5, 8)
-    assert scratch.concatenate([whole], torch.float32) is whole
-    again = scratch.concatenate([whole], torch.float16)
-    assert torch.equal(again, whole.half())
+    full_tensor = torch.randn(5, 8)
+    assert scratch.concatenate([full_tensor], torch.float32) is full_tensor
+    again = scratch.concatenate([full_tensor], torch.float16)
+    assert torch.equal(again, full_tensor.half())
     assert again.data_ptr() == joined.data_ptr()

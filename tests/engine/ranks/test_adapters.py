@@ -110,10 +110,10 @@ def test_adapters_over_ranks_give_the_bits_of_one(
         adapter(folder, tmp_path / str(seed), seed, rank=rank)
         for seed, rank in enumerate((3, 11, 11))
     )
-    mixed, others = [first, None, second], [third, third, None]
+    mixed, other_requests = [first, None, second], [third, third, None]
     with running(folder, 1, max_loras=2, **options) as llm:
-        expected, expected_others = outputs(llm, mixed), outputs(llm, others)
-        assert expected_others[0] != expected[0]
+        expected, expected_other = outputs(llm, mixed), outputs(llm, other_requests)
+        assert expected_other[0] != expected[0]
         assert expected != outputs(llm, [None] * 3)
     ways = [{"size": size}]
     if family == "phi3":
@@ -121,7 +121,7 @@ def test_adapters_over_ranks_give_the_bits_of_one(
     for way in ways:
         with running(folder, max_loras=2, **way, **options) as llm:
             assert outputs(llm, mixed) == expected
-            assert outputs(llm, others) == expected_others
+            assert outputs(llm, other_requests) == expected_other
             assert outputs(llm, mixed) == expected
 
 

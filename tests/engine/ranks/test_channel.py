@@ -10,11 +10,11 @@ from engine.distributed.channel import Channel, ChannelClosed, RankReply, encode
 
 
 def test_a_thread_that_receives_cuts_no_message_of_another_short() -> None:
-    ours, theirs = (Channel(each) for each in socket.socketpair())
-    ended = threading.Event()
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    finished_event = threading.Event()
 
     def receive() -> None:
-        while not ended.is_set():
+        while not finished_event.is_set():
             ours.receive(0.01)
 
     failures: list[ChannelClosed] = []
@@ -30,7 +30,7 @@ def test_a_thread_that_receives_cuts_no_message_of_another_short() -> None:
         thread.start()
     time.sleep(0.2)  # the other side is in a step
     message = theirs.receive(5.0) if not failures else None
-    ended.set()
+    finished_event.set()
     for thread in threads:
         thread.join(5.0)
     ours.close()

@@ -116,8 +116,8 @@ def test_ranks_of_torchrun_give_the_bits_of_one(
     folder = model_folder("llama")
     with running(folder, 1) as llm:
         expected = json.loads(json.dumps(outputs(llm)))
-    for said in launch(folder, tmp_path, num_processes, **options):
-        assert said == [expected, expected]
+    for ranks_output in launch(folder, tmp_path, num_processes, **options):
+        assert ranks_output == [expected, expected]
 
 
 @pytest.mark.slow
@@ -128,8 +128,8 @@ def test_a_rank_that_has_a_grammar_and_an_adapter_later_gives_the_same_bits(
     adapter(folder, adapter_folder, 1)
     with running(folder, 1) as llm:
         expected = mixed_outputs(llm, str(adapter_folder))
-    for said in launch(folder, tmp_path, 2, LATE_RANK, [str(adapter_folder)], size=2):
-        assert said == expected
+    for ranks_output in launch(folder, tmp_path, 2, LATE_RANK, [str(adapter_folder)], size=2):
+        assert ranks_output == expected
 
 
 def test_asyncllm_is_refused_by_name() -> None:

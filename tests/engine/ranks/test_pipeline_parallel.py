@@ -57,8 +57,8 @@ def run_until_failure(llm: LLM) -> None:
 def test_any_split_of_layers_gives_the_bits_of_one(
     deep_folder: Path, size: int, options: dict[str, Any]
 ) -> None:
-    alone = {name: value for name, value in options.items() if "pipeline" not in name}
-    expected = expect(deep_folder, **alone)
+    isolated_values = {name: value for name, value in options.items() if "pipeline" not in name}
+    expected = expect(deep_folder, **isolated_values)
     with running(deep_folder, size, **options) as llm:
         assert outputs(llm) == expected
         assert outputs(llm) == expected  # by cached prefixes
@@ -100,9 +100,9 @@ def test_stages_work_on_different_batches_at_once(model_folder: Folder) -> None:
 
         def observe() -> Any:
             plan, scheduled = schedule()
-            others = {sequence.seq_id for sequence in core.sequences_in_flight}
-            assert not others & {sequence.seq_id for sequence in scheduled}
-            in_flight.append(bool(others) and bool(scheduled))
+            in_flight_ids = {sequence.seq_id for sequence in core.sequences_in_flight}
+            assert not in_flight_ids & {sequence.seq_id for sequence in scheduled}
+            in_flight.append(bool(in_flight_ids) and bool(scheduled))
             return plan, scheduled
 
         core.scheduler.schedule = observe

@@ -35,9 +35,9 @@ def test_ranks_share_memory_and_connect_stages() -> None:
     assert [ends.next is None for ends in sockets] == [False, False, True]
     assert [len(ends.logits) for ends in sockets] == [1, 1, 2]
     first, last = socket.socket(fileno=sockets[0].logits[0]), sockets[2].logits[0]
-    with first, socket.socket(fileno=last) as there:
+    with first, socket.socket(fileno=last) as replacement:
         first.sendall(b"logits")
-        assert there.recv(6) == b"logits"
+        assert replacement.recv(6) == b"logits"
 
 
 def test_a_stranger_is_no_rank() -> None:

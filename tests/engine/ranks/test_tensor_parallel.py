@@ -76,8 +76,8 @@ def both(folder: Path, params: SamplingParams = GREEDY, **settings: Any) -> tupl
 def test_two_ranks_give_the_bits_of_one(
     model_folder: Folder, family: str, options: dict[str, Any]
 ) -> None:
-    expected, said = both(model_folder(family), **options)
-    assert said == expected
+    expected, output = both(model_folder(family), **options)
+    assert output == expected
 
 
 def test_two_ranks_draw_the_same_tokens_under_a_grammar(model_folder: Folder) -> None:
@@ -87,8 +87,8 @@ def test_two_ranks_draw_the_same_tokens_under_a_grammar(model_folder: Folder) ->
         max_tokens=12,
         structured_outputs=StructuredOutputsParams(regex="[a-z]{4,9}"),
     )
-    expected, said = both(model_folder("llama"), params)
-    assert said == expected
+    expected, output = both(model_folder("llama"), params)
+    assert output == expected
 
 
 def test_ranks_share_a_model_that_embeds(model_folder: Folder) -> None:
@@ -103,8 +103,8 @@ def test_ranks_share_a_model_that_embeds(model_folder: Folder) -> None:
 
 def test_more_ranks_than_kv_heads_have_a_copy_each(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path, num_key_value_heads=1)
-    expected, said = both(folder)
-    assert said == expected
+    expected, output = both(folder)
+    assert output == expected
 
 
 def test_a_rank_has_its_share_of_the_weights_and_of_the_kv_cache(model_folder: Folder) -> None:

@@ -54,10 +54,10 @@ def distribution(logits: np.ndarray, params: SamplingParams) -> tuple[np.ndarray
         cumulative = np.cumsum(weights[ranked]) / weights[ranked].sum()
         margin = np.abs(cumulative - params.top_p).min()
         ranked = ranked[: int(np.searchsorted(cumulative, params.top_p)) + 1]
-    kept = np.zeros_like(weights)
-    kept[ranked] = weights[ranked]
+    retained_tensor = np.zeros_like(weights)
+    retained_tensor[ranked] = weights[ranked]
     min_p_margin = np.abs(weights / weights.max() - params.min_p).min() if params.min_p else 1.0
-    return kept / kept.sum(), min(margin, min_p_margin)
+    return retained_tensor / retained_tensor.sum(), min(margin, min_p_margin)
 
 
 def choose(logits, params, prompt, output, seed, eos=()) -> tuple[int, float]:

@@ -17,7 +17,7 @@ from engine.worker.sampling_io import accepted_after
 
 VOCAB, DRAWS = 12, 6000
 #: The 99.99th percentile of chi-square with 11 degrees of freedom: fixed seeds, so no chance.
-MOST_CHI = 37.4
+MAX_CHI_SQUARE = 37.4
 TYPICAL = TypicalAcceptanceSampler(0.09, 0.3)
 
 
@@ -54,7 +54,7 @@ def test_the_probabilities_that_drafts_are_judged_by_are_those_of_the_draws(
     expected = filtered_probabilities(logits, [params])[0]
     assert float(expected.sum()) == pytest.approx(1.0)
     drawn = Sampler().sample(logits.repeat(DRAWS, 1), states(params)).token_ids
-    assert chi_square(shares(drawn), expected) < MOST_CHI
+    assert chi_square(shares(drawn), expected) < MAX_CHI_SQUARE
 
 
 def test_the_rejection_sampler_leaves_the_distribution_as_it_is() -> None:
@@ -65,23 +65,26 @@ def test_the_rejection_sampler_leaves_the_distribution_as_it_is() -> None:
     params = SamplingParams(temperature=0.9)
     target, after, other = (torch.randn(1, VOCAB) for _ in range(3))
     other = target + 0.7 * other
-    p, q, behind = (
-        torch.softmax(each[0].double() / 0.9, dim=-1) for each in (target, other, after)
+    p, q, third = (
+        torch.softmax(logits[0].double() / 0.9, dim=-1) for logits in (target, other, after)
     )
     rows = states(params)
     drafts = Sampler().sample(other.repeat(DRAWS, 1), rows).token_ids.tolist()
-    own = Sampler().sample(target.repeat(DRAWS, 1), rows).token_ids.tolist()
-    next_rows = [row.with_drafts([token])[0] for row, token in zip(rows, own, strict=True)]
+    local_values = Sampler().sample(target.repeat(DRAWS, 1), rows).token_ids.tolist()
+    next_rows = [row.with_drafts([token])[0] for row, token in zip(rows, local_values, strict=True)]
     second = Sampler().sample(after.repeat(DRAWS, 1), next_rows).token_ids.tolist()
     got = [
         [first, *accepted_after([draft], [first], [more])]
-        for draft, first, more in zip(drafts, own, second, strict=True)
+        for draft, first, more in zip(drafts, local_values, second, strict=True)
     ]
-    held = [tokens for tokens in got if len(tokens) == 2]
+    allocated_tokens = [tokens for tokens in got if len(tokens) == 2]
     assert all(tokens[0] == draft for tokens, draft in zip(got, drafts, strict=True) if tokens[1:])
-    assert chi_square(shares(torch.tensor([tokens[0] for tokens in got])), p) < MOST_CHI
-    assert chi_square(shares(torch.tensor([tokens[1] for tokens in held])), behind) < MOST_CHI
-    assert len(held) / DRAWS > float((p * q).sum()) + 0.1
+    assert chi_square(shares(torch.tensor([tokens[0] for tokens in got])), p) < MAX_CHI_SQUARE
+    assert (
+        chi_square(shares(torch.tensor([tokens[1] for tokens in allocated_tokens])), third)
+        < MAX_CHI_SQUARE
+    )
+    assert len(allocated_tokens) / DRAWS > float((p * q).sum()) + 0.1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -93,19 +96,19 @@ def test_the_typical_sampler_takes_what_is_likely_enough_and_else_draws(
     logits = torch.randn(1, VOCAB) * 2
     p = torch.softmax(logits[0].double() / temperature, dim=-1)
     entropy = -sum(float(one) * math.log(float(one)) for one in p)
-    least = min(0.09, 0.3 * math.exp(-entropy))
+    minimum = min(0.09, 0.3 * math.exp(-entropy))
     accepted = []
     for draft in range(VOCAB):
         rows = states(params, 1000, seed=draft)
         sampler = Sampler(acceptance=TYPICAL)
         drafts = dict.fromkeys(range(1000), draft)
         drawn = sampler.sample(logits.repeat(1000, 1), rows, drafts=drafts).token_ids
-        if float(p[draft]) > least:
+        if float(p[draft]) > minimum:
             accepted.append(draft)
             assert set(drawn.tolist()) == {draft}
         else:
-            plain = Sampler().sample(logits.repeat(1000, 1), rows).token_ids
-            assert torch.equal(drawn, plain)
+            baseline_token_ids = Sampler().sample(logits.repeat(1000, 1), rows).token_ids
+            assert torch.equal(drawn, baseline_token_ids)
     assert 0 < len(accepted) < VOCAB
 
 
@@ -135,9 +138,11 @@ def test_greedy_rows_and_what_may_not_come_are_as_without() -> None:
     ]
     likeliest = int(logits[3].argmax())
     drafts = {0: int(logits[0].argmin()), 1: 5, 2: 3, 3: (likeliest + 1) % VOCAB}
-    plain = Sampler().sample(logits.clone(), rows).token_ids
+    baseline_token_ids = Sampler().sample(logits.clone(), rows).token_ids
     typical = Sampler(acceptance=TypicalAcceptanceSampler(1e-9, 1e-9))
-    assert torch.equal(typical.sample(logits.clone(), rows, drafts=drafts).token_ids, plain)
+    assert torch.equal(
+        typical.sample(logits.clone(), rows, drafts=drafts).token_ids, baseline_token_ids
+    )
 
 
 def test_the_scores_are_those_of_the_token_that_was_taken() -> None:

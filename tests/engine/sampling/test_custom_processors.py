@@ -54,9 +54,9 @@ class Only(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         self.seen.append(logits.clone())
         for row, token in self.tokens.items():
-            kept = logits[row, token].clone()
+            retained_copy = logits[row, token].clone()
             logits[row] = float("-inf")
-            logits[row, token] = kept
+            logits[row, token] = retained_copy
         return logits
 
 
@@ -64,29 +64,29 @@ class Invariant(Only):
     invariant = True
 
 
-def made(kind: type[Only] = Only) -> Only:
+def make_processor(kind: type[Only] = Only) -> Only:
     return kind(None, torch.device("cpu"), False)
 
 
 def test_rows_go_with_their_sequences() -> None:
-    processor = made()
+    processor = make_processor()
     sampler = Sampler(custom=LogitsProcessors([processor]))
     sequences = [only(5), state(), only(0), only(3)]
     greedy = [RequestSamplingState(s.params.clone(), [7], [], 0) for s in sequences]
-    for each in greedy:
-        each.params.temperature = 0.0
+    for item in greedy:
+        item.params.temperature = 0.0
     a, b, c, d = greedy
     likeliest = torch.zeros(8)
     likeliest[6] = 1.0
     for rows in ([a, b], [a, b], [b, c], [c, d, b, a], [d], [b, a, d, c]):
-        found = sampler.sample(likeliest.repeat(len(rows), 1), rows).token_ids.tolist()
-        wanted = {id(a): 5, id(b): 6, id(c): 0, id(d): 3}
-        assert found == [wanted[id(row)] for row in rows]
+        values = sampler.sample(likeliest.repeat(len(rows), 1), rows).token_ids.tolist()
+        expected = {id(a): 5, id(b): 6, id(c): 0, id(d): 3}
+        assert values == [expected[id(row)] for row in rows]
     assert processor.updates[1] is None
 
 
 def test_an_update_says_who_came_left_and_moved() -> None:
-    processor = made()
+    processor = make_processor()
     custom = LogitsProcessors([processor])
     a, b, c, d = (state() for _ in range(4))
     custom.update([a, b, c])
@@ -107,16 +107,16 @@ def test_an_update_says_who_came_left_and_moved() -> None:
 
 def test_states_follow_any_change_of_rows() -> None:
     """Against the plain truth, over many random steps."""
-    chance, processor = random.Random(5), made()
+    chance, processor = random.Random(5), make_processor()
     custom = LogitsProcessors([processor])
     everybody = [only(number) if number % 3 else state() for number in range(12)]
     for _ in range(300):
         rows = chance.sample(everybody, chance.randint(0, len(everybody)))
         custom.update(rows)
         truth = {
-            row: each.params.extra_args["only"]
-            for row, each in enumerate(rows)
-            if each.params.extra_args
+            row: one_row.params.extra_args["only"]
+            for row, one_row in enumerate(rows)
+            if one_row.params.extra_args
         }
         assert processor.tokens == truth
 
@@ -131,7 +131,7 @@ def test_after_a_failure_all_is_told_anew() -> None:
                 raise RuntimeError("no")
             super().update_state(batch_update)
 
-    early, late = made(), made(Fails)
+    early, late = make_processor(), make_processor(Fails)
     custom = LogitsProcessors([early, late])
     a, b = only(1), only(2)
     with pytest.raises(RuntimeError, match="no"):
@@ -142,7 +142,7 @@ def test_after_a_failure_all_is_told_anew() -> None:
 
 def test_one_that_keeps_the_likeliest_sees_what_is_drawn_from() -> None:
     """Temperatures divide before it, and greedy steps pass it by."""
-    processor = made(Invariant)
+    processor = make_processor(Invariant)
     sampler = Sampler(custom=LogitsProcessors([processor]))
     logits = torch.tensor([[1.0, 2.0, 4.0]] * 2)
     hot, cold = only(1, temperature=2.0), state(temperature=0.0)
@@ -153,11 +153,11 @@ def test_one_that_keeps_the_likeliest_sees_what_is_drawn_from() -> None:
 
 
 def test_log_probabilities_stay_the_models_own() -> None:
-    sampler = Sampler(custom=LogitsProcessors([made()]))
+    sampler = Sampler(custom=LogitsProcessors([make_processor()]))
     output = sampler.sample(torch.zeros(1, 4), [only(3, temperature=0.0, logprobs=0)])
-    (found,) = output.logprobs
-    assert found is not None
-    assert found.logprobs[0] == pytest.approx(-1.3863, abs=1e-3)
+    (entry,) = output.logprobs
+    assert entry is not None
+    assert entry.logprobs[0] == pytest.approx(-1.3863, abs=1e-3)
     assert output.token_ids.tolist() == [3]
 
 
@@ -166,7 +166,7 @@ def test_a_result_of_another_shape_is_no_result() -> None:
         def apply(self, logits: torch.Tensor) -> torch.Tensor:
             return logits[:, :2]
 
-    sampler = Sampler(custom=LogitsProcessors([made(Short)]))
+    sampler = Sampler(custom=LogitsProcessors([make_processor(Short)]))
     with pytest.raises(ValueError, match="Short must return logits of the shape"):
         sampler.sample(torch.zeros(1, 4), [state()])
 
@@ -205,8 +205,8 @@ def test_an_engine_gives_what_functions_of_requests_give(
     fields = {"max_tokens": 12, "ignore_eos": True}
     kinds = [{"temperature": 0}, {"temperature": 0.9, "seed": 4}, {"temperature": 0}, {"seed": 1}]
     marked = [True, True, False, True]
-    plain = LLM(str(model_folder("llama")), **size)
-    wanted = plain.generate(
+    baseline_llm = LLM(str(model_folder("llama")), **size)
+    expected_outputs = baseline_llm.generate(
         prompts,
         [
             SamplingParams(**fields, **kind, logits_processors=[forbids] if mark else None)
@@ -218,7 +218,7 @@ def test_an_engine_gives_what_functions_of_requests_give(
     if "enable_sleep_mode" in options:
         llm.sleep()
         llm.wake_up()
-    found = llm.generate(
+    outputs = llm.generate(
         prompts,
         [
             SamplingParams(**fields, **kind, extra_args={"once": True} if mark else None)
@@ -226,9 +226,9 @@ def test_an_engine_gives_what_functions_of_requests_give(
         ],
         use_tqdm=False,
     )
-    tokens = [output.outputs[0].token_ids for output in found]
-    assert tokens == [output.outputs[0].token_ids for output in wanted]
-    assert [len(set(each)) == len(each) for each in tokens][:2] == [True, True]
+    tokens = [output.outputs[0].token_ids for output in outputs]
+    assert tokens == [output.outputs[0].token_ids for output in expected_outputs]
+    assert [len(set(token)) == len(token) for token in tokens][:2] == [True, True]
     llm.core.check_integrity()
 
 
@@ -246,17 +246,17 @@ def test_a_request_that_a_processor_cannot_bear_fails_alone(
     for name, extra in (("a", {"once": True}), ("b", {"once": "bad"}), ("c", None)):
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, extra_args=extra)
         engine.add_request(name, {"prompt_token_ids": [5, 6, 7]}, params)
-    ended = {}
+    finished = {}
     while engine.has_unfinished_requests():
-        ended |= {each.request_id: each for each in engine.step() if each.finished}
-    assert isinstance(ended["b"].error, EngineFault)
-    assert "KeyError" in ended["b"].error.message
-    assert [ended[name].error for name in "ac"] == [None, None]
-    assert len(set(ended["a"].outputs[0].token_ids)) == 5
+        finished |= {request.request_id: request for request in engine.step() if request.finished}
+    assert isinstance(finished["b"].error, EngineFault)
+    assert "KeyError" in finished["b"].error.message
+    assert [finished[name].error for name in "ac"] == [None, None]
+    assert len(set(finished["a"].outputs[0].token_ids)) == 5
 
 
 def test_a_function_for_each_request() -> None:
-    class Each(AdapterLogitsProcessor):
+    class EveryRow(AdapterLogitsProcessor):
         def is_argmax_invariant(self) -> bool:
             return False
 
@@ -268,7 +268,7 @@ def test_a_function_for_each_request() -> None:
                 return lambda output, logits: logits.index_fill(0, torch.tensor([len(output)]), 9)
             return None
 
-    sampler = Sampler(custom=LogitsProcessors([Each(None, torch.device("cpu"), False)]))
+    sampler = Sampler(custom=LogitsProcessors([EveryRow(None, torch.device("cpu"), False)]))
     rows = [
         state(temperature=0, extra_args={"kind": kind} if kind else None)
         for kind in ("prompt", "output", "")

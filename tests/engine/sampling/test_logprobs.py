@@ -70,8 +70,8 @@ def test_named_tokens_are_scored_in_place_of_the_top_ones():
     assert sampled.token_ids == [9, 9]
     for row, entry in enumerate(output.logprobs):
         assert entry.logprobs == pytest.approx(expected[row, entry.token_ids], abs=1e-5)
-        over = [int((logits[row] > logits[row, token]).sum()) for token in entry.token_ids]
-        assert entry.ranks == [count + 1 for count in over]
+        num_exceeding = [int((logits[row] > logits[row, token]).sum()) for token in entry.token_ids]
+        assert entry.ranks == [count + 1 for count in num_exceeding]
 
 
 def test_equal_logits_share_a_rank():

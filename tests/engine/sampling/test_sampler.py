@@ -96,7 +96,7 @@ def test_mixed_batches_equal_the_reference(monkeypatch, vocab, candidates, data,
             assert int(result.token_ids[k]) == want
 
 
-def kept(logits, **fields):
+def is_sampled(logits, **fields):
     """Which tokens come out at all, in 600 draws."""
     rows = torch.tensor(logits, dtype=torch.float32).repeat(600, 1)
     params = SamplingParams(**fields)
@@ -131,7 +131,7 @@ def test_which_tokens_each_filter_keeps(monkeypatch, candidates, fields, expecte
     monkeypatch.setattr(batch, "CANDIDATES", candidates)
     monkeypatch.setattr(batch, "SMALL_TOP_K", candidates)
     # exp: 2, 4, 1, 2, 0.5, 2; in all 11.5
-    assert kept(np.log([2, 4, 1, 2, 0.5, 2]).tolist(), **fields) == expected
+    assert is_sampled(np.log([2, 4, 1, 2, 0.5, 2]).tolist(), **fields) == expected
 
 
 @pytest.mark.parametrize(
@@ -193,16 +193,16 @@ def mixed_states():
 
 def test_a_sequence_gets_the_same_token_alone_and_in_any_batch():
     logits = torch.randn(12, 1000, generator=torch.Generator().manual_seed(3)) * 3
-    whole = Sampler(EOS).sample(logits.clone(), mixed_states()).token_ids.tolist()
-    alone = [
+    full_values = Sampler(EOS).sample(logits.clone(), mixed_states()).token_ids.tolist()
+    isolated_items = [
         Sampler(EOS).sample(logits[k : k + 1].clone(), [one]).token_ids.item()
         for k, one in enumerate(mixed_states())
     ]
-    assert whole == alone
+    assert full_values == isolated_items
     turned = list(reversed(range(12)))
     states = mixed_states()
     again = Sampler(EOS).sample(logits[turned].clone(), [states[k] for k in turned])
-    assert again.token_ids.tolist() == whole[::-1]
+    assert again.token_ids.tolist() == full_values[::-1]
 
 
 def test_a_resumed_sequence_draws_as_if_it_had_never_stopped():
@@ -296,8 +296,8 @@ def test_fault_10_a_broken_row_ends_alone(bad, fields):
     assert output.logprobs[1] is None
     neighbours = Sampler().sample(logits[[0, 2]].clone(), [states[0], states[2]])
     assert output.token_ids[[0, 2]].tolist() == neighbours.token_ids.tolist()
-    alone = Sampler().sample(logits[1:2].clone(), [states[1]])
-    assert list(alone.errors) == [0]
+    isolated_sample = Sampler().sample(logits[1:2].clone(), [states[1]])
+    assert list(isolated_sample.errors) == [0]
 
 
 def test_fault_09_ids_beyond_the_vocabulary_touch_no_neighbour():
@@ -379,11 +379,11 @@ def test_derived_tensors_are_kept_while_the_batch_stays():
     sampler = Sampler()
     states = [state(seed=k, top_p=0.9) for k in range(3)]
     sampler.sample(torch.zeros(3, 9), states)
-    kept_batch = sampler._batch
+    retained_batch = sampler._batch
     sampler.sample(torch.zeros(3, 9), list(states))
-    assert sampler._batch is kept_batch
+    assert sampler._batch is retained_batch
     sampler.sample(torch.zeros(3, 9), states[::-1])
-    assert sampler._batch is not kept_batch
+    assert sampler._batch is not retained_batch
 
 
 def test_wrong_shapes_are_refused():

@@ -108,15 +108,15 @@ def test_flags(name):
         refused(name, value)
 
 
-@pytest.mark.parametrize(("name", "most"), [("stop", 64), ("bad_words", 1024)])
-def test_fault_11_strings(name, most):
-    for value in ([], ["a"], ["\n", "a" * 4096], ["x"] * most, None, ["東", "e\u0301"]):
+@pytest.mark.parametrize(("name", "max_items"), [("stop", 64), ("bad_words", 1024)])
+def test_fault_11_strings(name, max_items):
+    for value in ([], ["a"], ["\n", "a" * 4096], ["x"] * max_items, None, ["東", "e\u0301"]):
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in (
         [""],
         ["a", ""],
         ["a" * 4097],
-        ["x"] * (most + 1),
+        ["x"] * (max_items + 1),
         ["x"] * 10_000,
         [1],
         [None],
@@ -141,12 +141,14 @@ def test_fault_16_lone_surrogates_are_refused_before_the_wire():
     refused("bad_words", ["\udfff"])
 
 
-@pytest.mark.parametrize(("name", "most"), [("stop_token_ids", 1024), ("allowed_token_ids", 65536)])
-def test_fault_09_lists_of_token_ids(name, most):
-    for value in ([1], [0, 2**31 - 1], list(range(most)), None):
+@pytest.mark.parametrize(
+    ("name", "max_items"), [("stop_token_ids", 1024), ("allowed_token_ids", 65536)]
+)
+def test_fault_09_lists_of_token_ids(name, max_items):
+    for value in ([1], [0, 2**31 - 1], list(range(max_items)), None):
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in (
-        list(range(most + 1)),
+        list(range(max_items + 1)),
         [0] * 10**5,
         [-1],
         [True],
@@ -291,9 +293,9 @@ def test_further_eos_ids_of_a_model_become_stop_ids():
     params.update_from_generation_config({"eos_token_id": [2, 7, 9]}, 2)
     assert params.stop_token_ids == [9, 7]
     for config in ({}, {"eos_token_id": None}, {"eos_token_id": 2}):
-        plain = SamplingParams()
-        plain.update_from_generation_config(config, 2)
-        assert plain.stop_token_ids is None
+        baseline_sampling_params = SamplingParams()
+        baseline_sampling_params.update_from_generation_config(config, 2)
+        assert baseline_sampling_params.stop_token_ids is None
     ignoring = SamplingParams(ignore_eos=True)
     ignoring.update_from_generation_config({"eos_token_id": [2, 7]}, 2)
     assert ignoring.stop_token_ids is None
@@ -328,12 +330,13 @@ def test_values_at_the_models_limits():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "max_tokens", "shown"), [(100, None, "100"), (500, 1, "500"), (10, 101, "101")]
+    ("prompt", "max_tokens", "expected_text"),
+    [(100, None, "100"), (500, 1, "500"), (10, 101, "101")],
 )
-def test_fault_06_prompt_or_output_over_the_whole_context(prompt, max_tokens, shown):
+def test_fault_06_prompt_or_output_over_the_whole_context(prompt, max_tokens, expected_text):
     with pytest.raises(ContextLengthExceeded) as caught:
         against(SamplingParams(max_tokens=max_tokens), prompt=prompt)
-    assert shown in caught.value.message
+    assert expected_text in caught.value.message
     assert "context is 100 tokens" in caught.value.message
     assert caught.value.code == "context_length_exceeded"
 
@@ -416,7 +419,7 @@ def test_fault_10_repetition_detection_out_of_range(fields, param):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "smallest", "largest", "count", "found"),
+    ("tokens", "smallest", "largest", "count", "is_repeating"),
     [
         ([5, 5, 5], 0, 1, 3, True),
         ([5, 5], 0, 1, 3, False),
@@ -428,9 +431,9 @@ def test_fault_10_repetition_detection_out_of_range(fields, param):
         ([1, 2, 3, 4], 0, 0, 0, False),
     ],
 )
-def test_circles_are_found_at_the_end_of_the_output(tokens, smallest, largest, count, found):
+def test_circles_are_found_at_the_end_of_the_output(tokens, smallest, largest, count, is_repeating):
     params = RepetitionDetectionParams(largest, smallest, count)
-    assert params.is_repeating([1, 2, 1, 2, *tokens], len(tokens)) is found
+    assert params.is_repeating([1, 2, 1, 2, *tokens], len(tokens)) is is_repeating
 
 
 def test_fields_that_are_none_are_the_defaults_of_from_optional() -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.sampling.topk_topp import philox4x32, uniforms
 
 #: From the known-answer file of the Random123 library.
-KNOWN = [
+REFERENCE_DRAWS = [
     ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
     ([2**32 - 1] * 4, [2**32 - 1] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
     (
@@ -23,7 +23,7 @@ def words(values):
     return tuple(np.array([value], dtype=np.uint64) for value in values)
 
 
-@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+@pytest.mark.parametrize(("counter", "key", "expected"), REFERENCE_DRAWS)
 def test_philox_gives_the_published_answers(counter, key, expected):
     assert [int(word[0]) for word in philox4x32(words(counter), words(key))] == expected
 
@@ -41,7 +41,7 @@ def test_a_number_is_a_function_of_seed_and_position_alone():
     seeds = np.array([0, 1, 2**63 - 1, 2**64 - 1], dtype=np.uint64)
     table = uniforms(seeds[:, None], np.arange(100))
     assert len(set(table.flatten().tolist())) == 400
-    alone = uniforms(seeds[2:3], np.array([77]))
-    assert alone[0] == table[2, 77]
+    isolated_uniforms = uniforms(seeds[2:3], np.array([77]))
+    assert isolated_uniforms[0] == table[2, 77]
     far = uniforms(seeds[:1], np.array([2**40]))
     assert 0 <= far[0] < 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.devices import offload as held
+from engine.devices import offload as offload_module
 from engine.devices.offload import HostCopy, iter_tensors
 from tests.engine.models import Oracle, make_model
 from tests.engine.pooling.models import make
@@ -42,22 +42,26 @@ class Method:
 
 
 def test_tensors_are_found_wherever_they_are_held() -> None:
-    made = [torch.full((2,), float(n)) for n in range(8)]
-    slots = Slots(made[0])
+    tensors = [torch.full((2,), float(n)) for n in range(8)]
+    slots = Slots(tensors[0])
     slots.back = slots  # a circle
     root = [
         slots,
-        Method(made[1]).call,
-        functools.partial(Method(made[2]).call, made[3]),
-        functools.partial(print, made[4], file=made[5]),
-        {"a": {"b": (made[6],)}},
+        Method(tensors[1]).call,
+        functools.partial(Method(tensors[2]).call, tensors[3]),
+        functools.partial(print, tensors[4], file=tensors[5]),
+        {"a": {"b": (tensors[6],)}},
         torch.nn.ModuleList([torch.nn.Linear(1, 1)]),
         slots,
     ]
-    found = list(iter_tensors(root))
-    values = {float(tensor[0]) for tensor in found if tensor.dim() == 1 and len(tensor) == 2}
+    actual_tensors = list(iter_tensors(root))
+    values = {
+        float(tensor[0]) for tensor in actual_tensors if tensor.dim() == 1 and len(tensor) == 2
+    }
     assert values == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
-    assert len(found) == len({id(tensor) for tensor in found}) == 9  # with the module's two
+    assert (
+        len(actual_tensors) == len({id(tensor) for tensor in actual_tensors}) == 9
+    )  # with the module's two
 
 
 @pytest.mark.parametrize(
@@ -71,16 +75,16 @@ def test_no_closure_of_a_model_or_its_pooler_holds_a_tensor(
     impl = "auto" if kind else "transformers"
     llm = LLM(str(folder), dtype="float32", max_model_len=32, cpu_kernels=False, model_impl=impl)
     loaded = llm.core.executor.worker.loaded
-    found = {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])}
-    inside = held._reachable
+    ids = {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])}
+    inside = offload_module._reachable
 
     def with_closures(one: Any) -> list[Any]:
         cells = getattr(one, "__closure__", None) or ()
         return [cell.cell_contents for cell in cells] or inside(one)
 
-    monkeypatch.setattr(held, "_reachable", with_closures)
-    assert {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])} == found
-    assert found
+    monkeypatch.setattr(offload_module, "_reachable", with_closures)
+    assert {id(tensor) for tensor in iter_tensors([loaded.model, loaded.pooler])} == ids
+    assert ids
 
 
 def test_what_is_not_ours_is_not_searched() -> None:
@@ -104,12 +108,12 @@ def test_views_stay_views_of_one_storage() -> None:
 class Pages:
     """Locks tensors' pages, up to `most` of them at once."""
 
-    def __init__(self, most: int = 100) -> None:
+    def __init__(self, max_locked: int = 100) -> None:
         self.locked: list[int] = []
-        self.most = most
+        self.max_locked = max_locked
 
     def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
-        if len(self.locked) == self.most:
+        if len(self.locked) == self.max_locked:
             raise RuntimeError("out of locked memory")
         self.locked.append(tensor.data_ptr())
         return lambda: self.locked.remove(tensor.data_ptr())
@@ -129,7 +133,7 @@ def test_pages_are_locked_while_they_are_kept_and_no_longer() -> None:
 def test_pages_that_can_not_be_locked_are_kept_as_they_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pages, tensors = Pages(most=1), [torch.full((4,), float(n)) for n in range(3)]
+    pages, tensors = Pages(max_locked=1), [torch.full((4,), float(n)) for n in range(3)]
     copy = HostCopy(iter(tensors), CPU, pages.pin)
     assert len(pages.locked) == 1
     assert caplog.text.count("aren't locked") == 1
@@ -167,21 +171,21 @@ def test_a_deeper_sleep_gives_the_host_memory_of_a_lighter_one_back(tmp_path: Pa
     device, prompt = llm.core.executor.worker.device, [[5] * 20]
     expected = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
-    def put_away(tensors: Iterator[torch.Tensor]) -> HostCopy:
-        held = list(tensors)
-        for tensor in held:
+    def offload_to_host(tensors: Iterator[torch.Tensor]) -> HostCopy:
+        allocated_tensors = list(tensors)
+        for tensor in allocated_tensors:
             if not tensor.untyped_storage().resizable():  # of a mapped file
                 tensor.data = tensor.data.clone()
-        return HostCopy(iter(held), CPU, pages.pin)
+        return HostCopy(iter(allocated_tensors), CPU, pages.pin)
 
-    device.offload = put_away
-    most = 0
+    device.offload = offload_to_host
+    num_locked = 0
     for levels in ([1], [1, 2], [1], [2]):
         for level in levels:
             llm.sleep(level)
             assert bool(pages.locked) == (level == 1)
-            most = most or len(pages.locked)
-            assert len(pages.locked) in (0, most)
+            num_locked = num_locked or len(pages.locked)
+            assert len(pages.locked) in (0, num_locked)
         llm.wake_up()
         assert pages.locked == []
         assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
@@ -232,11 +236,11 @@ def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: 
             tensor.data = tensor.data.clone()
     expected = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if impl == "quire":
-        names, held = zip(*model.named_tensors(), strict=True)
+        names, tensors = zip(*model.named_tensors(), strict=True)
         assert len(set(names)) == len(names)
-        assert {id(tensor) for tensor in held} == {id(tensor) for tensor in iter_tensors(model)}
+        assert {id(tensor) for tensor in tensors} == {id(tensor) for tensor in iter_tensors(model)}
         assert "layers.1.attention.qkv.weight" in names
-        copy = HostCopy(iter(held), CPU)
+        copy = HostCopy(iter(tensors), CPU)
     else:
         copy = HostCopy(iter_tensors(model), CPU)
     # All of the checkpoint (its header aside) and the rotary tables.

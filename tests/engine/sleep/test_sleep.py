@@ -47,7 +47,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("level", [1, 2])
 def test_memory_falls_and_answers_are_the_same(level: int, large: Path) -> None:
     llm = make(large, num_gpu_blocks_override=256)
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     kv = 0
     for cache in llm.core.executor.worker.loaded.model.kv_caches:  # type: ignore[attr-defined]
         for tensor in cache[:2]:
@@ -62,7 +62,7 @@ def test_memory_falls_and_answers_are_the_same(level: int, large: Path) -> None:
     assert llm.is_sleeping()
     llm.wake_up()
     assert not llm.is_sleeping()
-    assert tokens(llm) == before
+    assert tokens(llm) == initial_tokens
     llm.core.check_integrity()
 
 
@@ -71,12 +71,12 @@ def test_requests_that_run_go_on_afterwards(
     async_scheduling: bool, model_folder: Folder, oracle: Callable[[str], Oracle]
 ) -> None:
     llm = make(model_folder("llama"), async_scheduling=async_scheduling)
-    core, found = llm.core, {index: [] for index in range(len(PROMPTS))}
+    core, outputs = llm.core, {index: [] for index in range(len(PROMPTS))}
 
-    def note(deltas: list) -> None:
+    def collect(deltas: list) -> None:
         for delta in deltas:
             assert delta.error is None
-            found[int(delta.request_id)] += delta.token_ids
+            outputs[int(delta.request_id)] += delta.token_ids
 
     for index, prompt in enumerate(PROMPTS):
         core.add_request(
@@ -86,14 +86,14 @@ def test_requests_that_run_go_on_afterwards(
         )
     for level in (1, 2):
         for _ in range(2):
-            note(core.step())
-        note(core.sleep(level))
+            collect(core.step())
+        collect(core.sleep(level))
         assert not core.has_work
         assert core.scheduler.kv.pool.num_free_blocks == core.scheduler.kv.pool.num_blocks
         core.wake_up()
     while core.has_work:
-        note(core.step())
-    assert list(found.values()) == [oracle("llama").greedy(prompt, 6) for prompt in PROMPTS]
+        collect(core.step())
+    assert list(outputs.values()) == [oracle("llama").greedy(prompt, 6) for prompt in PROMPTS]
     core.check_integrity()
 
 
@@ -104,21 +104,21 @@ def test_a_new_request_gets_a_typed_error_while_it_sleeps(model_folder: Folder) 
         tokens(llm)
     assert (caught.value.status, caught.value.code) == (503, "engine_sleeping")
     llm.wake_up()
-    assert all(len(found) == 6 for found in tokens(llm))
+    assert all(len(token) == 6 for token in tokens(llm))
 
 
 @pytest.mark.parametrize("first", [WEIGHTS, KV_CACHE])
 @pytest.mark.parametrize("level", [1, 2])
 def test_tags_wake_one_part_after_the_other(level: int, first: str, model_folder: Folder) -> None:
     llm = make(model_folder("llama"))
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     llm.sleep(level)
     llm.wake_up(tags=[first])
     assert llm.is_sleeping()
     with pytest.raises(EngineSleeping):
         tokens(llm)
     llm.wake_up(tags=[KV_CACHE if first == WEIGHTS else WEIGHTS])
-    assert tokens(llm) == before
+    assert tokens(llm) == initial_tokens
 
 
 def test_the_prefix_cache_is_empty_afterwards(model_folder: Folder) -> None:
@@ -133,7 +133,7 @@ def test_the_prefix_cache_is_empty_afterwards(model_folder: Folder) -> None:
 
 def test_sleeping_twice_is_sleeping_deeper(model_folder: Folder) -> None:
     llm = make(model_folder("llama"))
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     llm.sleep(1)
     llm.sleep(2)
     llm.sleep(1)
@@ -141,13 +141,13 @@ def test_sleeping_twice_is_sleeping_deeper(model_folder: Folder) -> None:
         _ = llm.core.executor.worker.loaded.model.decode_bytes
     llm.wake_up()
     llm.wake_up()
-    assert tokens(llm) == before
+    assert tokens(llm) == initial_tokens
 
 
 def test_weights_that_are_gone_are_named_and_sleep_on(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "model")
     llm = make(folder)
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     llm.sleep(2)
     file = folder / "model.safetensors"
     file.rename(tmp_path / "away")
@@ -156,7 +156,7 @@ def test_weights_that_are_gone_are_named_and_sleep_on(tmp_path: Path) -> None:
     assert llm.is_sleeping()
     (tmp_path / "away").rename(file)
     llm.wake_up()
-    assert tokens(llm) == before
+    assert tokens(llm) == initial_tokens
 
 
 def test_another_model_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -203,17 +203,17 @@ def test_a_model_that_cannot_give_its_cache_back_is_refused(
 @pytest.mark.parametrize("model_impl", ["transformers", "quire"])
 def test_bridged_and_native_models_sleep(model_impl: str, model_folder: Folder) -> None:
     llm = make(model_folder("llama"), model_impl=model_impl)
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     for level in (1, 2):
         llm.sleep(level)
         llm.wake_up()
-        assert tokens(llm) == before
+        assert tokens(llm) == initial_tokens
 
 
 def test_int8_caches_and_quantised_weights_wake_up(model_folder: Folder) -> None:
     llm = make(model_folder("llama"), kv_cache_dtype="int8", quantization="int8")
-    before = tokens(llm)
+    initial_tokens = tokens(llm)
     llm.sleep(2)
     llm.wake_up()
-    assert tokens(llm) == before
+    assert tokens(llm) == initial_tokens
     assert torch.is_tensor(llm.core.executor.worker.loaded.model.kv_caches[0].key_scales)  # type: ignore[attr-defined]

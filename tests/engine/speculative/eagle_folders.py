@@ -32,29 +32,29 @@ def shape(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def layer_tensors(at: str, columns: int) -> dict[str, Tensor]:
+def layer_tensors(prefix: str, columns: int) -> dict[str, Tensor]:
     sizes = {
         "self_attn.q_proj": (HEADS * DIM, columns), "self_attn.k_proj": (KV_HEADS * DIM, columns),
         "self_attn.v_proj": (KV_HEADS * DIM, columns), "self_attn.o_proj": (HIDDEN, HEADS * DIM),
         "mlp.gate_proj": (INNER, HIDDEN), "mlp.up_proj": (INNER, HIDDEN),
         "mlp.down_proj": (HIDDEN, INNER),
     }  # fmt: skip
-    found = {f"{at}{name}.weight": torch.randn(*size) / 6 for name, size in sizes.items()}
-    found[f"{at}post_attention_layernorm.weight"] = 1 + torch.randn(HIDDEN) / 4
-    return found
+    tensors = {f"{prefix}{name}.weight": torch.randn(*size) / 6 for name, size in sizes.items()}
+    tensors[f"{prefix}post_attention_layernorm.weight"] = 1 + torch.randn(HIDDEN) / 4
+    return tensors
 
 
 def eagle_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """`layout`: "authors", "biased" (their first ones), "nested" (vLLM's) or "speculators"."""
     torch.manual_seed(7)
-    at = "transformer." if layout == "speculators" else "layers.0."
+    prefix = "transformer." if layout == "speculators" else "layers.0."
     fusion = "fusion_fc" if layout == "speculators" else "fc"
-    tensors = layer_tensors(at, HIDDEN)
+    tensors = layer_tensors(prefix, HIDDEN)
     tensors[f"{fusion}.weight"] = torch.randn(HIDDEN, 2 * HIDDEN) / 4
     if layout == "biased":
         tensors[f"{fusion}.bias"] = torch.randn(HIDDEN)
         for part, size in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            tensors[f"{at}self_attn.{part}_proj.bias"] = torch.randn(size * DIM)
+            tensors[f"{prefix}self_attn.{part}_proj.bias"] = torch.randn(size * DIM)
     if layout == "nested":
         return {"model_type": "eagle", "architectures": ["EAGLEModel"], "model": shape()}, tensors
     if layout == "speculators":
@@ -93,18 +93,18 @@ class Round:
 
 
 def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) -> Equation:
-    at = "transformer." if "fusion_fc.weight" in tensors else "layers.0."
-    fusion = "fusion_fc" if at == "transformer." else "fc"
+    prefix = "transformer." if "fusion_fc.weight" in tensors else "layers.0."
+    fusion = "fusion_fc" if prefix == "transformer." else "fc"
     tensors, rounds = doubles(tensors), Round()
     embedding, head = embedding.double(), head.double()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
         entries, hidden = rounds.entries(states, states.double), torch.empty(0)
         while len(entries) < len(tokens):
-            behind = embedding[tokens[1 : len(entries) + 1]]
-            x = linear(tensors, fusion, torch.cat((behind, entries), dim=-1))
+            embeddings = embedding[tokens[1 : len(entries) + 1]]
+            x = linear(tensors, fusion, torch.cat((embeddings, entries), dim=-1))
             text = tokens[: len(entries) + 1]
-            hidden = rounds.last(states, text, functools.partial(layer, tensors, at, x, x))
+            hidden = rounds.last(states, text, functools.partial(layer, tensors, prefix, x, x))
             entries = rounds.add(hidden)
         return head @ hidden
 
@@ -113,26 +113,26 @@ def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) 
 
 def doubles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those of floats, once and not for each token."""
-    return {name: each.double() if each.is_floating_point() else each
-            for name, each in tensors.items()}  # fmt: skip
+    return {name: tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()}  # fmt: skip
 
 
-def layer(tensors: dict[str, Tensor], at: str, x: Tensor, residual: Tensor) -> Tensor:
+def layer(tensors: dict[str, Tensor], prefix: str, x: Tensor, residual: Tensor) -> Tensor:
     """[n, hidden] of what attention takes, [n, columns], and of the residual."""
     count = len(x)
     q, k, v = (
-        linear(tensors, f"{at}self_attn.{part}_proj", x).view(count, -1, DIM).transpose(0, 1)
+        linear(tensors, f"{prefix}self_attn.{part}_proj", x).view(count, -1, DIM).transpose(0, 1)
         for part in ("q", "k", "v")
     )
     q, k = rotated(q), rotated(k).repeat_interleave(HEADS // KV_HEADS, dim=0)
     scores = q @ k.transpose(1, 2) / math.sqrt(DIM)
     scores = scores.masked_fill(torch.ones(count, count).triu(1).bool(), -math.inf)
     seen = scores.softmax(-1) @ v.repeat_interleave(HEADS // KV_HEADS, dim=0)
-    out = linear(tensors, f"{at}self_attn.o_proj", seen.transpose(0, 1).reshape(count, -1))
+    out = linear(tensors, f"{prefix}self_attn.o_proj", seen.transpose(0, 1).reshape(count, -1))
     residual = residual + out
-    y = normed(residual, tensors[f"{at}post_attention_layernorm.weight"])
-    gate, up = (linear(tensors, f"{at}mlp.{part}_proj", y) for part in ("gate", "up"))
-    return residual + linear(tensors, f"{at}mlp.down_proj", silu(gate) * up)
+    y = normed(residual, tensors[f"{prefix}post_attention_layernorm.weight"])
+    gate, up = (linear(tensors, f"{prefix}mlp.{part}_proj", y) for part in ("gate", "up"))
+    return residual + linear(tensors, f"{prefix}mlp.down_proj", silu(gate) * up)
 
 
 def linear(tensors: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -159,9 +159,9 @@ def eagle3_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Ten
     size of its own, embeddings, and all tokens).
     """
     torch.manual_seed(8)
-    at = "layers.0." if layout == "speculators" else "midlayer."
-    tensors = layer_tensors(at, 2 * HIDDEN)
-    for name in (f"{at}input_layernorm", f"{at}hidden_norm", "norm"):
+    prefix = "layers.0." if layout == "speculators" else "midlayer."
+    tensors = layer_tensors(prefix, 2 * HIDDEN)
+    for name in (f"{prefix}input_layernorm", f"{prefix}hidden_norm", "norm"):
         tensors[f"{name}.weight"] = 1 + torch.randn(HIDDEN) / 4
     tensors["fc.weight"] = torch.randn(HIDDEN, 3 * HIDDEN) / 8
     ids = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
@@ -182,7 +182,7 @@ def eagle3_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Ten
 
 def eagle3_equation(tensors: dict[str, Tensor], embedding: Tensor) -> Equation:
     """Of the states that three layers begin with, side by side."""
-    at = "midlayer." if "midlayer.hidden_norm.weight" in tensors else "layers.0."
+    prefix = "midlayer." if "midlayer.hidden_norm.weight" in tensors else "layers.0."
     tensors = doubles(tensors)
     embedding = tensors.get("embed_tokens.weight", embedding).double()
     head = tensors["lm_head.weight"]
@@ -194,15 +194,17 @@ def eagle3_equation(tensors: dict[str, Tensor], embedding: Tensor) -> Equation:
         entries = rounds.entries(states, lambda: linear(tensors, "fc", states.double()))
         hidden = torch.empty(0)
         while len(entries) < len(tokens):
-            behind = embedding[tokens[1 : len(entries) + 1]]
-            read = normed(entries, tensors[f"{at}hidden_norm.weight"])
-            x = torch.cat((normed(behind, tensors[f"{at}input_layernorm.weight"]), read), dim=-1)
-            more = entries if at == "midlayer." else read
+            embeddings = embedding[tokens[1 : len(entries) + 1]]
+            read = normed(entries, tensors[f"{prefix}hidden_norm.weight"])
+            x = torch.cat(
+                (normed(embeddings, tensors[f"{prefix}input_layernorm.weight"]), read), dim=-1
+            )
+            more = entries if prefix == "midlayer." else read
             text = tokens[: len(entries) + 1]
-            hidden = rounds.last(states, text, functools.partial(layer, tensors, at, x, more))
+            hidden = rounds.last(states, text, functools.partial(layer, tensors, prefix, x, more))
             entries = rounds.add(hidden)
-        found = torch.full((VOCAB,), -math.inf).double()
-        found[tokens_of] = head @ normed(hidden, tensors["norm.weight"])
-        return found
+        logits = torch.full((VOCAB,), -math.inf).double()
+        logits[tokens_of] = head @ normed(hidden, tensors["norm.weight"])
+        return logits
 
     return logits

@@ -41,13 +41,13 @@ def mlp_parts(
         "scale_input": scaled,
     }  # fmt: skip
     tensors = {}
-    for at in range(1 if tied else count):
-        before = HIDDEN if at == 0 else inner
-        tensors[f"speculator.emb.{at}.weight"] = torch.randn(VOCAB, inner)
-        tensors[f"speculator.proj.{at}.weight"] = torch.randn(inner, before) / 8
-        tensors[f"speculator.ln.{at}.weight"] = 1 + torch.randn(inner) / 4
-        tensors[f"speculator.ln.{at}.bias"] = torch.randn(inner) / 4
-        tensors[f"speculator.head.{at}.weight"] = torch.randn(VOCAB, inner)
+    for index in range(1 if tied else count):
+        initial = HIDDEN if index == 0 else inner
+        tensors[f"speculator.emb.{index}.weight"] = torch.randn(VOCAB, inner)
+        tensors[f"speculator.proj.{index}.weight"] = torch.randn(inner, initial) / 8
+        tensors[f"speculator.ln.{index}.weight"] = 1 + torch.randn(inner) / 4
+        tensors[f"speculator.ln.{index}.bias"] = torch.randn(inner) / 4
+        tensors[f"speculator.head.{index}.weight"] = torch.randn(VOCAB, inner)
     if tied:
         tensors["speculator.proj.1.weight"] = torch.randn(inner, inner) / 8
     return config, tensors
@@ -55,14 +55,14 @@ def mlp_parts(
 
 def mlp_equation(config: dict[str, Any], tensors: dict[str, Tensor]) -> Equation:
     count, inner = config["n_predict"], config["inner_dim"] or HIDDEN
-    kept = 0.5 ** (0.5 / count)
-    added = math.sqrt((1 - kept**2) * (inner / 2))
+    decay = 0.5 ** (0.5 / count)
+    added = math.sqrt((1 - decay**2) * (inner / 2))
 
-    def part(name: str, at: int) -> Tensor:
+    def part(name: str, index: int) -> Tensor:
         kind, _, rest = name.partition(".")
         if config["tie_weights"]:
-            at = min(at, 1) if kind == "proj" else 0
-        return tensors[f"speculator.{kind}.{at}.{rest}"].double()
+            index = min(index, 1) if kind == "proj" else 0
+        return tensors[f"speculator.{kind}.{index}.{rest}"].double()
 
     def normed(x: Tensor) -> Tensor:
         return x / torch.sqrt((x * x).mean() + 1e-6)
@@ -71,10 +71,10 @@ def mlp_equation(config: dict[str, Any], tensors: dict[str, Tensor]) -> Equation
         state = hidden.double()
         if config["scale_input"]:
             state = normed(state) / math.sqrt(2)
-        for at, token in enumerate(tokens):
-            mixed = part("proj.weight", at) @ state
-            mixed = mixed + added / kept * part("emb.weight", at)[token]
-            state = gelu(normed(mixed) * part("ln.weight", at) + part("ln.bias", at))
+        for index, token in enumerate(tokens):
+            mixed = part("proj.weight", index) @ state
+            mixed = mixed + added / decay * part("emb.weight", index)[token]
+            state = gelu(normed(mixed) * part("ln.weight", index) + part("ln.bias", index))
         return part("head.weight", len(tokens) - 1) @ state
 
     return logits
@@ -96,9 +96,9 @@ def medusa_parts(
             "base_model_name_or_path": "x",
         }
         for head in range(count):
-            for at in range(depth):
-                tensors[f"{head}.{at}.linear.weight"] = blocks[head][at]
-                tensors[f"{head}.{at}.linear.bias"] = biases[head][at]
+            for index in range(depth):
+                tensors[f"{head}.{index}.linear.weight"] = blocks[head][index]
+                tensors[f"{head}.{index}.linear.bias"] = biases[head][index]
             tensors[f"{head}.{depth}.weight"] = outputs[head]
         return config, tensors
     config = {
@@ -107,9 +107,9 @@ def medusa_parts(
         "medusa_fc_bias": True, "logit_scale": 0.5,
     }  # fmt: skip
     for head in range(count):
-        for at in range(depth):
-            tensors[f"blocks.{head}.layers.{at}.weight"] = blocks[head][at]
-            tensors[f"blocks.{head}.layers.{at}.bias"] = biases[head][at]
+        for index in range(depth):
+            tensors[f"blocks.{head}.layers.{index}.weight"] = blocks[head][index]
+            tensors[f"blocks.{head}.layers.{index}.bias"] = biases[head][index]
         if layout != "shared" or head == 0:
             tensors[f"lm_heads.{head}.weight"] = outputs[head]
     if layout == "shared":
@@ -126,16 +126,16 @@ def medusa_equation(config: dict[str, Any], tensors: dict[str, Tensor]) -> Equat
 
     def logits(hidden: Tensor, tokens: list[int]) -> Tensor:
         head, x = len(tokens) - 1, hidden.double()
-        for at in range(depth):
-            name = f"{head}.{at}.linear" if authors else f"blocks.{head}.layers.{at}"
+        for index in range(depth):
+            name = f"{head}.{index}.linear" if authors else f"blocks.{head}.layers.{index}"
             x = x + silu(tensors[f"{name}.weight"].double() @ x + tensors[f"{name}.bias"].double())
-        own = 0 if config.get("original_lm_head") else head
-        name = f"{head}.{depth}.weight" if authors else f"lm_heads.{own}.weight"
-        found = tensors[name].double() @ x * config.get("logit_scale", 1.0)
+        local_head = 0 if config.get("original_lm_head") else head
+        name = f"{head}.{depth}.weight" if authors else f"lm_heads.{local_head}.weight"
+        logits = tensors[name].double() @ x * config.get("logit_scale", 1.0)
         if "token_map" in tensors:
             outside = torch.ones(VOCAB, dtype=torch.bool)
             outside[tensors["token_map"]] = False
-            found[outside] = -torch.inf
-        return found
+            logits[outside] = -torch.inf
+        return logits
 
     return logits

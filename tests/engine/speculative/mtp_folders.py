@@ -18,16 +18,16 @@ from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
 LAYERS = 3
-AT = f"model.layers.{LAYERS}."
+PREFIX = f"model.layers.{LAYERS}."
 
 
-def glm_with_drafts(folder: Path, *, own_tables: bool = False, **changes: Any) -> Path:
+def glm_with_drafts(folder: Path, *, tables: bool = False, **changes: Any) -> Path:
     """GLM-4.5's, see `with_drafts`."""
-    return with_drafts("glm4_moe", folder, own_tables=own_tables, **changes)
+    return with_drafts("glm4_moe", folder, tables=tables, **changes)
 
 
-def with_drafts(recipe: str, folder: Path, *, own_tables: bool = False, **changes: Any) -> Path:
-    """`own_tables`: embeddings and an output layer of its own; else copies of the model's."""
+def with_drafts(recipe: str, folder: Path, *, tables: bool = False, **changes: Any) -> Path:
+    """`tables`: embeddings and an output layer of its own; else copies of the model's."""
     make_checkpoint({**RECIPES[recipe], "num_nextn_predict_layers": 1, **changes}, folder)
     tensors = load_file(folder / "model.safetensors")
     hidden = tensors["model.norm.weight"].numel()
@@ -36,22 +36,22 @@ def with_drafts(recipe: str, folder: Path, *, own_tables: bool = False, **change
     for name in [name for name in tensors if name.startswith(last)]:
         tensor = tensors[name]
         noise = torch.randn(tensor.shape)
-        own = noise * 0.2 + 1 if "norm" in name else noise * tensor.std()
-        tensors[AT + name.removeprefix(last)] = own
+        weight = noise * 0.2 + 1 if "norm" in name else noise * tensor.std()
+        tensors[PREFIX + name.removeprefix(last)] = weight
     for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{AT}{name}.weight"] = 1 + torch.randn(hidden) / 4
-    tensors[f"{AT}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) / 4
+        tensors[f"{PREFIX}{name}.weight"] = 1 + torch.randn(hidden) / 4
+    tensors[f"{PREFIX}eh_proj.weight"] = torch.randn(hidden, 2 * hidden) / 4
     for name, original in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
         table = tensors[f"{original}.weight"]
-        tensors[f"{AT}{name}.weight"] = torch.randn(table.shape) if own_tables else table.clone()
+        tensors[f"{PREFIX}{name}.weight"] = torch.randn(table.shape) if tables else table.clone()
     save(folder, tensors)
     make_tokenizer().save_pretrained(folder)
     return folder
 
 
 def save(folder: Path, tensors: dict[str, Tensor]) -> None:
-    kept = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
 
 
 def configure(folder: Path, **changes: Any) -> None:
@@ -72,7 +72,9 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
     config._experts_implementation = "eager"  # others take no float64
     layer = kinds[config.model_type](config, LAYERS).double().eval()
     parts = {
-        name.removeprefix(AT): tensor for name, tensor in tensors.items() if name.startswith(AT)
+        name.removeprefix(PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(PREFIX)
     }
     for name, tensor in _experts(parts).items():
         parts[name] = tensor
@@ -84,19 +86,22 @@ def mtp_equation(folder: Path, oracle: Any) -> Equation:
         return x / scale * parts[f"{name}.weight"]
 
     def of_all(x: Tensor) -> Tensor:
-        places = torch.arange(len(x))[None]
-        rotary = tuple(each.double() for each in oracle.model.rotary_emb(x[None], places))
+        position = torch.arange(len(x))[None]
+        rotary = tuple(tensor.double() for tensor in oracle.model.rotary_emb(x[None], position))
         mask = torch.full((len(x), len(x)), -torch.inf).double().triu(1)[None, None]
-        found = layer(x[None], attention_mask=mask, position_embeddings=rotary)
-        return (found[0] if isinstance(found, tuple) else found).view(len(x), -1)
+        output = layer(x[None], attention_mask=mask, position_embeddings=rotary)
+        return (output[0] if isinstance(output, tuple) else output).view(len(x), -1)
 
     rounds = Round()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
         entries, hidden = rounds.entries(states, states.double), torch.empty(0)
         while len(entries) < len(tokens):
-            behind = normed(embedding[tokens[1 : len(entries) + 1]], "enorm")
-            x = torch.cat((behind, normed(entries, "hnorm")), dim=-1) @ parts["eh_proj.weight"].T
+            embeddings = normed(embedding[tokens[1 : len(entries) + 1]], "enorm")
+            x = (
+                torch.cat((embeddings, normed(entries, "hnorm")), dim=-1)
+                @ parts["eh_proj.weight"].T
+            )
             text = tokens[: len(entries) + 1]
             hidden = rounds.last(states, text, functools.partial(of_all, x))
             entries = rounds.add(hidden)
@@ -130,12 +135,12 @@ def right_glm(folder: Path) -> Path:
     first = "model.layers.0."
     for name, tensor in tensors.items():
         if name.startswith(first):
-            tensors[AT + name.removeprefix(first)] = tensor.clone()
-        elif not name.startswith(AT) and name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[PREFIX + name.removeprefix(first)] = tensor.clone()
+        elif not name.startswith(PREFIX) and name.endswith(("o_proj.weight", "down_proj.weight")):
             tensor.zero_()
-    tensors[f"{AT}eh_proj.weight"] = torch.eye(hidden, 2 * hidden)
-    tensors[f"{AT}enorm.weight"] = torch.ones(hidden)
-    tensors[f"{AT}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
-    tensors[f"{AT}embed_tokens.weight"] = embedding.clone()
+    tensors[f"{PREFIX}eh_proj.weight"] = torch.eye(hidden, 2 * hidden)
+    tensors[f"{PREFIX}enorm.weight"] = torch.ones(hidden)
+    tensors[f"{PREFIX}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+    tensors[f"{PREFIX}embed_tokens.weight"] = embedding.clone()
     save(folder, tensors)
     return folder

@@ -14,7 +14,7 @@ from tests.engine.models import VOCAB
 class Seer(Proposer):
     """Knows what the sequences will say, and sometimes lies."""
 
-    said: dict[tuple[int, ...], list[list[int]]]
+    texts: dict[tuple[int, ...], list[list[int]]]
     rng: random.Random
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -23,7 +23,7 @@ class Seer(Proposer):
     def propose(self, sequence: Sequence, count: int) -> Proposal:
         tokens = sequence.token_ids
         prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
-        for text in self.said.get(tuple(prompt), []):
+        for text in self.texts.get(tuple(prompt), []):
             if text[: len(output)] == output:
                 drafts = text[len(output) : len(output) + count]
                 return self._guess(

@@ -24,7 +24,7 @@ from engine.speculative.step_times import StepTimes
 from tests.engine.speculative.test_proposers import sequence
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=8)
-_RIGHT, _WRONG = 1, 2
+_RIGHT, _MISMATCH = 1, 2
 Cost = Callable[[int], float]
 #: The chance that a row's next token is the one guessed, by the number of the step and the row.
 Text = Callable[[int, Sequence], float]
@@ -45,8 +45,8 @@ def line(*points: tuple[int, float]) -> Cost:
     widths = [width for width, _ in points]
 
     def cost(width: int) -> float:
-        at = min(max(bisect_left(widths, width), 1), len(points) - 1)
-        (low, less), (high, more) = points[at - 1], points[at]
+        index = min(max(bisect_left(widths, width), 1), len(points) - 1)
+        (low, less), (high, more) = points[index - 1], points[index]
         return less + (more - less) * (width - low) / (high - low)
 
     return cost
@@ -58,12 +58,12 @@ class Spent:
 
     seconds: float = 0.0
     tokens: int = 0
-    plain: float = 0.0
+    baseline_s: float = 0.0
 
     @property
     def speed_up(self) -> float:
         """Tokens a second through those without drafts."""
-        return self.plain / self.seconds
+        return self.baseline_s / self.seconds
 
 
 class _Guessing(Proposer):
@@ -89,16 +89,16 @@ class _Model:
     is_healthy, seconds, reading = True, 0.0, 0.0
 
     def __init__(
-        self, owner: Simulation, cost: Cost, look: float, prompt: float, *, follows: bool
+        self, owner: Simulation, cost: Cost, lookup_s: float, prompt: float, *, follows: bool
     ) -> None:
-        self._owner, self._cost, self._look = owner, cost, look
-        self._prompt, self._known = prompt, set[int]()
+        self._owner, self._cost, self._lookup_s = owner, cost, lookup_s
+        self._prompt, self._seen_ids = prompt, set[int]()
         self.costs = StepTimes(is_draft=True)
         self.following = HeadTracking(0.0) if follows else None
 
     def supports(self, sequence: Sequence) -> bool:
         """Whoever asks looks at the row."""
-        self._owner.now += self._look
+        self._owner.now += self._lookup_s
         return True
 
     def max_drafts(self, sequence: Sequence) -> int:
@@ -108,7 +108,7 @@ class _Model:
         """As many steps as the deepest draft, each of the rows that are still wanted."""
         owner, deepest = self._owner, max((count for _, count in requests), default=0)
         self.reading = sum(self.num_unread_tokens(sequence) for sequence, _ in requests)
-        self._known |= {sequence.seq_id for sequence, _ in requests}
+        self._seen_ids |= {sequence.seq_id for sequence, _ in requests}
         self.seconds += self.reading
         owner.now += self.reading
         for depth in range(deepest):
@@ -121,7 +121,7 @@ class _Model:
 
     def num_unread_tokens(self, sequence: Sequence) -> float:
         """What isn't known of it."""
-        return 0.0 if sequence.seq_id in self._known else self._prompt
+        return 0.0 if sequence.seq_id in self._seen_ids else self._prompt
 
     def forget(self, sequence: Sequence) -> None:
         """It isn't followed any more."""
@@ -148,7 +148,7 @@ class Simulation:
         text: Text,
         *,
         draft: Cost | None = None,
-        look: float = 0.0,
+        lookup_s: float = 0.0,
         finds: float = 0.7,
         lengths: tuple[int, int] = (10, 60),
         noise: float = 0.0,
@@ -164,20 +164,20 @@ class Simulation:
         self._rows = rows if callable(rows) else lambda step: rows
         self._lengths, self._tenants, self._ids, self._step = lengths, tenants, 0, 0
         self._sequences: dict[int, Sequence] = {}
-        self._follows, self._left = follows, list[int]()
+        self._follows, self._finished_ids = follows, list[int]()
         model = None
         if draft is not None:
-            model = _Model(self, draft, look, prompt, follows=follows is not None)
+            model = _Model(self, draft, lookup_s, prompt, follows=follows is not None)
         self.drafter = Drafter(CONFIG, 100_000, model=model)  # type: ignore[arg-type]
         self.drafter.clock = lambda: self.now
         if model is None:
-            self.drafter._proposer = _Guessing(self, finds, look)  # type: ignore[assignment]
+            self.drafter._proposer = _Guessing(self, finds, lookup_s)  # type: ignore[assignment]
         else:
             for _ in range(6):
                 model.costs.record(1, self.noisy(start * model._cost(1)))
         for width in 2 * (1, 2, 4, 8, 16, 32, 64):
             for _ in range(3):
-                self._note(list(range(width)), [1] * width)
+                self._record_step(list(range(width)), [1] * width)
         self._cost = cost
 
     def noisy(self, seconds: float) -> float:
@@ -188,7 +188,7 @@ class Simulation:
         return seconds * slower * math.exp(self._pace + self.rng.gauss(0.0, self._noise))
 
     @property
-    def begun(self) -> int:
+    def num_started(self) -> int:
         """Rows that have begun."""
         return self._ids
 
@@ -196,28 +196,33 @@ class Simulation:
     def followed(self) -> int:
         """Rows that are."""
         following = self.drafter._tracking
-        return 0 if following is None else sum(each in following for each in self._sequences)
+        return (
+            0 if following is None else sum(sequence in following for sequence in self._sequences)
+        )
 
-    def _read(self, made: list[Sequence], spent: Spent) -> None:
+    def _read(self, new_rows: list[Sequence], spent: Spent) -> None:
         """A step with the prompts of rows that begin."""
-        if self._follows is None or not made:
+        if self._follows is None or not new_rows:
             return
-        ids, more = [each.seq_id for each in made], 0.0
-        new = [NewSequence(each, [0] * 8, 8, 0, [[]], SamplingParams(), 0) for each in ids]
-        beside = [row for row in self._sequences.values() if row.seq_id not in ids]
-        counts = [1] * len(beside) + [8] * len(ids)
-        rows = [*beside, *made]  # those that decode wait for the prompts: it's their time, too
+        ids, more = [sequence.seq_id for sequence in new_rows], 0.0
+        new = [NewSequence(seq_id, [0] * 8, 8, 0, [[]], SamplingParams(), 0) for seq_id in ids]
+        extra_rows = [row for row in self._sequences.values() if row.seq_id not in ids]
+        counts = [1] * len(extra_rows) + [8] * len(ids)
+        rows = [
+            *extra_rows,
+            *new_rows,
+        ]  # those that decode wait for the prompts: it's their time, too
         plan = StepPlan(self._step, [row.seq_id for row in rows], counts, [1] * len(rows), new=new)
         self._leave(plan, rows)
-        self.drafter.propose(beside, 0)
-        followed = sum(each not in plan.untracked for each in ids)
+        self.drafter.propose(extra_rows, 0)
+        followed = sum(seq_id not in plan.untracked for seq_id in ids)
         seconds, more = len(ids) * self._follows.prompt, followed * self._follows.more
         self._took(plan, seconds, more)
-        spent.plain += seconds
+        spent.baseline_s += seconds
         spent.seconds += seconds + more
 
     def _leave(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
-        plan.removed, self._left = self._left, []
+        plan.removed, self._finished_ids = self._finished_ids, []
         plan.untracked = self.drafter.untracked_sequences(plan, scheduled)
 
     def _took(self, plan: StepPlan, seconds: float, following: float) -> None:
@@ -225,14 +230,14 @@ class Simulation:
         self.drafter.record_tracking(following)
         self.drafter.note_step(plan, seconds + following)
 
-    def _note(self, seq_ids: list[int], widths: list[int], following: float = 0.0) -> None:
+    def _record_step(self, seq_ids: list[int], widths: list[int], following: float = 0.0) -> None:
         self._pace += self.rng.gauss(0.0, self._noise / 2) - 0.02 * self._pace
         drafts = {seq_id: [0] * (width - 1) for seq_id, width in zip(seq_ids, widths, strict=True)}
         model = self.drafter.model
-        before = self.drafter._planning_seconds + (0.0 if model is None else model.seconds)
+        initial = self.drafter._planning_seconds + (0.0 if model is None else model.seconds)
         plan = StepPlan(1, seq_ids, widths, widths, drafts)
         self.drafter.record_tracking(following)
-        self.drafter.note_step(plan, before + following + self.noisy(self._cost(sum(widths))))
+        self.drafter.note_step(plan, initial + following + self.noisy(self._cost(sum(widths))))
 
     def _fill(self) -> list[Sequence]:
         """Rows that begin."""
@@ -240,25 +245,25 @@ class Simulation:
         while len(self._sequences) < self._rows(self._step):
             self._ids += 1
             tenant = str(self._ids % self._tenants)
-            made = sequence([0] * 8, [0], self._ids, tenant=tenant)
-            made.max_output_tokens = 1 + self.rng.randint(*self._lengths)
-            self._sequences[self._ids] = made
-            filled.append(made)
+            row = sequence([0] * 8, [0], self._ids, tenant=tenant)
+            row.max_output_tokens = 1 + self.rng.randint(*self._lengths)
+            self._sequences[self._ids] = row
+            filled.append(row)
         return filled
 
     def _emit(self, row: Sequence, num_drafts: int) -> int:
-        p, held = self._text(self._step, row), 0
+        p, num_accepted = self._text(self._step, row), 0
         while right := self.rng.random() < p:
-            if held == num_drafts:
+            if num_accepted == num_drafts:
                 break
-            held += 1
-        row.token_ids += [_RIGHT] * held + [_RIGHT if right else _WRONG]
+            num_accepted += 1
+        row.token_ids += [_RIGHT] * num_accepted + [_RIGHT if right else _MISMATCH]
         if num_drafts:
-            self.drafter.record_outcome(row, num_drafts, held)
+            self.drafter.record_outcome(row, num_drafts, num_accepted)
         if row.num_output_tokens >= row.max_output_tokens:
             self._sequences.pop(row.seq_id).status = SequenceStatus.FINISHED
-            self._left.append(row.seq_id)
-        return held + 1
+            self._finished_ids.append(row.seq_id)
+        return num_accepted + 1
 
     def run(self, steps: int) -> Spent:
         """Go on for so many steps."""
@@ -274,10 +279,10 @@ class Simulation:
             widths = [1 + len(drafts.get(row.seq_id, [])) for row in rows]
             following = 0.0 if self._follows is None else self._follows.row * self.followed
             self.now += cost(sum(widths)) + following
-            self._note(ids, widths, following)
+            self._record_step(ids, widths, following)
             pairs = zip(rows, widths, strict=True)
             tokens = sum(self._emit(row, width - 1) for row, width in pairs)
             spent.tokens += tokens
-            spent.plain += tokens * cost(len(rows)) / len(rows)
+            spent.baseline_s += tokens * cost(len(rows)) / len(rows)
             spent.seconds += self.now - started
         return spent

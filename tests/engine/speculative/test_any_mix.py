@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("always_drafts")
 
 
 @pytest.fixture(scope="module")
-def plain(model_folder: Callable[[str], Path]) -> LLM:
+def baseline_llm(model_folder: Callable[[str], Path]) -> LLM:
     """Without drafts, and with room for all."""
     return make(model_folder("llama"))
 
@@ -43,7 +43,7 @@ _ASKED = st.lists(
 
 
 def _scores(outputs: list[RequestOutput]) -> list[list[object]]:
-    return [[each.logprobs for each in output.outputs] for output in outputs]
+    return [[completion.logprobs for completion in output.outputs] for output in outputs]
 
 
 @settings(
@@ -53,22 +53,22 @@ def _scores(outputs: list[RequestOutput]) -> list[list[object]]:
 )
 @given(_ASKED, st.sampled_from([0.0, 0.3, 0.9]))
 def test_any_mix_says_the_same_to_the_bit(
-    plain: LLM, drafting: LLM, asked: list[tuple[str, int, int]], lies: float
+    baseline_llm: LLM, drafting: LLM, asked: list[tuple[str, int, int]], lies: float
 ) -> None:
     """`lies`: how many of the drafts are wrong."""
     rng = random.Random(str(asked))
     prompts = [[rng.randrange(4, VOCAB) for _ in range(length)] for _, length, _ in asked]
     params = [msgspec.structs.replace(MIXED[kind], seed=seed) for kind, _, seed in asked]
-    expected = plain.generate(prompts, params, use_tqdm=False)
-    Seer.said = {
-        tuple(prompt): [list(each.token_ids) for each in output.outputs]
+    expected = baseline_llm.generate(prompts, params, use_tqdm=False)
+    Seer.texts = {
+        tuple(prompt): [list(completion.token_ids) for completion in output.outputs]
         for prompt, output in zip(prompts, expected, strict=True)
     }
     Seer.rng = random.Random(1)
     Seer.rng.random = lambda: 0.0 if rng.random() < lies else 1.0  # type: ignore[method-assign]
-    found = drafting.generate(prompts, params, use_tqdm=False)
-    assert texts(found) == texts(expected)
-    assert _scores(found) == _scores(expected)
+    outputs = drafting.generate(prompts, params, use_tqdm=False)
+    assert texts(outputs) == texts(expected)
+    assert _scores(outputs) == _scores(expected)
     drafting.core.check_integrity()
     pool = drafting.core.scheduler.kv.pool
     assert pool.num_free_blocks == drafting.core.capacity.num_blocks

@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 2, "num_threads":
 
 
 @dataclass(frozen=True)
-class Here:
+class InProcess:
     """In the place of `Apart`, whose processes take seconds; the adapters' bench has real ones."""
 
     serving: Any
@@ -42,7 +42,7 @@ def test_each_text_is_told(
     engines: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_drafts_free(monkeypatch)
-    monkeypatch.setattr(speculation, "Apart", Here)
+    monkeypatch.setattr(speculation, "Apart", InProcess)
     main(
         [
             *("--model", DEMO_MODEL, "--streams", "1", "--texts", "echo", "sum"),
@@ -62,18 +62,18 @@ def test_each_text_is_told(
 
 def test_drafts_set_aside_come_again() -> None:
     """Neither from text nor from a model, and no step of another turn is counted."""
-    for wanted in ({"method": "ngram"}, {"method": "draft_model", "model": DRAFT}):
-        answers = Answers(LLM(DEMO_MODEL, speculative_config=wanted, **SMALL))
+    for speculative_config in ({"method": "ngram"}, {"method": "draft_model", "model": DRAFT}):
+        answers = Answers(LLM(DEMO_MODEL, speculative_config=speculative_config, **SMALL))
         questions = ["one two three one two three one two"]
         answers.begin()
         pace = answers._llm.core.drafter.costs.speed
-        told = pace.num_steps
-        plain = answers.without_drafts("ask", questions, 12, "")
+        num_steps = pace.num_steps
+        baseline = answers.without_drafts("ask", questions, 12, "")
         assert answers.counted()["steps"] == answers.counted()["drafts"] == 0
-        assert pace.num_steps == told  # nothing grows old, to be tried again, for these
-        assert answers.ask(questions, 12, "").texts == plain.texts
+        assert pace.num_steps == num_steps  # nothing grows old, to be tried again, for these
+        assert answers.ask(questions, 12, "").texts == baseline.texts
         assert answers.counted()["steps"] > 0
-        assert pace.num_steps > told
+        assert pace.num_steps > num_steps
 
 
 def test_a_turn_is_compared_with_what_ran_around_it() -> None:
@@ -82,6 +82,9 @@ def test_a_turn_is_compared_with_what_ran_around_it() -> None:
     def turn(tokens: int, seconds: float) -> Turn:
         return Turn(tokens, seconds, seconds / 2, [], [], [])
 
-    found = Compared(turn(10, 1.0), turn(10, 1.0), turn(10, 2.0), turn(10, 3.0))
-    assert (found.ratio(found.drafted, "seconds"), found.ratio(found.drafted, "cpu")) == (2, 2)
-    assert found.ratio(found.control, "seconds") == 1
+    compared = Compared(turn(10, 1.0), turn(10, 1.0), turn(10, 2.0), turn(10, 3.0))
+    assert (
+        compared.ratio(compared.drafted, "seconds"),
+        compared.ratio(compared.drafted, "cpu"),
+    ) == (2, 2)
+    assert compared.ratio(compared.control, "seconds") == 1

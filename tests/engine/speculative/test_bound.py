@@ -55,16 +55,17 @@ def test_no_text_and_no_machine_makes_drafts_cost_more_than_credit_and_share(
         points.append((wider, seconds))
     cost = line(*points)
     stretches = [p for count, p in texts for _ in range(count)]
-    draw, row, look, follow, prompt, more = parts
+    draw, row, lookup_s, follow, prompt, more = parts
     head = Follows(follow, prompt, more * prompt) if follows else None
-    made = Simulation(
+    simulation = Simulation(
         cost, rows, lambda step, _: stretches[step % len(stretches)],
-        draft=lambda n: draw + row * (n - 1), look=look, lengths=lengths, seed=seed, follows=head,
+        draft=lambda n: draw + row * (n - 1), lookup_s=lookup_s, lengths=lengths, seed=seed,
+        follows=head,
     )  # fmt: skip
     rng, token = random.Random(seed), cost(rows) / rows
     lost, of, reading = 0.0, 0.0, more * prompt / token if follows else 0.0
     for _ in range(4):
-        spent = made.run(rng.randint(10, 60))
-        lost += (spent.seconds - spent.plain) / token
-        of += spent.plain / token
+        spent = simulation.run(rng.randint(10, 60))
+        lost += (spent.seconds - spent.baseline_s) / token
+        of += spent.baseline_s / token
         assert lost <= _CREDIT * rows + _READINGS * reading + _SHARE * of, (lost, of, reading)

@@ -14,32 +14,32 @@ def _chances(usual: TenantAcceptance | None = None) -> AcceptanceEstimate:
     return AcceptanceEstimate(usual or TenantAcceptance(max_match=4), "tenant")
 
 
-def _best(own: AcceptanceEstimate) -> float:
-    return 1.0 / (1.0 + math.exp(-own.best_log_odds()))
+def _best(estimate: AcceptanceEstimate) -> float:
+    return 1.0 / (1.0 + math.exp(-estimate.best_log_odds()))
 
 
 def test_the_more_tokens_match_the_likelier_a_draft_holds() -> None:
-    own = _chances()
-    first = [own.chances(matched, 1)[0] for matched in (1, 2, 4, 8, 16)]
+    estimate = _chances()
+    first = [estimate.chances(matched, 1)[0] for matched in (1, 2, 4, 8, 16)]
     assert first == sorted(first)
     assert first[0] == pytest.approx(1 / 3)
 
 
 def test_a_draft_behind_one_that_held_has_a_longer_match() -> None:
-    own = _chances()
-    one, two = own.chances(2, 2)
-    assert two == pytest.approx(one * own.chances(3, 1)[0])
+    estimate = _chances()
+    one, two = estimate.chances(2, 2)
+    assert two == pytest.approx(one * estimate.chances(3, 1)[0])
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_it_comes_to_what_holds(p: float) -> None:
-    rng, usual, found = random.Random(0), TenantAcceptance(max_match=4), []
+    rng, usual, estimates = random.Random(0), TenantAcceptance(max_match=4), []
     for _ in range(300):
-        own = _chances(usual)
+        estimate = _chances(usual)
         for _ in range(10):
-            found.append(own.chances(3, 1)[0])
-            own.update(3, 1, int(rng.random() < p))
-    assert sum(found[1000:]) / len(found[1000:]) == pytest.approx(p, abs=0.05)
+            estimates.append(estimate.chances(3, 1)[0])
+            estimate.update(3, 1, int(rng.random() < p))
+    assert sum(estimates[1000:]) / len(estimates[1000:]) == pytest.approx(p, abs=0.05)
 
 
 def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> None:
@@ -53,10 +53,10 @@ def test_a_sequence_that_repeats_itself_is_told_from_its_tenants_others() -> Non
 
 def test_short_matches_that_fail_say_nothing_of_long_ones_to_other_sequences() -> None:
     usual = TenantAcceptance(max_match=4)
-    before = _chances(usual).chances(8, 1)
+    initial = _chances(usual).chances(8, 1)
     for _ in range(40):
         _chances(usual).update(1, 8, 0)
-    assert _chances(usual).chances(8, 1) == before
+    assert _chances(usual).chances(8, 1) == initial
     assert _chances(usual).chances(1, 1)[0] < 0.1
 
 
@@ -71,37 +71,37 @@ def test_a_heads_later_drafts_are_known_by_their_place() -> None:
 
 def test_the_best_is_no_less_than_any_that_may_come_and_follows_what_is_seen() -> None:
     usual = TenantAcceptance(max_match=4)
-    own = _chances(usual)
-    assert _best(own) == max(own.chances(matched, 1)[0] for matched in (1, 2, 3, 4))
+    estimate = _chances(usual)
+    assert _best(estimate) == max(estimate.chances(matched, 1)[0] for matched in (1, 2, 3, 4))
     for _ in range(60):
         _chances(usual).update(4, 1, 0)
         _chances(usual).update(3, 1, 0)
-    assert _best(own) == pytest.approx(own.chances(2, 1)[0])
+    assert _best(estimate) == pytest.approx(estimate.chances(2, 1)[0])
 
 
 def test_what_was_found_out_grows_old() -> None:
     usual = TenantAcceptance(max_match=4)
-    own, expected = _chances(usual), _chances().chances(2, 1)[0]
+    estimate, expected = _chances(usual), _chances().chances(2, 1)[0]
     for _ in range(20):
-        own.update(2, 1, 0)
-    low = own.chances(2, 1)[0]
+        estimate.update(2, 1, 0)
+    low = estimate.chances(2, 1)[0]
     usual.step += 20_000
     assert low < 0.1
-    assert own.chances(2, 1)[0] == pytest.approx(expected, abs=0.01)
-    assert _best(own) == pytest.approx(_best(_chances()), abs=0.01)
+    assert estimate.chances(2, 1)[0] == pytest.approx(expected, abs=0.01)
+    assert _best(estimate) == pytest.approx(_best(_chances()), abs=0.01)
 
 
 def test_the_likeliest_of_many_drafts_are_no_likelier_than_they_were_taken_for() -> None:
     """All rows are alike: those that seem better only had luck so far."""
     rng, usual = random.Random(0), TenantAcceptance(max_match=4)
-    rows, seemed, taken, held = [_chances(usual) for _ in range(8)], 0.0, 0.0, 0
+    rows, seemed, cautious, num_accepted = [_chances(usual) for _ in range(8)], 0.0, 0.0, 0
     for _ in range(1000):
-        best = max(rows, key=lambda each: each.chances(3, 1)[0])
+        best = max(rows, key=lambda estimate: estimate.chances(3, 1)[0])
         seemed += best.chances(3, 1)[0]
-        taken += best.cautious_chances(3, 1)[0]
-        for each in rows:
+        cautious += best.cautious_chances(3, 1)[0]
+        for row in rows:
             holds = int(rng.random() < 0.5)
-            held += holds if each is best else 0
-            each.update(3, 1, holds)
-    assert seemed > 1.3 * held
-    assert taken < 1.2 * held
+            num_accepted += holds if row is best else 0
+            row.update(3, 1, holds)
+    assert seemed > 1.3 * num_accepted
+    assert cautious < 1.2 * num_accepted

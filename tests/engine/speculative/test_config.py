@@ -12,7 +12,7 @@ from engine.contract.speculative_config import SpeculativeConfig
 
 
 def test_the_manuals_flags_become_keys() -> None:
-    given = {
+    fields = {
         "model": "m",
         "speculative_model": "[ngram]",
         "num_speculative_tokens": 5,
@@ -21,7 +21,7 @@ def test_the_manuals_flags_become_keys() -> None:
         "speculative_disable_by_batch_size": 8,
         "num_lookahead_slots": 3,
     }
-    config = EngineConfig.from_mapping(given).speculative_config
+    config = EngineConfig.from_mapping(fields).speculative_config
     assert config is not None
     assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
         method="ngram",
@@ -33,7 +33,7 @@ def test_the_manuals_flags_become_keys() -> None:
 
 
 def test_a_model_is_a_draft_model() -> None:
-    given = {
+    fields = {
         "model": "m",
         "speculative_model": "org/draft",
         "num_speculative_tokens": 5,
@@ -41,7 +41,7 @@ def test_a_model_is_a_draft_model() -> None:
         "speculative_model_quantization": "int8",
         "speculative_draft_tensor_parallel_size": 1,
     }
-    config = EngineConfig.from_mapping(given).speculative_config
+    config = EngineConfig.from_mapping(fields).speculative_config
     assert config is not None
     assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
         method="draft_model",
@@ -53,14 +53,14 @@ def test_a_model_is_a_draft_model() -> None:
 
 
 def test_the_manuals_acceptance_becomes_keys() -> None:
-    given = {
+    fields = {
         "model": "m",
         "speculative_model": "[ngram]",
         "spec_decoding_acceptance_method": "typical_acceptance_sampler",
         "typical_acceptance_sampler_posterior_threshold": 0.2,
         "typical_acceptance_sampler_posterior_alpha": 0.5,
     }
-    config = EngineConfig.from_mapping(given).speculative_config
+    config = EngineConfig.from_mapping(fields).speculative_config
     assert config is not None
     assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
         method="ngram",
@@ -71,7 +71,7 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "says"),
     [
         ({"num_speculative_tokens": 3}, "method is missing"),
         ({"method": "eagle"}, "model must be the folder or hub id of the eagle"),
@@ -101,9 +101,9 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
         ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "max_cached_requests"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        EngineConfig(model="m", speculative_config=given)
+        EngineConfig(model="m", speculative_config=fields)
     assert caught.value.param == "speculative_config"
 
 
@@ -121,10 +121,10 @@ def test_a_low_maximum_lowers_the_minimum() -> None:
 
 
 def test_null_is_what_is_left_out() -> None:
-    given = {
+    fields = {
         "method": "ngram", "model": None, "num_speculative_tokens": None, "quantization": None,
         "prompt_lookup_max": None, "disable_by_batch_size": None,
     }  # fmt: skip
-    assert SpeculativeConfig.from_mapping(given) == SpeculativeConfig(method="ngram")
+    assert SpeculativeConfig.from_mapping(fields) == SpeculativeConfig(method="ngram")
     with pytest.raises(ConfigError, match="method is missing"):
         SpeculativeConfig.from_mapping({"method": None})

@@ -55,14 +55,14 @@ def test_every_way_of_choosing_gives_the_same(
     kernels: bool, model_folder: Folder, draft: Path
 ) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(5))
-    plain = run(make(folder, cpu_kernels=kernels), asked)
+    baseline = run(make(folder, cpu_kernels=kernels), asked)
     llm = drafting(folder, draft, cpu_kernels=kernels)
     for turn in range(1 + kernels):  # cold, then from both prefix caches
         drafted = run(llm, asked)
-        assert texts(drafted) == texts(plain), turn
-        for was, now in zip(plain, drafted, strict=True) if kernels else ():
-            assert [each.logprobs for each in was.outputs] == [
-                each.logprobs for each in now.outputs
+        assert texts(drafted) == texts(baseline), turn
+        for was, now in zip(baseline, drafted, strict=True) if kernels else ():
+            assert [completion.logprobs for completion in was.outputs] == [
+                completion.logprobs for completion in now.outputs
             ]
     stats = llm.core.stats
     # How many are drawn follows what the steps of a busy machine take.
@@ -76,13 +76,13 @@ def test_a_rounded_model_and_a_rounded_draft_say_the_same(
     bits: str, model_folder: Folder, draft: Path
 ) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(bits))
-    plain = run(make(folder, quantization=bits), asked)
+    baseline = run(make(folder, quantization=bits), asked)
     config = {"model": str(draft), "num_speculative_tokens": 4, "quantization": bits}
     llm = make(folder, quantization=bits, speculative_config=config)
     drafted = run(llm, asked)
-    assert texts(drafted) == texts(plain)
-    assert [[each.logprobs for each in out.outputs] for out in drafted] == [
-        [each.logprobs for each in out.outputs] for out in plain
+    assert texts(drafted) == texts(baseline)
+    assert [[completion.logprobs for completion in out.outputs] for out in drafted] == [
+        [completion.logprobs for completion in out.outputs] for out in baseline
     ]
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 20
 
@@ -114,11 +114,11 @@ def test_a_draft_with_states_goes_back_to_before_its_drafts(name: str, tmp_path:
     save_file(weights, draft / "model.safetensors", metadata={"format": "pt"})
     asked = prompts(random.Random(5))
     few = {"num_gpu_blocks_override": 30, "max_model_len": 128}
-    plain = run(make(folder, **few), asked)
+    baseline = run(make(folder, **few), asked)
     for settings in (few, few | {"max_num_seqs": 3}):
         llm = drafting(folder, draft, **settings)
         for _ in range(2):
-            assert texts(run(llm, asked)) == texts(plain)
+            assert texts(run(llm, asked)) == texts(baseline)
         stats = llm.core.stats
         num_accepted = stats.spec_decode_num_accepted_tokens_total
         assert 0 < num_accepted < stats.spec_decode_num_draft_tokens_total
@@ -150,10 +150,10 @@ def test_a_draft_with_states_that_ends_at_once_returns_its_block(tmp_path: Path)
 
 def test_preempted_sequences_are_caught_up_with(model_folder: Folder, draft: Path) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(3))
-    plain = run(make(folder), asked)
+    baseline = run(make(folder), asked)
     few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
     llm = drafting(folder, draft, **few)
-    assert texts(run(llm, asked)) == texts(plain)
+    assert texts(run(llm, asked)) == texts(baseline)
     assert llm.core.scheduler.num_preemptions > 0
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
 
@@ -164,14 +164,14 @@ def test_a_pool_too_small_for_all_leaves_some_without_drafts(
     folder = model_folder("llama")
     llm = drafting(folder, draft, num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=32)
     model = llm.core.drafter.model
-    held = [model.kv.pool.get_new_blocks(model.kv.pool.num_free_blocks - 8, model._quota)]
+    block_lists = [model.kv.pool.get_new_blocks(model.kv.pool.num_free_blocks - 8, model._quota)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     asked = [[5 + number] * 20 for number in range(12)]
     drafted = llm.generate(asked, params, use_tqdm=False)
-    plain = make(folder, max_model_len=64).generate(asked, params, use_tqdm=False)
-    assert texts(drafted) == texts(plain)
+    baseline_outputs = make(folder, max_model_len=64).generate(asked, params, use_tqdm=False)
+    assert texts(drafted) == texts(baseline_outputs)
     assert 0 < llm.core.stats.spec_decode_num_drafts_total < 12 * 19
-    for blocks in held:
+    for blocks in block_lists:
         model.kv.pool.free_blocks(blocks, model._quota)
 
 
@@ -192,7 +192,7 @@ def test_it_sleeps_with_the_model(model_folder: Folder, draft: Path) -> None:
     folder, asked = model_folder("llama"), [[5, 6, 7], [8, 9]]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     llm = drafting(folder, draft, enable_sleep_mode=True)
-    before = llm.generate(asked, params, use_tqdm=False)
+    initial_outputs = llm.generate(asked, params, use_tqdm=False)
     for level in (1, 2, 1):
         llm.sleep(level)
         assert not llm.core.executor.drafts.of_model._sleeper._loaded.model.__dict__.get(
@@ -200,7 +200,7 @@ def test_it_sleeps_with_the_model(model_folder: Folder, draft: Path) -> None:
         )
         llm.wake_up()
         llm.core.reset_stats()
-        assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(before)
+        assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(initial_outputs)
         assert llm.core.stats.spec_decode_num_accepted_tokens_total > 10
 
 
@@ -226,19 +226,19 @@ def test_a_draft_that_fails_ends_drafts_alone(
 
 def test_a_text_goes_on_behind_what_another_engine_said(model_folder: Folder, draft: Path) -> None:
     folder, params = model_folder("llama"), MIXED["seeded"]
-    (whole,) = make(folder).generate([[5, 6, 7]], params, use_tqdm=False)
-    said = list(whole.outputs[0].token_ids)
+    (full_output,) = make(folder).generate([[5, 6, 7]], params, use_tqdm=False)
+    token_ids = list(full_output.outputs[0].token_ids)
     core = drafting(folder, draft).core
     core.add_request(
         EngineRequest(
             request_id="r", gateway_id="", prompt_token_ids=[5, 6, 7], sampling=params,
-            resume_token_ids=[said[:11]],
+            resume_token_ids=[token_ids[:11]],
         )
     )  # fmt: skip
     deltas = []
     while core.has_work:
         deltas += core.step()
-    assert [token for delta in deltas for token in delta.token_ids] == said[11:]
+    assert [token for delta in deltas for token in delta.token_ids] == token_ids[11:]
     assert core.stats.spec_decode_num_accepted_tokens_total > 0
 
 
@@ -272,9 +272,13 @@ def test_a_device_that_runs_no_draft_models_refuses_one(
 ) -> None:
     monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
     folder = model_folder("llama")
-    wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
+    speculative_config = {
+        "method": "draft_model",
+        "model": str(folder),
+        "num_speculative_tokens": 2,
+    }
     with pytest.raises(ConfigError, match="methods ngram, suffix, medusa, mlp") as caught:
-        make(folder, speculative_config=wanted)
+        make(folder, speculative_config=speculative_config)
     assert caught.value.param == "speculative_config"
 
 

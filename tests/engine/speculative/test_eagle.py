@@ -63,7 +63,7 @@ class Watch:
 
     def _run(self, plan: HeadPlan) -> HeadResult:
         result = self._inner(plan)
-        texts = {each.seq_id: each for each in self._core.scheduler.running}
+        texts = {sequence.seq_id: sequence for sequence in self._core.scheduler.running}
         for seq_id, drafts in zip(plan.seq_ids, result.drafts, strict=True):
             sequence = texts[seq_id]
             self._rounds.setdefault(tuple(sequence.token_ids), set()).add(tuple(drafts))
@@ -72,36 +72,40 @@ class Watch:
 
     @property
     @torch.no_grad()
-    def wrong(self) -> list[int]:
+    def mismatched_lengths(self) -> list[int]:
         """Lengths of the texts whose drafts are other than the equation's, since it was asked.
 
         Not in a round itself: what fails there ends drafts alone. And behind the longest texts
         first, for states of a text are those of what it goes on with, too.
         """
-        found: list[int] = []
-        known: list[tuple[list[int], torch.Tensor]] = []
-        for text, rounds in sorted(self._rounds.items(), key=lambda each: -len(each[0])):
+        lengths: list[int] = []
+        cached_states: list[tuple[list[int], torch.Tensor]] = []
+        for text, rounds in sorted(
+            self._rounds.items(), key=lambda cached_entry: -len(cached_entry[0])
+        ):
             seen = list(text[:-1])
-            states = next((s for longer, s in known if longer[: len(seen)] == seen), None)
+            states = next((s for longer, s in cached_states if longer[: len(seen)] == seen), None)
             if states is None:
                 states = self.states(seen)
-                known.append((seen, states))
+                cached_states.append((seen, states))
             for drafts in rounds:
                 if not any(drafts == more[: len(drafts)] for more in rounds - {drafts}):
-                    found += self._wrong(states[: len(seen)], [*text], drafts)
+                    lengths += self._mismatched_lengths(states[: len(seen)], [*text], drafts)
         self._rounds.clear()
-        return found
+        return lengths
 
-    def _wrong(self, states: torch.Tensor, tokens: list[int], drafts: tuple[int, ...]) -> list[int]:
-        found = []
+    def _mismatched_lengths(
+        self, states: torch.Tensor, tokens: list[int], drafts: tuple[int, ...]
+    ) -> list[int]:
+        counts = []
         for draft in drafts:
             logits = self._equation(states, tokens)
             for token, bias in self._bias.items():
                 logits[token] += bias
             if logits.max() - logits[draft] >= 1e-2:
-                found.append(len(tokens))
+                counts.append(len(tokens))
             tokens.append(draft)
-        return found
+        return counts
 
     def states(self, tokens: list[int]) -> torch.Tensor:
         return self._model.model(torch.tensor([tokens])).last_hidden_state[0]
@@ -110,7 +114,7 @@ class Watch:
 class Watch3(Watch):
     def states(self, tokens: list[int]) -> torch.Tensor:
         output = self._model.model(torch.tensor([tokens]), output_hidden_states=True)
-        return torch.cat([each[0] for each in output.hidden_states[:3]], dim=-1)
+        return torch.cat([hidden_state[0] for hidden_state in output.hidden_states[:3]], dim=-1)
 
 
 def watched(llm: LLM, folder: Path, tensors: dict[str, Any]) -> Watch:
@@ -153,7 +157,7 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
         llm.generate([[*common[:32], 5], [*common[:16], 7, 7]], BIASED, use_tqdm=False)
     stats = llm.core.snapshot()
     assert len(watch.depths) > 60
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert set(watch.depths) <= {1, 2, 3, 4}
     assert max(watch.depths) == 4
     assert stats.prefix_cache_hits_total > 100
@@ -183,7 +187,7 @@ def test_each_published_layout_says_the_same(
     watch = watched(llm, folder, tensors)
     llm.generate([[5, 6, 7], list(range(4, 40))], BIASED, use_tqdm=False)
     assert sum(watch.depths) > 40
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
 
 
 @pytest.mark.parametrize(("family", "method"), [("llama", "eagle"), ("qwen2-window", "eagle3")])
@@ -191,14 +195,14 @@ def test_every_way_of_choosing_gives_the_same(
     family: str, method: str, model_folder: Folder, tmp_path: Path
 ) -> None:
     folder, asked = model_folder(family), prompts(random.Random(5))
-    plain = run(make(folder), asked)
+    baseline = run(make(folder), asked)
     llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
     for turn in range(2):  # cold, then from the prefix cache
         drafted = run(llm, asked)
-        assert texts(drafted) == texts(plain), turn
-        for was, now in zip(plain, drafted, strict=True):
-            assert [each.logprobs for each in was.outputs] == [
-                each.logprobs for each in now.outputs
+        assert texts(drafted) == texts(baseline), turn
+        for was, now in zip(baseline, drafted, strict=True):
+            assert [completion.logprobs for completion in was.outputs] == [
+                completion.logprobs for completion in now.outputs
             ]
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 200
 
@@ -206,8 +210,8 @@ def test_every_way_of_choosing_gives_the_same(
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_rows_of_adapters_say_the_same(method: str, model_folder: Folder, tmp_path: Path) -> None:
     folder, head_folder = model_folder("llama"), write(tmp_path / "head", *PARTS[method]())
-    made = make_adapter(folder, tmp_path / "adapter", target_modules=ALL)
-    adapter = LoRARequest("a", 1, str(made))
+    adapter_folder = make_adapter(folder, tmp_path / "adapter", target_modules=ALL)
+    adapter = LoRARequest("a", 1, str(adapter_folder))
     asked = [(list(range(4, 30)), None), (list(range(5, 25)), adapter), ([9] * 6, adapter)]
     llm = drafting(folder, head_folder, method)
     assert generate(llm, asked) == generate(make(folder), asked)
@@ -218,20 +222,20 @@ def test_rows_of_adapters_say_the_same(method: str, model_folder: Folder, tmp_pa
 def test_steps_that_check_drafts_are_one_call_for_eagle(
     model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[bool] = []
+    ran_compiled: list[bool] = []
     inner = CompiledStepRunner.run
 
     def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.drafts:
-            taken.append(result is not None)
+            ran_compiled.append(result is not None)
         return result
 
     monkeypatch.setattr(CompiledStepRunner, "run", spy)
     llm = drafting(model_folder("llama"), write(tmp_path, *eagle_parts()))
     llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
-    assert len(taken) > 5
-    assert all(taken)
+    assert len(ran_compiled) > 5
+    assert all(ran_compiled)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -246,7 +250,7 @@ def test_preempted_sequences_get_the_equations_drafts_again(
     llm.generate(asked, BIASED, use_tqdm=False)
     assert llm.core.scheduler.num_preemptions > 0
     assert sum(watch.depths) > 40
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     llm.core.check_integrity()
 
 
@@ -257,14 +261,14 @@ def test_it_sleeps_with_the_model(
     folder, (config, tensors) = model_folder("llama"), PARTS[method]()
     llm = drafting(folder, write(tmp_path, config, tensors), method, enable_sleep_mode=True)
     prompt = list(range(4, 60))
-    before = llm.generate([prompt], BIASED, use_tqdm=False)
+    initial_outputs = llm.generate([prompt], BIASED, use_tqdm=False)
     llm.sleep(level)
     assert (llm.core.executor.drafts.of_heads._heads is None) == (level == 2)
     llm.wake_up()
     watch = watched(llm, folder, tensors)
-    assert texts(llm.generate([prompt], BIASED, use_tqdm=False)) == texts(before)
+    assert texts(llm.generate([prompt], BIASED, use_tqdm=False)) == texts(initial_outputs)
     assert sum(watch.depths) > 20
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
 
 
 def test_heads_that_cannot_follow_end_drafts_alone(
@@ -285,10 +289,10 @@ def test_heads_that_cannot_follow_end_drafts_alone(
 def test_its_cache_is_counted_with_the_models(model_folder: Folder, tmp_path: Path) -> None:
     space = {"num_gpu_blocks_override": None, "cpu_kvcache_space": 0.001, "max_num_seqs": 64}
     folder = model_folder("llama")
-    plain = make(folder, **space).core.capacity.num_blocks
+    baseline = make(folder, **space).core.capacity.num_blocks
     llm = drafting(folder, write(tmp_path, *eagle_parts()), **space)
     # 256 bytes a token and layer, of which there are three and one; 16 of a block's last state.
-    assert (plain, llm.core.capacity.num_blocks) == (87, 64)
+    assert (baseline, llm.core.capacity.num_blocks) == (87, 64)
 
 
 def test_prompts_of_vectors_and_long_ones_get_no_drafts(
@@ -302,7 +306,7 @@ def test_prompts_of_vectors_and_long_ones_get_no_drafts(
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     vectors = {"prompt_embeds": torch.randn(5, HIDDEN)}
     outputs = llm.generate([vectors, {"prompt_token_ids": [5] * 40}], params, use_tqdm=False)
-    assert [len(each.outputs[0].token_ids) for each in outputs] == [12, 12]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 12]
     assert llm.core.stats.spec_decode_num_drafts_total == 0
     llm.generate([[5, 6]], params, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_drafts_total > 0

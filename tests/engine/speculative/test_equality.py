@@ -82,7 +82,15 @@ def prompts(rng: random.Random) -> list[list[int]]:
 def texts(outputs: list[RequestOutput]) -> list[list[tuple[Any, ...]]]:
     """What clients see but for log probabilities."""
     return [
-        [(each.token_ids, each.text, each.finish_reason, each.stop_reason) for each in one.outputs]
+        [
+            (
+                completion.token_ids,
+                completion.text,
+                completion.finish_reason,
+                completion.stop_reason,
+            )
+            for completion in one.outputs
+        ]
         for one in outputs
     ]
 
@@ -99,28 +107,30 @@ def test_every_way_of_choosing_gives_the_same_with_drafts(
     family: str, model_folder: Folder
 ) -> None:
     folder, asked = model_folder(family), prompts(random.Random(family))
-    plain = run(make(folder), asked)
-    Seer.said = {
-        tuple(one): [list(each.token_ids) for each in out.outputs]
-        for one, out in zip(asked, plain, strict=True)
+    baseline = run(make(folder), asked)
+    Seer.texts = {
+        tuple(one): [list(completion.token_ids) for completion in out.outputs]
+        for one, out in zip(asked, baseline, strict=True)
     }
     llm = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
     for turn in range(2):  # cold, then from the prefix cache
         drafted = run(llm, asked)
-        assert texts(drafted) == texts(plain), turn
-        for was, now in zip(plain, drafted, strict=True):
-            for before, after in zip(was.outputs, now.outputs, strict=True):
-                assert (before.logprobs is None) == (after.logprobs is None)
-                for old, new in zip(before.logprobs or [], after.logprobs or [], strict=True):
+        assert texts(drafted) == texts(baseline), turn
+        for was, now in zip(baseline, drafted, strict=True):
+            for initial_output, after in zip(was.outputs, now.outputs, strict=True):
+                assert (initial_output.logprobs is None) == (after.logprobs is None)
+                for old, new in zip(
+                    initial_output.logprobs or [], after.logprobs or [], strict=True
+                ):
                     assert old.keys() == new.keys()
                     for token_id, score in old.items():
                         assert new[token_id].logprob == score.logprob
     stats = llm.core.stats
     assert stats.spec_decode_num_accepted_tokens_total > 100
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
-    by_place = stats.spec_decode_num_accepted_tokens_per_pos_total
-    assert sum(by_place) == stats.spec_decode_num_accepted_tokens_total
-    assert by_place == sorted(by_place, reverse=True)
+    by_index = stats.spec_decode_num_accepted_tokens_per_pos_total
+    assert sum(by_index) == stats.spec_decode_num_accepted_tokens_total
+    assert by_index == sorted(by_index, reverse=True)
 
 
 def test_drafts_are_taken_from_their_tenants_share_of_the_steps(
@@ -132,7 +142,7 @@ def test_drafts_are_taken_from_their_tenants_share_of_the_steps(
     for method in (None, {"method": "ngram", "num_speculative_tokens": 5}):
         llm = make(model_folder("llama"), speculative_config=method)
         counters = llm.core.scheduler.waiting.counters  # type: ignore[attr-defined]
-        before, stats = sum(counters.values()), llm.core.stats
+        initial_total, stats = sum(counters.values()), llm.core.stats
         (output,) = llm.generate([[5, 6, 7]], MIXED["greedy"], use_tqdm=False)
         assert len(output.outputs[0].token_ids) == 30
         drafts = stats.spec_decode_num_draft_tokens_total
@@ -143,11 +153,16 @@ def test_drafts_are_taken_from_their_tenants_share_of_the_steps(
             int(method is not None),
             flight.mean_accepted_length,
         )
-        Seer.said = {(5, 6, 7): [list(output.outputs[0].token_ids)]}
-        held = stats.spec_decode_num_accepted_tokens_total
-        in_vain = drafts - held
-        assert (held > 0, in_vain > 0) == (method is not None, method is not None)
-        served[method is None] = sum(counters.values()) - before - in_vain
+        Seer.texts = {(5, 6, 7): [list(output.outputs[0].token_ids)]}
+        allocated_spec_decode_num_accepted_tokens_total = (
+            stats.spec_decode_num_accepted_tokens_total
+        )
+        in_vain = drafts - allocated_spec_decode_num_accepted_tokens_total
+        assert (allocated_spec_decode_num_accepted_tokens_total > 0, in_vain > 0) == (
+            method is not None,
+            method is not None,
+        )
+        served[method is None] = sum(counters.values()) - initial_total - in_vain
     assert served[True] == served[False]
 
 
@@ -155,45 +170,45 @@ def test_drafts_are_taken_from_their_tenants_share_of_the_steps(
 def test_steps_with_drafts_run_in_one_call(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[bool] = []
+    ran_compiled: list[bool] = []
     inner = CompiledStepRunner.run
 
     def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
         result = inner(self, plan)
         if plan.drafts and plan.num_decodes == len(plan.seq_ids):
-            taken.append(result is not None)
+            ran_compiled.append(result is not None)
         return result
 
     folder = model_folder("llama")
     for dtype in ("float32", "bfloat16", "float16", "int8"):
         asked = prompts(random.Random(dtype))
-        plain = run(make(folder, kv_cache_dtype=dtype), asked)
-        Seer.said = {
-            tuple(one): [list(each.token_ids) for each in out.outputs]
-            for one, out in zip(asked, plain, strict=True)
+        baseline = run(make(folder, kv_cache_dtype=dtype), asked)
+        Seer.texts = {
+            tuple(one): [list(completion.token_ids) for completion in out.outputs]
+            for one, out in zip(asked, baseline, strict=True)
         }
         llm = make(folder, kv_cache_dtype=dtype, speculative_config={"method": "ngram"})
         with monkeypatch.context() as patch:
             patch.setattr(CompiledStepRunner, "run", spy)
-            assert texts(run(llm, asked)) == texts(plain), dtype
-    assert len(taken) > 8
-    assert all(taken)
+            assert texts(run(llm, asked)) == texts(baseline), dtype
+    assert len(ran_compiled) > 8
+    assert all(ran_compiled)
 
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_rounded_weights_give_the_same_with_drafts(bits: str, model_folder: Folder) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(bits))
-    plain = run(make(folder, quantization=bits), asked)
-    Seer.said = {
-        tuple(one): [list(each.token_ids) for each in out.outputs]
-        for one, out in zip(asked, plain, strict=True)
+    baseline = run(make(folder, quantization=bits), asked)
+    Seer.texts = {
+        tuple(one): [list(completion.token_ids) for completion in out.outputs]
+        for one, out in zip(asked, baseline, strict=True)
     }
     llm = make(folder, quantization=bits, speculative_config={"method": "ngram"})
     drafted = run(llm, asked)
-    assert texts(drafted) == texts(plain)
-    assert [[each.logprobs for each in out.outputs] for out in drafted] == [
-        [each.logprobs for each in out.outputs] for out in plain
+    assert texts(drafted) == texts(baseline)
+    assert [[completion.logprobs for completion in out.outputs] for out in drafted] == [
+        [completion.logprobs for completion in out.outputs] for out in baseline
     ]
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 100
 
@@ -207,33 +222,36 @@ def test_the_prefix_cache_holds_what_was_said_and_no_draft_that_failed(
         kind for kind, params in MIXED.items() if params.n == 1 and params.best_of in (None, 1)
     ]
     params = [MIXED[kind] for kind in kinds]
-    plain = make(folder, enable_prefix_caching=False)
-    said = plain.generate(asked[: len(kinds)], params, use_tqdm=False)
-    Seer.said = {tuple(out.prompt_token_ids): [list(out.outputs[0].token_ids)] for out in said}
+    baseline_llm = make(folder, enable_prefix_caching=False)
+    outputs = baseline_llm.generate(asked[: len(kinds)], params, use_tqdm=False)
+    Seer.texts = {tuple(out.prompt_token_ids): [list(out.outputs[0].token_ids)] for out in outputs}
     llm = make(folder, speculative_config={"method": "ngram"})
     drafted = llm.generate(asked[: len(kinds)], params, use_tqdm=False)
-    assert texts(drafted) == texts(said)
+    assert texts(drafted) == texts(outputs)
     stats = llm.core.stats
     assert stats.spec_decode_num_accepted_tokens_total > 0
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
-    longer = [[*out.prompt_token_ids, *out.outputs[0].token_ids, 9, 8, 7] for out in said]
+    longer = [[*out.prompt_token_ids, *out.outputs[0].token_ids, 9, 8, 7] for out in outputs]
     then = SamplingParams(temperature=0, max_tokens=12, logprobs=2, ignore_eos=True)
-    was, now = (each.generate(longer, then, use_tqdm=False) for each in (plain, llm))
+    was, now = (llm.generate(longer, then, use_tqdm=False) for llm in (baseline_llm, llm))
     assert texts(now) == texts(was)
     assert [out.outputs[0].logprobs for out in now] == [out.outputs[0].logprobs for out in was]
-    for out, again in zip(said, now, strict=True):
-        known = len(out.prompt_token_ids) + len(out.outputs[0].token_ids) - 1
-        assert again.num_cached_tokens >= known // 16 * 16 - 16
+    for out, again in zip(outputs, now, strict=True):
+        registered_count = len(out.prompt_token_ids) + len(out.outputs[0].token_ids) - 1
+        assert again.num_cached_tokens >= registered_count // 16 * 16 - 16
 
 
 def test_a_stop_string_inside_drafts_ends_the_text_where_it_stands(model_folder: Folder) -> None:
     folder, prompt = model_folder("llama"), [5, 6, 7]
     params = SamplingParams(temperature=0.9, seed=3, max_tokens=60, ignore_eos=True)
-    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
-    Seer.said, Seer.rng = {tuple(prompt): [list(plain.outputs[0].token_ids)]}, random.Random(0)
+    (baseline_output,) = make(folder).generate([prompt], params, use_tqdm=False)
+    Seer.texts, Seer.rng = (
+        {tuple(prompt): [list(baseline_output.outputs[0].token_ids)]},
+        random.Random(0),
+    )
     Seer.rng.random = lambda: 1.0  # type: ignore[method-assign]
-    text = plain.outputs[0].text
-    stops = {text[at : at + 2] for at in range(4, len(text) - 4, 7)}
+    text = baseline_output.outputs[0].text
+    stops = {text[index : index + 2] for index in range(4, len(text) - 4, 7)}
     llm = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 7})
     asked = [
         SamplingParams(
@@ -246,21 +264,21 @@ def test_a_stop_string_inside_drafts_ends_the_text_where_it_stands(model_folder:
     was = make(folder).generate([prompt] * len(asked), asked, use_tqdm=False)
     now = llm.generate([prompt] * len(asked), asked, use_tqdm=False)
     assert texts(now) == texts(was)
-    assert all(each.outputs[0].finish_reason == "stop" for each in now)
+    assert all(output.outputs[0].finish_reason == "stop" for output in now)
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
     llm.core.check_integrity()
 
 
 def test_preempted_rows_with_drafts_say_the_same(model_folder: Folder) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(3))
-    plain = run(make(folder), asked)
-    Seer.said = {
-        tuple(one): [list(each.token_ids) for each in out.outputs]
-        for one, out in zip(asked, plain, strict=True)
+    baseline = run(make(folder), asked)
+    Seer.texts = {
+        tuple(one): [list(completion.token_ids) for completion in out.outputs]
+        for one, out in zip(asked, baseline, strict=True)
     }
     few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
     llm = make(folder, speculative_config={"method": "ngram"}, **few)
-    assert texts(run(llm, asked)) == texts(plain)
+    assert texts(run(llm, asked)) == texts(baseline)
     assert llm.core.scheduler.num_preemptions > 0
 
 
@@ -268,9 +286,9 @@ def test_preempted_rows_with_drafts_say_the_same(model_folder: Folder) -> None:
 def test_a_token_cap_inside_drafts_holds_to_the_token(cap: int, model_folder: Folder) -> None:
     folder, prompt = model_folder("llama"), [5, 6, 7]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
-    said = list(plain.outputs[0].token_ids)
-    Seer.said, Seer.rng = {tuple(prompt): [said]}, random.Random(0)
+    (baseline_output,) = make(folder).generate([prompt], params, use_tqdm=False)
+    token_ids = list(baseline_output.outputs[0].token_ids)
+    Seer.texts, Seer.rng = {tuple(prompt): [token_ids]}, random.Random(0)
     core = make(folder, speculative_config={"method": "ngram"}).core
     core.add_request(
         EngineRequest(
@@ -280,15 +298,15 @@ def test_a_token_cap_inside_drafts_holds_to_the_token(cap: int, model_folder: Fo
     deltas = []
     while core.has_work:
         deltas += core.step()
-    assert [token for delta in deltas for token in delta.token_ids] == said[:cap]
+    assert [token for delta in deltas for token in delta.token_ids] == token_ids[:cap]
     assert deltas[-1].finish_reason == "budget"
 
 
 def test_drafts_that_hold_take_fewer_steps_and_come_in_one_delta(model_folder: Folder) -> None:
     folder, prompt = model_folder("llama"), [5, 6, 7]
     params = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True)
-    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
-    Seer.said = {tuple(prompt): [list(plain.outputs[0].token_ids)]}
+    (baseline_output,) = make(folder).generate([prompt], params, use_tqdm=False)
+    Seer.texts = {tuple(prompt): [list(baseline_output.outputs[0].token_ids)]}
     Seer.rng = random.Random(0)
     Seer.rng.random = lambda: 1.0  # type: ignore[method-assign]
     core = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 5}).core

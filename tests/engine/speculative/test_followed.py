@@ -62,7 +62,7 @@ def test_drafts_after_a_late_catch_up_are_those_of_one_that_read_each_step(
     biased = msgspec.structs.replace(BIASED, max_tokens=320)
     llm.generate([[5, 6, 7], list(range(4, 25))], biased, use_tqdm=False)
     assert len(watch.depths) > 20
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert steps[0] > 280
 
 
@@ -89,10 +89,10 @@ def test_whoever_is_left_drafts_of_the_others_are_the_equations(
     common = list(range(4, 60))
     asked = [[5, 6, 7], common[:17], common[:48], [*common[:32], 9], [*common, 9, 9, 8], [8] * 9]
     expected = [make(folder, **few).generate(asked, BIASED, use_tqdm=False)] * 4
-    found = [llm.generate(asked, BIASED, use_tqdm=False) for _ in range(4)]
-    assert [texts(each) for each in found] == [texts(each) for each in expected]
+    outputs = [llm.generate(asked, BIASED, use_tqdm=False) for _ in range(4)]
+    assert [texts(output) for output in outputs] == [texts(output) for output in expected]
     assert len(watch.depths) > 20
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert llm.core.snapshot().prefix_cache_hits_total > 50
     llm.core.check_integrity()
 
@@ -113,22 +113,22 @@ def test_who_begins_behind_blocks_that_were_not_followed_gets_no_drafts(
     llm.reset_prefix_cache()
     llm.generate([[*range(4, 40), 9]], BIASED, use_tqdm=False)
     assert any(watch.depths)
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
 
 
-def _taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+def _record_compiled(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step in which all decode was one call."""
-    taken: list[bool] = []
-    whole = CompiledStepRunner.run
+    ran_compiled: list[bool] = []
+    full = CompiledStepRunner.run
 
     def spy(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
-        result = whole(self, plan)
+        result = full(self, plan)
         if plan.num_decodes == len(plan.seq_ids):
-            taken.append(result is not None)
+            ran_compiled.append(result is not None)
         return result
 
     monkeypatch.setattr(CompiledStepRunner, "run", spy)
-    return taken
+    return ran_compiled
 
 
 @pytest.mark.parametrize("method", PARTS)
@@ -139,7 +139,7 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
     folder = model_folder("llama")
     llm = drafting(folder, write(tmp_path, *PARTS[method]()), method)
     follow_none(monkeypatch)
-    taken = _taken(monkeypatch)
+    ran_compiled = _record_compiled(monkeypatch)
 
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("kept")
@@ -149,15 +149,15 @@ def test_steps_in_which_nobody_is_followed_are_those_of_an_engine_without_drafts
     outputs = llm.generate([[5, 6, 7], [8, 9]], BIASED, use_tqdm=False)
     assert texts(outputs) == texts(make(folder).generate([[5, 6, 7], [8, 9]], BIASED,
                                                          use_tqdm=False))  # fmt: skip
-    assert len(taken) > 20
-    assert all(taken)
+    assert len(ran_compiled) > 20
+    assert all(ran_compiled)
     assert llm.core.stats.spec_decode_num_drafts_total == 0
 
 
-@pytest.mark.parametrize(("method", "alone"), [("eagle", 1 + 27), ("eagle3", 2)])
+@pytest.mark.parametrize(("method", "isolated"), [("eagle", 1 + 27), ("eagle3", 2)])
 def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
     method: str,
-    alone: int,
+    isolated: int,
     model_folder: Folder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,15 +183,15 @@ def test_the_last_layer_computes_no_tokens_of_a_prompt_that_is_not_followed(
     noted: list[tuple[set[int], int, int]] = []
     follow = DraftHeadCache._follow
 
-    def note(
+    def record_call(
         self: DraftHeadCache, plan: StepPlan, owner: Any, positions: Any, hidden: torch.Tensor
     ) -> None:
         noted.append((set(owner.tolist()), len(owner), len(hidden)))
         follow(self, plan, owner, positions, hidden)
 
-    monkeypatch.setattr(DraftHeadCache, "_follow", note)
+    monkeypatch.setattr(DraftHeadCache, "_follow", record_call)
     outputs = llm.generate(prompts, BIASED, use_tqdm=False)
-    assert computed == [alone]
+    assert computed == [isolated]
     assert len(noted) > 2
     assert all(rows == noted[0][0] and tokens == states for rows, tokens, states in noted)
     assert len(noted[0][0]) == 1
@@ -204,11 +204,11 @@ def test_steps_in_which_everybody_is_followed_are_one_call_too(
     method: str, model_folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = drafting(model_folder("llama"), write(tmp_path, *PARTS[method]()), method)
-    taken = _taken(monkeypatch)
+    ran_compiled = _record_compiled(monkeypatch)
     llm.generate([[5, 6, 7], [8, 9]], long(24), use_tqdm=False)
     assert llm.core.stats.spec_decode_num_drafts_total > 10
-    assert len(taken) > 10
-    assert all(taken)
+    assert len(ran_compiled) > 10
+    assert all(ran_compiled)
 
 
 def test_requests_that_can_have_no_drafts_are_not_followed(
@@ -224,11 +224,13 @@ def test_requests_that_can_have_no_drafts_are_not_followed(
 
     llm.core.executor.execute = spy
     llm.generate([[5, 6, 7]], long(1), use_tqdm=False)
-    assert [each.untracked for each in seen if each.seq_ids] == [seen[0].seq_ids]
+    assert [step_record.untracked for step_record in seen if step_record.seq_ids] == [
+        seen[0].seq_ids
+    ]
     seen.clear()
     for _ in range(3):
         llm.generate([[5, 6, 7]], long(9), use_tqdm=False)
-    assert not any(each.untracked for each in seen)
+    assert not any(step_record.untracked for step_record in seen)
     assert len(llm.core.drafter._tracking._tenants) <= 1  # those that ended are forgotten
 
 

@@ -74,14 +74,14 @@ def test_every_way_of_choosing_gives_the_same(
 ) -> None:
     folder, kinds = model_folder("llama"), list(MIXED) if kernels else FEW
     asked = prompts(random.Random(5))[: len(kinds)]
-    plain = run(make(folder, cpu_kernels=kernels), asked, kinds)
+    baseline = run(make(folder, cpu_kernels=kernels), asked, kinds)
     llm = drafting(folder, method, heads[method][0], cpu_kernels=kernels)
     for turn in range(2):
         drafted = run(llm, asked, kinds)
-        assert texts(drafted) == texts(plain), turn
-        for was, now in zip(plain, drafted, strict=True) if kernels else ():
-            assert [each.logprobs for each in was.outputs] == [
-                each.logprobs for each in now.outputs
+        assert texts(drafted) == texts(baseline), turn
+        for was, now in zip(baseline, drafted, strict=True) if kernels else ():
+            assert [completion.logprobs for completion in was.outputs] == [
+                completion.logprobs for completion in now.outputs
             ]
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 10 * len(kinds)
 
@@ -98,10 +98,10 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
     """Whether the step before checked drafts or not, and however many of them held."""
     folder, (head_folder, equation) = model_folder("llama"), heads[method]
     calls: list[bool] = []
-    whole = CompiledStepRunner.run
+    full = CompiledStepRunner.run
 
     def step(self: CompiledStepRunner, plan: StepPlan) -> StepResult | None:
-        result = whole(self, plan) if one_call else None
+        result = full(self, plan) if one_call else None
         if plan.num_decodes == len(plan.seq_ids):
             calls.append(result is not None)
         return result
@@ -114,21 +114,21 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
 
     def spy(plan: HeadPlan) -> HeadResult:
         result = inner(plan)
-        texts = {each.seq_id: each.token_ids for each in core.scheduler.running}
+        texts = {sequence.seq_id: sequence.token_ids for sequence in core.scheduler.running}
         for seq_id, drafts in zip(plan.seq_ids, result.drafts, strict=True):
             tokens = texts[seq_id]
             with torch.no_grad():
                 hidden = model.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
-            known = [tokens[-1]]
+            text = [tokens[-1]]
             for draft in drafts:
-                logits = equation(hidden, known)
+                logits = equation(hidden, text)
                 if tokens[: len(biased)] == biased:
                     logits[5] += 70.0
                     logits[6] += 68.0
                     assert draft in (5, 6) or logits.max() == logits[draft]
                 else:
                     assert draft == int(logits.argmax())
-                known.append(draft)
+                text.append(draft)
             seen.append(len(drafts))
         return result
 
@@ -139,7 +139,7 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
     outputs = llm.generate(
         [[5, 6, 7], biased, list(range(4, 60))], [greedy, BIASED, scored], use_tqdm=False
     )
-    assert [len(each.outputs[0].token_ids) for each in outputs] == [12, 40, 12]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12, 40, 12]
     assert len(seen) > 30
     if core.executor.worker.kernels.name != "reference":
         assert set(calls) == {one_call}
@@ -162,33 +162,36 @@ def test_states_are_put_where_their_rows_are_once_drafts_are_wanted(
     llm = drafting(folder, "medusa", heads["medusa"][0], max_num_seqs=3)
     newest: dict[int, torch.Tensor] = {}
     steps, copies, changes, rounds = [0], [0], [0], list[int]()
-    aside, put, begin = (
+    aside, store_states, begin = (
         LastHiddenStates._defer,
         LastHiddenStates._copy_last,
         LastHiddenStates.start_draft_rounds,
     )
     propose = Drafter.propose
 
-    def note(
-        self: LastHiddenStates, seq_ids: list[int], places: list[int | None], hidden: torch.Tensor
+    def record_call(
+        self: LastHiddenStates,
+        seq_ids: list[int],
+        positions: list[int | None],
+        hidden: torch.Tensor,
     ) -> None:
         steps[0] += 1
         changes[0] += self._last is not None and self._last.seq_ids != seq_ids
-        aside(self, seq_ids, places, hidden)
-        for seq_id, place in zip(seq_ids, places, strict=True):
-            assert place is not None
-            newest[self._batch.row_of[seq_id]] = hidden[place].clone()
+        aside(self, seq_ids, positions, hidden)
+        for seq_id, position in zip(seq_ids, positions, strict=True):
+            assert position is not None
+            newest[self._batch.row_of[seq_id]] = hidden[position].clone()
 
     def count(self: LastHiddenStates) -> None:
         copies[0] += self._last is not None
-        put(self)
+        store_states(self)
 
     def compare(self: LastHiddenStates, rows: list[int]) -> DraftRounds:
         rounds.append(len(rows))
         assert torch.equal(self._states[rows], torch.stack([newest[row] for row in rows]))
         return begin(self, rows)
 
-    monkeypatch.setattr(LastHiddenStates, "_defer", note)
+    monkeypatch.setattr(LastHiddenStates, "_defer", record_call)
     monkeypatch.setattr(LastHiddenStates, "_copy_last", count)
     monkeypatch.setattr(LastHiddenStates, "start_draft_rounds", compare)
     rng = random.Random(7)
@@ -206,10 +209,10 @@ def test_preempted_sequences_get_drafts_again(
     model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
 ) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(3))
-    plain = run(make(folder), asked)
+    baseline = run(make(folder), asked)
     few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
     llm = drafting(folder, "medusa", heads["medusa"][0], **few)
-    assert texts(run(llm, asked)) == texts(plain)
+    assert texts(run(llm, asked)) == texts(baseline)
     assert llm.core.scheduler.num_preemptions > 0
 
 
@@ -221,12 +224,12 @@ def test_they_sleep_with_the_model(
         model_folder("llama"), "mlp_speculator", heads["mlp_speculator"][0],
         enable_sleep_mode=True,
     )  # fmt: skip
-    before = llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
+    initial_outputs = llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     llm.sleep(level)
     assert (llm.core.executor.drafts.of_heads._heads is None) == (level == 2)
     llm.wake_up()
     llm.core.reset_stats()
-    assert texts(llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)) == texts(before)
+    assert texts(llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)) == texts(initial_outputs)
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
 
 
@@ -258,17 +261,17 @@ def test_more_likely_drafts_hold_under_typical_acceptance(
     config = {"method": method, "model": str(heads[method][0]), "num_speculative_tokens": 3}
     typical = {**config, "acceptance_method": "typical_acceptance_sampler", "posterior_alpha": 1.0}
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    shares, said = [], []
-    for wanted in (config, typical):
-        llm = make(folder, speculative_config=wanted)
+    shares, token_ids = [], []
+    for speculative_config in (config, typical):
+        llm = make(folder, speculative_config=speculative_config)
         outputs = llm.generate([[5, 6, 7], [8, 9]], [BIASED, greedy], use_tqdm=False)
-        said.append(outputs[1].outputs[0].token_ids)
+        token_ids.append(outputs[1].outputs[0].token_ids)
         stats = llm.core.stats
         shares.append(
             stats.spec_decode_num_accepted_tokens_total / stats.spec_decode_num_draft_tokens_total
         )
         llm.core.check_integrity()
-    assert said[0] == said[1]
+    assert token_ids[0] == token_ids[1]
     assert shares[1] > shares[0]
 
 
@@ -292,9 +295,9 @@ def test_heads_of_no_numbers_give_no_drafts(model_folder: Folder, tmp_path: Path
     assert texts(drafted) == texts(
         make(folder).generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
     )
-    by_place = llm.core.stats.spec_decode_num_accepted_tokens_per_pos_total
-    assert by_place[0] > 0
-    assert not any(by_place[1:])
+    by_index = llm.core.stats.spec_decode_num_accepted_tokens_per_pos_total
+    assert by_index[0] > 0
+    assert not any(by_index[1:])
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,11 @@ def test_medusa_is_its_papers(layout: str, depth: int, tmp_path: Path) -> None:
     config, tensors = medusa_parts(layout, depth=depth)
     equation = medusa_equation(config, tensors)
     if layout == "truncated":  # of one head the frequent tokens' columns alone are kept
-        kept = {**tensors, "lm_heads.1.weight": tensors["lm_heads.1.weight"][tensors["token_map"]]}
-        folder = write(tmp_path, config, kept)
+        shortened = {
+            **tensors,
+            "lm_heads.1.weight": tensors["lm_heads.1.weight"][tensors["token_map"]],
+        }
+        folder = write(tmp_path, config, shortened)
     else:
         file = "medusa_lm_head.safetensors" if layout == "authors" else ""
         folder = write(tmp_path, config, tensors, file)

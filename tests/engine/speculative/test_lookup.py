@@ -48,18 +48,18 @@ def test_of_several_texts_the_newest_tells(
         lookup.add(text)
     for text in texts[:dropped]:  # the oldest
         lookup.drop(text)
-    kept = texts[dropped:]
+    retained_texts = texts[dropped:]
     expected = next(
         (
-            (text, at)
+            (text, index)
             for length in range(lengths[1], lengths[0] - 1, -1)
-            for text in reversed(kept)
-            if (at := slow(text, newest, length, length)) is not None
+            for text in reversed(retained_texts)
+            if (index := slow(text, newest, length, length)) is not None
         ),
         None,
     )
     assert lookup.find(newest) == expected
-    for text in kept:
+    for text in retained_texts:
         lookup.drop(text)
     assert not any(lookup._after.values())
 

@@ -44,21 +44,21 @@ def test_a_loss_is_reduced_by_a_small_part_of_each_token() -> None:
     losses.charge("a", 2.0)
     assert losses.budget("a") < 0.0
     losses.begin_step(300, {"a": 2})
-    before = losses.budget("a")
+    initial_budget = losses.budget("a")
     losses.begin_step(301, {"a": 2})
-    assert 0.0 < losses.budget("a") - before < 0.02 * 2
-    assert before > 0.0
+    assert 0.0 < losses.budget("a") - initial_budget < 0.02 * 2
+    assert initial_budget > 0.0
 
 
 def test_savings_beyond_a_few_tokens_do_not_count() -> None:
     """And fewer behind the sequence that brought them: the tenant's next text may be another."""
     losses = started(a=1)
-    before = losses.budget("a")
+    initial_budget = losses.budget("a")
     losses.charge("a", -1000.0)
     losses.begin_step(2, {"a": 1})
     assert 2.0 < losses.budget("a") < 3.0
     losses.end_sequence("a")
-    assert before < losses.budget("a") < 1.0
+    assert initial_budget < losses.budget("a") < 1.0
     losses.charge("unknown", -1000.0)
     losses.end_sequence("unknown")
 
@@ -74,21 +74,21 @@ def test_few_rows_do_not_begin_with_the_loss_of_many_nor_many_with_new_credit() 
 
 def test_reading_leaves_drafts_their_budget_and_nothing_more_is_read_until_they_paid_it() -> None:
     losses = started(a=1)
-    before = losses.budget("a")
+    initial_budget = losses.budget("a")
     assert losses.can_read("a")
     assert not losses.can_read("a", 0.6)  # others of the same step
     losses.charge_reading("a", 2.0)
-    assert losses.budget("a") == pytest.approx(before)
+    assert losses.budget("a") == pytest.approx(initial_budget)
     assert losses.can_draft("a")
     assert not losses.can_read("a")
-    losses.charge("a", before)
+    losses.charge("a", initial_budget)
     assert not losses.can_draft("a")
     losses.charge("a", -2.4)
     assert losses.can_draft("a")
     assert losses.can_read("a")
     losses.begin_step(50, {"a": 1})
     losses.begin_step(51, {"a": 1})
-    assert losses.budget("a") < before + 1.0  # what was read is paid
+    assert losses.budget("a") < initial_budget + 1.0  # what was read is paid
 
 
 def test_reading_that_brings_nothing_is_tried_again_in_time() -> None:

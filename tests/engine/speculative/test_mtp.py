@@ -13,7 +13,7 @@ from engine import LLM
 from engine.checkpoints.safetensors import WeightReader
 from engine.contract.errors import ConfigError, ModelLoadError
 from tests.engine.speculative.mtp_folders import (
-    AT,
+    PREFIX,
     configure,
     glm_with_drafts,
     mtp_equation,
@@ -55,7 +55,7 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
     recipe: str, kernels: bool, tmp_path: Path
 ) -> None:
     """Four of them with one layer, which has tables of its own."""
-    folder = with_drafts(recipe, tmp_path, own_tables=True)
+    folder = with_drafts(recipe, tmp_path, tables=True)
     llm = drafting(
         folder, block_size=4, cpu_kernels=kernels, max_num_batched_tokens=24, max_num_seqs=6
     )
@@ -68,7 +68,7 @@ def test_drafts_are_the_equations_whatever_was_cached_cut_or_accepted(
         llm.generate(asked, BIASED, use_tqdm=False)
     stats = llm.core.snapshot()
     assert len(watch.depths) > (30 if kernels else 10)
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert max(watch.depths) == 4
     assert stats.prefix_cache_hits_total > 100 or not kernels
     accepted = stats.spec_decode_num_accepted_tokens_total
@@ -87,14 +87,14 @@ def test_the_layer_of_a_family_whose_layers_are_named_by_kind(tmp_path: Path) ->
 
 def test_every_way_of_choosing_gives_the_same(glm: Path) -> None:
     asked = prompts(random.Random(5))
-    plain = run(make(glm), asked)
+    baseline = run(make(glm), asked)
     llm = drafting(glm)
     for turn in range(2):  # cold, then from the prefix cache
         drafted = run(llm, asked)
-        assert texts(drafted) == texts(plain), turn
-        for was, now in zip(plain, drafted, strict=True):
-            assert [each.logprobs for each in was.outputs] == [
-                each.logprobs for each in now.outputs
+        assert texts(drafted) == texts(baseline), turn
+        for was, now in zip(baseline, drafted, strict=True):
+            assert [completion.logprobs for completion in was.outputs] == [
+                completion.logprobs for completion in now.outputs
             ]
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 200
 
@@ -113,7 +113,7 @@ def test_a_layer_that_is_right_takes_the_model_ahead(tmp_path: Path) -> None:
 
 def test_copies_of_the_models_tables_are_shared_and_others_arent(glm: Path, tmp_path: Path) -> None:
     sizes = {}
-    for kind, folder in (("copies", glm), ("own", glm_with_drafts(tmp_path, own_tables=True))):
+    for kind, folder in (("copies", glm), ("own", glm_with_drafts(tmp_path, tables=True))):
         heads = drafting(folder).core.executor.drafts.of_heads._heads
         sizes[kind] = heads.nbytes
     tables = 2 * load_file(glm / "model.safetensors")["lm_head.weight"].nbytes
@@ -134,37 +134,39 @@ def test_nobody_reads_the_layer_who_does_not_draft_with_it(
         monkeypatch.setattr(WeightReader, name, noted)
     make(glm)
     assert read
-    assert not [name for name in read if name.startswith(AT)]
+    assert not [name for name in read if name.startswith(PREFIX)]
     assert "weren't used" not in caplog.text
     drafting(glm)
-    assert f"{AT}eh_proj.weight" in read
+    assert f"{PREFIX}eh_proj.weight" in read
 
 
 def test_the_layer_is_rounded_as_the_model_is(glm: Path) -> None:
     sizes = [
-        drafting(glm, quantization=each).core.executor.drafts.of_heads._heads.nbytes
-        for each in (None, "int8")
+        drafting(glm, quantization=quantization).core.executor.drafts.of_heads._heads.nbytes
+        for quantization in (None, "int8")
     ]
     assert sizes[1] < 0.5 * sizes[0]
 
 
 def test_it_sleeps_with_the_model(glm: Path) -> None:
     llm = drafting(glm, enable_sleep_mode=True)
-    before = llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)
+    initial_outputs = llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)
     llm.sleep(2)
     assert llm.core.executor.drafts.of_heads._heads is None
     llm.wake_up()
     watch = watched(llm, glm)
-    assert texts(llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)) == texts(before)
+    assert texts(llm.generate([list(range(4, 60))], BIASED, use_tqdm=False)) == texts(
+        initial_outputs
+    )
     assert sum(watch.depths) > 20
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
 
 
 def test_the_layer_may_be_in_another_folder(glm: Path, tmp_path: Path) -> None:
     """Where who rounded a checkpoint left it out."""
     folder = glm_with_drafts(tmp_path)
     tensors = load_file(folder / "model.safetensors")
-    save(folder, {name: each for name, each in tensors.items() if not name.startswith(AT)})
+    save(folder, {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)})
     llm = make(folder, speculative_config={"method": "glm4_moe_mtp", "model": str(glm)})
     llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
     assert llm.core.stats.spec_decode_num_draft_tokens_total > 0

@@ -22,13 +22,13 @@ def _costs(rng: random.Random) -> StepTimes:
     return costs
 
 
-def _offers(rng: random.Random, rows: int, most: int, tenants: int) -> list[DraftOffer]:
+def _offers(rng: random.Random, rows: int, max_offers: int, tenants: int) -> list[DraftOffer]:
     offers = []
     for seq_id in range(rows):
-        chances, held = list[float](), 1.0
-        for _ in range(rng.randint(0, most)):
-            held *= rng.uniform(0.2, 1.0)
-            chances.append(held)
+        chances, chance = list[float](), 1.0
+        for _ in range(rng.randint(0, max_offers)):
+            chance *= rng.uniform(0.2, 1.0)
+            chances.append(chance)
         offers.append(DraftOffer(chances, seq_id, str(seq_id % tenants)))
     return offers
 
@@ -42,7 +42,7 @@ def _rich(offers: list[DraftOffer], tokens: float = 50.0) -> LossBound:
     return losses
 
 
-def _known(slope: float, widest: int = 64) -> StepTimes:
+def _linear_times(slope: float, widest: int = 64) -> StepTimes:
     """Steps without noise: 1 second, and `slope` for each token more."""
     costs = StepTimes()
     for _ in range(1000):
@@ -67,28 +67,32 @@ def test_no_other_choice_gives_more_tokens_per_second(seed: int) -> None:
     ]
 
     def rate(counts: tuple[int, ...]) -> float:
-        taken, depth = sum(counts), max(counts)
-        held = sum(sum(each.chances[:n]) for each, n in zip(offers, counts, strict=True))
-        drawn = depth * drawing.seconds(sum(map(bool, counts))) if drawing and taken else 0.0
-        seconds = doubted[taken - 1] if taken else costs.seconds(step.width)
-        return (step.width + held) / (seconds + drawn)
+        total, depth = sum(counts), max(counts)
+        allocated_total = sum(
+            sum(offer.chances[:n]) for offer, n in zip(offers, counts, strict=True)
+        )
+        drawn = depth * drawing.seconds(sum(map(bool, counts))) if drawing and total else 0.0
+        seconds = doubted[total - 1] if total else costs.seconds(step.width)
+        return (step.width + allocated_total) / (seconds + drawn)
 
     chosen = Planner(costs, drawing, _rich(offers), max_drafts=8)._paying(offers, step)
     counts = Counter(offer.seq_id for _, _, offer in chosen)
-    found = tuple(counts[each.seq_id] for each in offers)
+    chosen_counts = tuple(counts[offer.seq_id] for offer in offers)
     best = max(
         (
-            each
-            for each in product(*(range(len(offer.chances) + 1) for offer in offers))
-            if sum(each) <= step.max_drafts
+            combination
+            for combination in product(*(range(len(offer.chances) + 1) for offer in offers))
+            if sum(combination) <= step.max_drafts
         ),
         key=rate,
     )
     if drawing is None:
         bar = 1.03 * step.width / (costs.seconds(step.width) * (1 - costs.uncertainty(step.width)))
-        assert rate(found) == pytest.approx(rate(best)) or (not chosen and rate(best) <= bar)
+        assert rate(chosen_counts) == pytest.approx(rate(best)) or (
+            not chosen and rate(best) <= bar
+        )
     elif chosen:  # a row that begins late is worth less than its depth: nearly the best
-        assert rate(found) > 0.95 * rate(best)
+        assert rate(chosen_counts) > 0.95 * rate(best)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -97,9 +101,9 @@ def test_no_tenants_drafts_cost_more_than_it_has_left(seed: int) -> None:
     tenants = rng.choice([1, 1, 2, 5])
     offers, costs = _offers(rng, rng.choice([2, 8, 32]), 8, tenants), _costs(rng)
     losses = _rich(offers, 0.0)
-    for each in range(tenants):
-        losses.charge(str(each), -rng.choice([0.0, 0.3, 2.0, 50.0]))
-    left = {each.tenant: losses.budget(each.tenant) for each in offers}
+    for tenant_number in range(tenants):
+        losses.charge(str(tenant_number), -rng.choice([0.0, 0.3, 2.0, 50.0]))
+    budgets = {offer.tenant: losses.budget(offer.tenant) for offer in offers}
     planner = Planner(costs, None, losses, max_drafts=8)
     step = DraftStep(len(offers), rng.choice([5, 1000]), rng.choice([0, 0, 30]))
     chosen = planner._paying(offers, step)
@@ -108,7 +112,7 @@ def test_no_tenants_drafts_cost_more_than_it_has_left(seed: int) -> None:
         counts[offer.tenant] += 1
         wide = costs.seconds_with_drafts(step.width, count, step.prompt_tokens)
         price = max(0.0, wide / costs.seconds(step.width) - 1.0) * step.width / count
-        assert counts[offer.tenant] * price <= left[offer.tenant]
+        assert counts[offer.tenant] * price <= budgets[offer.tenant]
 
 
 def test_a_tenant_that_can_bear_none_keeps_no_others_drafts_back() -> None:
@@ -116,7 +120,7 @@ def test_a_tenant_that_can_bear_none_keeps_no_others_drafts_back() -> None:
     losses = _rich(offers, 0.0)
     losses.charge("rich", -50.0)
     losses.charge("poor", 0.9)
-    planner = Planner(_known(0.05), None, losses, max_drafts=2)
+    planner = Planner(_linear_times(0.05), None, losses, max_drafts=2)
     assert planner.choose(offers, DraftStep(2, 4, 0)) == {1: 2}
     assert planner.pays
     assert not planner.is_exhausted
@@ -130,7 +134,7 @@ def test_a_tenant_that_can_bear_none_keeps_no_others_drafts_back() -> None:
 
 def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
     offers = [DraftOffer([0.9, 0.6], 0, "a"), DraftOffer([0.8, 0.7], 1, "a")]
-    losses, costs = _rich(offers, 0.0), _known(0.1)
+    losses, costs = _rich(offers, 0.0), _linear_times(0.1)
     price = (costs.seconds(4) / costs.seconds(2) - 1.0) * 2 / 2
     losses.charge("a", losses.budget("a") - 2.5 * price)
     assert Planner(costs, None, losses, max_drafts=2).choose(offers, DraftStep(2, 4, 0)) == {
@@ -140,7 +144,7 @@ def test_as_many_drafts_as_a_tenant_can_bear_are_the_likeliest() -> None:
 
 
 def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_seldom() -> None:
-    planner = Planner(_known(0.0), None, _rich([DraftOffer([], 0, "a")]), max_drafts=1)
+    planner = Planner(_linear_times(0.0), None, _rich([DraftOffer([], 0, "a")]), max_drafts=1)
     runs, run = [], 0
     for _ in range(200):
         chosen = planner.choose([DraftOffer([0.9], 0, "a")], DraftStep(1, 1, 0)).total()
@@ -152,7 +156,7 @@ def test_the_first_steps_with_drafts_are_followed_by_one_without_and_later_ones_
 
 
 def test_the_likeliest_are_read_on_credit_as_far_as_it_goes() -> None:
-    costs, drawing = _known(0.0), StepTimes(is_draft=True)
+    costs, drawing = _linear_times(0.0), StepTimes(is_draft=True)
     drawing.record(1, 1e-6)
     offers = [
         *(DraftOffer([0.9 - 0.1 * n], n, "a", reading=0.5, reading_tokens=64) for n in range(3)),

@@ -43,12 +43,12 @@ def sequence(
 
 def test_what_followed_in_the_prompt_is_proposed() -> None:
     proposer = NgramProposer(CONFIG)
-    own = sequence([1, 2, 3, 4, 5, 9], [1, 2])
-    assert proposer.propose(own, 2).tokens == [3, 4]
-    own.token_ids += [3, 7]
-    assert proposer.propose(own, 2).tokens == []
-    own.token_ids += [1, 2]
-    assert proposer.propose(own, 2).tokens == [3, 7]
+    local_sequence = sequence([1, 2, 3, 4, 5, 9], [1, 2])
+    assert proposer.propose(local_sequence, 2).tokens == [3, 4]
+    local_sequence.token_ids += [3, 7]
+    assert proposer.propose(local_sequence, 2).tokens == []
+    local_sequence.token_ids += [1, 2]
+    assert proposer.propose(local_sequence, 2).tokens == [3, 7]
 
 
 def test_earlier_outputs_of_the_same_tenant_are_proposed() -> None:
@@ -67,8 +67,8 @@ def test_nobody_meets_anothers_outputs() -> None:
     proposer = SuffixProposer(CONFIG)
     adapter = AdapterRef(digest="d" * 64)
     proposer.forget(sequence([50], [1, 2, 3, 4, 5], namespace="a"))
-    for namespace, own in (("b", None), ("", None), ("a", adapter)):
-        stranger = sequence([60], [1, 2], 1, namespace, own)
+    for namespace, adapter_ref in (("b", None), ("", None), ("a", adapter)):
+        stranger = sequence([60], [1, 2], 1, namespace, adapter_ref)
         assert proposer.propose(stranger, 3).tokens == [], namespace
 
 
@@ -76,11 +76,11 @@ def test_a_right_guess_at_anothers_output_is_looked_up_as_a_wrong_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Time tells whatever work tells: there are as many looks into tables, and as large ones."""
-    looks: list[tuple[int, int]] = []
+    probes: list[tuple[int, int]] = []
     find = MultiTextNgramIndex.find
 
     def counted(self: MultiTextNgramIndex, newest: list[int]) -> object:
-        looks.append((len(newest), sum(map(len, self._after.values()))))
+        probes.append((len(newest), sum(map(len, self._after.values()))))
         return find(self, newest)
 
     monkeypatch.setattr(MultiTextNgramIndex, "find", counted)
@@ -89,13 +89,13 @@ def test_a_right_guess_at_anothers_output_is_looked_up_as_a_wrong_one(
         proposer = SuffixProposer(CONFIG)
         proposer.forget(sequence([50], [70, 71, 72, 73], namespace="own"))
         proposer.forget(sequence([50], secret, namespace="victim"))
-        guessing, found = sequence([60], [1, 2], 1, "own"), []
+        guessing, tokens = sequence([60], [1, 2], 1, "own"), []
         for token in (3, 4, 70, 71):
-            found.append(proposer.propose(guessing, 2).tokens)
+            tokens.append(proposer.propose(guessing, 2).tokens)
             guessing.token_ids.append(token)
-        found.append(proposer.propose(guessing, 2).tokens)
-        work.append((found, looks.copy()))
-        looks.clear()
+        tokens.append(proposer.propose(guessing, 2).tokens)
+        work.append((tokens, probes.copy()))
+        probes.clear()
     assert work[0] == work[1]
     assert work[0][0][-1] == [72, 73]
 
@@ -139,8 +139,8 @@ def test_the_oldest_outputs_are_forgotten_first() -> None:
 def test_the_longest_run_wins_whoever_said_it() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([50], [1, 2, 3, 8, 8], namespace="a"))
-    own = sequence([2, 3, 9, 5], [1, 2, 3], 1, "a")
-    assert proposer.propose(own, 2).tokens == [8, 8]
+    local_sequence = sequence([2, 3, 9, 5], [1, 2, 3], 1, "a")
+    assert proposer.propose(local_sequence, 2).tokens == [8, 8]
 
 
 def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,11 +148,11 @@ def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPat
     proposer = SuffixProposer(CONFIG)
     for first in (1, 11, 21):
         proposer.forget(sequence([50], [first, first + 1, 90, 91], namespace=f"of {first}"))
-    known = [
+    registered_tokens = [
         proposer.propose(sequence([60], [first, first + 1], first, f"of {first}"), 1).tokens
         for first in (1, 11, 21)
     ]
-    assert known == [[], [90], [90]]
+    assert registered_tokens == [[], [90], [90]]
     proposer.forget(sequence([50], list(range(100, 120)), namespace="too long"))
     assert not proposer._outputs
     assert not proposer._history
@@ -170,6 +170,6 @@ def test_long_sequences_that_run_forget_what_they_said(monkeypatch: pytest.Monke
     assert proposer.propose(long, 1).tokens == [6]
     long.token_ids += [9, 1, 2]
     assert proposer.propose(long, 1).tokens == [9]
-    for each in (long, short):
-        proposer.forget(each)
+    for past in (long, short):
+        proposer.forget(past)
     assert proposer._size == 0

@@ -110,9 +110,9 @@ def test_a_quiet_machine_leaves_less_in_doubt_than_a_busy_one() -> None:
 
 def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -> None:
     costs = measured((1, 0.010))
-    for known, seconds in ((1, 0.300), (1, 0.012), (9, 0.011)):
+    for widest, seconds in ((1, 0.300), (1, 0.012), (9, 0.011)):
         costs.record(9, seconds)
-        assert costs.widest == known
+        assert costs.widest == widest
     assert costs.seconds(9) == 0.012
 
 
@@ -124,7 +124,7 @@ def test_what_was_measured_long_ago_is_tried_again_and_later_each_time() -> None
             tries.append(step)
             costs.record_trial(1, 8)
             costs.record(9, 0.100)
-    gaps = [after - before for before, after in itertools.pairwise(tries)]
+    gaps = [after - initial for initial, after in itertools.pairwise(tries)]
     assert 100 < tries[0] < 150
     assert all(1.9 < later / gap < 2.1 for gap, later in itertools.pairwise(gaps))
     assert len(gaps) > 3

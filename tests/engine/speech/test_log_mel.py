@@ -30,11 +30,13 @@ def test_frames_equal_those_of_the_feature_extractor(num_mels: int, which: str) 
         "short": sound(1, 0.0001),
     }[which]
     extractor = tf.WhisperFeatureExtractor(feature_size=num_mels)
-    wanted = extractor(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_features[0]
+    expected_tensor = extractor(
+        samples, sampling_rate=SAMPLE_RATE, return_tensors="np"
+    ).input_features[0]
     frames = log_mel(samples, num_mels, 3000)
-    assert frames.shape == wanted.shape
+    assert frames.shape == expected_tensor.shape
     assert frames.dtype == np.float32
-    assert np.abs(frames - wanted).max() < 1e-4
+    assert np.abs(frames - expected_tensor).max() < 1e-4
 
 
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
@@ -43,9 +45,9 @@ def test_a_tone_stays_the_same_tone_at_another_rate(rate: int) -> None:
     samples = np.sin(2 * np.pi * 440 * times).astype(np.float32)
     heard = resample(samples, rate)
     assert abs(len(heard) - 2 * SAMPLE_RATE) <= 32
-    wanted = np.sin(2 * np.pi * 440 * np.arange(len(heard)) / SAMPLE_RATE)
+    expected = np.sin(2 * np.pi * 440 * np.arange(len(heard)) / SAMPLE_RATE)
     middle = slice(2_000, -2_000)
-    assert np.abs(heard[middle] - wanted[middle]).max() < 0.02
+    assert np.abs(heard[middle] - expected[middle]).max() < 0.02
 
 
 def test_channels_are_averaged_and_integers_scaled() -> None:
@@ -89,6 +91,6 @@ def test_a_window_of_a_stretch_is_what_its_own_samples_give(seconds: float) -> N
     assert np.abs(scale_window(powers[:3000], 3000) - log_mel(samples, 80, 3000))[:, :-2].max() < (
         1e-6
     )
-    whole = log_mel(samples, 80, len(powers) + 100)
+    full = log_mel(samples, 80, len(powers) + 100)
     rebuilt = scale_window(powers, len(powers) + 100)
-    assert np.abs(rebuilt - whole).max() < 1e-6
+    assert np.abs(rebuilt - full).max() < 1e-6

@@ -80,8 +80,8 @@ def test_windows_begin_with_sound_and_keep_their_place() -> None:
     silence, tone = np.zeros(20 * SAMPLE_RATE, np.float32), sound(1, 3)
     splitter = StretchSplitter(WINDOW)
     windows = []
-    for piece in np.array_split(np.concatenate((silence, tone, silence, tone)), 977):
-        windows += splitter.push(piece)
+    for chunk in np.array_split(np.concatenate((silence, tone, silence, tone)), 977):
+        windows += splitter.push(chunk)
     windows += splitter.finish()
     assert [window.start / SAMPLE_RATE for window in windows] == pytest.approx(
         [19.8, 42.8], abs=0.11

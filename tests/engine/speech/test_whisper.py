@@ -77,15 +77,15 @@ def _count_encodings(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[list[int
 def test_tokens_equal_those_of_transformers_together_cached_and_alone(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder)
     encoded = _count_encodings(llm, monkeypatch)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert len(encoded) == 3  # two of four heard the same
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     assert len(encoded) == 3
     assert llm.llm_engine.core.scheduler.kv.num_hit_tokens
-    for prompt, tokens in zip(_prompts(), wanted, strict=True):
+    for prompt, tokens in zip(_prompts(), expected, strict=True):
         llm.reset_prefix_cache()
         assert _run(llm, [prompt]) == [tokens]
     llm.llm_engine.core.check_integrity()
@@ -95,7 +95,7 @@ def test_tokens_equal_those_of_transformers_together_cached_and_alone(
 def test_chunks_preemption_and_a_full_pool_change_no_token(
     whisper: tuple[Path, list[list[int]]], enable_prefix_caching: bool
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     # A sequence takes 4 blocks of states and up to 4 of tokens.
     llm = _llm(
         folder,
@@ -112,7 +112,7 @@ def test_chunks_preemption_and_a_full_pool_change_no_token(
         return core.preempt_all() if calls % 25 == 0 else step()
 
     core.step = step_with_preemptions  # type: ignore[method-assign]
-    assert _run(llm, _prompts() * 2) == wanted * 2
+    assert _run(llm, _prompts() * 2) == expected * 2
     assert core.scheduler.num_preemptions
     core.check_integrity()
 
@@ -120,14 +120,14 @@ def test_chunks_preemption_and_a_full_pool_change_no_token(
 def test_states_are_encoded_again_only_when_their_blocks_were_evicted(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, num_gpu_blocks_override=10)
     encoded = _count_encodings(llm, monkeypatch)
     for _ in range(2):
         for index in (0, 1, 3, 0):
-            assert _run(llm, [_prompts()[index]]) == [wanted[index]]
+            assert _run(llm, [_prompts()[index]]) == [expected[index]]
     assert 6 <= len(encoded) <= 8
-    assert _run(llm, [_prompts()[0]]) == [wanted[0]]
+    assert _run(llm, [_prompts()[0]]) == [expected[0]]
     assert len(encoded) <= 8
     llm.llm_engine.core.check_integrity()
 
@@ -135,11 +135,11 @@ def test_states_are_encoded_again_only_when_their_blocks_were_evicted(
 def test_one_tenants_sound_is_never_anothers_hit(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder)
     encoded = _count_encodings(llm, monkeypatch)
     for salt in ("a", "b", "a"):
-        assert _run(llm, _prompts(CASES[2:3], cache_salt=salt)) == [wanted[2]]
+        assert _run(llm, _prompts(CASES[2:3], cache_salt=salt)) == [expected[2]]
     assert len(encoded) == 2
 
 
@@ -159,7 +159,7 @@ def test_the_same_prompt_for_another_sound_hits_no_tokens(
 def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder)
     engine = llm.llm_engine
     model = engine.core.executor.worker.loaded.model
@@ -180,14 +180,14 @@ def test_a_step_that_fails_in_the_encoder_fails_its_request_alone(
         results |= {result.request_id: result for result in engine.step()}
     assert "The encoder broke." in str(results.pop("1").error)
     for name, result in results.items():
-        assert list(result.outputs[0].token_ids) == wanted[int(name)]
+        assert list(result.outputs[0].token_ids) == expected[int(name)]
     monkeypatch.setattr(model, "encode_to_cache", encode)
-    assert _run(llm, _prompts()[1:2]) == [wanted[1]]  # what never came isn't cached
+    assert _run(llm, _prompts()[1:2]) == [expected[1]]  # what never came isn't cached
     engine.core.check_integrity()
 
 
 def test_prompts_have_vllms_forms(whisper: tuple[Path, list[list[int]]]) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder)
     encoder = {"prompt": "", "multi_modal_data": {"audio": (CASES[1][0], 16_000)}}
     forms: list[dict[str, Any]] = [
@@ -195,7 +195,7 @@ def test_prompts_have_vllms_forms(whisper: tuple[Path, list[list[int]]]) -> None
         {"encoder_prompt": encoder, "decoder_prompt": {"prompt_token_ids": CASES[1][1]}},
         {"prompt_token_ids": CASES[1][1], "multi_modal_data": {"audio": [CASES[1][0]]}},
     ]
-    assert _run(llm, forms) == [wanted[1]] * 3
+    assert _run(llm, forms) == [expected[1]] * 3
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_real_speech_becomes_its_text_without_an_error() -> None:
 def test_what_only_changes_how_steps_run_changes_no_token(
     whisper: tuple[Path, list[list[int]]], options: dict[str, Any]
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, **options)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     llm.llm_engine.core.check_integrity()
 
 
@@ -270,12 +270,12 @@ def test_few_bits_give_the_same_tokens_alone_and_together(
 def test_outputs_and_beams_share_their_sound(
     whisper: tuple[Path, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder)
     encoded = _count_encodings(llm, monkeypatch)
     params = SamplingParams(n=3, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     [result] = llm.generate(_prompts()[2], params)
-    assert [list(output.token_ids) for output in result.outputs] == [wanted[2]] * 3
+    assert [list(output.token_ids) for output in result.outputs] == [expected[2]] * 3
     beams = SamplingParams(
         n=2, use_beam_search=True, temperature=0, max_tokens=8, ignore_eos=True, detokenize=False
     )
@@ -288,10 +288,10 @@ def test_outputs_and_beams_share_their_sound(
 
 
 def test_a_model_that_slept_hears_as_before(whisper: tuple[Path, list[list[int]]]) -> None:
-    folder, wanted = whisper
+    folder, expected = whisper
     llm = _llm(folder, enable_sleep_mode=True)
-    assert _run(llm, _prompts()) == wanted
+    assert _run(llm, _prompts()) == expected
     for level in (1, 2):
         llm.sleep(level)
         llm.wake_up()
-        assert _run(llm, _prompts()) == wanted
+        assert _run(llm, _prompts()) == expected

@@ -37,7 +37,7 @@ MODEL = Path(__file__).parents[3] / "demo" / "model"
 DOCUMENTS = 4
 #: From here on documents are steered to their end.
 LONG = 40
-MOST_TOKENS = 200
+MAX_TOKENS = 200
 
 
 @dataclass(slots=True)
@@ -76,8 +76,8 @@ class Result:
 
 def cases() -> list[Case]:
     """The suite's schemas that are objects."""
-    found = [Case(**entry) for entry in json.loads(SUITE.read_text())]
-    return [case for case in found if isinstance(case.schema, dict)]
+    cases = [Case(**entry) for entry in json.loads(SUITE.read_text())]
+    return [case for case in cases if isinstance(case.schema, dict)]
 
 
 class Conformance:
@@ -131,21 +131,21 @@ class Conformance:
     def _document(self, matcher: LLMatcher, rng: random.Random) -> str | None:
         """A random document; None if it doesn't come to an end."""
         numbers = np.random.default_rng(rng.getrandbits(64))
-        made: list[int] = []
+        tokens: list[int] = []
         while not matcher.is_stopped():
-            if len(made) == MOST_TOKENS:
+            if len(tokens) == MAX_TOKENS:
                 return None
             matcher.unsafe_compute_mask_ptr(self._row.ctypes.data, self._row.nbytes)
             allowed = _bits(self._row, len(self._bonus))
             logits = numbers.normal(scale=3.0, size=len(allowed))
-            if len(made) >= LONG:
+            if len(tokens) >= LONG:
                 logits += self._bonus[allowed]
             token = int(allowed[logits.argmax()])
             if token == self._eos:
                 break
-            made.append(token)
+            tokens.append(token)
             matcher.consume_tokens([token])
-        return self._tokenizer.decode_bytes(made).decode()
+        return self._tokenizer.decode_bytes(tokens).decode()
 
     def _possible(self, matcher: LLMatcher, text: str) -> bool:
         """Whether the grammar lets this very text come out whole."""
@@ -170,15 +170,15 @@ def results() -> Iterator[Result]:
         yield conformance.run(case, seed)
 
 
-def table(found: list[Result]) -> str:
+def table(matches: list[Result]) -> str:
     """By the suite's keywords: schemas taken, and refused."""
     lines = ["| keyword | schemas accepted | refused |", "|---|---|---|"]
-    for keyword in dict.fromkeys(result.case.keyword for result in found):
-        own = [result for result in found if result.case.keyword == keyword]
-        refused = sum(result.refused is not None for result in own)
-        lines.append(f"| `{keyword}` | {len(own) - refused} | {refused} |")
-    refused = sum(result.refused is not None for result in found)
-    lines.append(f"| together | {len(found) - refused} | {refused} |")
+    for keyword in dict.fromkeys(result.case.keyword for result in matches):
+        local_results = [result for result in matches if result.case.keyword == keyword]
+        refused = sum(result.refused is not None for result in local_results)
+        lines.append(f"| `{keyword}` | {len(local_results) - refused} | {refused} |")
+    refused = sum(result.refused is not None for result in matches)
+    lines.append(f"| together | {len(matches) - refused} | {refused} |")
     return "\n".join(lines)
 
 

@@ -22,9 +22,9 @@ PROMPT = [40, 41, 42, 43, 44]
 
 @pytest.fixture(scope="package")
 def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
-    made = LLM(str(model_folder("llama")), **SETTINGS)
-    yield made
-    made.core.check_integrity()
+    llm = LLM(str(model_folder("llama")), **SETTINGS)
+    yield llm
+    llm.core.check_integrity()
 
 
 @pytest.fixture(scope="package")
@@ -36,10 +36,10 @@ def params(seed: int = 0, **fields: Any) -> SamplingParams:
     """Structured parameters; names of `StructuredOutputsParams` go there."""
     names = StructuredOutputsParams.__struct_fields__
     structured = {name: fields.pop(name) for name in names if name in fields}
-    wanted = StructuredOutputsParams(**structured) if structured else None
+    expected_params = StructuredOutputsParams(**structured) if structured else None
     return SamplingParams(
         **{"temperature": 1.0, "max_tokens": 60, "seed": seed, **fields},
-        structured_outputs=wanted,
+        structured_outputs=expected_params,
     )
 
 
@@ -55,14 +55,14 @@ def request(sampling: SamplingParams, request_id: str = "r", **fields: Any) -> E
 
 def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
     """Run until nothing is left; deltas by request and output."""
-    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    deltas_by_output: dict[tuple[str, int], list[TokenDelta]] = {}
     while core.has_work:
         for delta in core.step():
-            found.setdefault((delta.request_id, delta.index), []).append(delta)
+            deltas_by_output.setdefault((delta.request_id, delta.index), []).append(delta)
     core.check_integrity()
     assert core.structured.num_waiting == 0
     assert not core.structured.states
-    return found
+    return deltas_by_output
 
 
 def tokens(deltas: list[TokenDelta]) -> list[int]:

@@ -49,23 +49,23 @@ def exponential(levels: int) -> dict[str, Any]:
     defs: dict[str, Any] = {"x0": {"anyOf": leaf}}
     for level in range(1, levels + 1):
         below = {"$ref": f"#/$defs/x{level - 1}"}
-        own = {"type": "object", "properties": {f"c{level}": {"const": 1}}}
-        defs[f"x{level}"] = {"allOf": [below, {"anyOf": [below, own]}]}
+        constant = {"type": "object", "properties": {f"c{level}": {"const": 1}}}
+        defs[f"x{level}"] = {"allOf": [below, {"anyOf": [below, constant]}]}
     return {"$defs": defs, "$ref": f"#/$defs/x{levels}"}
 
 
 @pytest.fixture
 def compiler(vocabulary: Vocabulary) -> Iterator[Callable[..., CompilePool]]:
-    made: list[CompilePool] = []
+    pools: list[CompilePool] = []
 
     def make(**settings: Any) -> CompilePool:
-        made.append(CompilePool(vocabulary, **settings))
-        return made[-1]
+        pools.append(CompilePool(vocabulary, **settings))
+        return pools[-1]
 
     yield make
-    for each in made:
-        each.close()
-        assert all(process._process is None for process in each.processes)
+    for pool in pools:
+        pool.close()
+        assert all(process._process is None for process in pool.processes)
 
 
 def outcome(compiler: CompilePool, job: CompileJob, timeout_s: float = 60.0) -> CompileResult:
@@ -150,9 +150,9 @@ def test_fault_12_and_39_bad_and_exploding_grammars_are_refused_with_a_reason(
 
 @pytest.fixture(scope="module")
 def shared(vocabulary: Vocabulary) -> Iterator[CompilePool]:
-    made = CompilePool(vocabulary)
-    yield made
-    made.close()
+    compile_pool = CompilePool(vocabulary)
+    yield compile_pool
+    compile_pool.close()
 
 
 @pytest.mark.system
@@ -195,17 +195,17 @@ def test_a_worker_that_failed_once_is_no_fault_of_the_grammar(
 def test_fault_34_a_hostile_grammar_beside_a_good_one_harms_nothing(
     compiler: Callable[..., CompilePool],
 ) -> None:
-    made = compiler(limits=Limits(time_s=2.0), command=HANGING)
-    bad = [made.submit(spec(regex=f"hang{n}"), "mallory") for n in range(2)]
-    dying = made.submit(spec(regex="die"), "mallory")
-    good = [made.submit(spec(regex=f"ok{n}"), "alice") for n in range(3)]
+    pool = compiler(limits=Limits(time_s=2.0), command=HANGING)
+    bad = [pool.submit(spec(regex=f"hang{n}"), "mallory") for n in range(2)]
+    dying = pool.submit(spec(regex="die"), "mallory")
+    good = [pool.submit(spec(regex=f"ok{n}"), "alice") for n in range(3)]
     for job in good:
-        assert isinstance(outcome(made, job), CompiledGrammar)
+        assert isinstance(outcome(pool, job), CompiledGrammar)
     # Mallory holds one of two workers, so none of hers but the first can have ended before.
     assert sum(job.outcome is not None for job in bad) <= 1
     for job in (*bad, dying):
-        assert "more than 2 s" in str(outcome(made, job))
-    assert isinstance(outcome(made, made.submit(spec(regex="ok"), "mallory")), CompiledGrammar)
+        assert "more than 2 s" in str(outcome(pool, job))
+    assert isinstance(outcome(pool, pool.submit(spec(regex="ok"), "mallory")), CompiledGrammar)
 
 
 @pytest.mark.system
@@ -217,8 +217,8 @@ def test_fault_12_the_engine_runs_on_while_a_hostile_grammar_compiles(
     core.structured._compiler = compiler
     try:
         core.add_request(request(params(regex="hang"), "hostile", tenant="mallory"))
-        plain = params(3, max_tokens=8, ignore_eos=True)
-        core.add_request(request(plain, "plain", tenant="alice"))
+        baseline_params = params(3, max_tokens=8, ignore_eos=True)
+        core.add_request(request(baseline_params, "plain", tenant="alice"))
         core.add_request(request(params(regex="ok[ab]{3}"), "bound", tenant="alice"))
         assert core.snapshot().num_requests_waiting == 3
         order = []
@@ -251,20 +251,20 @@ def test_a_grammar_that_grows_too_complex_on_the_way_ends_its_own_output_only(
     growing = "".join(f"(a?b?){{{count}}}" for count in range(1, 200))
     core.add_request(request(params(regex=growing, min_tokens=30), "growing"))
     core.add_request(request(params(regex="[ab]{20}"), "steady"))
-    found = finish(core)
-    error = found["growing", 0][-1].error
+    outputs = finish(core)
+    error = outputs["growing", 0][-1].error
     assert error is not None
     assert (error.status, error.param) == (400, "structured_outputs")
     assert error.code == "grammar_too_complex"
-    assert found["steady", 0][-1].finish_reason == "stop"
+    assert outputs["steady", 0][-1].finish_reason == "stop"
 
 
 @pytest.mark.system
 def test_a_bad_grammar_gives_every_output_its_error(model_folder: Folder) -> None:
     core = EngineCore(EngineConfig(model=str(model_folder("llama")), **SETTINGS))
     core.add_request(request(params(regex="(a", n=3), "r"))
-    found = finish(core)
-    assert {key: [d.error is not None for d in deltas] for key, deltas in found.items()} == {
+    outputs = finish(core)
+    assert {key: [d.error is not None for d in deltas] for key, deltas in outputs.items()} == {
         ("r", index): [True] for index in range(3)
     }
     assert core.stats.requests_finished_total == {"error": 3}
@@ -291,15 +291,15 @@ def test_requests_for_one_grammar_share_its_compilation(model_folder: Folder) ->
 def test_a_tenants_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "MAX_PENDING_PER_TENANT", 3)
     line = CompileQueue(num_workers=2)
-    held = [line.put(spec(regex=f"a{n}"), "mallory") for n in range(3)]
+    allocated_responses = [line.put(spec(regex=f"a{n}"), "mallory") for n in range(3)]
     with pytest.raises(EngineOverloaded):
         line.put(spec(regex="b"), "mallory")
-    assert line.put(spec(regex="a0"), "mallory") is held[0]
-    assert line.put(spec(regex="b"), "alice") not in held
-    line.leave(held[0])
+    assert line.put(spec(regex="a0"), "mallory") is allocated_responses[0]
+    assert line.put(spec(regex="b"), "alice") not in allocated_responses
+    line.leave(allocated_responses[0])
     with pytest.raises(EngineOverloaded):
         line.put(spec(regex="c"), "mallory")
-    line.leave(held[0])
+    line.leave(allocated_responses[0])
     line.put(spec(regex="c"), "mallory")
 
 

@@ -104,10 +104,10 @@ def test_fault_97_other_properties_come_where_the_schema_has_them(
 
 def test_fault_97_a_schema_stays_as_it_was_and_may_be_recursive(accepts: Any) -> None:
     tree = {"properties": {"next": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]}
-    before = json.dumps(tree)
+    initial = json.dumps(tree)
     assert accepts(tree, '{"next":{"n":1},"n":2}')
     assert not accepts(tree, '{"next":{"n":1,"c":3},"n":2}')
-    assert json.dumps(tree) == before
+    assert json.dumps(tree) == initial
     loop = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": [{"$ref": "#/$defs/x"}]}}}
     assert enforced_schema(loop)
 

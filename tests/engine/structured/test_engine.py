@@ -63,8 +63,8 @@ def test_regex_choice_and_grammar(llm: LLM, temperature: float) -> None:
 
 def test_every_choice_can_come(llm: LLM) -> None:
     choices = ["a", "b", "c"]
-    wanted = [params(seed, choice=choices, temperature=50.0) for seed in range(40)]
-    results = llm.generate([PROMPT] * 40, wanted, use_tqdm=False)
+    expected_params = [params(seed, choice=choices, temperature=50.0) for seed in range(40)]
+    results = llm.generate([PROMPT] * 40, expected_params, use_tqdm=False)
     assert {result.outputs[0].text for result in results} == set(choices)
 
 
@@ -79,37 +79,37 @@ def test_behind_a_grammars_end_eos_comes_whatever_else_forbids_it(llm: LLM) -> N
 
 def test_a_structural_tag_binds_after_its_trigger_only(llm: LLM) -> None:
     bias = dict.fromkeys(llm.get_tokenizer().encode("<f="), 90.0)
-    wanted = [
+    expected_params = [
         params(seed, structural_tag=TAG, max_tokens=80, logit_bias=bias, temperature=2.0)
         for seed in range(6)
     ]
-    texts = [r.outputs[0].text for r in llm.generate([PROMPT] * 6, wanted, use_tqdm=False)]
+    texts = [r.outputs[0].text for r in llm.generate([PROMPT] * 6, expected_params, use_tqdm=False)]
     assert any("<f=" in text for text in texts)
     for text in texts:
         for tail in text.split("<f=")[1:]:
             written = "a>[1,2]</f>"
-            plain = "".join(tail.split())
-            assert plain.startswith(written) or written.startswith(plain)
+            baseline_text = "".join(tail.split())
+            assert baseline_text.startswith(written) or written.startswith(baseline_text)
 
 
 def test_neighbours_without_a_grammar_keep_their_tokens(llm: LLM) -> None:
-    plain = [
+    baseline_params = [
         params(seed, temperature=temperature, max_tokens=24, ignore_eos=True)
         for seed, temperature in enumerate((0.0, 1.0, 0.0, 1.0))
     ]
-    alone = [one(llm, each).token_ids for each in plain]
+    isolated_token_ids = [one(llm, request_params).token_ids for request_params in baseline_params]
     mixed: list[SamplingParams] = []
-    for seed, each in enumerate(plain):
-        mixed += [params(seed, regex=PATTERN), each, params(seed, json_object=True)]
+    for seed, item in enumerate(baseline_params):
+        mixed += [params(seed, regex=PATTERN), item, params(seed, json_object=True)]
     results = llm.generate([PROMPT] * len(mixed), mixed, use_tqdm=False)
-    assert [result.outputs[0].token_ids for result in results[1::3]] == alone
+    assert [result.outputs[0].token_ids for result in results[1::3]] == isolated_token_ids
 
 
 def test_structured_outputs_do_not_depend_on_their_neighbours(llm: LLM) -> None:
-    wanted = [params(seed, regex=PATTERN) for seed in range(6)]
-    alone = [one(llm, each).text for each in wanted]
-    together = llm.generate([PROMPT] * 6, wanted, use_tqdm=False)
-    assert [result.outputs[0].text for result in together] == alone
+    expected_params = [params(seed, regex=PATTERN) for seed in range(6)]
+    isolated_texts = [one(llm, request_params).text for request_params in expected_params]
+    together = llm.generate([PROMPT] * 6, expected_params, use_tqdm=False)
+    assert [result.outputs[0].text for result in together] == isolated_texts
 
 
 def test_each_of_n_outputs_has_its_own_place_in_the_grammar(llm: LLM) -> None:
@@ -168,34 +168,38 @@ def test_penalties_biases_and_filters_choose_among_what_is_allowed(llm: LLM) -> 
 
 
 def test_preempted_sequences_go_on_where_they_were(model_folder: Folder, llm: LLM) -> None:
-    wanted = [params(seed, regex="[a-z]{1,80}", max_tokens=40, min_tokens=30) for seed in range(6)]
-    expected = [result.outputs[0].token_ids for result in llm.generate([PROMPT] * 6, wanted)]
+    expected_params = [
+        params(seed, regex="[a-z]{1,80}", max_tokens=40, min_tokens=30) for seed in range(6)
+    ]
+    expected = [
+        result.outputs[0].token_ids for result in llm.generate([PROMPT] * 6, expected_params)
+    ]
     small = LLM(str(model_folder("llama")), num_gpu_blocks_override=24, block_size=4)
-    results = small.generate([PROMPT] * 6, wanted, use_tqdm=False)
+    results = small.generate([PROMPT] * 6, expected_params, use_tqdm=False)
     assert small.core.scheduler.num_preemptions > 0
     assert [result.outputs[0].token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize("at", [1, 4, 9])
-def test_another_replica_goes_on_after_the_tokens_so_far(core: EngineCore, at: int) -> None:
+@pytest.mark.parametrize("index", [1, 4, 9])
+def test_another_replica_goes_on_after_the_tokens_so_far(core: EngineCore, index: int) -> None:
     sampling = params(7, regex=PATTERN)
     core.add_request(request(sampling, "whole"))
-    whole = tokens(finish(core)["whole", 0])
-    assert len(whole) > at
-    core.add_request(request(sampling, "rest", resume_token_ids=[whole[:at]]))
+    full_tokens = tokens(finish(core)["whole", 0])
+    assert len(full_tokens) > index
+    core.add_request(request(sampling, "rest", resume_token_ids=[full_tokens[:index]]))
     deltas = finish(core)["rest", 0]
-    assert whole[:at] + tokens(deltas) == whole
-    assert deltas[0].start == at
+    assert full_tokens[:index] + tokens(deltas) == full_tokens
+    assert deltas[0].start == index
     assert deltas[-1].finish_reason == "stop"
 
 
 def test_a_resumed_output_that_is_complete_ends_at_once(core: EngineCore) -> None:
     sampling = params(regex="[ab]{3}")
     core.add_request(request(sampling, "whole"))
-    whole = tokens(finish(core)["whole", 0])
-    core.add_request(request(sampling, "rest", resume_token_ids=[whole[:-1]]))
+    full_tokens = tokens(finish(core)["whole", 0])
+    core.add_request(request(sampling, "rest", resume_token_ids=[full_tokens[:-1]]))
     deltas = finish(core)["rest", 0]
-    assert tokens(deltas) == whole[-1:]
+    assert tokens(deltas) == full_tokens[-1:]
     assert deltas[-1].finish_reason == "stop"
 
 
@@ -238,8 +242,8 @@ def test_a_failed_step_takes_nothing_from_the_grammar(
 def test_aborts_while_the_grammar_compiles_and_while_it_runs(core: EngineCore) -> None:
     core.add_request(request(params(regex=PATTERN, n=2), "early"))
     assert core.has_work
-    (one_left,) = core.abort("early", 1)
-    assert (one_left.index, one_left.finish_reason) == (1, "abort")
+    (one_remaining,) = core.abort("early", 1)
+    assert (one_remaining.index, one_remaining.finish_reason) == (1, "abort")
     assert [delta.finish_reason for delta in core.abort("early")] == ["abort"]
     assert (core.requests, core.structured.num_waiting) == ({}, 0)
     core.add_request(request(params(regex="[ab]{50}"), "running"))
@@ -264,18 +268,18 @@ def test_a_compiled_step_masks_no_row_but_its_own(
 ) -> None:
     """Grammars and limits on reasoning beside plain sequences, which are chosen in the call."""
     end = [61, 62]
-    wanted = [
+    all_params = [
         params(1, regex=PATTERN),
         params(2),
         params(3, thinking=ReasoningParams(end=[end], budget=3), temperature=0.0),
         params(4, temperature=0.0),
     ]
-    found = []
+    token_ids = []
     for path in (nullcontext, without_compiled_steps):
         with path():
             llm = LLM(str(model_folder("llama")), **SETTINGS)
-        results = llm.generate([PROMPT] * len(wanted), wanted, use_tqdm=False)
-        found.append([result.outputs[0].token_ids for result in results])
-    assert found[0] == found[1]
+        results = llm.generate([PROMPT] * len(all_params), all_params, use_tqdm=False)
+        token_ids.append([result.outputs[0].token_ids for result in results])
+    assert token_ids[0] == token_ids[1]
     assert re.fullmatch(PATTERN, results[0].outputs[0].text)
     assert results[2].outputs[0].token_ids[3:5] == end

@@ -30,13 +30,13 @@ def test_both_ways_of_unpacking_agree(vocab: int) -> None:
 
 def test_only_the_named_rows_are_masked_and_forced_tokens_come_anyway() -> None:
     logits = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    before = logits.clone()
+    initial_copy = logits.clone()
     logits[2, 1] = float("-inf")  # min_tokens, say
     bits = np.array([[0b0101], [0b0010]], dtype=np.int32)
     TokenBitmask([0, 2], bits, eos_only=[1]).apply(logits)
     never = float("-inf")
     assert logits[0].tolist() == [0.0, never, 2.0, never]
-    assert torch.equal(logits[1], before[1])
+    assert torch.equal(logits[1], initial_copy[1])
     assert logits[2].tolist() == [never, 0.0, never, never]
 
 
@@ -76,8 +76,8 @@ def test_masks_are_made_beside_the_step_only_if_they_take_long(
     monkeypatch.setattr(maker, "_output", output)
     row = BitmaskRow(7, GrammarState(None, None), False)
     for step in range(30):
-        made = maker.begin(step, [row, row])
-        assert made.result().seq_ids == [7, 7]
+        future = maker.begin(step, [row, row])
+        assert future.result().seq_ids == [7, 7]
     took.append(INLINE_BUDGET_S * 100)  # one that was slow is expected to be so again
     maker.begin(30, [row, row]).result()
     maker.begin(31, [row, row]).result()
@@ -94,6 +94,6 @@ def test_what_goes_wrong_with_quick_masks_is_told_as_from_the_thread(
     maker = BitmaskBuilder(2, [1])
     maker._row_s = 0.0
     monkeypatch.setattr(maker, "_output", lambda *args: 1 / 0)
-    made = maker.begin(1, [BitmaskRow(7, GrammarState(None, None), False)])
-    assert isinstance(made.exception(), ZeroDivisionError)
+    future = maker.begin(1, [BitmaskRow(7, GrammarState(None, None), False)])
+    assert isinstance(future.exception(), ZeroDivisionError)
     maker.close()

@@ -91,17 +91,17 @@ def test_fault_39_what_nests_too_deep_is_refused_with_400(fields: dict[str, Any]
 
 
 def test_as_deep_as_allowed_is_accepted_and_travels() -> None:
-    wanted = StructuredOutputsParams(json=deep(63), disable_any_whitespace=True)
+    expected_params = StructuredOutputsParams(json=deep(63), disable_any_whitespace=True)
     message = protocol.EngineRequest(
         request_id="r",
         gateway_id="g",
         prompt_token_ids=[1],
-        sampling=SamplingParams(structured_outputs=wanted),
+        sampling=SamplingParams(structured_outputs=expected_params),
     )
     back = protocol.decode_inbox(protocol.encode(message))
     assert isinstance(back, protocol.EngineRequest)
-    assert back.sampling.structured_outputs == wanted
-    assert back.sampling.clone().structured_outputs == wanted
+    assert back.sampling.structured_outputs == expected_params
+    assert back.sampling.clone().structured_outputs == expected_params
 
 
 def test_sampling_params_take_nothing_else() -> None:

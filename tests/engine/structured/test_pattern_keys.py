@@ -25,8 +25,12 @@ INTEGER, SMALL = {"type": "integer"}, {"maximum": 9}
 
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
-    made = load_text_tokenizer(str(DEMO))
-    return load_tokenizer(Vocabulary(made.to_json(), made.vocab_size, (made.eos_token_id,)))
+    text_tokenizer = load_text_tokenizer(str(DEMO))
+    return load_tokenizer(
+        Vocabulary(
+            text_tokenizer.to_json(), text_tokenizer.vocab_size, (text_tokenizer.eos_token_id,)
+        )
+    )
 
 
 def possible(tokenizer: LLTokenizer, schema: dict[str, Any], text: str) -> bool:

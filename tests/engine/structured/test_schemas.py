@@ -19,7 +19,7 @@ from tests.engine.structured.schemas import SCHEMAS, UNSUPPORTED
 @pytest.fixture(scope="module")
 def outputs(llm: LLM) -> dict[str, list[CompletionOutput]]:
     """Each schema once greedy and once at temperature 1, in one batch."""
-    wanted = [
+    expected_params = [
         params(
             seed,
             json=schema if temperature else json.dumps(schema),
@@ -30,12 +30,12 @@ def outputs(llm: LLM) -> dict[str, list[CompletionOutput]]:
         for seed, schema in enumerate(SCHEMAS.values())
         for temperature in (0.0, 1.0)
     ]
-    results = llm.generate([PROMPT] * len(wanted), wanted, use_tqdm=False)
+    results = llm.generate([PROMPT] * len(expected_params), expected_params, use_tqdm=False)
     names = [name for name in SCHEMAS for _ in range(2)]
-    found: dict[str, list[CompletionOutput]] = {}
+    matches: dict[str, list[CompletionOutput]] = {}
     for name, result in zip(names, results, strict=True):
-        found.setdefault(name, []).append(result.outputs[0])
-    return found
+        matches.setdefault(name, []).append(result.outputs[0])
+    return matches
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -65,8 +65,8 @@ def test_keywords_that_cannot_be_kept_are_refused(llm: LLM, name: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"whitespace_pattern": " ?"}])
 def test_white_space_between_the_parts_of_json(llm: LLM, options: dict[str, Any]) -> None:
     schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 4}
-    wanted = [params(seed, json=schema, **options) for seed in range(4)]
-    for result in llm.generate([PROMPT] * 4, wanted, use_tqdm=False):
+    expected_params = [params(seed, json=schema, **options) for seed in range(4)]
+    for result in llm.generate([PROMPT] * 4, expected_params, use_tqdm=False):
         output = result.outputs[0]
         if output.finish_reason == "stop":
             jsonschema.validate(json.loads(output.text), schema)
@@ -89,16 +89,18 @@ def test_a_model_that_would_write_white_space_for_ever_is_led_on(
 ) -> None:
     text = llm.get_tokenizer().decode
     bias = {n: {" ": 100.0, "{": 50.0}.get(text([n]), 0.0) for n in range(384)}
-    wanted = params(temperature=0, max_tokens=120, logit_bias=bias, **form)
-    made = llm.generate([PROMPT], [wanted], use_tqdm=False)[0].outputs[0].text
-    opened = re.match(r" ?[\[{]( *)[^ ]", made)  # what follows may be a string, full of spaces
+    expected_params = params(temperature=0, max_tokens=120, logit_bias=bias, **form)
+    new_text = llm.generate([PROMPT], [expected_params], use_tqdm=False)[0].outputs[0].text
+    opened = re.match(r" ?[\[{]( *)[^ ]", new_text)  # what follows may be a string, full of spaces
     assert opened is not None
     assert len(opened[1]) == 1
 
 
 def test_any_json_object(llm: LLM) -> None:
-    wanted = [params(seed, json_object=True, disable_any_whitespace=True) for seed in range(6)]
-    results = llm.generate([PROMPT] * 6, wanted, use_tqdm=False)
+    expected_params = [
+        params(seed, json_object=True, disable_any_whitespace=True) for seed in range(6)
+    ]
+    results = llm.generate([PROMPT] * 6, expected_params, use_tqdm=False)
     done = [r.outputs[0].text for r in results if r.outputs[0].finish_reason == "stop"]
     assert done
     assert all(isinstance(json.loads(text), dict) for text in done)
@@ -106,9 +108,9 @@ def test_any_json_object(llm: LLM) -> None:
 
 def test_disable_additional_properties_closes_objects(llm: LLM) -> None:
     schema = {"type": "object", "properties": {"a": {"const": 1}}}
-    wanted = [
+    expected_params = [
         params(seed, json=schema, disable_any_whitespace=True, disable_additional_properties=True)
         for seed in range(4)
     ]
-    for result in llm.generate([PROMPT] * 4, wanted, use_tqdm=False):
+    for result in llm.generate([PROMPT] * 4, expected_params, use_tqdm=False):
         assert json.loads(result.outputs[0].text) in ({}, {"a": 1})

@@ -22,11 +22,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 
 def phases(thinking: ReasoningState, tokens: list[int]) -> list[ReasoningPhase]:
-    found = []
+    phases = []
     for token in tokens:
         thinking.advance(token)
-        found.append(thinking.phase)
-    return found
+        phases.append(thinking.phase)
+    return phases
 
 
 def test_reasoning_ends_with_its_mark() -> None:
@@ -108,16 +108,16 @@ def test_json_comes_after_the_reasoning(llm: LLM, budget: int) -> None:
 def test_without_a_grammar_the_budget_holds_all_the_same(llm: LLM) -> None:
     _, end = marks(llm)
     free = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
-    plain = list(generate(llm, free).token_ids)
+    baseline_token_ids = list(generate(llm, free).token_ids)
     bounded = free.clone()
     bounded.thinking = ReasoningParams(end=[end], budget=6)
     ids = list(generate(llm, bounded).token_ids)
-    assert ids[:6] == plain[:6]
+    assert ids[:6] == baseline_token_ids[:6]
     assert ids[6 : 6 + len(end)] == end
     assert len(ids) == 20
     unbounded = free.clone()
     unbounded.thinking = ReasoningParams(end=[end])
-    assert list(generate(llm, unbounded).token_ids) == plain
+    assert list(generate(llm, unbounded).token_ids) == baseline_token_ids
 
 
 def test_a_grammar_holds_at_once_where_no_reasoning_begins(llm: LLM) -> None:
@@ -161,22 +161,22 @@ def test_a_batch_gives_what_each_gives_alone(core: EngineCore) -> None:
         request(thoughtful(seed, core, form=form, budget=budget), f"r{seed}")
         for seed, (form, budget) in enumerate([*mixed, (True, None)])
     ]
-    alone = {}
+    isolated = {}
     for message in messages:
         core.add_request(message)
-        alone |= {key: tokens(deltas) for key, deltas in finish(core).items()}
+        isolated |= {key: tokens(deltas) for key, deltas in finish(core).items()}
     for message in messages:
         core.add_request(message)
-    assert {key: tokens(deltas) for key, deltas in finish(core).items()} == alone
+    assert {key: tokens(deltas) for key, deltas in finish(core).items()} == isolated
 
 
 @pytest.mark.parametrize("form", [False, True])
 def test_an_output_goes_on_elsewhere_wherever_it_stood(core: EngineCore, form: bool) -> None:
     sampling = thoughtful(5, core, form=form, budget=6)
     core.add_request(request(sampling, "whole"))
-    whole = tokens(finish(core)["whole", 0])
-    for at in range(1, len(whole) - 1):
-        core.add_request(request(sampling, f"rest{at}", resume_token_ids=[whole[:at]]))
-    found = finish(core)
-    for at in range(1, len(whole) - 1):
-        assert whole[:at] + tokens(found[f"rest{at}", 0]) == whole
+    full_tokens = tokens(finish(core)["whole", 0])
+    for index in range(1, len(full_tokens) - 1):
+        core.add_request(request(sampling, f"rest{index}", resume_token_ids=[full_tokens[:index]]))
+    outputs = finish(core)
+    for index in range(1, len(full_tokens) - 1):
+        assert full_tokens[:index] + tokens(outputs[f"rest{index}", 0]) == full_tokens

@@ -27,7 +27,7 @@ KINDS: dict[str, tuple[Callable[[], object], dict[str, str]]] = {
         folders.SENTENCEPIECE_CONFIG,
     ),
     "unigram": (folders.metaspace_unigram, folders.SENTENCEPIECE_CONFIG),
-    "word_piece": (folders.word_piece, {"unk_token": "[UNK]", "eos_token": "[SEP]"}),
+    "word_piece": (folders.wordpiece, {"unk_token": "[UNK]", "eos_token": "[SEP]"}),
 }
 BYTE_KINDS = [kind for kind in KINDS if kind != "word_piece"]
 

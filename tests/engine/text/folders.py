@@ -39,7 +39,7 @@ ADDED = [
     "<think>",
     "</think>",
 ]
-BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def byte_level(*, prefix_space: bool = False) -> Tokenizer:
@@ -85,7 +85,7 @@ def sentencepiece_bpe(*, scheme: str = "first", strip: bool = True) -> Tokenizer
     tokenizer.train_from_iterator(
         [line[:40] for line in CORPUS],
         trainers.BpeTrainer(
-            vocab_size=520, special_tokens=specials + BYTE_PIECES, show_progress=False
+            vocab_size=520, special_tokens=specials + BYTE_TOKENS, show_progress=False
         ),
     )
     data = json.loads(tokenizer.to_str())
@@ -116,7 +116,7 @@ def metaspace_unigram() -> Tokenizer:
     return tokenizer
 
 
-def word_piece() -> Tokenizer:
+def wordpiece() -> Tokenizer:
     """BERT's kind: decoding looks at more than one piece."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

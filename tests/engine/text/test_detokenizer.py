@@ -49,11 +49,11 @@ def test_whole_text_comes_out_in_whole_characters(tokenizer_of, folder_of, kind,
     library = Backend.from_file(str(folder_of(kind) / "tokenizer.json"))
     prompt = library.encode(head).ids
     ids = library.encode(text, add_special_tokens=False).ids
-    before = library.decode(prompt, skip)
-    whole = library.decode(prompt + ids, skip)
+    initial_text = library.decode(prompt, skip)
+    full_text = library.decode(prompt + ids, skip)
     parts = pushes(tokenizer, prompt, ids, skip_special_tokens=skip)
-    assert "".join(parts) == whole[len(before) :]
-    if "\ufffd" not in whole:
+    assert "".join(parts) == full_text[len(initial_text) :]
+    if "\ufffd" not in full_text:
         assert not any("\ufffd" in part for part in parts)
 
 
@@ -66,11 +66,11 @@ def test_random_ids_in_random_pushes(tokenizer_of, kind, data, skip):
     ids = data.draw(some_ids)
     cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=10))
     prompt = tokenizer.encode(data.draw(st.sampled_from(["", "a b", "é\n"])))
-    before = tokenizer.decode(prompt, skip)
-    whole = tokenizer.decode(prompt + ids, skip)
+    initial_text = tokenizer.decode(prompt, skip)
+    full_text = tokenizer.decode(prompt + ids, skip)
     for cut in (cuts, None):
         parts = pushes(tokenizer, prompt, ids, cut, skip_special_tokens=skip)
-        assert "".join(parts) == whole[len(before) :]
+        assert "".join(parts) == full_text[len(initial_text) :]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_level_prefix", "llama3"])
@@ -105,18 +105,18 @@ def test_fault_92_half_a_character_of_the_prompt_is_not_in_the_output(tokenizer_
     bear = tokenizer.encode("🐻")
     for size in range(1, min(4, len(bear))):
         prompt, rest = bear[: len(bear) - size], bear[-size:-1]
-        before = tokenizer.decode(prompt)
-        assert before.endswith("\ufffd")
+        initial_text = tokenizer.decode(prompt)
+        assert initial_text.endswith("\ufffd")
         for ids in ([], rest, [*rest, *tokenizer.encode("ab", add_special_tokens=False)]):
             output = "".join(pushes(tokenizer, prompt, ids))
-            assert output == tokenizer.decode(prompt + ids)[len(before) :]
+            assert output == tokenizer.decode(prompt + ids)[len(initial_text) :]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece_first"])
 def test_bytes_that_never_complete_dont_stall(tokenizer_of, kind):
     tokenizer = tokenizer_of(kind)
-    piece = "<0x80>" if kind == "sentencepiece_first" else "Ģ"
-    token = tokenizer.piece_to_id(piece)
+    chunk = "<0x80>" if kind == "sentencepiece_first" else "Ģ"
+    token = tokenizer.piece_to_id(chunk)
     assert tokenizer.token_bytes(token) == b"\x80"
     stream = IncrementalDetokenizer(tokenizer, [])
     assert [stream.push([token]) for _ in range(50)] == ["\ufffd"] * 50
@@ -133,8 +133,8 @@ def test_special_tokens_are_skipped_or_shown(tokenizer_of):
     tokenizer = tokenizer_of("byte_level")
     ids = tokenizer.encode("a<|im_end|><|im_start|>b")
     assert "".join(pushes(tokenizer, [], ids, skip_special_tokens=True)) == "ab"
-    shown = pushes(tokenizer, [], ids, skip_special_tokens=False)
-    assert "".join(shown) == "a<|im_end|><|im_start|>b"
+    texts = pushes(tokenizer, [], ids, skip_special_tokens=False)
+    assert "".join(texts) == "a<|im_end|><|im_start|>b"
 
 
 def test_spaces_between_special_tokens_where_a_tokenizer_writes_them(tokenizer_of):
@@ -200,7 +200,7 @@ def test_fault_92_a_window_of_bytes_begins_with_a_whole_character(tmp_path, name
     prompt = backend.encode(head).ids
     for text in (*HARD, "日本語のテキスト漢字😀😀😀" * 5, "👩‍👩‍👧‍👦👍🏽 ab 😀", "ab😀cd😀ef"):
         ids = backend.encode(text, add_special_tokens=False).ids
-        before, whole = backend.decode(prompt), backend.decode(prompt + ids)
+        initial_text, full_text = backend.decode(prompt), backend.decode(prompt + ids)
         parts = pushes(tokenizer, prompt, ids)
-        assert "".join(parts) == whole[len(before) :]
-        assert "\ufffd" in whole or not any("\ufffd" in part for part in parts)
+        assert "".join(parts) == full_text[len(initial_text) :]
+        assert "\ufffd" in full_text or not any("\ufffd" in part for part in parts)

@@ -26,7 +26,7 @@ KINDS = {
     "byte-level": (folders.byte_level, folders.CHATML_CONFIG),
     "sentencepiece": (folders.sentencepiece_bpe, folders.SENTENCEPIECE_CONFIG),
     "unigram": (folders.metaspace_unigram, folders.SENTENCEPIECE_CONFIG),
-    "wordpiece": (folders.word_piece, {"unk_token": "[UNK]"}),
+    "wordpiece": (folders.wordpiece, {"unk_token": "[UNK]"}),
 }
 SPECIAL = {
     "eos_token": {"content": "<|im_end|>", "lstrip": False},
@@ -42,11 +42,11 @@ ODD: list[Any] = [
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sound")
-    made = {}
+    folders_by_kind = {}
     for kind, (tokenizer, config) in KINDS.items():
-        made[kind] = folders.save(folder / kind, tokenizer(), dict(config))
-        (made[kind] / "special_tokens_map.json").write_text(json.dumps(SPECIAL))
-    return made
+        folders_by_kind[kind] = folders.save(folder / kind, tokenizer(), dict(config))
+        (folders_by_kind[kind] / "special_tokens_map.json").write_text(json.dumps(SPECIAL))
+    return folders_by_kind
 
 
 @pytest.fixture
@@ -85,26 +85,26 @@ def use(folder: Path) -> None:
     assert unread is None or (unread.status == 400 and len(unread.message) < 2000)
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_of(value: Any, index: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where something could stand in for what is there; of long lists and objects their start."""
-    yield at
+    yield index
     items: Any = ()
     if isinstance(value, dict):
         items = list(value.items())[:12]
     elif isinstance(value, list):
         items = list(enumerate(value[:2]))
     for key, inner in items:
-        yield from places(inner, (*at, key))
+        yield from paths_of(inner, (*index, key))
 
 
-def replaced(value: Any, at: tuple[Any, ...], by: Any) -> Any:
-    if not at:
+def replaced(value: Any, index: tuple[Any, ...], by: Any) -> Any:
+    if not index:
         return by
     value = copy.deepcopy(value)
     parent = value
-    for key in at[:-1]:
+    for key in index[:-1]:
         parent = parent[key]
-    parent[at[-1]] = by
+    parent[index[-1]] = by
     return value
 
 
@@ -114,18 +114,18 @@ def test_fault_40_odd_values_anywhere(
     kind: str, name: str, sound: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(sound[kind], tmp_path / "m")
-    whole = json.loads((folder / name).read_text())
+    full_payload = json.loads((folder / name).read_text())
     rng = random.Random(11)
-    for at in places(whole):
+    for path in paths_of(full_payload):
         for value in rng.sample(ODD, 3):
-            (folder / name).write_text(json.dumps(replaced(whole, at, value)))
+            (folder / name).write_text(json.dumps(replaced(full_payload, path, value)))
             use(folder)
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:8].encode("ascii", "replace"))
 def test_fault_40_odd_special_tokens(value: Any, folder: Path) -> None:
-    for at in places(SPECIAL):
-        text = json.dumps(replaced(SPECIAL, at, value))
+    for path in paths_of(SPECIAL):
+        text = json.dumps(replaced(SPECIAL, path, value))
         (folder / "special_tokens_map.json").write_text(text)
         use(folder)
 
@@ -134,10 +134,10 @@ def test_fault_40_odd_special_tokens(value: Any, folder: Path) -> None:
     "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
 )
 def test_fault_30_files_cut_or_changed_anywhere(name: str, folder: Path) -> None:
-    whole = (folder / name).read_bytes()
+    full_data = (folder / name).read_bytes()
     rng = random.Random(5)
     for turn in range(60):
-        content = bytearray(whole)
+        content = bytearray(full_data)
         if turn % 3:
             for _ in range(3):
                 content[rng.randrange(len(content))] = rng.randrange(256)
@@ -149,9 +149,9 @@ def test_fault_30_files_cut_or_changed_anywhere(name: str, folder: Path) -> None
 
 def changed(folder: Path, **model: Any) -> Path:
     path = folder / "tokenizer.json"
-    whole = json.loads(path.read_text())
-    whole["model"] |= model
-    path.write_text(json.dumps(whole))
+    full_payload = json.loads(path.read_text())
+    full_payload["model"] |= model
+    path.write_text(json.dumps(full_payload))
     return folder
 
 
@@ -185,9 +185,9 @@ def test_a_vocabulary_with_gaps_is_read(folder: Path) -> None:
 
 def test_fault_40_a_panic_of_the_library(folder: Path) -> None:
     path = folder / "tokenizer.json"
-    whole = json.loads(path.read_text())
-    whole["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
-    path.write_text(json.dumps(whole))
+    full_payload = json.loads(path.read_text())
+    full_payload["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    path.write_text(json.dumps(full_payload))
     refused(folder, "tokenizer.json", "no tokenizer")
 
 
@@ -240,9 +240,9 @@ def test_fault_40_special_tokens_around_texts_that_are_not_there(
 ) -> None:
     folder = shutil.copytree(sound["sentencepiece"], tmp_path / "m")
     path = folder / "tokenizer.json"
-    whole = json.loads(path.read_text())
-    whole["post_processor"]["single"][0]["SpecialToken"]["id"] = "<nobody>"
-    path.write_text(json.dumps(whole))
+    full_payload = json.loads(path.read_text())
+    full_payload["post_processor"]["single"][0]["SpecialToken"]["id"] = "<nobody>"
+    path.write_text(json.dumps(full_payload))
     refused(folder, "tokenizer.json", "no tokenizer")
 
 
@@ -309,9 +309,9 @@ def test_odd_defaults_are_left_out(name: str, tmp_path: Path) -> None:
         )
         generation = read_generation_config(tmp_path)
         assert all(0 <= token < 100 for token in eos_ids(generation, (1, None), 100))
-        kept = sampling_defaults(generation)
-        assert set(kept) <= {name}
-        assert not kept or isinstance(kept[name], (int, float))
+        defaults = sampling_defaults(generation)
+        assert set(defaults) <= {name}
+        assert not defaults or isinstance(defaults[name], (int, float))
 
 
 # -- chat templates -------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_fault_40_templates_that_do_harm_end_with_a_typed_error(
 
 
 #: What templates are made of, whole and in pieces.
-PIECES = [
+TEMPLATE_PARTS = [
     *("{% for m in messages %}", "{% endfor %}", "{{ m.role }}", "{{ m['content'] | trim }}"),
     *("{% if add_generation_prompt %}", "{% else %}", "{% endif %}", "{%- set x = messages -%}"),
     *("{{ x[0] }}", "{{ x * 9 }}", "{% set x = x + x %}", "{{ '%*d' % (9, 9) }}", "{{ m|tojson }}"),
@@ -392,7 +392,7 @@ def test_fault_40_templates_of_any_pieces_render_or_end_with_a_typed_error(folde
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|im_end|>"}]
     limits = RenderLimits(steps=2_000, seconds=5.0, chars=100_000)
     for _ in range(250):
-        template = "".join(rng.choices(PIECES, k=rng.randint(1, 5)))
+        template = "".join(rng.choices(TEMPLATE_PARTS, k=rng.randint(1, 5)))
         error = error_of(
             lambda: render_chat(tokenizer, chat, chat_template=template, limits=limits)  # noqa: B023
         )

@@ -13,13 +13,13 @@ from engine.text.stop_strings import StopChecker
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=5)
 
 
-def run(stops, pieces, include=False):
+def run(stops, chunks, include=False):
     checker = StopChecker(stops, include)
-    out, found = "", None
-    for piece in pieces:
-        text, found = checker.append(piece)
+    out, stop = "", None
+    for chunk in chunks:
+        text, stop = checker.append(chunk)
         out += text
-    return out + checker.flush(), found
+    return out + checker.flush(), stop
 
 
 def reference(stops, text, include):
@@ -41,9 +41,9 @@ def reference(stops, text, include):
 @settings(max_examples=400, deadline=None)
 def test_any_split_gives_what_the_whole_gives(stops, text, cuts, include):
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in pairwise(edges)]
+    chunks = [text[a:b] for a, b in pairwise(edges)]
     want = reference(stops, text, include)
-    assert run(stops, pieces, include) == want
+    assert run(stops, chunks, include) == want
     assert run(stops, [text], include) == want
     assert run(stops, list(text), include) == want
 
@@ -54,12 +54,12 @@ def test_holds_back_no_more_than_could_become_a_stop(stops, text):
     checker = StopChecker(stops)
     out = ""
     for k, char in enumerate(text, start=1):
-        part, found = checker.append(char)
+        part, result = checker.append(char)
         out += part
-        if found:
+        if result:
             return
-        held = text[len(out) : k]
-        assert not held or any(stop.startswith(held) for stop in stops)
+        allocated_text = text[len(out) : k]
+        assert not allocated_text or any(stop.startswith(allocated_text) for stop in stops)
 
 
 def test_fault_11_a_match_split_over_tokens_is_trimmed_exactly():
@@ -117,8 +117,8 @@ def test_fault_11_many_long_stops_cost_linear_work():
     checker = StopChecker(stops)
     out = ""
     for _ in range(200):
-        text, found = checker.append("a" * 50)
-        assert found is None
+        text, stop = checker.append("a" * 50)
+        assert stop is None
         out += text
     assert len(out) == 10_000 - 4095
     assert sum(len(matcher._fail) for matcher in checker._matchers) <= 64 * 4097

@@ -99,7 +99,7 @@ def test_fault_81_arguments_that_come_as_an_object_are_taken_too(name: str) -> N
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "visible_text"),
     [
         ("", ""), (" ", ""), (None, ""), ("null", ""), ("{}", ""),
         ('{"city": "Osa', "Osa"),
@@ -110,13 +110,13 @@ def test_fault_81_arguments_that_come_as_an_object_are_taken_too(name: str) -> N
     ],
 )  # fmt: skip
 def test_fault_82_a_chat_goes_on_after_arguments_that_are_no_object(
-    name: str, arguments: Any, shown: str
+    name: str, arguments: Any, visible_text: str
 ) -> None:
     text = rendered(call_template(name), chat_with(arguments))
-    assert shown in text
+    assert visible_text in text
     assert text.startswith("[user]x")
     assert text.endswith("[tool]22")
-    if not shown:
+    if not visible_text:
         assert text == rendered(call_template(name), chat_with({}))
 
 

@@ -73,7 +73,7 @@ def test_every_single_token_decodes_as_the_library_does(folder_of, tokenizer_of,
 
 def test_token_bytes_hold_half_characters(tokenizer_of):
     tokenizer = tokenizer_of("sentencepiece_first")
-    euro = [tokenizer.piece_to_id(piece) for piece in ("<0xE2>", "<0x82>", "<0xAC>")]
+    euro = [tokenizer.piece_to_id(chunk) for chunk in ("<0xE2>", "<0x82>", "<0xAC>")]
     assert [tokenizer.token_bytes(token) for token in euro] == [b"\xe2", b"\x82", b"\xac"]
     assert tokenizer.decode(euro) == "€"
     assert tokenizer.token_text(euro[0]) == "\ufffd"
@@ -109,18 +109,20 @@ def test_fault_15_typed_control_tokens_are_characters(tokenizer_of, kind):
     for special in sorted(tokenizer.special_tokens - {"<unk>"}):
         text = f"say {special} twice {special}"
         parsed = tokenizer.encode(text, add_special_tokens=False)
-        plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        baseline_token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
         assert tokenizer.special_token_ids & set(parsed)
-        assert not set(plain) & (tokenizer.special_token_ids - {tokenizer.piece_to_id("<unk>")})
+        assert not set(baseline_token_ids) & (
+            tokenizer.special_token_ids - {tokenizer.piece_to_id("<unk>")}
+        )
         if kind != "unigram":  # its vocabulary lacks some of the characters
-            assert tokenizer.decode(plain, skip_special_tokens=True).strip() == text
+            assert tokenizer.decode(baseline_token_ids, skip_special_tokens=True).strip() == text
 
 
 def test_plain_encoding_still_adds_what_the_model_expects(tokenizer_of):
     tokenizer = tokenizer_of("llama3")
-    plain = tokenizer.encode("a <|im_end|>", parse_special=False)
-    assert plain[0] == tokenizer.bos_token_id
-    assert tokenizer.special_token_ids.isdisjoint(plain[1:])
+    baseline_token_ids = tokenizer.encode("a <|im_end|>", parse_special=False)
+    assert baseline_token_ids[0] == tokenizer.bos_token_id
+    assert tokenizer.special_token_ids.isdisjoint(baseline_token_ids[1:])
 
 
 def test_fault_16_lone_surrogates_become_replacement_characters(tokenizer_of):
@@ -198,12 +200,12 @@ def test_fault_53_other_threads_run_while_a_long_text_is_read(tokenizer_of):
     tokenizer = tokenizer_of(next(iter(KINDS)))
     text = "All work and no play makes a dull text. " * 10_000
     with ThreadPoolExecutor(1) as threads:
-        reading, others = threads.submit(tokenizer.encode, text), 0
+        reading, num_yields = threads.submit(tokenizer.encode, text), 0
         while not reading.done():
             time.sleep(0.001)
-            others += 1
+            num_yields += 1
     assert len(reading.result()) > 10_000
-    assert others > 20, "Python's lock was held from the first character to the last"
+    assert num_yields > 20, "Python's lock was held from the first character to the last"
 
 
 def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatch):
@@ -216,11 +218,11 @@ def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatc
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_far_over_what_is_of_use_is_not_read_to_its_end(tokenizer_of, monkeypatch, kind):
     tokenizer, read = tokenizer_of(kind), []
-    whole = backend.tokenize
+    full = backend.tokenize
 
     def noting(of, text, *args, **kwargs):
         read.append(len(text))
-        return whole(of, text, *args, **kwargs)
+        return full(of, text, *args, **kwargs)
 
     monkeypatch.setattr(backend, "tokenize", noting)
     monkeypatch.setattr(backend, "CHUNK_CHARS", 4096)
@@ -265,18 +267,18 @@ LONG_TEXTS = {
 @pytest.mark.parametrize("text", LONG_TEXTS.values(), ids=LONG_TEXTS)
 def test_a_text_has_the_same_tokens_piece_by_piece(tokenizer_of, monkeypatch, kind, text):
     tokenizer = tokenizer_of(kind)
-    whole = [tokenizer.encode(text), tokenizer.encode(text, False)]
+    full = [tokenizer.encode(text), tokenizer.encode(text, False)]
     monkeypatch.setattr(backend, "CHUNK_CHARS", 600)
-    assert [tokenizer.encode(text), tokenizer.encode(text, False)] == whole
+    assert [tokenizer.encode(text), tokenizer.encode(text, False)] == full
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_a_long_text_little_is_in_memory_at_a_time(tokenizer_of, monkeypatch, kind):
-    tokenizer, read, whole = tokenizer_of(kind), [], backend.tokenize
+    tokenizer, read, full = tokenizer_of(kind), [], backend.tokenize
 
     def noting(of, text, *args, **kwargs):
         read.append(len(text))
-        return whole(of, text, *args, **kwargs)
+        return full(of, text, *args, **kwargs)
 
     text = "dull days and work " * 1000
     expected = [tokenizer.encode(text), tokenizer.encode_as_text(text)]

@@ -37,7 +37,9 @@ def folder_of(path: Path, **config: Any) -> Path:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["fallback", "unknown"])
-def piece_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def vocabulary_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("pieces")
     (folder / "corpus.txt").write_text("\n".join(CORPUS))
     sentencepiece.SentencePieceTrainer.train(
@@ -67,20 +69,20 @@ def piece_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_sentencepiece_models_give_its_ids(
-    piece_model: Path, tmp_path: Path, name: str, config: dict[str, Any], frame: list[str]
+    vocabulary_model: Path, tmp_path: Path, name: str, config: dict[str, Any], frame: list[str]
 ) -> None:
     folder = folder_of(tmp_path, tokenizer_class=name, **config)
-    (folder / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    (folder / "tokenizer.model").write_bytes(vocabulary_model.read_bytes())
     tokenizer = convert_tokenizer(folder, tmp_path / "converted")
-    oracle = sentencepiece.SentencePieceProcessor(model_file=str(piece_model))
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(vocabulary_model))
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids == oracle.encode(text), text
         if oracle.unk_id() not in ids:
             assert tokenizer.decode(ids) == oracle.decode(ids)
-    whole = tokenizer.encode("fox")
-    around = [tokenizer.id_to_piece(token) for token in whole]
-    assert [piece for piece in around if piece in frame] == frame
+    full_token_ids = tokenizer.encode("fox")
+    around = [tokenizer.id_to_piece(token) for token in full_token_ids]
+    assert [chunk for chunk in around if chunk in frame] == frame
     assert tokenizer.eos_token_id == oracle.eos_id()
     if name == "ChatGLMTokenizer":
         assert tokenizer.piece_to_id("[gMASK]") == oracle.vocab_size() + 1
@@ -99,7 +101,7 @@ def ranks() -> dict[bytes, int]:
     backend.train_from_iterator(CORPUS, trainer)
     order = sorted(backend.get_vocab().items(), key=lambda item: item[1])
     decoder = ByteDecoder(byte_level=True)
-    return {decoder.to_bytes(piece): index for piece, index in order}
+    return {decoder.to_bytes(chunk): index for chunk, index in order}
 
 
 def check_against_tiktoken(
@@ -190,16 +192,18 @@ def test_broken_vocabularies_are_refused(
         convert_tokenizer(tmp_path, tmp_path / "converted")
 
 
-def test_bos_that_no_template_can_hold_is_refused(piece_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+def test_bos_that_no_template_can_hold_is_refused(vocabulary_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary_model.read_bytes())
     added = {"900": {"content": "x:y", "special": True}}
     folder_of(tmp_path, bos_token="x:y", add_bos_token=True, added_tokens_decoder=added)
     with pytest.raises(ModelLoadError, match="no vocabulary that can be read"):
         convert_tokenizer(tmp_path, tmp_path / "converted")
 
 
-def test_links_to_nothing_and_folders_are_not_copied(piece_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+def test_links_to_nothing_and_folders_are_not_copied(
+    vocabulary_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary_model.read_bytes())
     (tmp_path / "dangling.json").symlink_to("nowhere")
     (tmp_path / "folder.jinja").mkdir()
     assert convert_tokenizer(tmp_path, tmp_path / "converted").encode("a")
@@ -217,9 +221,9 @@ def test_a_folder_of_the_cache_that_another_process_has_made_stays(tmp_path: Pat
 
 
 def test_a_cache_that_cannot_be_written_is_named(
-    piece_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vocabulary_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    (tmp_path / "tokenizer.model").write_bytes(vocabulary_model.read_bytes())
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(ModelLoadError, match="QUIRE_CACHE_DIR"):

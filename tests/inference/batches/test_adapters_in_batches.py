@@ -15,7 +15,7 @@ from tenants.models import Tenant
 from tests.inference.batches.conftest import Batches, request_line
 from tests.platform.adapters import checked
 
-pytestmark = pytest.mark.usefixtures("adapters_here")
+pytestmark = pytest.mark.usefixtures("adapter_store")
 
 
 def live(tenant: Tenant | None, name: str, seed: int) -> AdapterVersion:
@@ -51,11 +51,11 @@ async def test_each_line_is_answered_by_its_own_adapter(batches: Batches) -> Non
 async def test_lines_go_by_what_the_name_leads_to_when_they_run(batches: Batches) -> None:
     gateway = batches.gateway
     first = await run_in_db_thread(live, gateway.rows.tenant, "tone", 1)
-    made = [await batches.create([request_line(0, body={"model": "tone"})]) for _ in range(2)]
+    batch_ids = [await batches.create([request_line(0, body={"model": "tone"})]) for _ in range(2)]
     async with gateway.serving(gateway.fake()) as replica:
-        await batches.run(made[0])
+        await batches.run(batch_ids[0])
         second = await run_in_db_thread(live, gateway.rows.tenant, "tone", 2)
-        await batches.run(made[1])
+        await batches.run(batch_ids[1])
         await run_in_db_thread(
             lambda: adapter_actions.take_offline(actor=SYSTEM_ACTOR, adapter=second.adapter)
         )

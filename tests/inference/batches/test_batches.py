@@ -20,7 +20,7 @@ from storage.models import Batch, StoredFile
 from tenants import actions, authentication
 from tenants.actors import SYSTEM_ACTOR
 from tests.inference.batches.conftest import CHAT, Batches, as_lines, request_line
-from tests.inference.conftest import made_tokens, until
+from tests.inference.conftest import generated_tokens, until
 from tests.inference.forms import upload
 from tests.inference.strangers import stranger
 
@@ -29,10 +29,10 @@ async def test_every_request_has_its_answer(batches: Batches) -> None:
     lines = [request_line(number) for number in range(20)]
     lines[3]["body"]["temperature"] = -1
     async with batches.gateway.serving(batches.gateway.fake()):
-        made = await batches.create(lines, metadata={"who": "me"})
-        assert (made["status"], made["metadata"]) == ("validating", {"who": "me"})
-        assert batches.sent == [("batch", made["id"])]
-        done = await batches.run(made)
+        batch = await batches.create(lines, metadata={"who": "me"})
+        assert (batch["status"], batch["metadata"]) == ("validating", {"who": "me"})
+        assert batches.sent == [("batch", batch["id"])]
+        done = await batches.run(batch)
     assert done["status"] == "completed"
     assert done["request_counts"] == {"total": 20, "completed": 19, "failed": 1}
     output = await batches.lines(done["output_file_id"])
@@ -51,10 +51,10 @@ async def test_every_request_has_its_answer(batches: Batches) -> None:
 async def test_answers_are_those_of_the_endpoint_and_run_behind_others(batches: Batches) -> None:
     gateway = batches.gateway
     async with gateway.serving(gateway.fake()) as replica:
-        alone = (await gateway.client.post(CHAT, request_line(1)["body"])).json()
+        isolated_payload = (await gateway.client.post(CHAT, request_line(1)["body"])).json()
         done = await batches.run(await batches.create([request_line(1)]))
         (line,) = await batches.lines(done["output_file_id"])
-        assert line["response"]["body"]["choices"] == alone["choices"]
+        assert line["response"]["body"]["choices"] == isolated_payload["choices"]
         assert [request.priority for request in replica.received] == [0, 100]
         assert replica.received[0].cache_namespace == replica.received[1].cache_namespace
 
@@ -69,7 +69,7 @@ async def test_completions_run_in_batches_too(batches: Batches) -> None:
     async with batches.gateway.serving(batches.gateway.fake()):
         done = await batches.run(await batches.create([line], endpoint="/v1/completions"))
     (answer,) = await batches.lines(done["output_file_id"])
-    assert answer["response"]["body"]["choices"][0]["token_ids"] == made_tokens([10, 11], 3)
+    assert answer["response"]["body"]["choices"][0]["token_ids"] == generated_tokens([10, 11], 3)
 
 
 async def test_a_batch_waits_for_its_tenants_turn_to_be_rendered(
@@ -125,8 +125,8 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
     path = Path(str(settings.QUIRE.files_dir)).with_name("huge.jsonl")
     path.write_bytes(data)
     with path.open("rb") as file:
-        found, errors = lines.index_lines(file, CHAT)
-    assert [line.custom_id for line in found] == ["r1"]
+        requests, errors = lines.index_lines(file, CHAT)
+    assert [line.custom_id for line in requests] == ["r1"]
     assert [error["line"] for error in errors] == [2]
     assert max(sizes) <= 1002
 
@@ -134,9 +134,9 @@ async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
 async def test_one_that_is_cancelled_before_it_begins_runs_nothing(batches: Batches) -> None:
     gateway = batches.gateway
     async with gateway.serving(gateway.fake()) as replica:
-        made = await batches.create([request_line(n) for n in range(3)])
-        await gateway.client.post(f"/v1/batches/{made['id']}/cancel")
-        done = await batches.run(made)
+        batch = await batches.create([request_line(n) for n in range(3)])
+        await gateway.client.post(f"/v1/batches/{batch['id']}/cancel")
+        done = await batches.run(batch)
     assert (done["status"], done["output_file_id"]) == ("cancelled", None)
     assert done["request_counts"] == {"total": 3, "completed": 0, "failed": 0}
     assert replica.received == []
@@ -173,18 +173,18 @@ async def test_what_is_no_batch_is_refused(
 
 
 async def test_fault_23_a_strangers_batch_is_404_on_every_verb(batches: Batches) -> None:
-    made = await batches.create([request_line(1)])
+    batch = await batches.create([request_line(1)])
     other = await asyncio.to_thread(stranger)
     for method, path in (
-        ("GET", f"/v1/batches/{made['id']}"),
-        ("POST", f"/v1/batches/{made['id']}/cancel"),
-        ("GET", f"/v1/batches?after={made['id']}"),
+        ("GET", f"/v1/batches/{batch['id']}"),
+        ("POST", f"/v1/batches/{batch['id']}/cancel"),
+        ("GET", f"/v1/batches?after={batch['id']}"),
     ):
         assert (await other.request(method, path)).status == 404, path
-    body = {"input_file_id": made["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
+    body = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
     assert (await other.post("/v1/batches", body)).status == 404
     assert (await other.get("/v1/batches")).json()["data"] == []
-    assert (await batches.get(made))["status"] == "validating"
+    assert (await batches.get(batch))["status"] == "validating"
 
 
 async def test_batches_are_listed_in_pages(batches: Batches) -> None:
@@ -202,28 +202,28 @@ async def test_a_cancelled_batch_keeps_what_is_done(batches: Batches, settings: 
     requests.append(request_line(9, body={"max_tokens": 2000}))
     gateway = batches.gateway
     async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
-        made = await batches.create(requests)
-        running = asyncio.create_task(batches.run(made))
+        batch = await batches.create(requests)
+        running = asyncio.create_task(batches.run(batch))
         await until(lambda: len(replica.received) == 4)
-        answer = await gateway.client.post(f"/v1/batches/{made['id']}/cancel")
+        answer = await gateway.client.post(f"/v1/batches/{batch['id']}/cancel")
         assert answer.json()["status"] == "cancelling"
-        assert (await gateway.client.post(f"/v1/batches/{made['id']}/cancel")).status == 200
+        assert (await gateway.client.post(f"/v1/batches/{batch['id']}/cancel")).status == 200
         done = await asyncio.wait_for(running, 20)
         await until(lambda: replica.aborted)  # fault 25: nobody wants the rest
     assert done["status"] == "cancelled"
     assert done["request_counts"] == {"total": 4, "completed": 3, "failed": 0}
     output = await batches.lines(done["output_file_id"])
     assert [line["custom_id"] for line in output] == ["r0", "r1", "r2"]
-    refused = await gateway.client.post(f"/v1/batches/{made['id']}/cancel")
+    refused = await gateway.client.post(f"/v1/batches/{batch['id']}/cancel")
     assert (refused.status, refused.error["code"]) == (409, "conflict")
 
 
 async def test_at_the_end_of_its_window_a_batch_expires(batches: Batches) -> None:
     gateway = batches.gateway
     async with gateway.serving(gateway.fake()):
-        made = await batches.create([request_line(n) for n in range(3)])
+        batch = await batches.create([request_line(n) for n in range(3)])
         await Batch.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
-        done = await batches.run(made)
+        done = await batches.run(batch)
     assert done["status"] == "expired"
     errors = await batches.lines(done["error_file_id"])
     assert {line["custom_id"] for line in errors} == {"r0", "r1", "r2"}
@@ -233,17 +233,17 @@ async def test_at_the_end_of_its_window_a_batch_expires(batches: Batches) -> Non
 async def test_its_files_expire_when_it_was_asked_for(batches: Batches) -> None:
     gateway = batches.gateway
     async with gateway.serving(gateway.fake()):
-        made = await batches.create(
+        batch = await batches.create(
             [request_line(1)], output_expires_after={"anchor": "created_at", "seconds": 3600}
         )
-        done = await batches.run(made)
+        done = await batches.run(batch)
     path = f"/v1/files/{done['output_file_id']}"
     file = (await gateway.client.get(path)).json()
     assert 3590 <= file["expires_at"] - file["created_at"] <= 3610
     past = timezone.now() - timedelta(seconds=1)
     await StoredFile.objects.filter(public_id=done["output_file_id"]).aupdate(expires_at=past)
     assert (await gateway.client.get(f"{path}/content")).status == 404
-    assert (await batches.get(made))["status"] == "completed"
+    assert (await batches.get(batch))["status"] == "completed"
 
 
 async def test_a_killed_workers_successor_neither_repeats_nor_loses_a_request(
@@ -252,14 +252,14 @@ async def test_a_killed_workers_successor_neither_repeats_nor_loses_a_request(
     settings.QUIRE = settings.QUIRE.replace(batch_concurrency=3, lease_seconds=1)
     gateway = batches.gateway
     async with gateway.serving(gateway.fake(token_delay=0.002)) as replica:
-        made = await batches.create([request_line(n) for n in range(30)])
-        first = asyncio.create_task(batches.run(made, "first"))
+        batch = await batches.create([request_line(n) for n in range(30)])
+        first = asyncio.create_task(batches.run(batch, "first"))
         await until(lambda: len(replica.received) >= 12)
-        assert await asyncio.wait_for(batches.run(made, "second"), 5)  # leaves it alone
+        assert await asyncio.wait_for(batches.run(batch, "second"), 5)  # leaves it alone
         first.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await first
-        done = await batches.run(made, "third")
+        done = await batches.run(batch, "third")
         assert len(replica.received) <= 30 + 3  # those that were under way ran again
     assert done["status"] == "completed"
     output = await batches.lines(done["output_file_id"])
@@ -267,23 +267,23 @@ async def test_a_killed_workers_successor_neither_repeats_nor_loses_a_request(
 
 
 async def test_a_lease_that_ran_out_is_anothers(batches: Batches, settings: Any) -> None:
-    made = await batches.create([request_line(1)])
+    batch = await batches.create([request_line(1)])
     past, future = timezone.now() - timedelta(seconds=1), timezone.now() + timedelta(seconds=60)
     await Batch.objects.aupdate(lease_owner="dead", lease_until=future)
     async with batches.gateway.serving(batches.gateway.fake()):
-        assert (await batches.run(made))["status"] == "validating"
+        assert (await batches.run(batch))["status"] == "validating"
         await Batch.objects.aupdate(lease_until=past)
-        assert (await batches.run(made))["status"] == "completed"
+        assert (await batches.run(batch))["status"] == "completed"
 
 
 async def test_fault_22_a_revoked_key_ends_its_batch(batches: Batches) -> None:
-    made = await batches.create([request_line(1)])
+    batch = await batches.create([request_line(1)])
     key = batches.gateway.rows.key
     await asyncio.to_thread(lambda: actions.revoke_key(actor=SYSTEM_ACTOR, key=key))
     async with batches.gateway.serving(batches.gateway.fake()) as replica:
         from inference.api.batches.runner import run_batch
 
-        await run_batch(made["id"], "worker")
+        await run_batch(batch["id"], "worker")
         assert replica.received == []
     row = await Batch.objects.aget()
     assert (row.status, row.errors[0]["code"]) == ("failed", "invalid_api_key")
@@ -309,25 +309,25 @@ async def test_a_queue_that_is_full_for_long_is_waited_for(
     batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch is refused first; its day is hardly over when others have had a busy minute."""
-    looks = itertools.count()
+    probes = itertools.count()
     loads = {True: Load(running=1, waiting=5000, per_second=9.0), False: Load()}
     monkeypatch.setattr(
-        Load, "of", lambda replicas: loads[next(looks) < 10 * runner.MAX_SERVER_ERRORS]
+        Load, "of", lambda replicas: loads[next(probes) < 10 * runner.MAX_SERVER_ERRORS]
     )
     monkeypatch.setattr(runner, "MAX_PAUSE_S", 0.01)
     async with batches.gateway.serving(batches.gateway.fake()):
         done = await batches.run(await batches.create([request_line(1)]))
-    assert next(looks) > 10 * runner.MAX_SERVER_ERRORS
+    assert next(probes) > 10 * runner.MAX_SERVER_ERRORS
     assert done["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 async def test_the_input_file_may_be_gone(batches: Batches) -> None:
-    made = await batches.create([request_line(1)])
-    path = f"/v1/files/{made['input_file_id']}"
+    batch = await batches.create([request_line(1)])
+    path = f"/v1/files/{batch['input_file_id']}"
     refused = await batches.gateway.client.request("DELETE", path)
     assert (refused.status, refused.error["code"]) == (409, "conflict")
     for blob in files_dir().glob("*/*"):
         blob.unlink()
-    failed = await batches.run(made)
+    failed = await batches.run(batch)
     assert failed["errors"]["data"][0]["code"] == "file_not_found"
     assert (await batches.gateway.client.request("DELETE", path)).status == 200

@@ -34,7 +34,7 @@ async def create(gateway: Gateway, requests: list[Any]) -> Reply:
     return await gateway.client.post(URL, {"requests": requests})
 
 
-async def made(gateway: Gateway, requests: list[Any]) -> dict[str, Any]:
+async def create_batch(gateway: Gateway, requests: list[Any]) -> dict[str, Any]:
     reply = await create(gateway, requests)
     assert reply.status == 200, reply.body
     return reply.json()
@@ -43,10 +43,10 @@ async def made(gateway: Gateway, requests: list[Any]) -> dict[str, Any]:
 async def get(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
     import anthropic
 
-    found = (await gateway.client.get(f"{URL}/{batch['id']}")).json()
-    counts = anthropic.types.messages.MessageBatch.model_validate(found).request_counts
+    payload = (await gateway.client.get(f"{URL}/{batch['id']}")).json()
+    counts = anthropic.types.messages.MessageBatch.model_validate(payload).request_counts
     assert sum(counts.model_dump().values()) == 3
-    return found
+    return payload
 
 
 async def results(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
@@ -63,23 +63,23 @@ async def results(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_messages_come_back_a_line_each(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(1), request(2), request(3, model="none")])
+    batch = await create_batch(served, [request(1), request(2), request(3, model="none")])
     assert batches.sent == [("batch", batch["id"])]
     assert (await get(served, batch))["request_counts"]["processing"] == 3
     early = await served.client.get(f"{URL}/{batch['id']}/results")
     assert (early.status, early.json()["type"]) == (400, "error")
     await run_batch(batch["id"], "worker")
-    ended = await get(served, batch)
-    assert ended["processing_status"] == "ended"
-    assert ended["request_counts"]["succeeded"] == 2
-    found = await results(served, ended)
-    assert [found[f"r{number}"]["type"] for number in (1, 2, 3)] == [
+    finished = await get(served, batch)
+    assert finished["processing_status"] == "ended"
+    assert finished["request_counts"]["succeeded"] == 2
+    results_by_id = await results(served, finished)
+    assert [results_by_id[f"r{number}"]["type"] for number in (1, 2, 3)] == [
         "succeeded",
         "succeeded",
         "errored",
     ]
-    assert found["r1"]["message"]["role"] == "assistant"
-    assert found["r3"]["error"]["error"]["type"] == "not_found_error"
+    assert results_by_id["r1"]["message"]["role"] == "assistant"
+    assert results_by_id["r3"]["error"]["error"]["type"] == "not_found_error"
     records = await served.usage()
     assert {record.endpoint for record in records} == {"messages"}
 
@@ -89,19 +89,21 @@ async def test_a_batch_may_be_larger_than_a_request(
 ) -> None:
     settings.QUIRE = settings.QUIRE.replace(max_body_bytes=4096, max_file_bytes=3 << 20)
     many = [request(number, system='a \\ and "]}" ' * 100) for number in range(1500)]
-    batch = await made(served, many)  # on disk, beyond a megabyte
+    batch = await create_batch(served, many)  # on disk, beyond a megabyte
     row = await asyncio.to_thread(Batch.objects.get)
     assert (batch["request_counts"]["processing"], row.total) == (1500, 1500)
     body = {"requests": [request(0), request(1, system="x" * 5000)]}
     refused = await served.client.post(URL, body)
     assert (refused.status, refused.json()["error"]["type"]) == (413, "request_too_large")
-    over = await served.client.post(URL, {"requests": [request(0, system="x" * (5 << 20))]})
-    assert over.status == 413
+    exceeding_response = await served.client.post(
+        URL, {"requests": [request(0, system="x" * (5 << 20))]}
+    )
+    assert exceeding_response.status == 413
     assert await asyncio.to_thread(StoredFile.objects.count) == 1
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "text"),
     [
         (b'{"requests": [{"custom_id": "a", "params": {"a": "\\"' + b'\\"' * 50_000, "requests"),
         (b'{"requests": [{"custom_id": "a", "params": {}} {"custom_id"', "JSON"),
@@ -112,40 +114,40 @@ async def test_a_batch_may_be_larger_than_a_request(
         (b'{"requests": [[[[]]]]}', "requests[0]"),
     ],
 )
-async def test_bodies_that_are_no_batch(served: Gateway, body: bytes, told: str) -> None:
+async def test_bodies_that_are_no_batch(served: Gateway, body: bytes, text: str) -> None:
     reply = await served.client.request("POST", URL, body)
     assert reply.status == 400
-    assert told in reply.json()["error"]["message"]
+    assert text in reply.json()["error"]["message"]
     assert await asyncio.to_thread(StoredFile.objects.count) == 0
 
 
 async def test_a_cancelled_batch_says_what_never_ran(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(number) for number in range(3)])
+    batch = await create_batch(served, [request(number) for number in range(3)])
     reply = await served.client.post(f"{URL}/{batch['id']}/cancel", {})
     assert reply.json()["processing_status"] == "canceling"
     await run_batch(batch["id"], "worker")
-    ended = await get(served, batch)
-    assert (ended["processing_status"], ended["request_counts"]["canceled"]) == ("ended", 3)
-    found = await results(served, ended)
-    assert [each["type"] for each in found.values()] == ["canceled"] * 3
+    finished = await get(served, batch)
+    assert (finished["processing_status"], finished["request_counts"]["canceled"]) == ("ended", 3)
+    results_by_id = await results(served, finished)
+    assert [result["type"] for result in results_by_id.values()] == ["canceled"] * 3
     again = await served.client.post(f"{URL}/{batch['id']}/cancel", {})
-    assert again.json() == ended
+    assert again.json() == finished
 
 
 async def test_one_whose_time_is_over_says_so(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(number) for number in range(3)])
+    batch = await create_batch(served, [request(number) for number in range(3)])
     past = timezone.now() - timedelta(seconds=1)
     await asyncio.to_thread(Batch.objects.update, expires_at=past)
     await run_batch(batch["id"], "worker")
-    ended = await get(served, batch)
-    found = await results(served, ended)
-    kinds = [each["type"] for each in found.values()]
+    finished = await get(served, batch)
+    results_by_id = await results(served, finished)
+    kinds = [result["type"] for result in results_by_id.values()]
     assert len(kinds) == 3
-    assert ended["request_counts"]["expired"] == kinds.count("expired") > 0
+    assert finished["request_counts"]["expired"] == kinds.count("expired") > 0
 
 
 async def test_a_revoked_key_errs_what_is_left(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(number) for number in range(3)])
+    batch = await create_batch(served, [request(number) for number in range(3)])
     await asyncio.to_thread(ApiKey.objects.update, revoked_at=timezone.now())
     await run_batch(batch["id"], "worker")
     row = await asyncio.to_thread(Batch.objects.get)
@@ -153,11 +155,11 @@ async def test_a_revoked_key_errs_what_is_left(batches: Batches, served: Gateway
 
 
 async def test_a_list_comes_in_pages_and_apart(batches: Batches, served: Gateway) -> None:
-    ids = [(await made(served, [request(1)]))["id"] for _ in range(4)][::-1]
+    ids = [(await create_batch(served, [request(1)]))["id"] for _ in range(4)][::-1]
 
     async def page(query: str) -> tuple[list[str], bool]:
         listed = (await served.client.get(f"{URL}?limit=2{query}")).json()
-        return [each["id"] for each in listed["data"]], listed["has_more"]
+        return [row["id"] for row in listed["data"]], listed["has_more"]
 
     assert await page("") == (ids[:2], True)
     assert await page(f"&after_id={ids[1]}") == (ids[2:], False)
@@ -167,18 +169,18 @@ async def test_a_list_comes_in_pages_and_apart(batches: Batches, served: Gateway
 
 
 async def test_deleting_leaves_nothing(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(number) for number in range(3)])
+    batch = await create_batch(served, [request(number) for number in range(3)])
     early = await served.client.request("DELETE", f"{URL}/{batch['id']}")
     assert early.status == 409
     await run_batch(batch["id"], "worker")
     gone = await served.client.request("DELETE", f"{URL}/{batch['id']}")
     assert gone.json() == {"id": batch["id"], "type": "message_batch_deleted"}
-    left = await asyncio.to_thread(lambda: (Batch.objects.count(), StoredFile.objects.count()))
-    assert left == (0, 0)
+    counts = await asyncio.to_thread(lambda: (Batch.objects.count(), StoredFile.objects.count()))
+    assert counts == (0, 0)
 
 
 async def test_nobody_else_sees_it(batches: Batches, served: Gateway) -> None:
-    batch = await made(served, [request(number) for number in range(3)])
+    batch = await create_batch(served, [request(number) for number in range(3)])
     other = await asyncio.to_thread(stranger)
     path = f"{URL}/{batch['id']}"
     for method, where in (
@@ -190,12 +192,12 @@ async def test_nobody_else_sees_it(batches: Batches, served: Gateway) -> None:
         reply = await other.request(method, where, {} if method == "POST" else None)
         assert (reply.status, reply.json()["error"]["type"]) == (404, "not_found_error"), where
     assert (await other.get(URL)).json()["data"] == []
-    plain = await batches.create([{"custom_id": "1"}])
-    assert (await served.client.get(f"{URL}/{plain['id']}")).status == 404
+    baseline_batch = await batches.create([{"custom_id": "1"}])
+    assert (await served.client.get(f"{URL}/{baseline_batch['id']}")).status == 404
 
 
 @pytest.mark.parametrize(
-    ("requests", "place"),
+    ("requests", "location"),
     [
         ([], "requests"),
         ([request(1), request(1)], "requests.1.custom_id"),
@@ -205,9 +207,9 @@ async def test_nobody_else_sees_it(batches: Batches, served: Gateway) -> None:
     ],
 )
 async def test_what_can_only_fail_is_refused_at_once(
-    batches: Batches, served: Gateway, requests: list[Any], place: str
+    batches: Batches, served: Gateway, requests: list[Any], location: str
 ) -> None:
     reply = await create(served, requests)
     assert (reply.status, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert place in reply.json()["error"]["message"]
+    assert location in reply.json()["error"]["message"]
     assert await asyncio.to_thread(StoredFile.objects.count) == 0

@@ -14,17 +14,17 @@ pytestmark = pytest.mark.usefixtures("transactional_db")
 
 
 def test_a_loop_that_is_stopped_leaves_no_thread_behind() -> None:
-    before = set(threading.enumerate())
+    initial = set(threading.enumerate())
     loop = JobRunner({}, {})
     loop.stop()
 
-    def left_behind() -> set[str]:
-        return {thread.name for thread in set(threading.enumerate()) - before}
+    def remaining_folders() -> set[str]:
+        return {thread.name for thread in set(threading.enumerate()) - initial}
 
     deadline = time.monotonic() + 10
-    while left_behind() and time.monotonic() < deadline:
+    while remaining_folders() and time.monotonic() < deadline:
         time.sleep(0.05)  # asgiref's thread of a call ends a moment after the call
-    assert left_behind() == set()
+    assert remaining_folders() == set()
 
 
 def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ def client(short_tmp: Path) -> Iterator[tuple[openai.OpenAI, live.Instance]]:
             live.gateway(of, "uvicorn") as (port, _),
         ):
             url = f"http://127.0.0.1:{port}/v1"
-            with openai.OpenAI(base_url=url, api_key=of.key, max_retries=0) as made:
-                yield made, of
+            with openai.OpenAI(base_url=url, api_key=of.key, max_retries=0) as client:
+                yield client, of
 
 
 class Workers:
@@ -102,10 +102,10 @@ def test_a_killed_worker_loses_and_repeats_nothing(
     done = wait(sdk, batch.id)
     events += list(stream)
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    told = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    reported = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert events[-1].type == "response.incomplete"
-    assert told == events[-1].response.output_text
-    assert events[-1].response.usage.output_tokens == len(told) == 250
+    assert reported == events[-1].response.output_text
+    assert events[-1].response.usage.output_tokens == len(reported) == 250
     assert done.status == "completed"
     assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
     text = sdk.files.content(done.output_file_id).text

@@ -41,15 +41,15 @@ def measure(args: argparse.Namespace, port: int, pid: int, key: str) -> None:
             target = Target("127.0.0.1", port, key, body)
             pause_s = args.pace_ms * args.tokens / 1000  # about as long as a request takes
             asyncio.run(run_level(target, level, 1.0, pause_s))
-            before = cpu_seconds(pid)
+            initial_cpu_seconds = cpu_seconds(pid)
             timings = asyncio.run(run_level(target, level, args.seconds, pause_s))
-            used = cpu_seconds(pid) - before
+            used = cpu_seconds(pid) - initial_cpu_seconds
             row: dict[str, object] = {"server": args.server, "stream": stream}
             row |= {"workers": args.workers, "concurrency": level}
             row |= timings.summary()
             if args.server == "uvicorn" and args.workers == 1:  # others: not in the first thread
                 # What a core of its own would give, on a busy machine too.
-                row["loop_cpu_ms_per_request"] = round(1000 * used / len(timings.whole), 3)
+                row["loop_cpu_ms_per_request"] = round(1000 * used / len(timings.totals), 3)
                 row["tok_per_loop_cpu_s"] = round(timings.tokens / used)
                 row["mib"] = memory_mib(pid)
             print(json.dumps(row), flush=True)

@@ -33,7 +33,7 @@ def measure(args: argparse.Namespace, of: live.Instance, port: int, replica_id: 
     firsts: dict[str, list[float]] = {"raw": [], "gateway": []}
     asyncio.run(run_level(target, args.streams, 0.5, pause_s))
     for _ in range(args.rounds):
-        for way, found in firsts.items():
+        for way, timings_of_way in firsts.items():
             timings: Timings
             if way == "raw":
                 level = run_raw_level(
@@ -42,7 +42,7 @@ def measure(args: argparse.Namespace, of: live.Instance, port: int, replica_id: 
             else:
                 level = run_level(target, args.streams, args.seconds, pause_s)
             timings = asyncio.run(level)
-            found += timings.first
+            timings_of_way += timings.first
             print(json.dumps({"way": way, "streams": args.streams} | timings.summary()), flush=True)
     row = {
         f"added_p{percent}_ms": round(

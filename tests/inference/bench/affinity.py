@@ -28,7 +28,7 @@ from tests.inference.bench.two_tenants import Seen, ask, prompt, share
 DEMO = ROOT / "demo" / "model"
 BEGINNING, QUESTION, ANSWER, CLIENTS, BLOCK = 1000, 30, 8, 4, 16
 #: Of a replica, in parts of what all chats take.
-HELD = 0.5
+CACHED_FRACTION = 0.5
 #: A gateway that chooses by lot.
 BY_LOT = """
 import django
@@ -53,17 +53,17 @@ async def chats(url: str, key: str, args: argparse.Namespace) -> list[Seen]:
     rng, seen = random.Random(1), []
     beginnings = [prompt(rng, BEGINNING) for _ in range(args.chats)]
     for turn in range(args.rounds):
-        left = rng.sample(beginnings, len(beginnings))
+        remaining_sample = rng.sample(beginnings, len(beginnings))
 
-        async def client(left: list[str], *, counts: bool) -> None:
-            while left:
-                found = await ask(of, key, f"{left.pop()} {prompt(rng, QUESTION)}", ANSWER)
-                if found.status != 200:
-                    raise RuntimeError(f"a chat was answered with {found.status}")
+        async def client(prefixes: list[str], *, counts: bool) -> None:
+            while prefixes:
+                response = await ask(of, key, f"{prefixes.pop()} {prompt(rng, QUESTION)}", ANSWER)
+                if response.status != 200:
+                    raise RuntimeError(f"a chat was answered with {response.status}")
                 if counts:
-                    seen.append(found)
+                    seen.append(response)
 
-        await asyncio.gather(*(client(left, counts=turn > 0) for _ in range(CLIENTS)))
+        await asyncio.gather(*(client(remaining_sample, counts=turn > 0) for _ in range(CLIENTS)))
     return seen
 
 
@@ -71,7 +71,7 @@ def measure(way: str, args: argparse.Namespace) -> dict[str, Any]:
     """One line."""
     with tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder, ExitStack() as stack:
         of = stack.enter_context(live.instance(Path(folder)))
-        blocks = round(HELD * args.chats * (BEGINNING + QUESTION + ANSWER) / BLOCK)
+        blocks = round(CACHED_FRACTION * args.chats * (BEGINNING + QUESTION + ANSWER) / BLOCK)
         for number in range(args.replicas):
             command = [sys.executable, "-m", "engine.serving", "--replica-id", f"r{number}"]
             command += ["--redis-url", of.redis_url, "--model", str(DEMO)]
@@ -83,9 +83,9 @@ def measure(way: str, args: argparse.Namespace) -> dict[str, Any]:
         live.wait_until_healthy(port)
         time.sleep(8)  # the others are ready too
         seen = asyncio.run(chats(f"http://127.0.0.1:{port}", of.key, args))
-    tokens = sum(each.usage["prompt_tokens"] for each in seen)
-    cached = sum(each.usage["prompt_tokens_details"]["cached_tokens"] for each in seen)
-    first = [each.first for each in seen]
+    tokens = sum(delta.usage["prompt_tokens"] for delta in seen)
+    cached = sum(delta.usage["prompt_tokens_details"]["cached_tokens"] for delta in seen)
+    first = [timing.first for timing in seen]
     row: dict[str, Any] = {"chosen": way, "requests": len(seen), "cached": cached / tokens}
     return row | {"first_ms_p50": share(first, 0.5), "first_ms_p99": share(first, 0.99)}
 

@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass
-class Beside:
+class LoadResult:
     """Both at once."""
 
     modest: Seen
@@ -59,9 +59,9 @@ async def capacity(of: Pair, at_once: int, seconds: float) -> float:
     """Requests a second that are served when the machine is full."""
     async with _flood(of, at_once, 0.0) as flood:
         await asyncio.sleep(SETTLE_S)
-        before = await flood.counts()
+        initial_counts = await flood.counts()
         await asyncio.sleep(seconds)
-        return (await flood.counts()).since(before).answered / seconds
+        return (await flood.counts()).since(initial_counts).answered / seconds
 
 
 async def modest(of: Pair, rate: float, seconds: float) -> Seen:
@@ -85,21 +85,23 @@ async def _later(of: Pair, after: float, rng: random.Random, seen: Seen) -> None
         seen.refused += 1
 
 
-async def beside(of: Pair, args: argparse.Namespace) -> tuple[float, dict[float, Beside]]:
+async def run_beside_flood(
+    of: Pair, args: argparse.Namespace
+) -> tuple[float, dict[float, LoadResult]]:
     """What the machine serves, and both tenants' requests by load."""
     full = await capacity(of, args.at_once, args.seconds / 2)
-    found = {}
+    results = {}
     for load in args.loads:
         async with _flood(of, args.at_once, load) as flood:
             await asyncio.sleep(SETTLE_S)
-            before, began = await flood.counts(), time.perf_counter()
+            initial_counts, began = await flood.counts(), time.perf_counter()
             seen = await modest(of, load * full / 2, args.seconds)
-            counts = (await flood.counts()).since(before)
-            found[load] = Beside(seen, counts.tokens / (time.perf_counter() - began))
-    return full, found
+            counts = (await flood.counts()).since(initial_counts)
+            results[load] = LoadResult(seen, counts.tokens / (time.perf_counter() - began))
+    return full, results
 
 
-async def alone(of: Pair, full: float, args: argparse.Namespace) -> dict[float, Seen]:
+async def run_isolated(of: Pair, full: float, args: argparse.Namespace) -> dict[float, Seen]:
     """The same requests with nobody beside them."""
     await modest(of, 5.0, 2.0)  # the first ones wait for what is made once
     return {load: await modest(of, load * full / 2, args.seconds) for load in args.loads}
@@ -125,20 +127,22 @@ def main() -> None:
     args = parser.parse_args()
     flags = () if args.model is None else ("--model", args.model)
     with pair(*flags) as of:
-        full, found = asyncio.run(beside(of, args))
+        full, results = asyncio.run(run_beside_flood(of, args))
     with contextlib.ExitStack() as stack:
         with half_of_the_cores():
             of = stack.enter_context(pair(*flags))
-        own = asyncio.run(alone(of, full, args))
+        isolated_results = asyncio.run(run_isolated(of, full, args))
     for load in args.loads:
         row: dict[str, float] = {"capacity": round(full, 1), "load": load}
-        row["greedy_tok_s"] = round(found[load].greedy_tok_s)
-        for name, seen in (("beside", found[load].modest), ("alone", own[load])):
+        row["greedy_tok_s"] = round(results[load].greedy_tok_s)
+        for name, seen in (("beside", results[load].modest), ("alone", isolated_results[load])):
             row |= {f"{name}_requests": len(seen.first), f"{name}_refused": seen.refused}
             row |= {f"{name}_ms_{q}": share(seen.first, q / 100) for q in (50, 99)}
         for q in (50, 99):
             row[f"ratio_{q}"] = round(
-                share(found[load].modest.first, q / 100) / share(own[load].first, q / 100), 2
+                share(results[load].modest.first, q / 100)
+                / share(isolated_results[load].first, q / 100),
+                2,
             )
         print(json.dumps(row), flush=True)
 

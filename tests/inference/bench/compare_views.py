@@ -44,11 +44,11 @@ def main() -> None:
                 }
                 target = Target("127.0.0.1", port, "k", body)
                 asyncio.run(run_level(target, 16, 0.5))
-                before = cpu_seconds(child.pid)
+                initial_cpu_seconds = cpu_seconds(child.pid)
                 timings = asyncio.run(run_level(target, 16, 3.0))
-                used = cpu_seconds(child.pid) - before
+                used = cpu_seconds(child.pid) - initial_cpu_seconds
                 row = {"kind": kind, "stream": stream, **timings.summary()}
-                row["cpu_ms_per_request"] = round(1000 * used / len(timings.whole), 3)
+                row["cpu_ms_per_request"] = round(1000 * used / len(timings.totals), 3)
                 print(json.dumps(row), flush=True)
 
 

@@ -44,7 +44,7 @@ from tests.inference.bench.load import Target, Timings, percentile, run_level
 from tests.inference.bench.raw_client import run_raw_level
 
 BLOCKS, CHANGES, FRAME_S = 10_000, 200, 0.1
-FRESH = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("spawn")
 #: Until a page that opened has all blocks.
 OPENING_S = 2.0
 SESSION = """
@@ -64,27 +64,27 @@ print(f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_N
 @contextlib.contextmanager
 def blocks(url: str, replica_id: str) -> Iterator[None]:
     """A replica's block map, told while somebody looks."""
-    ended = FRESH.Event()
-    teller = FRESH.Process(target=_tell, args=(url, replica_id, ended), daemon=True)
+    finished_event = SPAWN.Event()
+    teller = SPAWN.Process(target=_tell, args=(url, replica_id, finished_event), daemon=True)
     teller.start()
     try:
         yield
     finally:
-        ended.set()
+        finished_event.set()
         teller.join()
 
 
-def _tell(url: str, replica_id: str, ended: Event) -> None:
+def _tell(url: str, replica_id: str, finished: Event) -> None:
     client = redis.Redis.from_url(url)
     asked, number, run = None, 0, 0
-    while not ended.wait(FRAME_S):
+    while not finished.wait(FRAME_S):
         now = client.get(watch_key(replica_id))
         if now is None:
             asked = None
             continue
-        whole = now != asked
-        asked, number, run = now, 1 if whole else number + 1, run + whole
-        changed = range(BLOCKS) if whole else random.sample(range(BLOCKS), CHANGES)
+        full = now != asked
+        asked, number, run = now, 1 if full else number + 1, run + full
+        changed = range(BLOCKS) if full else random.sample(range(BLOCKS), CHANGES)
         frame = KVMapFrame(
             replica_id=replica_id,
             incarnation="1",
@@ -95,12 +95,12 @@ def _tell(url: str, replica_id: str, ended: Event) -> None:
             block_size=16,
             num_free=BLOCKS // 2,
             num_cached=BLOCKS // 4,
-            whole=whole,
+            whole=full,
             tenants=[TenantBlocks("live", BLOCKS // 2, 0, 0, BLOCKS, 8, 0)],
-            words=["live", *(f"req-{each}" for each in range(16)), ""],
+            words=["live", *(f"req-{number}" for number in range(16)), ""],
             blocks=[
-                KVMapBlock(each, 1, each % 2 == 0, 0, [1 + random.randrange(16)], 17)
-                for each in changed
+                KVMapBlock(block_id, 1, block_id % 2 == 0, 0, [1 + random.randrange(16)], 17)
+                for block_id in changed
             ],
         )
         client.publish(frames_key(replica_id), msgspec.msgpack.encode(frame))
@@ -113,26 +113,26 @@ async def consoles(port: int, cookie: str, replica_id: str, count: int) -> Async
     if not count:
         yield got
         return
-    ended, told = FRESH.Event(), FRESH.SimpleQueue()
-    args = (port, cookie, replica_id, count, ended, told)
-    reader = FRESH.Process(target=_read, args=args, daemon=True)
+    finished_event, client = SPAWN.Event(), SPAWN.SimpleQueue()
+    args = (port, cookie, replica_id, count, finished_event, client)
+    reader = SPAWN.Process(target=_read, args=args, daemon=True)
     reader.start()
     try:
-        await asyncio.to_thread(told.get)
+        await asyncio.to_thread(client.get)
         await asyncio.sleep(OPENING_S)
         yield got
     finally:
-        ended.set()
-    got[:] = await asyncio.to_thread(told.get)
+        finished_event.set()
+    got[:] = await asyncio.to_thread(client.get)
     reader.join()
 
 
 def _read(*args: Any) -> None:
-    asyncio.run(_look(*args))
+    asyncio.run(_watch_page(*args))
 
 
-async def _look(
-    port: int, cookie: str, replica_id: str, count: int, ended: Event, told: SimpleQueue
+async def _watch_page(
+    port: int, cookie: str, replica_id: str, count: int, finished: Event, queue: SimpleQueue
 ) -> None:
     """Opens the pages, says so, and reads until it's ended."""
     got, base = [0, 0], f"ws://127.0.0.1:{port}"
@@ -153,9 +153,9 @@ async def _look(
                 )
                 await socket.send(json.dumps(want))
                 tasks.append(asyncio.create_task(read(kind, socket)))
-        told.put("open")
-        await asyncio.to_thread(ended.wait)
-        told.put(got)
+        queue.put("open")
+        await asyncio.to_thread(finished.wait)
+        queue.put(got)
         for task in tasks:
             task.cancel()
 
@@ -175,10 +175,10 @@ async def measure(
     firsts: dict[str, list[float]] = {"raw": [], "alone": [], "consoles": []}
     await run_level(target, level, 1.0, pause_s)
     for _ in range(args.rounds):
-        for way, found in firsts.items():
+        for way, timings_of_way in firsts.items():
             count = args.consoles if way == "consoles" else 0
             async with consoles(port, cookie, replica_id, count) as got:
-                before = cpu_seconds(pid)
+                initial_cpu_seconds = cpu_seconds(pid)
                 timings: Timings
                 if way == "raw":
                     timings = await run_raw_level(
@@ -186,16 +186,16 @@ async def measure(
                     )
                 else:
                     timings = await run_level(target, level, args.seconds, pause_s)
-                core = (cpu_seconds(pid) - before) / timings.wall
-            found += timings.first
+                core = (cpu_seconds(pid) - initial_cpu_seconds) / timings.wall
+            timings_of_way += timings.first
             row = {"way": way, "core": round(core, 3), "frames": got} | timings.summary()
             print(json.dumps(row), flush=True)
-    for way, found in firsts.items():
-        row = {"way": f"{way}, all", "requests": len(found)}
+    for way, timings_of_way in firsts.items():
+        row = {"way": f"{way}, all", "requests": len(timings_of_way)}
         for percent in (50, 90, 99):
-            row[f"p{percent}_ms"] = percentile(found, percent)
+            row[f"p{percent}_ms"] = percentile(timings_of_way, percent)
             raw = percentile(firsts["raw"], percent)
-            row[f"added_p{percent}_ms"] = round(percentile(found, percent) - raw, 2)
+            row[f"added_p{percent}_ms"] = round(percentile(timings_of_way, percent) - raw, 2)
         print(json.dumps(row), flush=True)
 
 
@@ -215,7 +215,7 @@ def main() -> None:
         live.gateway(of, "uvicorn") as (port, child),
         blocks(of.redis_url, f"instant-{replica.pid}"),
     ):
-        made = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", SESSION],
             env=of.environment,
             cwd=ROOT,
@@ -223,7 +223,7 @@ def main() -> None:
             capture_output=True,
             text=True,
         )
-        cookie = made.stdout.split()[-1]
+        cookie = process.stdout.split()[-1]
         asyncio.run(measure(args, of, port, child.pid, cookie, f"instant-{replica.pid}"))
 
 

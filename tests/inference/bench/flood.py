@@ -151,8 +151,8 @@ class _Client(asyncio.Protocol):
 
     def _refused(self) -> None:
         self._counts.refused += 1
-        told = _RETRY_AFTER_MS.search(self._head)
-        wait = float(told[1]) / 1000 if told is not None else RETRY_S
+        match = _RETRY_AFTER_MS.search(self._head)
+        wait = float(match[1]) / 1000 if match is not None else RETRY_S
         asyncio.get_running_loop().call_later(wait, self.ask)
 
 

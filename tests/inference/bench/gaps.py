@@ -29,7 +29,7 @@ from tests.inference.bench import ROOT
 
 SIZE = (10 << 20) - 4096
 PACE_MS = 5.0
-LEAVES_AFTER_S, MOST_TOKENS = 20.0, 30_000
+LEAVES_AFTER_S, MAX_TOKENS = 20.0, 30_000
 DEMO = ROOT / "demo" / "model"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -169,7 +169,7 @@ class Listener:
                 "model": "m",
                 "stream": True,
                 "prompt": "hi",
-                "max_tokens": MOST_TOKENS,
+                "max_tokens": MAX_TOKENS,
                 "ignore_eos": True,
             }
         )
@@ -249,7 +249,7 @@ def replica_command(of: live.Instance, *, engine: bool) -> list[str]:
     if engine:
         folder = shutil.copytree(DEMO, of.folder / "demo")
         config = json.loads((folder / "config.json").read_text())
-        config["max_position_embeddings"] = 2 * MOST_TOKENS  # its words don't matter
+        config["max_position_embeddings"] = 2 * MAX_TOKENS  # its words don't matter
         (folder / "config.json").write_text(json.dumps(config))
         flags = ["--replica-id", "r", "--model", str(folder), "--served-model-name", "m"]
         return [sys.executable, "-m", "engine.serving", "--redis-url", of.redis_url, *flags]

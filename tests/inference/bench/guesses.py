@@ -23,7 +23,7 @@ from typing import Any
 from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, share
 
 #: Of the sign test. Pairs of B's own, and how many prompts are asked before they are guessed.
-ALPHA, OWN, AT_A_TIME = 0.001, 40, 10
+ALPHA, NUM_OWN_PAIRS, AT_A_TIME = 0.001, 40, 10
 #: A pair: the prompt that somebody has asked for, and one like it.
 Guess = tuple[str, str]
 
@@ -31,12 +31,12 @@ Guess = tuple[str, str]
 def chance(right: int, count: int) -> float:
     """How likely a coin is at least as far from half right: the two-sided sign test."""
     far = abs(right - count / 2)
-    found = [math.comb(count, n) for n in range(count + 1) if abs(n - count / 2) >= far]
-    return min(1.0, sum(found) / 2**count)
+    combinations = [math.comb(count, n) for n in range(count + 1) if abs(n - count / 2) >= far]
+    return min(1.0, sum(combinations) / 2**count)
 
 
 @dataclass
-class Found:
+class Guesses:
     """Times to first token of prompts that were asked before and of others, pair by pair."""
 
     asked: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Found:
         return sum(hit < miss for hit, miss in zip(self.asked, self.never, strict=True))
 
     @property
-    def told(self) -> bool:
+    def is_distinguishable(self) -> bool:
         """Whether B knows more than a coin."""
         return chance(self.right, len(self.asked)) < ALPHA or self.cached > 0
 
@@ -73,32 +73,32 @@ async def teach(of: Pair, key: str, guesses: list[Guess]) -> None:
             sys.exit(f"a prompt was answered with {seen.status}")
 
 
-async def guess(of: Pair, guesses: list[Guess], rng: random.Random, found: Found) -> None:
+async def guess(of: Pair, guesses: list[Guess], rng: random.Random, results: Guesses) -> None:
     """B's times for both of each pair, in random order."""
     for both in guesses:
         times = [0.0, 0.0]
-        for place in rng.sample((0, 1), 2):
-            seen = await ask(of.product, of.b, both[place], 1)
-            times[place] = seen.first
+        for index in rng.sample((0, 1), 2):
+            seen = await ask(of.product, of.b, both[index], 1)
+            times[index] = seen.first
             details = seen.usage.get("prompt_tokens_details") or {}
-            found.cached += details.get("cached_tokens") or 0
-        found.asked.append(times[0])
-        found.never.append(times[1])
+            results.cached += details.get("cached_tokens") or 0
+        results.asked.append(times[0])
+        results.never.append(times[1])
 
 
 async def measure(of: Pair, args: argparse.Namespace) -> bool:
     """Whether B can't tell of A's prompts, and can of its own."""
     rng, good = random.Random(args.seed), True
-    for whose, key, count in (("another's", of.a, args.pairs), ("its own", of.b, OWN)):
-        found = Found()
+    for whose, key, count in (("another's", of.a, args.pairs), ("its own", of.b, NUM_OWN_PAIRS)):
+        results = Guesses()
         # Few at a time: what was asked long ago might be evicted, and would prove nothing.
-        for at in range(0, count, AT_A_TIME):
-            size = min(AT_A_TIME, count - at)
+        for index in range(0, count, AT_A_TIME):
+            size = min(AT_A_TIME, count - index)
             guesses = [(prompt(rng, args.tokens), prompt(rng, args.tokens)) for _ in range(size)]
             await teach(of, key, guesses)
-            await guess(of, guesses, rng, found)
-        print(json.dumps({"whose": whose} | found.row()), flush=True)
-        good &= found.told == (whose == "its own")
+            await guess(of, guesses, rng, results)
+        print(json.dumps({"whose": whose} | results.row()), flush=True)
+        good &= results.is_distinguishable == (whose == "its own")
     return good
 
 

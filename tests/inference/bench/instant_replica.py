@@ -39,7 +39,7 @@ class Pipe:
     def __init__(self, url: str) -> None:
         connection: Any = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
         connection.connect()
-        self._kept = connection
+        self._connection = connection
         self._socket: socket.socket = connection._sock
         self._socket.settimeout(None)
         self._reader = hiredis.Reader()
@@ -83,7 +83,7 @@ class InstantReplica:
         self.inbox = redis_keys.inbox_key(self.id, args.key_prefix)
         self.running: dict[str, tuple[EngineRequest, bytes, int]] = {}
         self.steps = 0
-        self.fresh: list[str] = []
+        self.started: list[str] = []
 
     def beat(self) -> None:
         client = redis.Redis.from_url(self.args.redis_url)
@@ -133,23 +133,23 @@ class InstantReplica:
             if self.running and pace_s:  # a server's own timeouts are too coarse for this
                 time.sleep(min(0.001, max(0.0, next_step - time.monotonic())))
             block = () if self.running else ("BLOCK", BLOCK_MS)
-            found = self.pipe.ask(*read, *block, *where)
-            for entry_id, fields in found[0][1] if found else ():
-                self.take(entry_id, protocol.decode_inbox(fields[1]))
+            response = self.pipe.ask(*read, *block, *where)
+            for entry_id, fields in response[0][1] if response else ():
+                self.receive(entry_id, protocol.decode_inbox(fields[1]))
             now = time.monotonic()
             if now >= next_step:
                 self.step(list(self.running))
                 next_step = now + pace_s
-            elif self.fresh:
-                self.step(self.fresh)
-            self.fresh = []
+            elif self.started:
+                self.step(self.started)
+            self.started = []
             while self.running and not pace_s and not self.args.lockstep:
                 self.step(list(self.running))
 
-    def take(self, entry_id: bytes, message: Any) -> None:
+    def receive(self, entry_id: bytes, message: Any) -> None:
         if isinstance(message, EngineRequest):
             self.running[message.request_id] = (message, entry_id, 0)
-            self.fresh.append(message.request_id)
+            self.started.append(message.request_id)
             return
         if isinstance(message, AbortRequest) and message.request_id in self.running:
             request, of, _ = self.running.pop(message.request_id)

@@ -14,18 +14,18 @@ from typing import Any
 class Timings:
     """Of one level: seconds of each request, to its first text chunk and to its end."""
 
-    whole: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     tokens: int = 0
     wall: float = 0.0
 
     def summary(self) -> dict[str, float]:
         return {
-            "requests": len(self.whole),
-            "req_s": round(len(self.whole) / self.wall, 1),
+            "requests": len(self.totals),
+            "req_s": round(len(self.totals) / self.wall, 1),
             "tok_s": round(self.tokens / self.wall),
-            "p50_ms": percentile(self.whole, 50),
-            "p99_ms": percentile(self.whole, 99),
+            "p50_ms": percentile(self.totals, 50),
+            "p99_ms": percentile(self.totals, 99),
             "ttft_p50_ms": percentile(self.first, 50),
             "ttft_p99_ms": percentile(self.first, 99),
         }
@@ -84,13 +84,13 @@ async def _worker(target: Target, timings: Timings, end: float, pause_s: float) 
         if target.body["stream"]:
             await _read_stream(reader, timings, started, int(str(target.body["max_tokens"])))
         else:
-            answer = await _read_whole(reader, head)
+            answer = await _read_answer(reader, head)
             timings.tokens += answer["usage"]["completion_tokens"]
-        timings.whole.append(time.perf_counter() - started)
+        timings.totals.append(time.perf_counter() - started)
     writer.close()
 
 
-async def _read_whole(reader: asyncio.StreamReader, head: str) -> Any:
+async def _read_answer(reader: asyncio.StreamReader, head: str) -> Any:
     if "content-length" in head:
         size = int(head.split("content-length:")[1].split("\r\n")[0])
         return json.loads(await reader.readexactly(size))

@@ -34,11 +34,11 @@ from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, redis_url
 FLOODS = {"prompts": (1650, 1), "decodes": (16, 200), "both": (1650, 200)}
 SHORT, ANSWER = 16, 8
 #: Until a flood has reached every queue; a heartbeat tells of a step twice a second.
-SETTLE_S, LOOK_S = 5.0, 0.25
+SETTLE_S, POLL_S = 5.0, 0.25
 
 
 @dataclass
-class Found:
+class Measurements:
     """B's times to first token, and the lengths of steps, in seconds."""
 
     first: list[float] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Found:
     steps: list[float] = field(default_factory=list)
     refused: int = 0
     answered: int = 0
-    told_later: int = 0
+    num_rejected: int = 0
     tokens_s: float = 0.0
 
 
-async def steps(of: Pair, found: Found) -> None:
+async def steps(of: Pair, measured: Measurements) -> None:
     """How long the replica's steps take, as its heartbeats tell."""
     async with redis.Redis.from_url(redis_url(of)) as client:
         while True:
@@ -58,16 +58,16 @@ async def steps(of: Pair, found: Found) -> None:
                 data = await client.get(redis_keys.replica_key(name.decode()))
                 if data is not None:
                     beat = protocol.decode_heartbeat(data)
-                    found.steps.append(beat.stats.last_step_ms / 1000)
-            await asyncio.sleep(LOOK_S)
+                    measured.steps.append(beat.stats.last_step_ms / 1000)
+            await asyncio.sleep(POLL_S)
 
 
-async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
+async def run_with_neighbour(of: Pair, kind: str | None, args: argparse.Namespace) -> Measurements:
     """B's requests, evenly over the time, and A's meanwhile."""
-    found = Found()
-    watching = asyncio.create_task(steps(of, found))
+    measured = Measurements()
+    watching = asyncio.create_task(steps(of, measured))
     if kind is None:
-        await short_ones(of, kind, args, found)
+        await short_ones(of, kind, args, measured)
     else:
         tokens, answer = FLOODS[kind]
         what = Flood(
@@ -76,17 +76,19 @@ async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
         )
         async with flooding(what) as flood:
             await asyncio.sleep(SETTLE_S)
-            found.steps.clear()
-            before, began = await flood.counts(), time.monotonic()
-            await short_ones(of, kind, args, found)
-            counts = (await flood.counts()).since(before)
-            found.answered, found.told_later = counts.answered, counts.refused
-            found.tokens_s = counts.tokens / (time.monotonic() - began)
+            measured.steps.clear()
+            initial_counts, began = await flood.counts(), time.monotonic()
+            await short_ones(of, kind, args, measured)
+            counts = (await flood.counts()).since(initial_counts)
+            measured.answered, measured.num_rejected = counts.answered, counts.refused
+            measured.tokens_s = counts.tokens / (time.monotonic() - began)
     await _end([watching])
-    return found
+    return measured
 
 
-async def short_ones(of: Pair, kind: str | None, args: argparse.Namespace, found: Found) -> None:
+async def short_ones(
+    of: Pair, kind: str | None, args: argparse.Namespace, measured: Measurements
+) -> None:
     """B's requests; beside each flood other ones, which no cache knows."""
     rng = random.Random(f"{args.seed} {kind}")
 
@@ -94,10 +96,10 @@ async def short_ones(of: Pair, kind: str | None, args: argparse.Namespace, found
         await asyncio.sleep(after)
         seen = await ask(of.product, of.b, prompt(rng, SHORT), ANSWER)
         if seen.status == 200:
-            found.first.append(seen.first)
-            found.ids[seen.request_id] = 1000 * seen.first
+            measured.first.append(seen.first)
+            measured.ids[seen.request_id] = 1000 * seen.first
         else:
-            found.refused += 1
+            measured.refused += 1
 
     began = time.monotonic()
     count = int(args.seconds * args.per_second)
@@ -115,28 +117,28 @@ async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
         _, tasks = await asyncio.wait(tasks, timeout=1.0)
 
 
-def stages(of: Pair, found: Found) -> dict[str, Any]:
+def stages(of: Pair, measured: Measurements) -> dict[str, Any]:
     """Milliseconds of B's requests in each stage, median and p99, by their records."""
     path = of.product.data_dir / "quire.sqlite3"
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT header_id, detail FROM metering_requestentry").fetchall()
     split: dict[str, list[float]] = {}
     for header_id, detail in rows:
-        if header_id in found.ids:
-            for stage, spent in _split(json.loads(detail), found.ids[header_id]).items():
+        if header_id in measured.ids:
+            for stage, spent in _split(json.loads(detail), measured.ids[header_id]).items():
                 split.setdefault(stage, []).append(spent / 1000)
     return {stage: [share(spent, 0.5), share(spent, 0.99)] for stage, spent in split.items()}
 
 
-def _split(note: dict[str, Any], client_ms: float) -> dict[str, float]:
+def _split(trace: dict[str, Any], client_ms: float) -> dict[str, float]:
     """One request's time to first token, which its client saw."""
-    output, first = note["outputs"][0], float(note["tokens"][0][0])
-    placed = note["hops"][0]["at_ms"]
+    output, first = trace["outputs"][0], float(trace["tokens"][0][0])
+    placed = trace["hops"][0]["at_ms"]
     queue, steps = output.get("queue_ms", 0.0), output.get("prefill_ms", 0.0)
     return {
         "outside": client_ms - first,
-        "admission": note["admitted_ms"],
-        "to_replica": placed - note["admitted_ms"],
+        "admission": trace["admitted_ms"],
+        "to_replica": placed - trace["admitted_ms"],
         "queue": queue,
         "steps": steps,
         "ways": first - placed - queue - steps,
@@ -146,23 +148,26 @@ def _split(note: dict[str, Any], client_ms: float) -> dict[str, float]:
 
 async def measure(of: Pair, args: argparse.Namespace) -> None:
     """One line of JSON a flood."""
-    alone = 0.0
+    isolated = 0.0
     for kind in (None, *FLOODS):
-        found = await beside(of, kind, args)
-        own = share(found.first, 0.99)
-        row: dict[str, object] = {"beside": kind or "nothing", "requests": len(found.first)}
-        row |= {"refused": found.refused, "ttft_ms_p50": share(found.first, 0.5)}
-        row |= {"ttft_ms_p99": own, "ttft_ms_most": share(found.first, 1.0)}
-        row |= {"step_ms_p50": share(found.steps, 0.5), "step_ms_p99": share(found.steps, 0.99)}
+        measured = await run_with_neighbour(of, kind, args)
+        p99 = share(measured.first, 0.99)
+        row: dict[str, object] = {"beside": kind or "nothing", "requests": len(measured.first)}
+        row |= {"refused": measured.refused, "ttft_ms_p50": share(measured.first, 0.5)}
+        row |= {"ttft_ms_p99": p99, "ttft_ms_most": share(measured.first, 1.0)}
+        row |= {
+            "step_ms_p50": share(measured.steps, 0.5),
+            "step_ms_p99": share(measured.steps, 0.99),
+        }
         if kind is None:
-            alone = own
+            isolated = p99
         else:
-            row["allowed_ms"] = round(alone + 2 * share(found.steps, 0.99), 1)
-            row |= {"flood_answered": found.answered, "flood_told_later": found.told_later}
-            row["flood_tok_s"] = round(found.tokens_s)
+            row["allowed_ms"] = round(isolated + 2 * share(measured.steps, 0.99), 1)
+            row |= {"flood_answered": measured.answered, "flood_told_later": measured.num_rejected}
+            row["flood_tok_s"] = round(measured.tokens_s)
         print(json.dumps(row), flush=True)
         await asyncio.sleep(SETTLE_S)
-        print(json.dumps(stages(of, found)), flush=True)
+        print(json.dumps(stages(of, measured)), flush=True)
 
 
 def main() -> None:

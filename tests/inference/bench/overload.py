@@ -76,11 +76,11 @@ async def measure(product: Product, count: int, seconds: float, seed: int) -> di
     ]
     await asyncio.sleep(SETTLE_S)
     level.clear()
-    before, began = dict(spent(product)), time.monotonic()
+    initial, began = dict(spent(product)), time.monotonic()
     await asyncio.sleep(seconds)
     took = time.monotonic() - began
-    cpu = {name: round((of - before[name]) / took, 2) for name, of in spent(product)}
-    found = {
+    cpu = {name: round((of - initial[name]) / took, 2) for name, of in spent(product)}
+    measurements = {
         "clients": count,
         "tok_s": round(level.tokens / took, 1),
         "answered_s": round(level.answered / took, 1),
@@ -97,7 +97,7 @@ async def measure(product: Product, count: int, seconds: float, seed: int) -> di
     for task in busy:
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    return found
+    return measurements
 
 
 def spent(product: Product) -> Iterator[tuple[str, float]]:
@@ -106,8 +106,8 @@ def spent(product: Product) -> Iterator[tuple[str, float]]:
         mark = MARKS[name].encode()
         pids = [pid for pid in children(product.process.pid) if mark in command_line(pid)]
         yield name, sum(map(_seconds, pids))
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    yield "clients", own.ru_utime + own.ru_stime
+    local_usage = resource.getrusage(resource.RUSAGE_SELF)
+    yield "clients", local_usage.ru_utime + local_usage.ru_stime
 
 
 def _seconds(pid: int) -> float:
@@ -135,11 +135,16 @@ def main() -> None:
                 per_core[times].append(row["tok_per_core_s"])
                 print(json.dumps(row), flush=True)
                 time.sleep(PAUSE_S)
-    for name, found in (("tok/s", rates), ("tok/s a core of gateway and replica", per_core)):
-        medians = {times: statistics.median(each) for times, each in found.items()}
+    for name, rates_by_load in (
+        ("tok/s", rates),
+        ("tok/s a core of gateway and replica", per_core),
+    ):
+        medians = {
+            times: statistics.median(load_rates) for times, load_rates in rates_by_load.items()
+        }
         peak = max(medians.values())
-        told = ", ".join(f"{times}x {rate / peak:.3f}" for times, rate in medians.items())
-        print(f"# of the peak of {peak:.0f} {name}: {told}")
+        summary = ", ".join(f"{times}x {rate / peak:.3f}" for times, rate in medians.items())
+        print(f"# of the peak of {peak:.0f} {name}: {summary}")
 
 
 if __name__ == "__main__":

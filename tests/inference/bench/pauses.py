@@ -33,16 +33,16 @@ from engine.contract.messages import Heartbeat
 from tests.e2e.product import Product, running
 
 SETUPS = {"one": (1,), "two": (2,), "one and a spare": (1, "--spares", "1")}
-TOKENS, BEGUN_S, HEALTHY_S, LIMIT_S, LOOK_S = 1900, 0.7, 11.0, 60.0, 0.02
+TOKENS, START_DELAY_S, HEALTHY_S, LIMIT_S, POLL_S = 1900, 0.7, 11.0, 60.0, 0.02
 
 
 def beats(product: Product) -> list[Heartbeat]:
     """Of the replicas that are ready."""
     with redis.Redis.from_url(socket_url(product.data_dir)) as client:
         names = client.smembers(redis_keys.replicas_key())
-        found = [client.get(redis_keys.replica_key(name.decode())) for name in names]
-    told = [protocol.decode_heartbeat(data) for data in found if data]
-    return [beat for beat in told if beat.state == "ready" and lives(beat.pid)]
+        responses = [client.get(redis_keys.replica_key(name.decode())) for name in names]
+    heartbeats = [protocol.decode_heartbeat(data) for data in responses if data]
+    return [beat for beat in heartbeats if beat.state == "ready" and lives(beat.pid)]
 
 
 def lives(pid: int) -> bool:
@@ -80,10 +80,10 @@ async def stream(product: Product, seed: int) -> list[float]:
 async def until_gone(pid: int) -> float:
     """Seconds until there's no such process."""
     began = time.perf_counter()
-    for _ in range(int(LIMIT_S / LOOK_S)):
+    for _ in range(int(LIMIT_S / POLL_S)):
         if not lives(pid):
             return time.perf_counter() - began
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     raise RuntimeError(f"process {pid} didn't go")
 
 
@@ -94,22 +94,22 @@ async def harm(
     streams = [
         asyncio.create_task(stream(product, rng.getrandbits(30))) for _ in range(args.streams)
     ]
-    await asyncio.sleep(BEGUN_S)
+    await asyncio.sleep(START_DELAY_S)
     busiest = max(beats(product), key=lambda beat: beat.stats.num_requests_running)
-    at = time.perf_counter()
+    cut_at = time.perf_counter()
     os.kill(busiest.pid, number)
     gone = await until_gone(busiest.pid)
-    found = await asyncio.wait_for(asyncio.gather(*streams), LIMIT_S)
+    stream_times = await asyncio.wait_for(asyncio.gather(*streams), LIMIT_S)
     pauses = [
-        after - before
-        for times in found
-        for before, after in itertools.pairwise(times)
-        if after > at
+        after - initial
+        for times in stream_times
+        for initial, after in itertools.pairwise(times)
+        if after > cut_at
     ]
     return max(pauses), gone
 
 
-async def whole(product: Product, count: int) -> float:
+async def run_streams(product: Product, count: int) -> float:
     """Seconds until so many are ready."""
     began = time.perf_counter()
     while len(beats(product)) < count:
@@ -126,13 +126,13 @@ async def measure(product: Product, setup: str, args: argparse.Namespace) -> dic
     freezes = args.freezes if setup == "two" else 0
     for what, times in (("kill", args.kills), ("freeze", freezes)):
         number = signal.SIGKILL if what == "kill" else signal.SIGSTOP
-        found = []
+        result = []
         for _ in range(times):
             await asyncio.sleep(HEALTHY_S)  # one that dies earlier waits before it starts again
-            found.append(await harm(product, rng, args, number))
-            await whole(product, count)
-        if found:
-            pauses, gone = zip(*found, strict=True)
+            result.append(await harm(product, rng, args, number))
+            await run_streams(product, count)
+        if result:
+            pauses, gone = zip(*result, strict=True)
             row[f"{what}s"] = times
             row[f"{what}_pause_s_median"] = round(statistics.median(pauses), 2)
             row[f"{what}_pause_s_most"] = round(max(pauses), 2)
@@ -145,7 +145,7 @@ async def start_s(product: Product) -> float:
     await asyncio.sleep(HEALTHY_S)
     pid = beats(product)[0].pid
     os.kill(pid, signal.SIGKILL)
-    return await whole(product, 1)
+    return await run_streams(product, 1)
 
 
 def main() -> None:

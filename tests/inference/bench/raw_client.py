@@ -34,8 +34,8 @@ class RawClient:
         key, last = redis_keys.outbox_key(self._id), b"0-0"
         read = ("XREAD", "COUNT", 256, "BLOCK", 1000, "STREAMS", key)
         while True:
-            found = await self._reading.execute(*read, last)
-            for entry_id, fields in found[0][1] if found else ():
+            reply = await self._reading.execute(*read, last)
+            for entry_id, fields in reply[0][1] if reply else ():
                 last = entry_id
                 self._apply_delta(protocol.decode_outbox(fields[1]))
 
@@ -60,7 +60,7 @@ class RawClient:
         timings.first.append(time.perf_counter() - started)
         while delta.finish_reason is None:
             delta = await deltas.get()
-        timings.whole.append(time.perf_counter() - started)
+        timings.totals.append(time.perf_counter() - started)
         timings.tokens += tokens
         del self._waiting[name]
 

@@ -66,8 +66,8 @@ def _spent(pid: int) -> float:
 
 
 async def _flood(port: int, key: str, args: argparse.Namespace, *, keep: bool) -> None:
-    each = args.count // args.at_once
-    await asyncio.gather(*(_ask(port, key, each, keep=keep) for _ in range(args.at_once)))
+    count = args.count // args.at_once
+    await asyncio.gather(*(_ask(port, key, count, keep=keep) for _ in range(args.at_once)))
 
 
 def main() -> None:
@@ -85,9 +85,9 @@ def main() -> None:
         time.sleep(2)  # until the gateway has heard how many wait
         for number in range(args.rounds):
             for keep in (False, True):
-                before = _spent(process.pid)
+                initial = _spent(process.pid)
                 asyncio.run(_flood(port, of.key, args, keep=keep))
-                spent = 1000 * (_spent(process.pid) - before) / args.count
+                spent = 1000 * (_spent(process.pid) - initial) / args.count
                 kind = "one connection" if keep else "a connection each"
                 print(json.dumps({"round": number, "by": kind, "cpu_ms": round(spent, 3)}))
 

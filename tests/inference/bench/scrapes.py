@@ -30,7 +30,7 @@ from tests.inference import live
 from tests.inference.bench import ROOT
 
 TOKEN = "4d8f" * 8
-FRESH = multiprocessing.get_context("spawn")
+SPAWN = multiprocessing.get_context("spawn")
 
 
 @contextlib.contextmanager
@@ -39,23 +39,23 @@ def scrapes(port: int, rate: float) -> Iterator[None]:
     if not rate:
         yield
         return
-    started, ended = FRESH.Event(), FRESH.Event()
-    scraper = FRESH.Process(target=_scrape, args=(port, rate, started, ended), daemon=True)
+    started, finished_event = SPAWN.Event(), SPAWN.Event()
+    scraper = SPAWN.Process(target=_scrape, args=(port, rate, started, finished_event), daemon=True)
     scraper.start()
     if not started.wait(60):
         raise RuntimeError("Nothing could be scraped; its process says why.")
     try:
         yield
     finally:
-        ended.set()
+        finished_event.set()
         scraper.join()
 
 
-def _scrape(port: int, rate: float, started: Event, ended: Event) -> None:
+def _scrape(port: int, rate: float, started: Event, finished: Event) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
     count, size, due = 0, 0, time.monotonic()
-    while not ended.wait(max(0.0, due - time.monotonic())):
+    while not finished.wait(max(0.0, due - time.monotonic())):
         with urllib.request.urlopen(request, timeout=10) as answer:
             size = len(answer.read())
         count, due = count + 1, due + 1 / rate

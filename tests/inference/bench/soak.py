@@ -39,7 +39,7 @@ class Soak:
     """Sends the mix over kept-alive connections."""
 
     def __init__(self, port: int, key: str, requests: int, seed: int) -> None:
-        self.port, self.key, self.left = port, key, requests
+        self.port, self.key, self.num_remaining = port, key, requests
         self.done: Counter[str] = Counter()
         self._random = random.Random(seed)
 
@@ -47,8 +47,8 @@ class Soak:
         """Ask until all is asked."""
         reader = writer = None
         names, shares = list(KINDS), [share for share, _, _ in KINDS.values()]
-        while self.left > 0:
-            self.left -= 1
+        while self.num_remaining > 0:
+            self.num_remaining -= 1
             kind = self._random.choices(names, shares)[0]
             if reader is None or writer is None:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -52,7 +52,7 @@ print(f"{settings.SESSION_COOKIE_NAME}={store.session_key}")
 
 def session(of: live.Instance) -> str:
     """A session cookie as name=value."""
-    made = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _SESSION],
         env=of.environment,
         cwd=ROOT,
@@ -60,7 +60,7 @@ def session(of: live.Instance) -> str:
         capture_output=True,
         text=True,
     )
-    return made.stdout.split()[-1]
+    return process.stdout.split()[-1]
 
 
 def resident_mib(pid: int) -> float:
@@ -79,7 +79,9 @@ def slow_reader(port: int, key: str) -> socket.socket:
     return sock
 
 
-async def look(what: str, port: int, key: str, pid: int, args: argparse.Namespace) -> None:
+async def measure_gateway(
+    what: str, port: int, key: str, pid: int, args: argparse.Namespace
+) -> None:
     """One line: a stream's longest gaps, a second each, and the gateway's memory."""
     gaps = []
     listener = Listener(port, key)
@@ -105,7 +107,7 @@ async def answer(pages: list[websockets.ClientConnection]) -> None:
 
 async def measure(port: int, key: str, cookie: str, pid: int, args: argparse.Namespace) -> None:
     """All of it."""
-    await look("nothing", port, key, pid, args)
+    await measure_gateway("nothing", port, key, pid, args)
     address, headers = (
         f"ws://127.0.0.1:{port}/ws/playground/",
         {"Cookie": cookie},
@@ -118,7 +120,7 @@ async def measure(port: int, key: str, cookie: str, pid: int, args: argparse.Nam
         for _ in range(args.sockets)
     ]
     await answer(pages)
-    await look(f"{args.sockets} idle sockets", port, key, pid, args)
+    await measure_gateway(f"{args.sockets} idle sockets", port, key, pid, args)
     slow = slow_reader(port, key)
 
     async def trickle() -> None:
@@ -127,7 +129,7 @@ async def measure(port: int, key: str, cookie: str, pid: int, args: argparse.Nam
             await asyncio.sleep(1)
 
     task = asyncio.create_task(trickle())
-    await look("these and a byte a second", port, key, pid, args)
+    await measure_gateway("these and a byte a second", port, key, pid, args)
     task.cancel()
     slow.close()
     await answer(pages)

@@ -112,16 +112,16 @@ ENGINES = "first token arrives"
 
 def report(rows: list[dict[str, float]], stream: bool, level: int) -> None:
     """One line of JSON: microseconds of each stage, the median; and the gateway's own share."""
-    whole = [row for row in rows if all(stage in row for stage in STAGES)]
+    full_rows = [row for row in rows if all(stage in row for stage in STAGES)]
     spans: dict[str, float] = {}
-    for before, stage in itertools.pairwise(STAGES):
-        spans[stage] = round(statistics.median(r[stage] - r[before] for r in whole) * 1e6)
-    own = statistics.median(
+    for initial, stage in itertools.pairwise(STAGES):
+        spans[stage] = round(statistics.median(r[stage] - r[initial] for r in full_rows) * 1e6)
+    median_s = statistics.median(
         r["first bytes written"] - r["request read"] - (r[ENGINES] - r["sent to the engine"])
-        for r in whole
+        for r in full_rows
     )
-    row = {"stream": stream, "concurrency": level, "requests": len(whole), "us": spans}
-    print(json.dumps(row | {"own_us_to_first_bytes": round(own * 1e6)}), flush=True)
+    row = {"stream": stream, "concurrency": level, "requests": len(full_rows), "us": spans}
+    print(json.dumps(row | {"own_us_to_first_bytes": round(median_s * 1e6)}), flush=True)
 
 
 def main() -> None:
@@ -137,9 +137,9 @@ def main() -> None:
         live.instance(Path(folder)) as of,
         live.replica(of, "tests.inference.bench.instant_replica", *flags),
     ):
-        found, port = Path(folder) / "spans.json", live.free_port()
+        path, port = Path(folder) / "spans.json", live.free_port()
         command = [sys.executable, "-c", _PRELUDE + live.SERVE, str(port)]
-        with live.process(command, of.environment | {"SPANS": str(found)}) as child:
+        with live.process(command, of.environment | {"SPANS": str(path)}) as child:
             live.wait_until_healthy(port)
             for level in map(int, args.concurrency.split(",")):
                 body: dict[str, object] = {
@@ -151,19 +151,19 @@ def main() -> None:
                 target = Target("127.0.0.1", port, of.key, body)
                 pause_s = args.pace_ms * args.tokens / 1000
                 asyncio.run(run_level(target, level, 1.0, pause_s))
-                rows_after(child.pid, found)
+                rows_after(child.pid, path)
                 asyncio.run(run_level(target, level, args.seconds, pause_s))
-                report(rows_after(child.pid, found), True, level)
+                report(rows_after(child.pid, path), True, level)
 
 
-def rows_after(pid: int, found: Path) -> list[dict[str, float]]:
+def rows_after(pid: int, path: Path) -> list[dict[str, float]]:
     """What the gateway has noted since it was last asked."""
-    found.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
     os.kill(pid, signal.SIGUSR1)
     while True:
         time.sleep(0.1)
         try:
-            rows: list[dict[str, float]] = json.loads(found.read_text())
+            rows: list[dict[str, float]] = json.loads(path.read_text())
             return rows
         except (FileNotFoundError, json.JSONDecodeError):
             continue

@@ -34,13 +34,13 @@ async def stranger(port: int, kind: str) -> str:
     """How the server ended it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write((HEAD + (CHUNKED if kind == "in chunks" else LENGTH)).encode())
-    piece = b"x" * PART
+    chunk = b"x" * PART
     if kind == "in chunks":
-        piece = f"{PART:x}\r\n".encode() + piece + b"\r\n"
+        chunk = f"{PART:x}\r\n".encode() + chunk + b"\r\n"
     try:
         if kind != "never begun":
             for _ in range(SIZE // PART):
-                writer.write(piece)
+                writer.write(chunk)
                 await writer.drain()
         status = await asyncio.wait_for(reader.readline(), SECONDS)
         return status.decode().strip()[9:12] or "closed"
@@ -54,17 +54,17 @@ async def stranger(port: int, kind: str) -> str:
 
 async def measure(port: int, pid: int, kind: str, count: int) -> dict[str, Any]:
     """All at once."""
-    before = most = memory_mib(pid)
+    initial_memory_mib = max_memory_mib = memory_mib(pid)
     tasks = [asyncio.create_task(stranger(port, kind)) for _ in range(count)]
     started = time.monotonic()
     while not all(task.done() for task in tasks):
-        most = max(most, memory_mib(pid))
+        max_memory_mib = max(max_memory_mib, memory_mib(pid))
         await asyncio.sleep(0.02)
     return {
         "bodies": kind,
         "connections": count,
-        "mib_before": before,
-        "mib_most": most,
+        "mib_before": initial_memory_mib,
+        "mib_most": max_memory_mib,
         "mib_after": memory_mib(pid),
         "seconds": round(time.monotonic() - started, 1),
         "ended": dict(Counter(task.result() for task in tasks)),

@@ -64,7 +64,7 @@ class Seen:
 
     status: int = 0
     first: float = 0.0
-    whole: float = 0.0
+    totals: float = 0.0
     retry_after: float = 1.0
     request_id: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
@@ -94,7 +94,7 @@ async def ask(product: Product, key: str, text: str, tokens: int) -> Seen:
             seen.usage = event.get("usage") or seen.usage
     finally:
         writer.close()
-    seen.whole = time.perf_counter() - began
+    seen.totals = time.perf_counter() - began
     return seen
 
 

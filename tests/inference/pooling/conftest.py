@@ -57,7 +57,7 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
         thread = threading.Thread(target=service.run, args=(5.0,))
         thread.start()
         try:
-            await _until_known(gateway, name)
+            await _wait_until_registered(gateway, name)
             yield service
         finally:
             service.drain()
@@ -67,10 +67,10 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
     return serving
 
 
-async def _until_known(gateway: Gateway, name: str) -> None:
+async def _wait_until_registered(gateway: Gateway, name: str) -> None:
     """Until the gateway has heard that the model's replica is ready."""
     for _ in range(200):
-        await gateway.look()
+        await gateway.refresh()
         if any(replica.ready for replica in get_engine_client().fleet.of_model(name)):
             return
         await asyncio.sleep(0.05)

@@ -28,46 +28,48 @@ async def vectors_of(gateway: Gateway, path: str = "/v1/embeddings", **body: Any
     reply = await gateway.client.post(path, {"model": "embed", **body})
     assert reply.status == 200, reply.body
     data = reply.json()["data"]
-    return [each.get("embedding", each.get("data")) for each in data], reply.json()["usage"]
+    return [client.get("embedding", client.get("data")) for client in data], reply.json()["usage"]
 
 
 async def test_a_chat_is_embedded_as_its_template_renders_it(
     gateway: Gateway, serve: Serve
 ) -> None:
     async with serve("embed", chat_template=TEMPLATE):
-        plain, usage = await vectors_of(gateway, input=RENDERED, add_special_tokens=False)
+        baseline, usage = await vectors_of(gateway, input=RENDERED, add_special_tokens=False)
         chat, chat_usage = await vectors_of(gateway, messages=CHAT)
-        assert (chat, chat_usage) == (plain, usage)
-        assert (await vectors_of(gateway, "/invocations", messages=CHAT))[0] == plain
-        assert (await vectors_of(gateway, input=CHAT))[0] == plain
+        assert (chat, chat_usage) == (baseline, usage)
+        assert (await vectors_of(gateway, "/invocations", messages=CHAT))[0] == baseline
+        assert (await vectors_of(gateway, input=CHAT))[0] == baseline
         several, _ = await vectors_of(gateway, messages=[CHAT, CHAT[:1]])
-        assert (several[0], len(several)) == (plain[0], 2)
+        assert (several[0], len(several)) == (baseline[0], 2)
 
         prompted, _ = await vectors_of(gateway, input=RENDERED + "dog", add_special_tokens=False)
         assert (await vectors_of(gateway, messages=CHAT, add_generation_prompt=True))[0] == prompted
-        whole, whole_usage = await vectors_of(gateway, input=RENDERED)
+        full, full_usage = await vectors_of(gateway, input=RENDERED)
         special, special_usage = await vectors_of(gateway, messages=CHAT, add_special_tokens=True)
-        assert (special, special_usage) == (whole, whole_usage)
+        assert (special, special_usage) == (full, full_usage)
 
-        for wanted in (
+        for fields in (
             {"truncate_prompt_tokens": 4},
             {"truncate_prompt_tokens": 4, "truncation_side": "left"},
         ):
-            options = wanted | {"add_special_tokens": True}
+            options = fields | {"add_special_tokens": True}
             cut, cut_usage = await vectors_of(gateway, messages=CHAT, **options)
             assert cut_usage["prompt_tokens"] == 4
             assert cut == (await vectors_of(gateway, input=RENDERED, **options))[0]
         reply = await gateway.client.post("/pooling", {"model": "embed", "messages": CHAT})
-        assert reply.json()["data"][0]["data"] == plain[0]
+        assert reply.json()["data"][0]["data"] == baseline[0]
 
 
 async def test_a_text_loses_its_end_or_its_beginning(gateway: Gateway, serve: Serve) -> None:
     cut: dict[str, Any] = {"truncate_prompt_tokens": 2, "add_special_tokens": False}
     async with serve("embed"):
         right, _ = await vectors_of(gateway, input=[[40, 41, 42]], **cut)
-        left, _ = await vectors_of(gateway, input=[[40, 41, 42]], truncation_side="left", **cut)
+        truncated, _ = await vectors_of(
+            gateway, input=[[40, 41, 42]], truncation_side="left", **cut
+        )
         assert right == (await vectors_of(gateway, input=[[40, 41]]))[0]
-        assert left == (await vectors_of(gateway, input=[[41, 42]]))[0]
+        assert truncated == (await vectors_of(gateway, input=[[41, 42]]))[0]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,8 @@ async def test_vectors_as_base64_and_as_bytes(
 
     kind = getattr(torch, {"fp8_e5m2": "float8_e5m2"}.get(dtype, dtype))
     async with serve("embed"):
-        plain, usage = await vectors_of(gateway, input=TEXTS)
-        wanted = np.float32(plain)
+        baseline, usage = await vectors_of(gateway, input=TEXTS)
+        expected = np.float32(baseline)
 
         def read(raw: bytes, big: bool) -> Any:
             if big:
@@ -93,7 +95,7 @@ async def test_vectors_as_base64_and_as_bytes(
             options = {"embed_dtype": dtype, "endianness": endianness}
             packed, _ = await vectors_of(gateway, input=TEXTS, encoding_format="base64", **options)
             raw = b"".join(map(base64.b64decode, packed))
-            np.testing.assert_allclose(read(raw, endianness == "big"), wanted, atol=tolerance)
+            np.testing.assert_allclose(read(raw, endianness == "big"), expected, atol=tolerance)
             for encoding in ("bytes", "bytes_only"):
                 body = {"model": "embed", "input": TEXTS, "encoding_format": encoding, **options}
                 reply = await gateway.client.post("/v1/embeddings", body)
@@ -101,10 +103,10 @@ async def test_vectors_as_base64_and_as_bytes(
                 assert reply.headers["content-type"] == "application/octet-stream"
                 assert ("metadata" in reply.headers) == (encoding == "bytes")
                 if encoding == "bytes":
-                    told = json.loads(reply.headers["metadata"])
-                    assert (told["model"], told["usage"]) == ("embed", usage)
+                    payload = json.loads(reply.headers["metadata"])
+                    assert (payload["model"], payload["usage"]) == ("embed", usage)
                     size = len(raw) // len(TEXTS)
-                    assert told["data"][1] == {
+                    assert payload["data"][1] == {
                         "index": 1,
                         "embed_dtype": dtype,
                         "endianness": endianness,

@@ -64,8 +64,8 @@ async def test_embeddings(gateway: Gateway, serve: Serve, vectors: np.ndarray) -
         usage = answer["usage"]
         assert usage["prompt_tokens"] == usage["total_tokens"] > len(TEXTS) * 2
 
-        alone = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0])
-        np.testing.assert_allclose(alone["data"][0]["embedding"], vectors[0], atol=1e-6)
+        isolated_response = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0])
+        np.testing.assert_allclose(isolated_response["data"][0]["embedding"], vectors[0], atol=1e-6)
 
         packed = await post(
             gateway, "/v1/embeddings", model="embed", input=TEXTS[0], encoding_format="base64"
@@ -81,8 +81,8 @@ async def test_embeddings_of_token_ids(gateway: Gateway, serve: Serve, folders: 
     async with serve("embed"):
         many = await post(gateway, "/v1/embeddings", model="embed", input=ids)
         one = await post(gateway, "/v1/embeddings", model="embed", input=ids[0])
-    found = [entry["embedding"] for entry in many["data"]]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    embeddings = [entry["embedding"] for entry in many["data"]]
+    np.testing.assert_allclose(embeddings, expected, atol=1e-6)
     np.testing.assert_allclose(one["data"][0]["embedding"], expected[0], atol=1e-6)
     assert (many["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]) == (7, 4)
 
@@ -100,10 +100,10 @@ async def test_the_history_and_the_records_have_them_without_a_first_token(
     await run_in_db_thread(writer.write_waiting, at_once=True)
     entry = await RequestEntry.objects.aget(request_id=answer["id"])
     assert (entry.endpoint, entry.status, entry.ttft_ms) == ("embeddings", 200, None)
-    note = decode_trace(entry.detail)
-    assert note.asked == {"task": "embed", "dimensions": 8}
-    assert [output.number for output in note.outputs] == [0, 1]
-    assert note.tokens == []
+    trace = decode_trace(entry.detail)
+    assert trace.asked == {"task": "embed", "dimensions": 8}
+    assert [output.number for output in trace.outputs] == [0, 1]
+    assert trace.tokens == []
 
 
 async def test_dimensions_truncation_and_activation(
@@ -132,13 +132,13 @@ async def test_pooling_does_the_models_own_task_or_the_one_asked_for(
     gateway: Gateway, serve: Serve, vectors: np.ndarray
 ) -> None:
     async with serve("embed"):
-        own = await post(gateway, "/pooling", model="embed", input=TEXTS[0])
-        np.testing.assert_allclose(own["data"][0]["data"], vectors[0], atol=1e-6)
-        assert own["data"][0]["object"] == "pooling"
+        local_response = await post(gateway, "/pooling", model="embed", input=TEXTS[0])
+        np.testing.assert_allclose(local_response["data"][0]["data"], vectors[0], atol=1e-6)
+        assert local_response["data"][0]["object"] == "pooling"
         tokens = await post(gateway, "/pooling", model="embed", input=TEXTS[:2], task="token_embed")
-    found = [np.array(entry["data"]) for entry in tokens["data"]]
-    assert sum(len(rows) for rows in found) == tokens["usage"]["prompt_tokens"]
-    assert {rows.shape[1] for rows in found} == {32}
+    arrays = [np.array(entry["data"]) for entry in tokens["data"]]
+    assert sum(len(rows) for rows in arrays) == tokens["usage"]["prompt_tokens"]
+    assert {rows.shape[1] for rows in arrays} == {32}
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
@@ -146,11 +146,11 @@ async def test_classify(gateway: Gateway, serve: Serve, folders: Any, path: str)
     expected = LLM(str(folders["classify"])).classify(TEXTS, use_tqdm=False)
     async with serve("classify"):
         answer = await post(gateway, path, model="classify", input=TEXTS)
-    for index, (entry, wanted) in enumerate(zip(answer["data"], expected, strict=True)):
+    for index, (entry, expected_output) in enumerate(zip(answer["data"], expected, strict=True)):
         assert entry["index"] == index
-        assert entry["label"] == wanted.outputs.label
+        assert entry["label"] == expected_output.outputs.label
         assert entry["num_classes"] == 3
-        np.testing.assert_allclose(entry["probs"], wanted.outputs.probs, atol=1e-6)
+        np.testing.assert_allclose(entry["probs"], expected_output.outputs.probs, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["embed", "rank"])
@@ -159,12 +159,14 @@ async def test_score(gateway: Gateway, serve: Serve, folders: Any, path: str, na
     expected = LLM(str(folders[name])).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
     async with serve(name):
         one = await post(gateway, path, model=name, text_1=TEXTS[0], text_2=TEXTS[1:])
-        each = await post(gateway, path, model=name, queries=[TEXTS[0]] * 3, documents=TEXTS[1:])
+        response = await post(
+            gateway, path, model=name, queries=[TEXTS[0]] * 3, documents=TEXTS[1:]
+        )
     scores = [entry["score"] for entry in one["data"]]
     assert scores == pytest.approx([out.outputs.score for out in expected], abs=1e-5)
-    assert scores == pytest.approx([entry["score"] for entry in each["data"]], abs=1e-6)
+    assert scores == pytest.approx([entry["score"] for entry in response["data"]], abs=1e-6)
     assert [(entry["index"], entry["object"]) for entry in one["data"]] == [
-        (place, "score") for place in range(3)
+        (index, "score") for index in range(3)
     ]
 
 
@@ -172,20 +174,20 @@ async def test_score(gateway: Gateway, serve: Serve, folders: Any, path: str, na
 async def test_rerank(gateway: Gateway, serve: Serve, folders: Any, path: str) -> None:
     offline = LLM(str(folders["rank"])).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
     scores = [out.outputs.score for out in offline]
-    order = sorted(range(3), key=lambda place: -scores[place])
+    order = sorted(range(3), key=lambda index: -scores[index])
     documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[3]]
     body = {"model": "rank", "query": TEXTS[0], "documents": documents}
     async with serve("rank"):
-        whole = await post(gateway, path, **body)
+        full_response = await post(gateway, path, **body)
         best = await post(gateway, path, **body, top_n=1, return_documents=True)
-    assert [result["index"] for result in whole["results"]] == order
-    found = [result["relevance_score"] for result in whole["results"]]
-    assert found == pytest.approx([scores[place] for place in order], abs=1e-5)
+    assert [result["index"] for result in full_response["results"]] == order
+    relevance_scores = [result["relevance_score"] for result in full_response["results"]]
+    assert relevance_scores == pytest.approx([scores[index] for index in order], abs=1e-5)
     assert len(best["results"]) == 1
     assert best["results"][0]["document"] == {"text": TEXTS[1:][order[0]]}
-    assert ("document" in whole["results"][0]) is (path != "/v2/rerank")
+    assert ("document" in full_response["results"][0]) is (path != "/v2/rerank")
     if path == "/v2/rerank":
-        assert whole["meta"]["billed_units"] == {"search_units": 1}
+        assert full_response["meta"]["billed_units"] == {"search_units": 1}
 
 
 @pytest.mark.parametrize("name", ["embed", "rank"])
@@ -202,16 +204,16 @@ async def test_of_longer_texts_so_many_tokens_are_read(
         limited = await post(
             gateway, "/v2/rerank", **body, max_tokens_per_doc=5, return_documents=True
         )
-        whole = await post(gateway, "/v2/rerank", **body, max_tokens_per_doc=0)
+        full_response = await post(gateway, "/v2/rerank", **body, max_tokens_per_doc=0)
         both = await post(
             gateway, "/score", model=name, queries=query, items=[long],
             max_tokens_per_doc=5, max_tokens_per_query=2,
         )  # fmt: skip
         short = await post(gateway, "/score", model=name, text_1=asked, text_2=[cut])
-    read = {found["index"]: found["relevance_score"] for found in limited["results"]}
-    assert read == {found["index"]: found["relevance_score"] for found in by_hand["results"]}
-    assert limited["usage"] == by_hand["usage"] != whole["usage"]
-    assert {found["document"]["text"] for found in limited["results"]} == {long, "dog"}
+    read = {result["index"]: result["relevance_score"] for result in limited["results"]}
+    assert read == {result["index"]: result["relevance_score"] for result in by_hand["results"]}
+    assert limited["usage"] == by_hand["usage"] != full_response["usage"]
+    assert {result["document"]["text"] for result in limited["results"]} == {long, "dog"}
     assert (both["data"], both["usage"]) == (short["data"], short["usage"])
 
 
@@ -243,7 +245,7 @@ async def test_fault_27_a_lost_replicas_prompts_go_to_another(
     lost.model.tasks, lost.model.pooling = ["embed"], PoolingInfo(embedding_size=32)
     lost.model.path = str(folders["embed"])
     async with lost:
-        await gateway.look()
+        await gateway.refresh()
         pending = asyncio.create_task(
             post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0])
         )
@@ -263,8 +265,8 @@ async def test_a_batch_may_hold_embeddings(
     async with serve("embed"):
         outcome = await dispatch_request("/v1/embeddings", body, caller)
     assert outcome.status == 200
-    found = [entry["embedding"] for entry in outcome.body["data"]]
-    np.testing.assert_allclose(found, vectors[:2], atol=1e-6)
+    embeddings = [entry["embedding"] for entry in outcome.body["data"]]
+    np.testing.assert_allclose(embeddings, vectors[:2], atol=1e-6)
 
 
 async def test_requests_at_once_leave_nothing_behind(gateway: Gateway, serve: Serve) -> None:
@@ -291,9 +293,11 @@ async def test_data_goes_through_the_models_io_processor(
         assert answer.status == 200
         assert answer.json()["data"]["nearest"] == 1
         assert answer.json()["usage"]["prompt_tokens"] > 0
-        wrong = await gateway.client.post("/pooling", {"model": "embed", "data": {"query": 1}})
-        assert (wrong.status, wrong.error["param"]) == (400, "data")
-        assert "it must be an object" in wrong.error["message"]
+        invalid_response = await gateway.client.post(
+            "/pooling", {"model": "embed", "data": {"query": 1}}
+        )
+        assert (invalid_response.status, invalid_response.error["param"]) == (400, "data")
+        assert "it must be an object" in invalid_response.error["message"]
         both = {"model": "embed", "data": asked, "input": "x"}
         assert (await gateway.client.post("/pooling", both)).error["param"] == "data"
 

@@ -25,18 +25,20 @@ async def test_each_text_is_judged_by_the_models_labels(
         several = (await gateway.client.post(URL, {"model": "classify", "input": TEXTS})).json()
         for model in (None, "omni-moderation-latest"):  # whatever moderates here
             body = {"input": TEXTS[0]} | ({"model": model} if model else {})
-            alone = (await gateway.client.post(URL, body)).json()
-            assert (alone["model"], len(alone["results"])) == ("classify", 1)
+            isolated_payload = (await gateway.client.post(URL, body)).json()
+            assert (isolated_payload["model"], len(isolated_payload["results"])) == ("classify", 1)
         part = {"type": "text", "text": TEXTS[0]}
         parts = (await gateway.client.post(URL, {"model": "classify", "input": [part]})).json()
     answer = ModerationCreateResponse.model_validate(several | {"results": []})
     assert answer.model == "classify"
-    for result, wanted in zip(several["results"], expected, strict=True):
+    for result, expected_output in zip(several["results"], expected, strict=True):
         scores = list(result["category_scores"].values())
-        np.testing.assert_allclose(scores, wanted.outputs.probs, atol=1e-6)
+        np.testing.assert_allclose(scores, expected_output.outputs.probs, atol=1e-6)
         assert result["flagged"] == (max(scores) >= 0.5)
         assert result["categories"].keys() == result["category_scores"].keys()
-    assert parts["results"][0]["category_scores"] == alone["results"][0]["category_scores"]
+    assert (
+        parts["results"][0]["category_scores"] == isolated_payload["results"][0]["category_scores"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,8 @@ def stand_in_flash() -> types.ModuleType:
     ):  # fmt: skip
         assert causal
         assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
-        left, right = window_size
-        assert right == (0 if left >= 0 else -1)
+        past_window, right = window_size
+        assert right == (0 if past_window >= 0 else -1)
         return oracle.paged_attention(
             AttentionArgs(
                 q,
@@ -85,7 +85,7 @@ def stand_in_flash() -> types.ModuleType:
                 cache_seqlens,
                 cu_seqlens_q,
                 softmax_scale,
-                sliding_window=left + 1,
+                sliding_window=past_window + 1,
                 soft_cap=softcap,
             ),
         ).to(q.dtype)
@@ -106,12 +106,12 @@ def stand_in_aiter() -> types.ModuleType:
         assert q_descale is k_descale is v_descale is None
         assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
         assert max_seqlen_k >= int(seqused_k.max())
-        left, right = window_size
-        assert right == (0 if left >= 0 else -1)
+        past_window, right = window_size
+        assert right == (0 if past_window >= 0 else -1)
         pages = k.transpose(1, 2), v.transpose(1, 2)
         args = AttentionArgs(
             q, *pages, block_table, seqused_k, cu_seqlens_q, softmax_scale,
-            sliding_window=left + 1, soft_cap=softcap, sinks=sinks,
+            sliding_window=past_window + 1, soft_cap=softcap, sinks=sinks,
         )  # fmt: skip
         out.copy_(oracle.paged_attention(args))
 
@@ -144,10 +144,10 @@ def stand_in_infer() -> types.ModuleType:
 
         def run(self, q, paged_kv_cache):
             keys, values = paged_kv_cache
-            made = oracle.paged_attention(
+            out = oracle.paged_attention(
                 AttentionArgs(q, keys, values, *self.arguments, **self.options)
             )
-            return made.to(q.dtype)
+            return out.to(q.dtype)
 
     module.BatchPrefillWithPagedKVCacheWrapper = Wrapper
     return module

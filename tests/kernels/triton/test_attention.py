@@ -156,11 +156,11 @@ EIGHT_BITS = [
 
 def in_eight_bits(batch, dtype, scaling):
     """Round the batch's caches; (what they stand for, their scales)."""
-    scales, plain = [], {}
+    scales, baseline = [], {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(batch, name)
         unit = 1 / 20 if dtype == torch.int8 else 1
-        whole = (cache.nan_to_num() / unit).to(dtype)
+        full_tensor = (cache.nan_to_num() / unit).to(dtype)
         scale = {
             "none": torch.ones(1), "tensor": (torch.rand(1) + 0.5) * unit,
             "head": (torch.rand(cache.shape[1]) + 0.5) * unit,
@@ -169,19 +169,19 @@ def in_eight_bits(batch, dtype, scaling):
         shaped = scale
         if scaling != "none":
             shaped = scale[..., None] if scaling == "token" else scale.view(-1, 1, 1)
-        plain[name] = whole.double() * shaped.double()
-        setattr(batch, name, whole)
+        baseline[name] = full_tensor.double() * shaped.double()
+        setattr(batch, name, full_tensor)
         scales.append(scale)
-    given = {} if scaling == "none" else dict(zip(("key_scales", "value_scales"), scales))
-    return plain, given
+    value = {} if scaling == "none" else dict(zip(("key_scales", "value_scales"), scales))
+    return baseline, value
 
 
 @pytest.mark.parametrize(("dtype", "scaling"), EIGHT_BITS)
 def test_eight_bit_caches(dtype, scaling):
     batch = make_batch([(1, 37), (3, 40), (1, 70)], size=32)
-    plain, given = in_eight_bits(batch, dtype, scaling)
-    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
-    got = paged_attention(AttentionArgs(**batch.arguments(), **given))
+    baseline, scales = in_eight_bits(batch, dtype, scaling)
+    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **baseline}))
+    got = paged_attention(AttentionArgs(**batch.arguments(), **scales))
     assert_close(got, expected, torch.float32, 8.0)
 
 
@@ -191,9 +191,9 @@ def test_heads_of_every_size_meet_caches_of_eight_bits(dtype, scaling, size):
     """Of an even size they are read by pairs of bytes in decodes, and by single ones in prompts."""
     for sequences in ([(1, 37), (0, 9), (3, 70)], [(17, 40)]):
         batch = make_batch(sequences, size=size, heads=2, kv_heads=1)
-        plain, given = in_eight_bits(batch, dtype, scaling)
-        expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
-        got = paged_attention(AttentionArgs(**batch.arguments(), **given))
+        baseline, scales = in_eight_bits(batch, dtype, scaling)
+        expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **baseline}))
+        got = paged_attention(AttentionArgs(**batch.arguments(), **scales))
         assert_close(got, expected, torch.float32, 8.0)
 
 
@@ -207,9 +207,9 @@ def test_bfloat16_queries_of_every_size_meet_caches_of_eight_bits(dtype, scaling
     batch = make_batch([(1, 37), (9, 40), (1, 70)], size=32, dtype=torch.bfloat16)
     sizes = torch.tensor([1e-38, 1e-12, 1.0, 1e3, 1e6, 0.0, 1.0, 3e-5, 1e9, 0.1, 2.0])
     batch.q.mul_(sizes[:, None, None])
-    plain, given = in_eight_bits(batch, dtype, scaling)
-    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}, **options))
-    got = paged_attention(AttentionArgs(**batch.arguments(), **given, **options))
+    baseline, scales = in_eight_bits(batch, dtype, scaling)
+    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **baseline}, **options))
+    got = paged_attention(AttentionArgs(**batch.arguments(), **scales, **options))
     assert got.isfinite().all()
     assert_close(got, expected, torch.bfloat16, 4.0)
 
@@ -246,13 +246,13 @@ def test_a_decoding_row_is_the_same_to_the_bit_in_every_batch(options):
     for row in (0, 2):
         begin, end = batch.query_start_loc[row : row + 2].tolist()
         length = int(batch.seq_lens[row])
-        alone = batch.arguments() | {
+        isolated_arguments = batch.arguments() | {
             "q": batch.q[begin:end], "seq_lens": batch.seq_lens[row : row + 1],
             "block_tables": batch.block_tables[row : row + 1, : -(-length // 16)].contiguous(),
             "query_start_loc": torch.tensor([0, end - begin], dtype=torch.int32),
         }  # fmt: skip
         for programs in (1, 3):
-            got = paged_attention(AttentionArgs(**alone, **options), programs=programs)
+            got = paged_attention(AttentionArgs(**isolated_arguments, **options), programs=programs)
             assert torch.equal(got, together[begin:end])
 
 
@@ -287,22 +287,22 @@ def test_scores_far_apart_stay_finite():
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_states_of_two_halves_merge_into_the_whole(splits):
-    whole = make_batch([(1, 48), (1, 100), (1, 20)], size=40)
-    expected = oracle.paged_attention(AttentionArgs(**whole.arguments()))
+    full_batch = make_batch([(1, 48), (1, 100), (1, 20)], size=40)
+    expected = oracle.paged_attention(AttentionArgs(**full_batch.arguments()))
     parts = []
     for low, high in ((0, 2), (2, 99)):
-        part = whole.arguments()
-        length = whole.seq_lens.clamp(max=high * 16) - low * 16
-        part["block_tables"] = whole.block_tables[:, low:high].contiguous()
+        part = full_batch.arguments()
+        length = full_batch.seq_lens.clamp(max=high * 16) - low * 16
+        part["block_tables"] = full_batch.block_tables[:, low:high].contiguous()
         part["seq_lens"] = length.clamp(min=0)
         # A sequence without keys in this half: its query sees nothing.
-        lse = torch.full(whole.q.shape[:2], float("nan"))
+        lse = torch.full(full_batch.q.shape[:2], float("nan"))
         parts += [paged_attention(AttentionArgs(**part), lse=lse, programs=splits), lse]
     merged, lse = merge_attention_states(*parts)
     assert_close(merged, expected, torch.float32, 4.0)
     assert parts[3][2].tolist() == [float("-inf")] * 4
     full = torch.empty_like(lse)
-    paged_attention(AttentionArgs(**whole.arguments()), lse=full)
+    paged_attention(AttentionArgs(**full_batch.arguments()), lse=full)
     torch.testing.assert_close(lse, full, rtol=1e-5, atol=1e-5)
 
 

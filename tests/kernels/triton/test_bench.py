@@ -31,17 +31,17 @@ def test_all_of_it_runs_in_small_and_agrees_with_the_reference():
 
 
 def test_the_search_for_tiles_runs_in_small(capsys, monkeypatch):
-    before = dict(INTERPRETED)
+    initial = dict(INTERPRETED)
     monkeypatch.setattr("sys.argv", ["tune", "--smoke"])
     assert tune() == 0
-    found = capsys.readouterr().out.splitlines()
-    assert sum("Tile(" in line for line in found) == 2 * 2 + 2
-    assert before == INTERPRETED
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("Tile(" in line for line in lines) == 2 * 2 + 2
+    assert initial == INTERPRETED
     monkeypatch.setattr("sys.argv", ["tune", "--smoke", "--phase", "decode", "--size", "64"])
     assert tune() == 0
-    found = capsys.readouterr().out.splitlines()
-    assert sum("Tile(" in line for line in found) == 2 + 1
-    assert all("decode 64" in line for line in found)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("Tile(" in line for line in lines) == 2 + 1
+    assert all("decode 64" in line for line in lines)
 
 
 def test_what_is_wrong_is_found():

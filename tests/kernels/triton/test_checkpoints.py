@@ -44,17 +44,19 @@ def levels(llm, part):
 def test_layers_stay_as_they_are(name, near, tmp_path):
     """Activations are rounded to e4m3 beside weights of that; int4 has minima of float16."""
     source = make_model("llama", tmp_path / "source", **SMALL)
-    made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
-    llm = LLM(str(made.packed), **SETTINGS)
+    pair = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
+    llm = LLM(str(pair.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"kept"}
     down = llm.core.executor.worker.loaded.model.weights[0].mlp.down
-    plain = made.weights["model.layers.0.mlp.down_proj"]
-    torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
-    wanted = Oracle(made.plain).logprobs(PROMPT)
+    baseline = pair.weights["model.layers.0.mlp.down_proj"]
+    torch.testing.assert_close(
+        down.rows(torch.arange(len(baseline))), baseline, rtol=1e-3, atol=1e-3
+    )
+    expected_logprobs = Oracle(pair.dense).logprobs(PROMPT)
     scores = llm.generate([PROMPT], SCORED, use_tqdm=False)[0].prompt_logprobs
-    found = [entry[token].logprob for token, entry in zip(PROMPT[1:], scores[1:], strict=True)]
-    expected = [float(wanted[at, token]) for at, token in enumerate(PROMPT[1:])]
-    assert found == pytest.approx(expected, abs=near)
+    logprobs = [entry[token].logprob for token, entry in zip(PROMPT[1:], scores[1:], strict=True)]
+    expected = [float(expected_logprobs[index, token]) for index, token in enumerate(PROMPT[1:])]
+    assert logprobs == pytest.approx(expected, abs=near)
 
 
 def test_experts_stay_as_they_are_all_at_once(tmp_path):
@@ -71,28 +73,30 @@ def test_experts_stay_as_they_are_all_at_once(tmp_path):
     layers = llm.core.executor.worker.loaded.model.weights
     assert all(isinstance(layer.experts, GroupedExperts) for layer in layers)
     assert levels(llm, ".experts.") == {"kept"}
-    said = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-    assert said == Oracle(pair.plain).greedy(PROMPT, 6)
+    token_ids = llm.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    assert token_ids == Oracle(pair.dense).greedy(PROMPT, 6)
 
 
 @pytest.mark.parametrize("name", ["bnb-nf4", "nvfp4"])
 def test_forms_that_no_kernel_multiplies_are_read(name, tmp_path):
     """Into floats; and stand for what they did."""
     source = make_model("llama", tmp_path / "source", **SMALL)
-    made = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
-    llm = LLM(str(made.packed), **SETTINGS)
+    pair = make_pair(source, tmp_path, FORMATS[name].config, FORMATS[name].write)
+    llm = LLM(str(pair.packed), **SETTINGS)
     assert levels(llm, "_proj") == {"read"}
     down = llm.core.executor.worker.loaded.model.weights[0].mlp.down
-    plain = made.weights["model.layers.0.mlp.down_proj"]
-    torch.testing.assert_close(down.rows(torch.arange(len(plain))), plain, rtol=1e-3, atol=1e-3)
-    said = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
-    assert said == Oracle(made.plain).greedy(PROMPT, 2)
+    baseline = pair.weights["model.layers.0.mlp.down_proj"]
+    torch.testing.assert_close(
+        down.rows(torch.arange(len(baseline))), baseline, rtol=1e-3, atol=1e-3
+    )
+    token_ids = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
+    assert token_ids == Oracle(pair.dense).greedy(PROMPT, 2)
 
 
 def test_the_experts_of_gpt_oss_are_read(tmp_path):
     make_checkpoint({**RECIPES["gpt_oss"], **FEW_HEADS}, tmp_path / "source")
-    made = make_mxfp4(tmp_path / "source", tmp_path)
-    llm = LLM(str(made.packed), **SETTINGS)
+    mxfp4 = make_mxfp4(tmp_path / "source", tmp_path)
+    llm = LLM(str(mxfp4.packed), **SETTINGS)
     assert {report.level for report in llm.load_report() if report.format == "mxfp4"} == {"read"}
-    said = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
-    assert said == Oracle(made.plain).greedy(PROMPT, 2)
+    token_ids = llm.generate([PROMPT], TWO, use_tqdm=False)[0].outputs[0].token_ids
+    assert token_ids == Oracle(mxfp4.dense).greedy(PROMPT, 2)

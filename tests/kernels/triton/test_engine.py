@@ -59,12 +59,14 @@ def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}
     llm = LLM(str(folder), device="cpu", quantization=quantization, **settings)
     layers = llm.core.executor.worker.loaded.model.weights
-    whole = LLM(str(folder), device="cpu", **settings).core.executor.worker.loaded.model.weights
-    assert layers[0].nbytes < 0.5 * whole[0].nbytes  # rows are padded to groups of 128
+    full_weights = LLM(
+        str(folder), device="cpu", **settings
+    ).core.executor.worker.loaded.model.weights
+    assert layers[0].nbytes < 0.5 * full_weights[0].nbytes  # rows are padded to groups of 128
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
     together = llm.generate(PROMPTS[:2], params, use_tqdm=False)[1].outputs[0].token_ids
-    (alone,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)
-    assert alone.outputs[0].token_ids == together
+    (isolated_output,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)
+    assert isolated_output.outputs[0].token_ids == together
     assert len(together) == 2
 
 

@@ -25,11 +25,11 @@ def programs(quantization, columns, rows, monkeypatch, **changes):
         setattr(layer, name, value)
     grids = []
 
-    def note(kernel, grid, args, options):
+    def record_launch(kernel, grid, args, options):
         if "product" in kernel.__name__:
             grids.append((grid, options["BN"], options["num_warps"]))
 
-    with watch(note, HOPPER):
+    with watch(record_launch, HOPPER):
         layer(torch.empty(rows, 256, dtype=torch.bfloat16, device="meta"))
     return grids
 
@@ -37,10 +37,10 @@ def programs(quantization, columns, rows, monkeypatch, **changes):
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
 def test_layers_of_few_columns_have_two_programs_for_each_processor(quantization, monkeypatch):
     """4096 columns were 128 programs on 132 processors."""
-    for columns, wanted in ((4096, (256, 16, 2)), (6144, (384, 16, 2)), (14336, (448, 32, 4))):
+    for columns, expected in ((4096, (256, 16, 2)), (6144, (384, 16, 2)), (14336, (448, 32, 4))):
         for rows in (1, 16):
             ((grid, *rest),) = programs(quantization, columns, rows, monkeypatch)
-            assert (*grid, *rest) == wanted
+            assert (*grid, *rest) == expected
     ((grid, *rest),) = programs(quantization, 4096, 17, monkeypatch)
     assert (*grid, *rest) == (64, 64, 4)
 

@@ -17,8 +17,8 @@ VOCAB = 330
 
 
 def rows_of(kind: str) -> torch.Tensor:
-    made = torch.Generator().manual_seed(len(kind))
-    logits = torch.randn(3, VOCAB, generator=made)
+    generator = torch.Generator().manual_seed(len(kind))
+    logits = torch.randn(3, VOCAB, generator=generator)
     if kind == "rounded":  # as logits of bfloat16 are: few values, each many times
         return (logits * 2).round() / 2
     if kind == "sided":  # all that is kept lies in the last pieces
@@ -29,8 +29,10 @@ def rows_of(kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["smooth", "rounded", "sided"])
 def test_every_filter_draws_what_sorting_draws(kind):
     ways = [{"top_p": 0.95}, {"top_k": 170, "top_p": 0.8}, {"top_p": 0.9, "min_p": 1e-3}]
-    made = [settings(1, temperature=3.0, seed=at, **way) for at, way in enumerate(ways)]
-    chosen = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    row_settings = [
+        settings(1, temperature=3.0, seed=index, **way) for index, way in enumerate(ways)
+    ]
+    chosen = {name: torch.cat([one[name] for one in row_settings]) for name in row_settings[0]}
     logits = rows_of(kind)
     assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
 
@@ -58,13 +60,13 @@ def test_pieces_of_a_row_are_sorted_by_programs_of_their_own_and_beside_any_row(
     logits = torch.cat([torch.randn(1, VOCAB) * 30, rows_of("rounded")])
     chosen = settings(4, top_p=0.95, temperature=3.0)
     together = sample(logits, **chosen)
-    alone = sample(logits[-1:], **{name: given[-1:] for name, given in chosen.items()})
-    assert alone.tolist() == together[-1:].tolist()
-    pieces = -(-VOCAB // module.CHUNK)
-    (grid, parts), (grid_alone, parts_alone) = seen
-    assert (grid, grid_alone) == ((pieces, 4), (pieces, 1))
-    assert all(torch.equal(one, other) for one, other in zip(parts, parts_alone, strict=True))
+    isolated_sample = sample(logits[-1:], **{name: values[-1:] for name, values in chosen.items()})
+    assert isolated_sample.tolist() == together[-1:].tolist()
+    chunks = -(-VOCAB // module.CHUNK)
+    (grid, parts), (grid_isolated, parts_isolated) = seen
+    assert (grid, grid_isolated) == ((chunks, 4), (chunks, 1))
+    assert all(torch.equal(one, other) for one, other in zip(parts, parts_isolated, strict=True))
     ordered, _, sums = parts
-    assert (ordered.view(pieces, -1).diff() <= 0).all()
+    assert (ordered.view(chunks, -1).diff() <= 0).all()
     weights = ((logits[-1].double() - logits[-1].max()) / 3.0).exp()
-    torch.testing.assert_close(sums.view(pieces, -1)[:, -1].sum(), weights.sum(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(sums.view(chunks, -1)[:, -1].sum(), weights.sum(), rtol=1e-6, atol=0)

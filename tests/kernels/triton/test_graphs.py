@@ -71,17 +71,17 @@ class NotingRecorder:
     """`Recorder` on the CPU."""
 
     def __init__(self):
-        self.pieces = 0
+        self.num_recorded = 0
 
     session = contextlib.nullcontext
 
     def begin(self):
         self.steps = []
         self.stack = contextlib.ExitStack()
-        self.stack.enter_context(watch(self.note, INTERPRETER))
+        self.stack.enter_context(watch(self.record_launch, INTERPRETER))
         self.stack.enter_context(Noting(self.steps))
 
-    def note(self, kernel, grid, args, options):
+    def record_launch(self, kernel, grid, args, options):
         def run():
             with _disable_current_modes():
                 kernel[grid](*args, **options)
@@ -91,7 +91,7 @@ class NotingRecorder:
 
     def end(self):
         self.stack.close()
-        self.pieces += 1
+        self.num_recorded += 1
         steps = self.steps
         return lambda: [step() for step in steps]
 
@@ -157,25 +157,27 @@ def test_rows_of_adapters_are_told_apart_by_what_a_graph_reads(graphed, folder, 
     }
     names = ["dora", None, "wide", "dora"]
     texts = [[5, 9, 17], [60], [33, 7, 80, 11, 12], [60]]
-    asked = {name: LoRARequest(name, at, str(folders[name])) for at, name in enumerate(folders, 1)}
+    asked = {
+        name: LoRARequest(name, index, str(folders[name])) for index, name in enumerate(folders, 1)
+    }
 
-    def said(*some):
+    def run_rows(*some):
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
         outputs = llm.generate(
-            [{"prompt_token_ids": texts[at]} for at in some], params, use_tqdm=False,
-            lora_request=[asked.get(names[at]) for at in some],
+            [{"prompt_token_ids": texts[index]} for index in some], params, use_tqdm=False,
+            lora_request=[asked.get(names[index]) for index in some],
         )  # fmt: skip
         return [output.outputs[0].token_ids for output in outputs]
 
     expected = PeftOracle(folder, folders).greedy_all(list(zip(texts, names, strict=True)), 3)
-    assert said(0, 1, 2, 3) == expected
-    assert said(0, 1, 3) == [expected[0], expected[1], expected[3]]
+    assert run_rows(0, 1, 2, 3) == expected
+    assert run_rows(0, 1, 3) == [expected[0], expected[1], expected[3]]
     assert {key[0] for key in used if key[1].adapted} == {
         CUDAGraphRuntimeMode.FULL,
         CUDAGraphRuntimeMode.PIECEWISE,
     }
     used.clear()
-    assert said(1) == expected[1:2]
+    assert run_rows(1) == expected[1:2]
     assert used
     assert not any(key[1].adapted for key in used)
 
@@ -187,7 +189,7 @@ def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch)
     texts = [[5, 9, 17], [60, 61]]
     oracle = Oracle(folder)
     expected = [oracle.greedy(text, 14) for text in texts]
-    Seer.said = {tuple(t): [said] for t, said in zip(texts, expected, strict=True)}
+    Seer.texts = {tuple(t): [output] for t, output in zip(texts, expected, strict=True)}
     Seer.rng = random.Random(7)
     llm, forward, _ = graphed(
         CUDAGraphMode.FULL_DECODE_ONLY, sizes=[18], length=9, max_num_batched_tokens=64,
@@ -223,11 +225,15 @@ def test_a_draft_model_draws_in_graphs(folder, monkeypatch):
         return GpuModelRunner(model, parts.batch, sampler, forward, CPU, parts.masks)
 
     monkeypatch.setattr(CpuDevice, "make_runner", make_runner)
-    wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
+    speculative_config = {
+        "method": "draft_model",
+        "model": str(folder),
+        "num_speculative_tokens": 2,
+    }
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         max_num_seqs=1, max_num_batched_tokens=16, async_scheduling=False,
-        cudagraph_capture_sizes=[1, 4], speculative_config=wanted,
+        cudagraph_capture_sizes=[1, 4], speculative_config=speculative_config,
     )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     (output,) = llm.generate([[5, 9, 17]], params, use_tqdm=False)
@@ -255,8 +261,8 @@ def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     expected = {mode.decode, mode.mixed} - {CUDAGraphRuntimeMode.NONE}
     assert {key[0] for key in used} == expected
     # One layer: two pieces around an attention, and the note above.
-    pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
-    assert all(count == 2 + 1 + 1 for count in pieces)
+    chunks = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
+    assert all(count == 2 + 1 + 1 for count in chunks)
 
 
 def test_what_no_graph_holds_runs_eagerly(graphed):
@@ -298,7 +304,7 @@ def test_graphs_stop_where_memory_does(folder, monkeypatch, caplog):
     forward = DeviceForward(
         lambda ids, context: ids * 2.0, CPU, dispatcher, StaticInputBuffers(4, 4, [4], CPU), breaks
     )
-    room = itertools.chain([True, True], itertools.repeat(False))
-    assert forward.capture(lambda: next(room)) == 2
+    budget = itertools.chain([True, True], itertools.repeat(False))
+    assert forward.capture(lambda: next(budget)) == 2
     assert {key[1].num_tokens for key in dispatcher.keys} == {4}
     assert "no memory" in caplog.text

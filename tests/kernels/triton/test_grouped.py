@@ -76,10 +76,10 @@ def test_experts_are_chosen_from_the_best_groups(experts, groups, top_groups, be
 
 
 def test_groups_that_cannot_be_are_refused():
-    for wrong in ({"groups": 4}, {"groups": 3, "top_groups": 4}, {"groups": 3},
+    for invalid in ({"groups": 4}, {"groups": 3, "top_groups": 4}, {"groups": 3},
                   {"groups": 3, "top_groups": 2, "group_best": 3}):  # fmt: skip
         with pytest.raises(ValueError, match="groups"):
-            route(torch.randn(2, 9), 4, **wrong)
+            route(torch.randn(2, 9), 4, **invalid)
 
 
 def test_sigmoids_that_are_all_nothing_weigh_nothing():
@@ -125,13 +125,13 @@ def test_route_refuses_more_than_there_are():
 @pytest.mark.parametrize("groups", [1, 3, 9])
 def test_align_sorts_stably_and_pads(rows, groups):
     ids = torch.randint(-1, groups, (rows,), dtype=torch.int32)
-    made = align(ids, groups, 16)
-    order, seen = made.order.view(-1, 16), []
-    for tile, group in zip(order, made.group.tolist()):
-        kept = tile[tile < rows]
-        assert (group >= 0) == (len(kept) > 0)
-        assert (ids[kept.long()] == group).all()
-        seen += kept.tolist()
+    match = align(ids, groups, 16)
+    order, seen = match.order.view(-1, 16), []
+    for tile, group in zip(order, match.group.tolist()):
+        retained_tensor = tile[tile < rows]
+        assert (group >= 0) == (len(retained_tensor) > 0)
+        assert (ids[retained_tensor.long()] == group).all()
+        seen += retained_tensor.tolist()
     expected = [r for g in range(groups) for r in (ids == g).nonzero().squeeze(-1).tolist()]
     assert seen == expected
 

@@ -60,16 +60,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return used
 
 
-def drafting(folder: Path, **wanted: Any) -> LLM:
+def drafting(folder: Path, **draft_settings: Any) -> LLM:
     return LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         max_num_seqs=1, max_num_batched_tokens=8, block_size=4, async_scheduling=False,
         optimization_level=2, cudagraph_capture_sizes=[1, 3],
-        speculative_config={"num_speculative_tokens": 2, **wanted},
+        speculative_config={"num_speculative_tokens": 2, **draft_settings},
     )  # fmt: skip
 
 
-def said(llm: LLM, prompt: list[int]) -> list[int]:
+def generate_text(llm: LLM, prompt: list[int]) -> list[int]:
     (output,) = llm.generate([prompt], BIASED, use_tqdm=False)
     llm.core.check_integrity()
     stats = llm.core.stats
@@ -90,19 +90,19 @@ def test_eagles_drafts_are_the_equations(method: str, recorded: list[Any], tmp_p
     head_folder = write(tmp_path / "heads", config, tensors)
     llm = drafting(folder, method=method, model=str(head_folder))
     watch = test_eagle.watched(llm, folder, tensors)
-    assert len(said(llm, [*range(4, 14)])) == 8
+    assert len(generate_text(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert recorded[0].count(CHECK) > 1
 
 
 def test_a_checkpoints_own_layer_says_what_its_equation_does(
     recorded: list[Any], tmp_path: Path
 ) -> None:
-    folder = glm_with_drafts(tmp_path, own_tables=True)
+    folder = glm_with_drafts(tmp_path, tables=True)
     llm = drafting(folder, method="mtp")
     watch = test_mtp.watched(llm, folder)
-    assert len(said(llm, [*range(4, 14)])) == 8
+    assert len(generate_text(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert recorded[0].count(CHECK) > 1

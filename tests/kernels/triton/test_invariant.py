@@ -42,13 +42,13 @@ OPTIONS = [
 def dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
     """A product that sums all rows of a tile alike, as matrix units do; numpy's goes by a row's
     place."""
-    left, right = (
+    remaining_view, right = (
         _convert_float(x.data, x.dtype, tl.float16, None).view(np.float16)
         if x.dtype.primitive_bitwidth == 8 and x.dtype.is_floating()
         else x.data
         for x in (a, b)
     )
-    terms = left.astype(np.float32)[:, :, None] * right.astype(np.float32)[None]
+    terms = remaining_view.astype(np.float32)[:, :, None] * right.astype(np.float32)[None]
     return TensorHandle(d.data + terms.sum(1).astype(d.data.dtype), d.dtype.scalar)
 
 
@@ -64,17 +64,17 @@ def ops() -> InvariantTritonKernels:
 
 def one_by_one(batch: Batch, attention: Attention, sequences=SEQUENCES, **options) -> Tensor:
     """Each row as a decode of its own."""
-    whole, rows, at = batch.arguments(), [], 0
+    full_arguments, rows, offset = batch.arguments(), [], 0
     for number, (count, length) in enumerate(sequences):
-        for place in range(count):
-            alone = whole | {
-                "q": whole["q"][at : at + 1],
-                "block_tables": whole["block_tables"][number : number + 1],
-                "seq_lens": torch.tensor([length - count + place + 1], dtype=torch.int32),
+        for index in range(count):
+            isolated = full_arguments | {
+                "q": full_arguments["q"][offset : offset + 1],
+                "block_tables": full_arguments["block_tables"][number : number + 1],
+                "seq_lens": torch.tensor([length - count + index + 1], dtype=torch.int32),
                 "query_start_loc": torch.tensor([0, 1], dtype=torch.int32),
             }
-            rows.append(attention(AttentionArgs(**alone, **options)))
-            at += 1
+            rows.append(attention(AttentionArgs(**isolated, **options)))
+            offset += 1
     return torch.cat(rows)
 
 
@@ -99,9 +99,9 @@ def test_without_it_decodes_and_chunks_differ(ops):
 @pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_a_product_doesnt_depend_on_the_others(dtype, quantization, ops):
-    made = torch.Generator().manual_seed(1)
-    weight, bias = torch.randn(40, 130, generator=made), torch.randn(40, generator=made)
-    x = torch.randn(19, 130, generator=made).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    weight, bias = torch.randn(40, 130, generator=generator), torch.randn(40, generator=generator)
+    x = torch.randn(19, 130, generator=generator).to(dtype)
     layer = ops.PackedLinear(weight.to(dtype), bias, quantization=quantization)
     together = layer(x)
     assert torch.equal(together, torch.cat([layer(x[row : row + 1]) for row in range(len(x))]))
@@ -113,16 +113,19 @@ def test_a_row_of_a_product_doesnt_depend_on_the_others(dtype, quantization, ops
 
 
 def test_a_tokens_experts_dont_depend_on_the_others(ops):
-    made = torch.Generator().manual_seed(2)
-    x, router = torch.randn(7, 32, generator=made), torch.randn(7, 5, generator=made)
-    gate_up, down = torch.randn(5, 48, 32, generator=made), torch.randn(5, 32, 24, generator=made)
+    generator = torch.Generator().manual_seed(2)
+    x, router = torch.randn(7, 32, generator=generator), torch.randn(7, 5, generator=generator)
+    gate_up, down = (
+        torch.randn(5, 48, 32, generator=generator),
+        torch.randn(5, 32, 24, generator=generator),
+    )
     weights, ids = route(router, 2)
     together = ops.fused_experts(x, gate_up, down, weights, ids)
-    alone = [
+    isolated = [
         ops.fused_experts(x[i : i + 1], gate_up, down, weights[i : i + 1], ids[i : i + 1])
         for i in range(len(x))
     ]
-    assert torch.equal(together, torch.cat(alone))
+    assert torch.equal(together, torch.cat(isolated))
 
 
 def test_an_engine_gives_one_result(monkeypatch, tmp_path):
@@ -132,9 +135,14 @@ def test_an_engine_gives_one_result(monkeypatch, tmp_path):
         num_gpu_blocks_override=60, max_model_len=128, batch_invariant=True,
     )  # fmt: skip
     assert llm.core.executor.worker.loaded.model.ops.batch_invariant
-    prompt, watch = tuple(7 * place % 380 for place in range(12)), Watch()
-    (whole,) = run(llm, watch, (*prompt, 0, 0), Cut(known=len(prompt)))
-    run(llm, watch, whole, Cut(known=len(prompt) + 1, chunk=5, beside=(prompt[:4],)))
+    prompt, watch = tuple(7 * index % 380 for index in range(12)), Watch()
+    (full,) = run(llm, watch, (*prompt, 0, 0), Cut(num_prompt_tokens=len(prompt)))
+    run(
+        llm,
+        watch,
+        full,
+        Cut(num_prompt_tokens=len(prompt) + 1, chunk=5, other_sequences=(prompt[:4],)),
+    )
     assert watch.again > 0
     assert not watch.differing
 
@@ -142,9 +150,9 @@ def test_an_engine_gives_one_result(monkeypatch, tmp_path):
 def test_plain_torch_and_other_attention_are_refused(tmp_path):
     folder = str(make_model("llama", tmp_path, num_hidden_layers=1))
     settings = {"num_gpu_blocks_override": 60, "max_model_len": 128, "batch_invariant": True}
-    with pytest.raises(ConfigError, match="plain torch") as plain:
+    with pytest.raises(ConfigError, match="plain torch") as baseline_error:
         LLM(folder, cpu_kernels=False, **settings)
-    assert plain.value.param == "batch_invariant"
+    assert baseline_error.value.param == "batch_invariant"
     with pytest.raises(ConfigError, match="TORCH_SDPA can't be used") as other:
         LLM(folder, attention_backend="TORCH_SDPA", **settings)
     assert other.value.param == "attention_backend"

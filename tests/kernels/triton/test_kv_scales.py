@@ -36,13 +36,13 @@ def forced(monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     """Keys 3000 times as large as usual, which queries make up for: beyond what e4m3 holds."""
-    made = make_model("llama", tmp_path, num_hidden_layers=2, **HEADS)
-    weights = load_file(made / "model.safetensors")
+    model = make_model("llama", tmp_path, num_hidden_layers=2, **HEADS)
+    weights = load_file(model / "model.safetensors")
     for layer in range(2):
         weights[KEYS.format(layer)] *= 3000
         weights[KEYS.format(layer).replace("k_proj", "q_proj")] /= 3000
-    save_file(weights, made / "model.safetensors", metadata={"format": "pt"})
-    return made
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    return model
 
 
 def load(folder, **settings):
@@ -82,8 +82,11 @@ def test_measured_scales_save_keys_that_fp8_would_cut_off(folder):
 
 def test_scales_of_the_checkpoint_come_first(folder):
     weights = load_file(folder / "model.safetensors")
-    at = "model.layers.0.self_attn."
-    weights[at + "k_scale"], weights[at + "v_scale"] = torch.tensor(8.0), torch.tensor([0.5])
+    prefix = "model.layers.0.self_attn."
+    weights[prefix + "k_scale"], weights[prefix + "v_scale"] = (
+        torch.tensor(8.0),
+        torch.tensor([0.5]),
+    )
     weights["model.layers.1.self_attn.k_scale"] = torch.tensor(-1.0)  # a placeholder
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     settings = {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}
@@ -134,30 +137,30 @@ def scale_file(folder, **changes):
 def test_scales_of_a_file_are_those_that_the_cache_has(folder):
     """They go before the checkpoint's, and stay when weights are read anew."""
     weights = load_file(folder / "model.safetensors")
-    at = "model.layers.0.self_attn."
-    weights[at + "k_scale"], weights[at + "v_scale"] = torch.tensor(8.0), torch.tensor(0.5)
+    prefix = "model.layers.0.self_attn."
+    weights[prefix + "k_scale"], weights[prefix + "v_scale"] = torch.tensor(8.0), torch.tensor(0.5)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load(folder, **scale_file(folder))
     config = EngineConfig(model=str(folder), **SETTINGS, **scale_file(folder))
     tokens = sample_tokens(None, 380, 24)
-    before = hidden(loaded.model, tokens, FP8)
+    initial = hidden(loaded.model, tokens, FP8)
     for _ in range(2):
         caches = loaded.model.kv_caches
         assert [{*cache.key_scales.tolist()} for cache in caches] == [{0.25}, {3.0}]
         assert [{*cache.value_scales.tolist()} for cache in caches] == [{0.25}, {3.0}]
         reload_model(loaded, config, kernels.get("cpu", use_compiled=config.cpu_kernels))
-        assert hidden(loaded.model, tokens, FP8).equal(before)
+        assert hidden(loaded.model, tokens, FP8).equal(initial)
     loaded.model.kv_scales = []
-    assert not hidden(loaded.model, tokens, FP8).equal(before)
+    assert not hidden(loaded.model, tokens, FP8).equal(initial)
 
 
 def test_measured_scales_are_measured_again_when_weights_are_read_anew(folder):
     settings = {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}
     loaded = load(folder, **settings)
-    before = loaded.model.kv_scales
+    initial_kv_scales = loaded.model.kv_scales
     config = EngineConfig(model=str(folder), **SETTINGS, **settings)
     reload_model(loaded, config, kernels.get("cpu", use_compiled=config.cpu_kernels))
-    for old, new in zip(before, loaded.model.kv_scales, strict=True):
+    for old, new in zip(initial_kv_scales, loaded.model.kv_scales, strict=True):
         assert old.keys.equal(new.keys)
 
 
@@ -205,7 +208,7 @@ def test_what_is_no_file_of_scales_is_refused(folder, text, words):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"kv_cache_dtype": "int8"}, "an int8 KV cache finds a scale for each token"),
         ({}, "set kv_cache_dtype to fp8, not auto"),
@@ -213,9 +216,9 @@ def test_what_is_no_file_of_scales_is_refused(folder, text, words):
         ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "leave calculate_kv_scales out"),
     ],
 )
-def test_a_file_of_scales_that_nothing_would_use_is_refused(given, words):
+def test_a_file_of_scales_that_nothing_would_use_is_refused(options, words):
     with pytest.raises(ConfigError, match=words) as raised:
-        EngineConfig(model="m", quantization_param_path="scales.json", **given)
+        EngineConfig(model="m", quantization_param_path="scales.json", **options)
     assert raised.value.param == "quantization_param_path"
 
 

@@ -68,8 +68,8 @@ def model_of(llm: LLM) -> Any:
 
 
 def tokens(llm: LLM, prompts: list[list[int]], **more: Any) -> list[list[int]]:
-    given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
-    outputs = llm.generate(given, PARAMS, use_tqdm=False, **more)
+    inputs: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    outputs = llm.generate(inputs, PARAMS, use_tqdm=False, **more)
     llm.core.check_integrity()
     return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -86,16 +86,16 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, forced: None, tmp_
     if RECIPES[name].get("n_routed_experts"):
         assert isinstance(model.weights[1].experts, GroupedMoe)
     assert tokens(llm, PROMPTS) == [oracle.greedy(prompt, 3) for prompt in PROMPTS]
-    before = llm.core.snapshot().prefix_cache_hits_total
+    initial_prefix_cache_hits_total = llm.core.snapshot().prefix_cache_hits_total
     assert tokens(llm, [AGAIN]) == [oracle.greedy(AGAIN, 3)]
-    assert llm.core.snapshot().prefix_cache_hits_total - before == 8
+    assert llm.core.snapshot().prefix_cache_hits_total - initial_prefix_cache_hits_total == 8
 
 
 @pytest.fixture
 def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
     """An engine whose steps go through graphs of a mode, and its forward pass."""
 
-    def made(mode: CUDAGraphMode, folder: Path) -> tuple[LLM, Any]:
+    def model_of_mode(mode: CUDAGraphMode, folder: Path) -> tuple[LLM, Any]:
         monkeypatch.setenv(kernels.FORCED, "triton")
         ops = kernels.get("cpu")
         for name in ("paged_attention", "mla_attention"):
@@ -112,7 +112,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LLM, Any]]:
         executor.worker._runner.forward = forward
         return llm, forward
 
-    return made
+    return model_of_mode
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,19 @@ def test_graphs_give_the_tokens_of_transformers(
     assert tokens(llm, PROMPTS) == [oracle.greedy(prompt, 3) for prompt in PROMPTS]
     assert {key[0] for key in used} == {mode.decode, mode.mixed} - {CUDAGraphRuntimeMode.NONE}
     # One layer: two pieces around an attention, and what notes that they ran.
-    pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
-    assert all(count == 2 + 1 + 1 for count in pieces)
+    chunks = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
+    assert all(count == 2 + 1 + 1 for count in chunks)
 
 
 @pytest.mark.slow
 def test_a_checkpoints_own_layer_drafts_beside_graphs(recorded: list[Any], tmp_path: Path) -> None:
     """Its latents are written by themselves; a step of a sequence with both drafts is a graph."""
-    folder = with_drafts("deepseek_v3", tmp_path, own_tables=True)
+    folder = with_drafts("deepseek_v3", tmp_path, tables=True)
     llm = test_head_graphs.drafting(folder, method="mtp")
     watch = test_mtp.watched(llm, folder)
-    assert len(test_head_graphs.said(llm, [*range(4, 14)])) == 8
+    assert len(test_head_graphs.texts(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
-    assert not watch.wrong
+    assert not watch.mismatched_lengths
     assert recorded[0].count(test_head_graphs.CHECK) > 1
 
 
@@ -172,4 +172,4 @@ def test_rounded_latents_and_experts_of_groups_in_few_bits(forced: None, tmp_pat
     assert isinstance(model_of(llm).weights[1].experts, GroupedExperts)
     together = tokens(llm, PROMPTS)
     assert together[1:] == tokens(llm, PROMPTS[1:])
-    assert all(len(said) == 3 for said in together)
+    assert all(len(output) == 3 for output in together)

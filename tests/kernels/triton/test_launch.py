@@ -82,12 +82,12 @@ def test_parts_of_short_prompts_stay_small(heads):
     """In float32, one a split: of a prompt of 1,300 tokens they were half a GB a layer."""
     parts = []
 
-    def note(kernel, grid, args, options):
+    def record_launch(kernel, grid, args, options):
         if kernel.__name__ == "split_attention_kernel":
             parts.append((args[0].nbytes, args[-2], math.prod(grid)))
 
     for tokens in range(9, 2100, 40):
-        with watch(note, HOPPER):
+        with watch(record_launch, HOPPER):
             paged(1, tokens, heads=heads)
     assert len(parts) > 3
     assert max(size for size, _, _ in parts) <= 72 << 20

@@ -50,32 +50,32 @@ def fused(layers, dtype):
     return GroupedMoe(OPS, layers.router, weights, moe, dtype, "silu", shared, layers.shared_gate)
 
 
-def adapter(layers, rank, dtype, *left_out):
+def adapter(layers, rank, dtype, *remaining_out):
     """Of all its layers but some; gate and up of an expert have ranks of their own."""
-    found = {}
+    weights = {}
     for slot, layer in layers.linears().items():
-        if slot in left_out:
+        if slot in remaining_out:
             continue
         half = layer.out_features // 2 if "up" in slot else layer.out_features
         cuts = [(0, half), (half, layer.out_features)][: layer.out_features // half]
         parts = [
-            LoraSlice(first, (0.4 * torch.randn(last - first, rank)).to(dtype), place * rank, 0.75)
-            for place, (first, last) in enumerate(cuts)
+            LoraSlice(first, (0.4 * torch.randn(last - first, rank)).to(dtype), index * rank, 0.75)
+            for index, (first, last) in enumerate(cuts)
         ]
         a = (torch.randn(len(parts) * rank, layer.in_features) / layer.in_features**0.5).to(dtype)
-        found[slot] = LoraWeights(a=a, parts=parts, out_features=layer.out_features)
-    return found
+        weights[slot] = LoraWeights(a=a, parts=parts, out_features=layer.out_features)
+    return weights
 
 
-def slots_of(dtype, *, alike=False, most=3):
-    places = {(LAYER, "router"): 1, (LAYER, "shared_up"): 2, (LAYER, "shared_down"): 1}
-    places |= {(LAYER, "shared_gate"): 1, (LAYER, EXPERTS["up"]): 2, (LAYER, EXPERTS["down"]): 1}
+def slots_of(dtype, *, alike=False, max_slots=3):
+    positions = {(LAYER, "router"): 1, (LAYER, "shared_up"): 2, (LAYER, "shared_down"): 1}
+    positions |= {(LAYER, "shared_gate"): 1, (LAYER, EXPERTS["up"]): 2, (LAYER, EXPERTS["down"]): 1}
     cpu = torch.device("cpu")
-    return TritonLoraSlots(places, most, 20, dtype, cpu, alike=alike, experts=COUNT)
+    return TritonLoraSlots(positions, max_slots, 20, dtype, cpu, alike=alike, experts=COUNT)
 
 
-def put(slots, lora):
-    layers = [{}] * LAYER + [{slot: slots.pack(each) for slot, each in lora.items()}]
+def store_lora(slots, lora):
+    layers = [{}] * LAYER + [{slot: slots.pack(tensors) for slot, tensors in lora.items()}]
     return slots.put(layers)
 
 
@@ -83,16 +83,18 @@ def rows_of(slots, owner, tables, *, padded=True):
     """Rows of adapters by their tables; `owner` -1: of none."""
     groups = [(table.slot, (owner == index).nonzero().flatten().numpy())
               for index, table in enumerate(tables)]  # fmt: skip
-    groups = [(slot, own) for slot, own in groups if len(own)]
-    made = slots.sort(groups, len(owner), padded=padded)
-    return MoeLoraMapping(slots, LAYER, LoraMapping(*(torch.from_numpy(each) for each in made)))
+    groups = [(slot, slot_rows) for slot, slot_rows in groups if len(slot_rows)]
+    mapping = slots.sort(groups, len(owner), padded=padded)
+    return MoeLoraMapping(
+        slots, LAYER, LoraMapping(*(torch.from_numpy(array) for array in mapping))
+    )
 
 
 def case(dtype, quantization=None):
     torch.manual_seed(2)
     layers = mixture(dtype, quantization)
     loras = [adapter(layers, 4, dtype), adapter(layers, 17, dtype, "router", "up.1", "down.3")]
-    loras.append({slot: each for slot, each in loras[0].items() if slot == "router"})
+    loras.append({slot: weights for slot, weights in loras[0].items() if slot == "router"})
     owner = torch.tensor([0, -1, 1, 1, 0, 2, -1, 1, 0, 2, 1, 1, 1, -1, 0, 0, 1, 2, 0])
     return layers, loras, owner, torch.randn(len(owner), HIDDEN).to(dtype)
 
@@ -100,25 +102,27 @@ def case(dtype, quantization=None):
 def expected(layers, loras, owner, x):
     """One adapter after the other by torch, one expert after the other."""
     uses = [
-        ({slot: OPS.pack_lora(each) for slot, each in lora.items()},
+        ({slot: OPS.pack_lora(weights) for slot, weights in lora.items()},
          (owner == index).nonzero().flatten())
         for index, lora in enumerate(loras)
     ]  # fmt: skip
     return SequentialMoe(OPS, layers).forward_with_adapters(x, uses)
 
 
-def check(made, dtype, quantization=None, *, padded=True):
+def check(make_experts, dtype, quantization=None, *, padded=True):
     layers, loras, owner, x = case(dtype, quantization)
-    slots, experts = slots_of(dtype), made(layers)
-    tables = [put(slots, lora) for lora in loras]
-    found = experts.forward_with_slots(x, rows_of(slots, owner, tables, padded=padded))
-    wanted = expected(layers, loras, owner, x)
+    slots, experts = slots_of(dtype), make_experts(layers)
+    tables = [store_lora(slots, lora) for lora in loras]
+    adapted_out = experts.forward_with_slots(x, rows_of(slots, owner, tables, padded=padded))
+    expected_out = expected(layers, loras, owner, x)
     rounded = torch.float32 if quantization is None else torch.bfloat16
-    assert_close(found, wanted, dtype if quantization is None else rounded, 16.0)
-    plain = experts(x)
-    assert_close(found[owner < 0], plain[owner < 0], dtype, 4.0)
+    assert_close(adapted_out, expected_out, dtype if quantization is None else rounded, 16.0)
+    baseline_experts = experts(x)
+    assert_close(adapted_out[owner < 0], baseline_experts[owner < 0], dtype, 4.0)
     for index in range(len(loras)):
-        assert not torch.allclose(found[owner == index], plain[owner == index], atol=1e-2)
+        assert not torch.allclose(
+            adapted_out[owner == index], baseline_experts[owner == index], atol=1e-2
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -134,9 +138,9 @@ def test_experts_one_by_one_do_so_too():
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_experts_in_few_bits_do_so_too(quantization):
     def grouped(layers):
-        made = OPS.compile_experts(layers)
-        assert isinstance(made, GroupedExperts)
-        return made
+        experts = OPS.compile_experts(layers)
+        assert isinstance(experts, GroupedExperts)
+        return experts
 
     check(grouped, torch.float32, quantization)
 
@@ -145,18 +149,20 @@ def test_a_row_of_an_expert_has_the_same_bits_alone_where_that_is_asked_for(monk
     monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
     _, loras, owner, x = case(torch.float32)
     slots = slots_of(torch.float32, alike=True)
-    tables, place = [put(slots, lora) for lora in loras], (LAYER, EXPERTS["up"])
+    tables, target = [store_lora(slots, lora) for lora in loras], (LAYER, EXPERTS["up"])
     y = torch.randn(len(x), 2 * INNER)
     owners = rows_of(slots, owner, tables).slot_by_row(len(x))
-    assert owners.tolist() == [-1 if own < 0 else tables[own].slot for own in owner.tolist()]
+    assert owners.tolist() == [
+        -1 if adapter_index < 0 else tables[adapter_index].slot for adapter_index in owner.tolist()
+    ]
     together = y.clone()
-    slots.add_expert(place, 2, together, x, owners)
+    slots.add_expert(target, 2, together, x, owners)
     assert torch.equal(together[owner == 2], y[owner == 2])  # it has a router's matrices alone
     for row in np.flatnonzero((owner == 1).numpy())[:3]:
-        alone = y[row : row + 1].clone()
-        slots.add_expert(place, 2, alone, x[row : row + 1], owners[row : row + 1])
-        assert torch.equal(alone[0], together[row])
-        assert not torch.equal(alone[0], y[row])
+        isolated_copy = y[row : row + 1].clone()
+        slots.add_expert(target, 2, isolated_copy, x[row : row + 1], owners[row : row + 1])
+        assert torch.equal(isolated_copy[0], together[row])
+        assert not torch.equal(isolated_copy[0], y[row])
 
 
 def test_what_does_not_fit_is_refused():
@@ -165,7 +171,7 @@ def test_what_does_not_fit_is_refused():
     bias = {"up.0": LoraWeights(a=torch.zeros(1, HIDDEN), parts=[], out_features=2 * INNER,
                                 shift=torch.ones(2 * INNER))}  # fmt: skip
     with pytest.raises(ValueError, match="matrices alone"):
-        put(slots, bias)
-    owners = rows_of(slots, owner, [put(slots, lora) for lora in loras]).slot_by_row(len(x))
+        store_lora(slots, bias)
+    owners = rows_of(slots, owner, [store_lora(slots, lora) for lora in loras]).slot_by_row(len(x))
     with pytest.raises(ValueError, match="owners for"):
         slots.add_expert((LAYER, EXPERTS["up"]), 0, torch.zeros(3, 2 * INNER), x[:3], owners)

@@ -20,7 +20,7 @@ from engine.worker.gpu.model_runner import LogitsLoraRows
 from engine.worker.model_runner import StepLogits
 from tests.engine.lora.peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 from tests.engine.lora.test_experts import FAMILIES
-from tests.engine.lora.test_pooling import BESIDE, TARGETS, adapt
+from tests.engine.lora.test_pooling import OTHER_TARGETS, TARGETS, adapt
 from tests.engine.pooling.models import TEXTS, make
 from tests.kernels.triton.sizes import FEW_HEADS
 
@@ -32,19 +32,19 @@ RAW = PoolingParams(use_activation=False)
 @pytest.fixture
 def by_slots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """From now on models run as on a GPU: steps name slots. The slots that were made."""
-    made: list[Any] = []
+    slots: list[Any] = []
 
     def prepare(device: Any, loaded: Any) -> str:
-        made.append(loaded.model.make_lora_slots(4, 16))
-        loaded.model.use_lora_slots(made[-1])
+        slots.append(loaded.model.make_lora_slots(4, 16))
+        loaded.model.use_lora_slots(slots[-1])
         return ""
 
     def staged(forward: Any) -> Any:
         def run(model: Any, token_ids: torch.Tensor, context: Any, *more: Any) -> Any:
-            there = stage_eager(token_ids, context, CPU, model.lora_slots).context
+            remote_context = stage_eager(token_ids, context, CPU, model.lora_slots).context
             lengths = context.query_start_loc
-            there = dataclasses.replace(there, query_start_loc=lengths)
-            return forward(model, token_ids, there, *more)
+            remote_context = dataclasses.replace(remote_context, query_start_loc=lengths)
+            return forward(model, token_ids, remote_context, *more)
 
         return run
 
@@ -52,7 +52,7 @@ def by_slots(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(CpuDevice, "prepare_adapters", prepare)
     for kind in (NativeDecoder, NativeEncoder):
         monkeypatch.setattr(kind, "forward", staged(kind.forward))
-    return made
+    return slots
 
 
 def tokens(model: Path, adapter: Path) -> list[list[int]]:
@@ -62,11 +62,11 @@ def tokens(model: Path, adapter: Path) -> list[list[int]]:
         str(model), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         skip_tokenizer_init=True,
     )  # fmt: skip
-    found = llm.generate(
-        [{"prompt_token_ids": each} for each in texts], PARAMS, use_tqdm=False,
+    outputs = llm.generate(
+        [{"prompt_token_ids": text} for text in texts], PARAMS, use_tqdm=False,
         lora_request=[None, request, request, None],
     )  # fmt: skip
-    return [each.outputs[0].token_ids for each in found]
+    return [output.outputs[0].token_ids for output in outputs]
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
@@ -89,40 +89,42 @@ def test_tokens_that_an_adapter_brings_are_the_cpus(
     model = checkpoint("llama", tmp_path / "model", **FEW_HEADS)
     targets = ["q_proj", "embed_tokens", "lm_head"]
     adapter = make_adapter(model, tmp_path / "adapter", more_tokens=4, target_modules=targets)
-    wanted = [([5, 384, 17, 387], "a"), ([5, 9, 17], None)]
-    expected = PeftOracle(model, {"a": adapter}, more_tokens=4).greedy_all(wanted, 2)
+    pairs = [([5, 384, 17, 387], "a"), ([5, 9, 17], None)]
+    expected = PeftOracle(model, {"a": adapter}, more_tokens=4).greedy_all(pairs, 2)
     request.getfixturevalue("by_slots")
 
     def adapted(logits: Any, hidden: torch.Tensor, heads: Any) -> Any:
         rows = LogitsLoraRows(logits._model, heads, len(hidden))
-        return rows.logits(hidden, [torch.from_numpy(each) for each in rows.arrays])
+        return rows.logits(hidden, [torch.from_numpy(array) for array in rows.arrays])
 
     monkeypatch.setattr(StepLogits, "_adapted", adapted)
     llm = LLM(
         str(model), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         skip_tokenizer_init=True,
     )  # fmt: skip
-    own = LoRARequest("a", 1, str(adapter))
-    found = llm.generate(
-        [{"prompt_token_ids": each} for each, _ in wanted], PARAMS, use_tqdm=False,
-        lora_request=[own, None],
+    adapter_request = LoRARequest("a", 1, str(adapter))
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in pairs], PARAMS, use_tqdm=False,
+        lora_request=[adapter_request, None],
     )  # fmt: skip
-    assert [each.outputs[0].token_ids for each in found] == expected
+    assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
 def pooled(model: Path, adapter: Path, **asked: Any) -> list[torch.Tensor]:
     request = LoRARequest("a", 1, str(adapter))
     llm = LLM(str(model), dtype="float32", max_num_seqs=8, device="cpu")
-    given = [None, request, request, None, request]
-    found = llm.encode([*TEXTS, TEXTS[0]], RAW, use_tqdm=False, lora_request=given, **asked)
-    assert not torch.allclose(found[0].outputs.data, found[4].outputs.data, atol=1e-2)
-    return [each.outputs.data for each in found]
+    adapter_requests = [None, request, request, None, request]
+    token_ids = llm.encode(
+        [*TEXTS, TEXTS[0]], RAW, use_tqdm=False, lora_request=adapter_requests, **asked
+    )
+    assert not torch.allclose(token_ids[0].outputs.data, token_ids[4].outputs.data, atol=1e-2)
+    return [output.outputs.data for output in token_ids]
 
 
 @pytest.mark.parametrize(
     ("kind", "labels", "targets"),
     [
-        ("bert", 3, BESIDE["bert"]),  # its words and its head too
+        ("bert", 3, OTHER_TARGETS["bert"]),  # its words and its head too
         ("modernbert", 0, TARGETS["modernbert"]),
         ("qwen3", 3, TARGETS["qwen3"]),
     ],

@@ -37,9 +37,9 @@ def joined(parts: list[np.ndarray]) -> Register:
 def look_up(a: Register, b: Register, c: Register, table: int) -> Register:
     """lop3: bit by bit, by a table of eight bits."""
     result = np.zeros_like(c)
-    for place in range(8):
-        if table >> place & 1:
-            picked = [~x if not place >> bit & 1 else x for x, bit in ((a, 2), (b, 1), (c, 0))]
+    for index in range(8):
+        if table >> index & 1:
+            picked = [~x if not index >> bit & 1 else x for x, bit in ((a, 2), (b, 1), (c, 0))]
             result |= picked[0] & picked[1] & picked[2]
     return result
 
@@ -47,9 +47,9 @@ def look_up(a: Register, b: Register, c: Register, table: int) -> Register:
 def permuted(a: Register, b: Register, selector: int) -> Register:
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros_like(a)
-    for place in range(4):
-        byte = (both >> np.uint64(8 * (selector >> (4 * place) & 7))) & np.uint64(0xFF)
-        result |= byte.astype(np.uint32) << np.uint32(8 * place)
+    for index in range(4):
+        byte = (both >> np.uint64(8 * (selector >> (4 * index) & 7))) & np.uint64(0xFF)
+        result |= byte.astype(np.uint32) << np.uint32(8 * index)
     return result
 
 
@@ -87,14 +87,14 @@ OPERATIONS = {
 }
 
 
-def run(assembly: str, given: Register, outputs: int = 2) -> tuple[Register, ...]:
+def run(assembly: str, inputs: Register, outputs: int = 2) -> tuple[Register, ...]:
     """What an inline assembly of one input, which comes behind its outputs, gives."""
-    registers: dict[str, np.ndarray] = {f"${outputs}": given}
+    registers: dict[str, np.ndarray] = {f"${outputs}": inputs}
 
     def value(name: str) -> np.ndarray:
         if name in registers:
             return registers[name]
-        return np.full_like(given, int(name, 0))
+        return np.full_like(inputs, int(name, 0))
 
     for line in assembly.strip("{} \n").split(";"):
         operation, _, rest = line.strip().partition(" ")
@@ -106,7 +106,7 @@ def run(assembly: str, given: Register, outputs: int = 2) -> tuple[Register, ...
             continue
         to, *operands = rest.split(", ")
         registers[to] = OPERATIONS[operation](*(value(name) for name in operands))
-    return tuple(registers[f"${at}"] for at in range(outputs))
+    return tuple(registers[f"${index}"] for index in range(outputs))
 
 
 ALL = np.arange(1 << 16, dtype=np.uint32)
@@ -138,11 +138,13 @@ def test_every_pair_of_bytes_becomes_its_two_values(assembly, dtype, wide):
 def test_four_floats_of_a_weight_become_their_values(assembly, wide):
     """In their order and with their signs; NaN, which no weight is, becomes 480."""
     draw = np.random.default_rng()
-    places = [draw.permutation(np.arange(256, dtype=np.uint32).repeat(4)) for _ in range(4)]
-    given = sum(place << np.uint32(8 * at) for at, place in enumerate(places))
-    outputs = [half for register in run(assembly.value, given) for half in halves(register)]
-    for output, place in zip(outputs, places, strict=True):
-        byte, got = torch.from_numpy(place.astype(np.uint8)), as_numbers(output, wide)
+    permutations = [draw.permutation(np.arange(256, dtype=np.uint32).repeat(4)) for _ in range(4)]
+    total = sum(
+        permutation << np.uint32(8 * index) for index, permutation in enumerate(permutations)
+    )
+    outputs = [half for register in run(assembly.value, total) for half in halves(register)]
+    for output, position in zip(outputs, permutations, strict=True):
+        byte, got = torch.from_numpy(position.astype(np.uint8)), as_numbers(output, wide)
         assert torch.equal(got.signbit(), byte >= 0x80)
         size = (byte & 0x7F).view(torch.float8_e4m3fn).to(wide).nan_to_num(480.0)
         assert torch.equal(got.abs(), size)
@@ -158,10 +160,12 @@ def test_four_floats_of_a_weight_become_their_values(assembly, wide):
 def test_halves_of_four_bytes_become_their_values(assembly, wide, less):
     """First the low ones in their order, then the high ones."""
     draw = np.random.default_rng()
-    places = [draw.permutation(np.arange(256, dtype=np.uint32)) for _ in range(4)]
-    given = sum(place << np.uint32(8 * at) for at, place in enumerate(places))
-    found = [half for register in run(assembly.value, given, 4) for half in halves(register)]
-    expected = [(place & 15).astype(np.int16) for place in places]
-    expected += [(place >> 4).astype(np.int16) for place in places]
-    for got, values in zip(found, expected, strict=True):
+    permutations = [draw.permutation(np.arange(256, dtype=np.uint32)) for _ in range(4)]
+    total = sum(
+        permutation << np.uint32(8 * index) for index, permutation in enumerate(permutations)
+    )
+    results = [half for register in run(assembly.value, total, 4) for half in halves(register)]
+    expected = [(permutation & 15).astype(np.int16) for permutation in permutations]
+    expected += [(permutation >> 4).astype(np.int16) for permutation in permutations]
+    for got, values in zip(results, expected, strict=True):
         assert torch.equal(as_numbers(got, wide), torch.from_numpy(values - less).to(wide))

@@ -38,21 +38,21 @@ def mixture(quantization, count, top_k, *, bias=False, shared=False, ops=OPS, **
             weight, torch.randn(rows) if added else None, quantization=quantization
         )
 
-    kept = {
+    layers = {
         "router": layer(count, HIDDEN, None, False),
         "gate_up": [layer(2 * INNER, HIDDEN) for _ in range(count)],
         "down": [layer(HIDDEN, INNER) for _ in range(count)],
     }
     if shared:
-        kept |= {"shared_gate_up": layer(48, HIDDEN), "shared_down": layer(HIDDEN, 24)}
-        kept["shared_gate"] = layer(1, HIDDEN, None, False)
+        layers |= {"shared_gate_up": layer(48, HIDDEN), "shared_down": layer(HIDDEN, 24)}
+        layers["shared_gate"] = layer(1, HIDDEN, None, False)
     settings = {"softmax_first": True, "renormalize": True, "activation": ActivationSpec()}
-    return ExpertLayers(**kept, top_k=top_k, **{**settings, **more})
+    return ExpertLayers(**layers, top_k=top_k, **{**settings, **more})
 
 
 def exact(experts, x):
     """Each token's experts by their weights as they were rounded, in float64."""
-    act = gated_activation(_Plain, experts.activation)
+    act = gated_activation(_DirectProducts, experts.activation)
 
     def run(layer, rows):
         weight = layer.rows(torch.arange(layer.out_features)).double()
@@ -77,12 +77,12 @@ def exact(experts, x):
             inside = act(run(experts.gate_up[expert], rows[token : token + 1]))
             out[token] += weight * run(experts.down[expert], inside)[0]
     if experts.shared_gate_up is not None:
-        said = run(experts.shared_down, act(run(experts.shared_gate_up, rows)))
-        out += run(experts.shared_gate, rows).sigmoid() * said
+        shared_out = run(experts.shared_down, act(run(experts.shared_gate_up, rows)))
+        out += run(experts.shared_gate, rows).sigmoid() * shared_out
     return out
 
 
-class _Plain:
+class _DirectProducts:
     @staticmethod
     def silu_and_mul(x):
         gate, up = x.chunk(2, -1)
@@ -108,28 +108,33 @@ class _Plain:
 def test_all_experts_at_once(quantization, tokens, count, top_k, dtype, kind):
     experts = mixture(quantization, count, top_k, **kind)
     x = torch.randn(tokens, HIDDEN).to(dtype)
-    made = OPS.compile_experts(experts)
-    assert isinstance(made, GroupedExperts)
-    assert not made.needs_host_sync
-    got, expected = made(x), exact(experts, x)
+    compiled = OPS.compile_experts(experts)
+    assert isinstance(compiled, GroupedExperts)
+    assert not compiled.needs_host_sync
+    got, expected = compiled(x), exact(experts, x)
     assert got.dtype == dtype
     error = (got.double() - expected).norm() / expected.norm()
     rounding = 1e-2 if dtype == torch.bfloat16 else 1e-5
     assert float(error) <= ROUNDED_INPUTS[quantization] + rounding
     # And it's what the experts give one by one, whose activations are rounded as well.
-    alone = SequentialMoe(OPS, experts)
-    torch.testing.assert_close(got, alone(x), rtol=0, atol=3 * rounding * float(got.abs().max()))
-    assert made.nbytes == alone.nbytes
-    assert made(x[:0]).shape == (0, HIDDEN)
-    total = sum(part.nbytes for part in made.tensors().values())
-    assert total == sum(part.nbytes for part in alone.tensors().values())
+    isolated_tensor = SequentialMoe(OPS, experts)
+    torch.testing.assert_close(
+        got, isolated_tensor(x), rtol=0, atol=3 * rounding * float(got.abs().max())
+    )
+    assert compiled.nbytes == isolated_tensor.nbytes
+    assert compiled(x[:0]).shape == (0, HIDDEN)
+    total = sum(part.nbytes for part in compiled.tensors().values())
+    assert total == sum(part.nbytes for part in isolated_tensor.tensors().values())
 
 
 def test_minima_of_a_checkpoint_are_kept():
     def layer(rows, columns):
         values = torch.randint(0, 16, (rows, columns), dtype=torch.int8)
-        scales, least = torch.rand(rows, columns // 16) / 64, torch.rand(rows, columns // 16) / 8
-        return integer_linear(OPS, values, scales, least, bits=4)
+        scales, min_tensor = (
+            torch.rand(rows, columns // 16) / 64,
+            torch.rand(rows, columns // 16) / 8,
+        )
+        return integer_linear(OPS, values, scales, min_tensor, bits=4)
 
     up, down = (
         [layer(*shape) for _ in range(3)] for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
@@ -143,22 +148,22 @@ def test_minima_of_a_checkpoint_are_kept():
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_batch_invariant_experts_are_the_same_in_every_batch(quantization):
     ops = InvariantTritonKernels("cpu", "a test")
-    made = ops.compile_experts(mixture(quantization, 4, 2, ops=ops))
-    assert isinstance(made, GroupedExperts)
+    experts = ops.compile_experts(mixture(quantization, 4, 2, ops=ops))
+    assert isinstance(experts, GroupedExperts)
     x = torch.randn(9, HIDDEN)
-    whole = made(x)
+    full = experts(x)
     for rows in (slice(3, 4), slice(0, 7)):
-        assert torch.equal(made(x[rows]), whole[rows])
+        assert torch.equal(experts(x[rows]), full[rows])
 
 
 def test_experts_of_several_forms_run_one_by_one():
     experts = mixture("int4", 3, 2)
     other = mixture("int8", 3, 2)
     mixed = dataclasses.replace(experts, down=[*experts.down[:2], other.down[2]])
-    made = OPS.compile_experts(mixed)
-    assert isinstance(made, SequentialMoe)
-    assert made.needs_host_sync
-    assert made(torch.randn(4, HIDDEN)).shape == (4, HIDDEN)
+    compiled = OPS.compile_experts(mixed)
+    assert isinstance(compiled, SequentialMoe)
+    assert compiled.needs_host_sync
+    assert compiled(torch.randn(4, HIDDEN)).shape == (4, HIDDEN)
     assert not stackable(mixture(None, 2, 1).gate_up)
     assert not stackable([*experts.gate_up, experts.down[0]])
 

@@ -53,10 +53,10 @@ def test_integers_as_a_checkpoint_has_them(bits, group, minima):
     low, high = (-127, 128) if bits == 8 else (0, 16)
     values = torch.randint(low, high, (20, 3 * group), dtype=torch.int8)
     scales = torch.rand(20, 3) / high
-    least = torch.rand(20, 3) / 2 if minima else None
-    layer = integer_linear(OPS, values, scales, least, torch.randn(20), bits=bits)
+    min_tensor = torch.rand(20, 3) / 2 if minima else None
+    layer = integer_linear(OPS, values, scales, min_tensor, torch.randn(20), bits=bits)
     assert isinstance(layer, Int8Linear if bits == 8 else Int4Linear)
-    meant = dequantize(values, scales, least, bits)
+    meant = dequantize(values, scales, min_tensor, bits)
     ids = torch.tensor([19, 0, 7, 7])
     torch.testing.assert_close(layer.rows(ids), meant[ids])
     check(layer, torch.randn(5, 3 * group), meant, layer.bias, 0.012 if bits == 8 else 0.0)
@@ -75,17 +75,17 @@ def coded(depth, group, rows=40):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("depth", "group"), [(300, 0), (200, 64), (96, 32)])
 def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
-    whole, coding = coded(depth, group)
+    full, coding = coded(depth, group)
     assert OPS.keeps_code_format(coding)
-    pieces = [
-        CodeRows(whole.codes[:32], whole.scales[:32]),
-        CodeRows(whole.codes[32:], whole.scales[32:]),
+    chunks = [
+        CodeRows(full.codes[:32], full.scales[:32]),
+        CodeRows(full.codes[32:], full.scales[32:]),
     ]
     bias = torch.randn(40)
-    layer = OPS.make_linear((40, depth), pieces, coding, bias)
+    layer = OPS.make_linear((40, depth), chunks, coding, bias)
     assert isinstance(layer, Fp8Linear)
     assert layer.nbytes == 40 * (depth + 4 * (-(-depth // group) if group else 1))
-    meant = dequantize_codes(whole, coding)
+    meant = dequantize_codes(full, coding)
     ids = torch.tensor([39, 0, 7, 7])
     assert torch.equal(layer.rows(ids), meant[ids])
     for rows in (1, 19):
@@ -93,9 +93,9 @@ def test_floats_of_a_checkpoint_stay_as_they_are(dtype, depth, group):
 
 
 def test_a_weight_that_is_no_number_breaks_its_column_alone():
-    whole, coding = coded(96, 32)
-    whole.codes[7, 40] = 0xFF
-    layer = OPS.make_linear((40, 96), [whole], coding)
+    full, coding = coded(96, 32)
+    full.codes[7, 40] = 0xFF
+    layer = OPS.make_linear((40, 96), [full], coding)
     got = layer(torch.randn(3, 96))
     assert got[:, 7].isnan().all()
     assert got[:, :7].isfinite().all()
@@ -114,25 +114,25 @@ def test_sorted_inputs_meet_their_columns(bits):
     """As GPTQ's act-order has them; experts of such layers run one by one."""
     order = torch.randperm(128)
     values = torch.randint(0, 16, (24, 128), dtype=torch.int8)
-    whole = IntegerRows(values, torch.rand(24, 4) / 16)
+    full_integer_rows = IntegerRows(values, torch.rand(24, 4) / 16)
     form = {"bits": bits, "group_size": 32}
-    plain = sliced_integers(OPS, (24, 128), [whole], **form)
-    layer = sliced_integers(OPS, (24, 128), [whole], order=order, **form)
+    baseline_tensor = sliced_integers(OPS, (24, 128), [full_integer_rows], **form)
+    layer = sliced_integers(OPS, (24, 128), [full_integer_rows], order=order, **form)
     wide = torch.randn(3, 200)
-    assert torch.equal(layer(wide[:, :128]), plain(wide[:, order]))
+    assert torch.equal(layer(wide[:, :128]), baseline_tensor(wide[:, order]))
     ids = torch.tensor([23, 1, 1])
-    assert torch.equal(layer.rows(ids)[:, order], plain.rows(ids))
-    assert layer.nbytes == plain.nbytes + order.nbytes
+    assert torch.equal(layer.rows(ids)[:, order], baseline_tensor.rows(ids))
+    assert layer.nbytes == baseline_tensor.nbytes + order.nbytes
     assert "order" in layer.tensors()
-    assert stackable([plain, plain])
+    assert stackable([baseline_tensor, baseline_tensor])
     assert not stackable([layer, layer])
     with pytest.raises(ValueError, match="order"):
-        sliced_integers(OPS, (24, 128), [whole], order=order[:5], **form)
+        sliced_integers(OPS, (24, 128), [full_integer_rows], order=order[:5], **form)
 
 
 def test_layers_of_checkpoints_are_batch_invariant_where_asked():
-    ops, (whole, coding) = InvariantTritonKernels("cpu", "a test"), coded(96, 32)
-    floats = ops.make_linear((40, 96), [whole], coding)
+    ops, (full, coding) = InvariantTritonKernels("cpu", "a test"), coded(96, 32)
+    floats = ops.make_linear((40, 96), [full], coding)
     integers = sliced_integers(
         ops,
         (8, 32), [IntegerRows(torch.zeros(8, 32, dtype=torch.int8), torch.ones(8, 1))], bits=8,
@@ -155,11 +155,11 @@ def test_zero_points_become_minima_of_float16():
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_pieces_make_the_same_layer(quantization):
     weight, x = torch.randn(96, 64), torch.randn(3, 64)
-    whole = OPS.PackedLinear(weight, quantization=quantization)
+    full = OPS.PackedLinear(weight, quantization=quantization)
     streamed = sliced_floats(
         OPS, (96, 64), iter(weight.split(32)), dtype=torch.float32, quantization=quantization
     )
-    assert torch.equal(streamed(x), whole(x))
+    assert torch.equal(streamed(x), full(x))
     with pytest.raises(ValueError, match="rows"):
         sliced_floats(OPS, (97, 64), [weight], dtype=torch.float32, quantization=quantization)
 
@@ -226,9 +226,9 @@ def test_a_broken_row_stays_broken_and_alone(quantization):
 
 def test_rounded_activations():
     x = torch.randn(3, 70) * 5
-    whole, scales = round_groups(x, 32)
-    back = whole.view(3, 3, 32).float() * scales[..., None]
-    assert whole.shape == (3, 96)
+    full_tensor, scales = round_groups(x, 32)
+    back = full_tensor.view(3, 3, 32).float() * scales[..., None]
+    assert full_tensor.shape == (3, 96)
     assert (back.flatten(1)[:, :70] - x).abs().max() <= scales.max() / 2 * 1.001
     bits, row_scales = round_rows(x)
     torch.testing.assert_close(row_scales, x.abs().amax(1) / 448)

@@ -40,7 +40,7 @@ def test_mixed_batches_equal_the_reference(vocab, data):
 
 def test_penalties_follow_the_outputs_from_step_to_step():
     """Sequences come, go and come back, one starts over; what the device holds is always right."""
-    on_device, plain = Sampler(EOS, OPS), Sampler(EOS)
+    on_device, baseline_sampler = Sampler(EOS, OPS), Sampler(EOS)
     rng = np.random.default_rng(7)
     params = SamplingParams(
         temperature=0, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.6
@@ -50,22 +50,25 @@ def test_penalties_follow_the_outputs_from_step_to_step():
     for step, present in enumerate(([0, 1], [0, 1], [0, 4, 2, 1], [3, 2], [1, 3], [1, 3], [3, 1])):
         if step == 5:
             del pool[1].output_token_ids[2:]  # recomputed from an earlier point
-        states = [pool[at] for at in present]
+        states = [pool[index] for index in present]
         logits = torch.from_numpy(rng.normal(size=(len(states), 40)).astype(np.float32))
         got = on_device.sample(logits.clone(), states)
-        assert got.token_ids.tolist() == plain.sample(logits.clone(), states).token_ids.tolist()
+        assert (
+            got.token_ids.tolist()
+            == baseline_sampler.sample(logits.clone(), states).token_ids.tolist()
+        )
         for one, token in zip(states, got.token_ids.tolist(), strict=True):
             one.output_token_ids.append(token)
 
 
 def test_penalised_outputs_outgrow_what_was_set_aside():
-    on_device, plain = Sampler((), OPS), Sampler()
+    on_device, baseline_sampler = Sampler((), OPS), Sampler()
     one = state(SamplingParams(temperature=0, presence_penalty=2.0), output=range(3))
     for length in (3, 250, 600):
         one.output_token_ids[:] = range(length)
         logits = torch.linspace(5.0, 0.0, 700)[None]
         got = on_device.sample(logits.clone(), [one]).token_ids
-        assert got.tolist() == plain.sample(logits.clone(), [one]).token_ids.tolist()
+        assert got.tolist() == baseline_sampler.sample(logits.clone(), [one]).token_ids.tolist()
 
 
 def test_log_probabilities_are_those_of_torch():
@@ -100,10 +103,10 @@ def test_grammar_masks(forced):
     flags = rng.random((3, 96)) < 0.2
     bits = np.packbits(flags, axis=1, bitorder="little").view(np.int32)
     mask = TokenBitmask([4, 3, 0], bits, forced)
-    plain = logits.clone()
-    mask.apply(plain)
+    baseline_copy = logits.clone()
+    mask.apply(baseline_copy)
     mask.apply(logits, OPS.edits)
-    assert torch.equal(logits, plain)
+    assert torch.equal(logits, baseline_copy)
 
 
 def test_packed_bits_are_unpacked_again():

@@ -34,11 +34,11 @@ def test_draws_what_sorting_draws(vocab):
     """A row of each filter and spread, all in one launch."""
     rows = [
         (options, spread)
-        for at, options in enumerate(FILTERS)
-        for spread in ((0.0, 1.0, 6.0, 30.0)[at % 4 :: 2] if vocab > 3 else (6.0,))
+        for index, options in enumerate(FILTERS)
+        for spread in ((0.0, 1.0, 6.0, 30.0)[index % 4 :: 2] if vocab > 3 else (6.0,))
     ]
-    made = [settings(1, seed=at, **options) for at, (options, _) in enumerate(rows)]
-    chosen = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    row_settings = [settings(1, seed=index, **options) for index, (options, _) in enumerate(rows)]
+    chosen = {name: torch.cat([one[name] for one in row_settings]) for name in row_settings[0]}
     logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(vocab))
     logits *= torch.tensor([spread for _, spread in rows])[:, None]
     assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
@@ -46,19 +46,19 @@ def test_draws_what_sorting_draws(vocab):
 
 def peaked(rows, vocab):
     """Logits of which a handful weigh nearly everything, far apart and side by side."""
-    made = torch.Generator().manual_seed(5)
-    logits = torch.randn(rows, vocab, generator=made)
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(rows, vocab, generator=generator)
     logits[:, [1, 2, 70, 140, 141]] += torch.tensor([9.0, 10.0, 11.0, 9.5, 10.5])
     return logits
 
 
 def test_rows_that_few_logits_decide_are_not_searched(monkeypatch):
     """What is settled before the search of a whole row by one program, and what is left to it."""
-    left = []
+    row_settings = []
 
     def without_the_search(kernel, grid, *args, **options):
         if kernel is module.search_kernel:
-            left.extend((args[5][:, -2] != 2147483647).tolist())
+            row_settings.extend((args[5][:, -2] != 2147483647).tolist())
         else:
             launch(kernel, grid, *args, **options)
 
@@ -68,22 +68,22 @@ def test_rows_that_few_logits_decide_are_not_searched(monkeypatch):
         {"top_k": 6, "top_p": 0.8, "temperature": 0.7}, {"min_p": 0.1, "top_p": 0.8},
         {"min_p": 0.1, "top_k": 4},
     ]  # fmt: skip
-    made = [settings(1, seed=at, **options) for at, options in enumerate(ways)]
-    chosen = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    new_settings = [settings(1, seed=index, **options) for index, options in enumerate(ways)]
+    chosen = {name: torch.cat([one[name] for one in new_settings]) for name in new_settings[0]}
     logits = peaked(len(ways), 200)
     assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
-    assert not any(left)
-    left.clear()
+    assert not any(row_settings)
+    row_settings.clear()
     sample(torch.zeros(2, 200), **settings(2, top_p=0.9))
     sample(torch.randn(1, 200), **settings(1, top_k=100))
-    assert left == [True, True, True]
+    assert row_settings == [True, True, True]
 
 
 @pytest.mark.parametrize("spread", [1e-6, 1e6])
 def test_borders_are_found_at_any_scale(spread):
     """More logits beside the border than are sorted at once, some of them equal."""
-    made = torch.Generator().manual_seed(3)
-    logits = (torch.randn(2, 300, generator=made) * 4).round(decimals=1) * spread
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(2, 300, generator=generator) * 4).round(decimals=1) * spread
     for options in ({"top_k": 100}, {"top_p": 0.6}, {"top_k": 150, "top_p": 0.7}):
         chosen = settings(2, temperature=2.0 * spread, seed=5, **options)
         assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
@@ -132,9 +132,9 @@ def test_wrong_settings_are_refused():
 
 
 def penalised(rows, slots):
-    made = [torch.tensor(given, dtype=torch.int32) for given in (rows, slots)]
+    tensors = [torch.tensor(indexes, dtype=torch.int32) for indexes in (rows, slots)]
     return PenaltyRows(
-        *made, torch.tensor([1.5, 0.8]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 2.0])
+        *tensors, torch.tensor([1.5, 0.8]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 2.0])
     )
 
 
@@ -146,11 +146,11 @@ def test_penalties_touch_only_what_is_named():
     assert int((table.ids != 7).sum()) == 4
     expected, factors = logits.double(), penalised([0, 2], [3, 1])
     for slot, _, token, count in changes:
-        at = 0 if slot == 3 else 1
-        value, factor = float(expected[2 * at, token]), float(factors.repetition[at])
+        index = 0 if slot == 3 else 1
+        value, factor = float(expected[2 * index, token]), float(factors.repetition[index])
         value = value / factor if value > 0 else value * factor
-        value -= float(factors.frequency[at]) * count
-        expected[2 * at, token] = value - (float(factors.presence[at]) if count else 0.0)
+        value -= float(factors.frequency[index]) * count
+        expected[2 * index, token] = value - (float(factors.presence[index]) if count else 0.0)
     EDITS.apply_penalties(logits, factors, table, torch.tensor([2, 3], dtype=torch.int32))
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
 
@@ -158,12 +158,12 @@ def test_penalties_touch_only_what_is_named():
 def test_no_penalties():
     logits = torch.randn(1, 5)
     table = TokenTable(*(torch.zeros((0, 0), dtype=torch.int32) for _ in range(2)))
-    before = logits.clone()
+    initial_copy = logits.clone()
     none = torch.empty(0, dtype=torch.int32)
     empty = PenaltyRows(none, none, none.float(), none.float(), none.float())
     EDITS.update_token_table(table, torch.empty((4, 0), dtype=torch.int32))
     EDITS.apply_penalties(logits, empty, table, none)
-    assert torch.equal(logits, before)
+    assert torch.equal(logits, initial_copy)
 
 
 def test_edits_of_single_places():
@@ -198,9 +198,9 @@ def test_log_probabilities_and_ranks(vocab):
     logits[1] += 1000
     logits[2, vocab // 2 :] = float("-inf") if vocab > 1 else 0.0
     tokens = torch.randint(0, max(1, vocab // 2), (5,))
-    found, normalizer, rank = token_logprobs(logits, tokens)
+    tensor, normalizer, rank = token_logprobs(logits, tokens)
     expected = torch.log_softmax(logits.double(), -1)
     chosen = expected.gather(1, tokens[:, None])
-    torch.testing.assert_close(found.double(), chosen[:, 0], rtol=1e-5, atol=2e-4)
+    torch.testing.assert_close(tensor.double(), chosen[:, 0], rtol=1e-5, atol=2e-4)
     torch.testing.assert_close(normalizer.double(), logits.double().logsumexp(-1))
     assert torch.equal(rank, (expected > chosen).sum(-1) + 1)

@@ -18,14 +18,14 @@ H200, A100, ADA = Target(90, 132), Target(80, 108), Target(89, 142)
 @pytest.fixture
 def calls(monkeypatch):
     """Have the interpreter's device count as one that torch multiplies on."""
-    made = []
+    calls = []
     monkeypatch.setattr(scaled, "CAPABILITIES", (0,))
     monkeypatch.setattr(scaled, "MANY_ROWS", 17)
     multiply = torch._scaled_mm
     monkeypatch.setattr(
-        torch, "_scaled_mm", lambda *args, **options: made.append(1) or multiply(*args, **options)
+        torch, "_scaled_mm", lambda *args, **options: calls.append(1) or multiply(*args, **options)
     )
-    return made
+    return calls
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -41,17 +41,19 @@ def test_many_rows_are_multiplied_by_torch(calls, biased):
     out = torch.full((19, 48), float("nan"), dtype=BF16)
     assert layer(wide[:, :160], out) is out
     assert calls == [1]
-    there = torch.arange(19) != 7
+    finite_rows = torch.arange(19) != 7
     assert out[7].isnan().all()
-    assert out[there].isfinite().all()
+    assert out[finite_rows].isfinite().all()
     meant = layer.rows(torch.arange(48)).double()
     expected = x.double() @ meant.T + (bias.double() if biased else 0)
-    error = (out.double() - expected)[there].norm(dim=1) / expected[there].norm(dim=1).clamp(1e-9)
+    error = (out.double() - expected)[finite_rows].norm(dim=1) / expected[finite_rows].norm(
+        dim=1
+    ).clamp(1e-9)
     assert error.max() < 0.06
     layer.by_library = False
-    own = layer(x)
+    local_layer = layer(x)
     assert calls == [1]
-    torch.testing.assert_close(out[there], own[there], rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(out[finite_rows], local_layer[finite_rows], rtol=2**-7, atol=1e-3)
 
 
 def test_few_rows_and_batch_invariant_layers_have_our_kernel(calls):

@@ -38,7 +38,7 @@ def fill(rows: int) -> None:
 
     sqlite = connection.vendor == "sqlite"
     step = DAYS * 86400 / rows
-    at = (
+    timestamp = (
         f"datetime('2026-01-01', (n * {step}) || ' seconds')"
         if sqlite
         else f"timestamptz '2026-01-01 00:00Z' + n * {step} * interval '1 second'"
@@ -54,7 +54,8 @@ def fill(rows: int) -> None:
             f"INSERT INTO metering_usageentry ({COLUMNS}) "
             f"SELECT 'r' || n, 1 + (n * 7) % {TENANTS}, 1 + (n * 13) % {TENANTS * KEYS}, "
             f"'chat.completions', 'model-' || (n % {MODELS}), 100 + n % 900, n % 100, n % 500, "
-            f"n % 1000, 'stop', 200, {at}, 1.0, {'0' if sqlite else 'false'}, {at}, '', '', '', 0 "
+            f"n % 1000, 'stop', 200, {timestamp}, 1.0, {'0' if sqlite else 'false'}, "
+            f"{timestamp}, '', '', '', 0 "
             f"FROM {numbers}"
         )
         for table, sqlites, postgresqls in (
@@ -98,18 +99,18 @@ def without_indexes(cursor: Any) -> Iterator[None]:
     for name, _ in indexes:
         cursor.execute(f'DROP INDEX "{name}"')
     yield
-    for _, made in indexes:
-        cursor.execute(made)
+    for _, definition in indexes:
+        cursor.execute(definition)
 
 
 def best_of(count: int, work: Callable[[], object]) -> tuple[float, float, float]:
     """Seconds of the first and of the fastest run, and the fastest's CPU time."""
-    taken = []
+    timings = []
     for _ in range(count):
         began, worked = time.perf_counter(), time.process_time()
         work()
-        taken.append((time.perf_counter() - began, time.process_time() - worked))
-    return taken[0][0], *min(taken)
+        timings.append((time.perf_counter() - began, time.process_time() - worked))
+    return timings[0][0], *min(timings)
 
 
 #: Everything that a report may be grouped by, and nothing, and all at once.

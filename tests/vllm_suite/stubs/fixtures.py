@@ -17,10 +17,10 @@ def tokenizers_of_the_served_model() -> None:
         return
     from transformers import AutoTokenizer
 
-    plain = AutoTokenizer.from_pretrained
+    baseline = AutoTokenizer.from_pretrained
 
     def from_pretrained(name: str, *args: Any, **options: Any) -> Any:
-        return plain(name if os.path.isdir(name) else vllm.MODEL, *args, **options)
+        return baseline(name if os.path.isdir(name) else vllm.MODEL, *args, **options)
 
     AutoTokenizer.from_pretrained = from_pretrained
 

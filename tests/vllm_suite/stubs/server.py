@@ -45,48 +45,48 @@ VLLM_PATH = ROOT
 
 
 #: What a test's own server has as `--api-key`: there the test sends it, or doesn't.
-_own_keys: list[str] = []
+_server_keys: list[str] = []
 
 
 def _with_key(headers: Any) -> dict[str, str]:
-    given = dict(headers or {})
-    if _own_keys:
-        told = given.get("Authorization", "").removeprefix("Bearer ")
-        if told in _own_keys:
-            given["Authorization"] = f"Bearer {KEY}"
-    elif not any(name.lower() in ("authorization", "x-api-key") for name in given):
-        given["Authorization"] = f"Bearer {KEY}"
-    return given
+    client = dict(headers or {})
+    if _server_keys:
+        presented_key = client.get("Authorization", "").removeprefix("Bearer ")
+        if presented_key in _server_keys:
+            client["Authorization"] = f"Bearer {KEY}"
+    elif not any(name.lower() in ("authorization", "x-api-key") for name in client):
+        client["Authorization"] = f"Bearer {KEY}"
+    return client
 
 
 def _send_key() -> None:
     """The tests' servers ask for no key; ours always does."""
-    plain = requests.Session.request
+    baseline_request = requests.Session.request
 
     def request(self: Any, method: str, url: str, **options: Any) -> Any:
         options["headers"] = _with_key(options.get("headers"))
-        return plain(self, method, url, **options)
+        return baseline_request(self, method, url, **options)
 
     requests.Session.request = request  # type: ignore[method-assign]
     for kind in (httpx.Client, httpx.AsyncClient):
         build = kind.build_request
 
         def built(self: Any, *args: Any, _build: Any = build, **options: Any) -> Any:
-            made = _build(self, *args, **options)
-            if not {"authorization", "x-api-key"} & set(made.headers):
-                made.headers["Authorization"] = f"Bearer {KEY}"
-            return made
+            response = _build(self, *args, **options)
+            if not {"authorization", "x-api-key"} & set(response.headers):
+                response.headers["Authorization"] = f"Bearer {KEY}"
+            return response
 
         kind.build_request = built  # type: ignore[method-assign, assignment]
     for client in (openai.OpenAI, openai.AsyncOpenAI):
         make = client.__init__
 
-        def made_with(self: Any, *args: Any, _make: Any = make, **options: Any) -> None:
+        def init_with_server(self: Any, *args: Any, _make: Any = make, **options: Any) -> None:
             if options.get("api_key") == NO_KEY:
                 options["api_key"] = KEY
             _make(self, *args, **options)
 
-        client.__init__ = made_with  # type: ignore[method-assign]
+        client.__init__ = init_with_server  # type: ignore[method-assign]
 
 
 _send_key()
@@ -132,29 +132,29 @@ def _let_go(name: str) -> None:
         _manage("unload_model", name, "--wait")
 
 
-def _flags(given: list[str]) -> list[str]:
-    words = [part for word in map(str, given) for part in word.split("=", 1)]
+def _flags(arguments: list[str]) -> list[str]:
+    words = [part for word in map(str, arguments) for part in word.split("=", 1)]
     flags = [word for word in words if word in SWITCHES]
     passed_on = PASSED_ON + (PASSED_ON_POOLING if POOLING else ())
     # Given twice, the last one counts.
     named = {word: value for word, value in itertools.pairwise(words) if word in passed_on}
     flags += [part for pair in named.items() for part in pair]
     # The model that is served, and the product, have no more.
-    for flag, most in (("--max-model-len", CONTEXT), ("--max-logprobs", 1000)):
+    for flag, limit in (("--max-model-len", CONTEXT), ("--max-logprobs", 1000)):
         if flag in flags:
             value = flags.index(flag) + 1
-            flags[value] = str(min(most, int(flags[value])))
+            flags[value] = str(min(limit, int(flags[value])))
     return flags
 
 
-def _words_of(flag: str, given: list[str]) -> list[str]:
-    found, reading = [], False
-    for word in map(str, given):
+def _words_of(flag: str, words: list[str]) -> list[str]:
+    values, reading = [], False
+    for word in map(str, words):
         if word.startswith("-"):
             reading = word == flag
         elif reading:
-            found.append(word)
-    return found
+            values.append(word)
+    return values
 
 
 def _load_adapter(word: str, model: str) -> None:
@@ -177,29 +177,29 @@ class RemoteOpenAIServer:
     DUMMY_API_KEY = KEY
 
     def __init__(self, model: str, vllm_serve_args: Any = (), **_: Any) -> None:
-        given = list(vllm_serve_args)
+        serve_args = list(vllm_serve_args)
         self.uds = None
         self.host, _, port = URL.removeprefix("http://").partition(":")
         self.port = int(port)
-        names = _words_of("--served-model-name", given) or [model]
+        names = _words_of("--served-model-name", serve_args) or [model]
         self._loaded: list[str] = []
         try:
             for name in names:
-                _serve(name, _flags(given))
+                _serve(name, _flags(serve_args))
                 self._loaded.append(name)
-            for word in _words_of("--lora-modules", given):
+            for word in _words_of("--lora-modules", serve_args):
                 _load_adapter(word, names[0])
         except BaseException:
             self.__exit__()
             raise
-        _own_keys[:] = _words_of("--api-key", given)
+        _server_keys[:] = _words_of("--api-key", serve_args)
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
 
     def __exit__(self, *_: object) -> None:
         """A server that ends takes its adapters along; the product keeps them."""
-        _own_keys.clear()
+        _server_keys.clear()
         last = {name for name in self._loaded if _served[name][1] == 1}
         listed = requests.get(f"{URL}/v1/models", timeout=120).json()["data"]
         for entry in listed:

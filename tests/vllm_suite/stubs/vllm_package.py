@@ -48,7 +48,7 @@ class Missing:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return made(f"{self._path}.{name}")
+        return resolve_path(f"{self._path}.{name}")
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         pytest.skip(f"needs vLLM itself: {self._path}", allow_module_level=True)
@@ -108,11 +108,11 @@ class Answer:
     def model_validate(cls, value: Any) -> Any:
         """The same value; objects become objects with attributes."""
         if isinstance(value, list):
-            return [cls.model_validate(each) for each in value]
+            return [cls.model_validate(item) for item in value]
         if not isinstance(value, dict):
             return value
-        made_of = {name: cls.model_validate(each) for name, each in value.items()}
-        return _Object(**made_of)
+        of = {name: cls.model_validate(validated) for name, validated in value.items()}
+        return _Object(**of)
 
 
 class _Hub:
@@ -132,7 +132,7 @@ class _Flags(ModuleType):
         return False
 
 
-KNOWN: dict[str, Any] = {
+EXCEPTIONS: dict[str, Any] = {
     "vllm.tokenizers.get_tokenizer": get_tokenizer,
     "vllm.transformers_utils.tokenizer.get_tokenizer": get_tokenizer,
     "vllm.platforms.current_platform": _Platform(),
@@ -144,13 +144,13 @@ KNOWN: dict[str, Any] = {
 }
 
 
-def made(path: str) -> Any:
+def resolve_path(path: str) -> Any:
     """What stands at a dotted path."""
-    if path in KNOWN:
-        return KNOWN[path]
+    if path in EXCEPTIONS:
+        return EXCEPTIONS[path]
     if path.endswith(("Error", "Exception")):
-        KNOWN[path] = type(path.rpartition(".")[2], (Exception,), {})
-        return KNOWN[path]
+        EXCEPTIONS[path] = type(path.rpartition(".")[2], (Exception,), {})
+        return EXCEPTIONS[path]
     if path.endswith("Response"):
         return Answer
     return Missing(path)
@@ -161,11 +161,11 @@ class _Module(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}"
-        if path in KNOWN:
-            return KNOWN[path]
+        if path in EXCEPTIONS:
+            return EXCEPTIONS[path]
         if name.startswith("__"):
             raise AttributeError(name)
-        return made(path)
+        return resolve_path(path)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -183,8 +183,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> ModuleType:
-        known = KNOWN.get(spec.name)
-        return known if isinstance(known, ModuleType) else _Module(spec.name)
+        exception = EXCEPTIONS.get(spec.name)
+        return exception if isinstance(exception, ModuleType) else _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         return None
@@ -196,10 +196,10 @@ try:
     importlib.import_module("pybase64")
 except ModuleNotFoundError:
     sys.modules["pybase64"] = base64
-envs = KNOWN["vllm.envs"]
+envs = EXCEPTIONS["vllm.envs"]
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    return made(f"vllm.{name}")
+    return resolve_path(f"vllm.{name}")

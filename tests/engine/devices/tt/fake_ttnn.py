@@ -217,9 +217,9 @@ class CausalLM:
         if temperature == 0:
             return int(logits.argmax())
         probabilities, order = (logits / temperature).softmax(-1).sort(descending=True)
-        kept = probabilities.cumsum(-1) - probabilities < top_p
-        kept[top_k or len(kept) :] = False
-        weights = probabilities * kept
+        is_likely = probabilities.cumsum(-1) - probabilities < top_p
+        is_likely[top_k or len(is_likely) :] = False
+        weights = probabilities * is_likely
         return int(order[torch.multinomial(weights, 1, generator=self.generator)])
 
     def _write(self, cache: Tensor, pages: Tensor, position: int, token: int) -> None:

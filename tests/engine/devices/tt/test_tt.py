@@ -223,9 +223,9 @@ def test_penalties_and_seeds_are_the_hosts(model_folder: Callable[[str], Path]) 
     )
     llm = make(model_folder("llama"), {"always_compat_sampling": True})
     together = llm.generate(PROMPTS, params, use_tqdm=False)
-    alone = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in PROMPTS]
-    assert [each.outputs[0].token_ids for each in together] == [
-        each.outputs[0].token_ids for each in alone
+    isolated_outputs = [llm.generate([prompt], params, use_tqdm=False)[0] for prompt in PROMPTS]
+    assert [result.outputs[0].token_ids for result in together] == [
+        result.outputs[0].token_ids for result in isolated_outputs
     ]
 
 
@@ -295,9 +295,15 @@ def test_an_encoder_decoder_attends_to_its_slots_picture(
         for text, image in zip(texts, images, strict=True)
     ]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-    known = [[] if image is None else fake_ttnn.picture_tokens(image) for image in images]
+    picture_prefixes = [
+        [] if image is None else fake_ttnn.picture_tokens(image) for image in images
+    ]
     expected_tokens = oracle.greedy_all(
-        [tokens + output.prompt_token_ids for tokens, output in zip(known, outputs, strict=True)], 6
+        [
+            tokens + output.prompt_token_ids
+            for tokens, output in zip(picture_prefixes, outputs, strict=True)
+        ],
+        6,
     )
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected_tokens
 

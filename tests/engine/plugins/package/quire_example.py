@@ -68,5 +68,5 @@ class ByTable(LoRAResolver):
 
 def table() -> dict[str, str]:
     """What the file says."""
-    found: dict[str, str] = json.loads(Path(os.environ["EXAMPLE_ADAPTERS"]).read_text())
-    return found
+    payload: dict[str, str] = json.loads(Path(os.environ["EXAMPLE_ADAPTERS"]).read_text())
+    return payload

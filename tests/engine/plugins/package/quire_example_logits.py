@@ -17,8 +17,12 @@ class Only(AdapterLogitsProcessor):
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Token ids, or nothing at all."""
-        given = (sampling_params.extra_args or {}).get("example_only", [0])
-        if not isinstance(given, list) or not given or not all(type(each) is int for each in given):
+        token_ids = (sampling_params.extra_args or {}).get("example_only", [0])
+        if (
+            not isinstance(token_ids, list)
+            or not token_ids
+            or not all(type(token_id) is int for token_id in token_ids)
+        ):
             raise ValueError("example_only must be a list of token ids.")
 
     def is_argmax_invariant(self) -> bool:
@@ -27,12 +31,12 @@ class Only(AdapterLogitsProcessor):
 
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
         """A function for those who ask for it."""
-        wanted = (params.extra_args or {}).get("example_only")
-        return None if wanted is None else partial(leave, wanted)
+        allowed = (params.extra_args or {}).get("example_only")
+        return None if allowed is None else partial(leave, allowed)
 
 
-def leave(wanted: list[int], output_ids: list[int], logits: Tensor) -> Tensor:
+def leave(allowed: list[int], output_ids: list[int], logits: Tensor) -> Tensor:
     """Forbid all other tokens."""
-    left = logits.new_full(logits.shape, float("-inf"))
-    left[wanted] = logits[wanted]
-    return left
+    masked = logits.new_full(logits.shape, float("-inf"))
+    masked[allowed] = logits[allowed]
+    return masked
