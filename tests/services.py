@@ -128,7 +128,7 @@ def running_pgbouncer(database_url: str) -> Iterator[str]:
         shutil.chown(folder, "postgres")
     process = spawn(command, name="pgbouncer")
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not (folder / ".s.PGSQL.6432").exists():
             assert process.poll() is None, "PgBouncer has ended"
             assert time.monotonic() < deadline, "PgBouncer did not start"
@@ -141,7 +141,7 @@ def running_pgbouncer(database_url: str) -> Iterator[str]:
 
 def wait_for_postgresql(programs: Path, folder: Path) -> None:
     """Until it takes connections."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     command = [str(programs / "pg_isready"), "-q", "-h", str(folder), "-U", "quire"]
     command += ["-d", "postgres"]
     while subprocess.run(command, check=False).returncode != 0:

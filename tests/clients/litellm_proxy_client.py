@@ -136,7 +136,7 @@ def main() -> None:
             answers = {"models": wait_for(client, proxy, log)} | ask(client)
         finally:
             proxy.terminate()
-            proxy.wait(timeout=30)
+            proxy.wait(timeout=60)
     print(json.dumps(answers))
 
 

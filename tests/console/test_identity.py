@@ -48,7 +48,7 @@ def sign_on(provider: Provider, client: Client | None = None, **claims: Any) -> 
     provider.person = {"sub": "7", "preferred_username": "zoe", **claims}
     start = client.get("/account/oidc/sso/login/")
     assert start["Location"].startswith(f"{provider.url}/authorize")
-    back = requests.get(start["Location"], allow_redirects=False, timeout=10).headers["Location"]
+    back = requests.get(start["Location"], allow_redirects=False, timeout=60).headers["Location"]
     parts = urlsplit(back)
     return client, client.get(f"{parts.path}?{parts.query}")
 
@@ -132,7 +132,7 @@ def test_a_verified_address_finds_the_person_and_an_unverified_one_does_not(
 def sign_on_to_connect(provider: Provider, client: Client) -> None:
     """As the page of the account's connections does it."""
     start = client.get("/account/oidc/sso/login/?process=connect")
-    back = requests.get(start["Location"], allow_redirects=False, timeout=10).headers["Location"]
+    back = requests.get(start["Location"], allow_redirects=False, timeout=60).headers["Location"]
     parts = urlsplit(back)
     client.get(f"{parts.path}?{parts.query}")
 
@@ -177,7 +177,7 @@ def test_what_the_provider_did_not_say_is_not_believed(
     client = Client()
     provider.person = {"sub": "7", "preferred_username": "zoe", "groups": ["ops"]}
     start = client.get("/account/oidc/sso/login/")
-    back = requests.get(start["Location"], allow_redirects=False, timeout=10).headers["Location"]
+    back = requests.get(start["Location"], allow_redirects=False, timeout=60).headers["Location"]
     parts = urlsplit(back)
     query = parts.query
     if change == "state":

@@ -153,4 +153,4 @@ class Pod:
         """At the test's end."""
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)

@@ -94,7 +94,7 @@ def upstream() -> Iterator[Upstream]:
     finally:
         app.go_on.set()
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listener.close()
 
 
@@ -165,7 +165,7 @@ def running(command: list[str], folder: Path, port: int) -> Iterator[str]:
         yield f"localhost:{port}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         log.close()
 
 

@@ -57,7 +57,7 @@ def test_a_token_is_there_before_the_next_is_sent(site: Site) -> None:
 def test_a_file_arrives_while_it_is_still_being_sent(site: Site) -> None:
     def body() -> Iterator[bytes]:
         yield bytes(1 << 20)
-        assert site.upstream.began.wait(20), "the proxy holds the body back"
+        assert site.upstream.began.wait(60), "the proxy holds the body back"
         yield bytes(1 << 20)
 
     answer = site.client.post("/upload", content=body(), headers={"Content-Length": str(2 << 20)})
@@ -69,7 +69,7 @@ def test_a_socket_passes(site: Site) -> None:
     with connect(f"wss://{site.address}/ws", ssl=secure, proxy=None) as socket:
         for text in ("one", "two"):
             socket.send(text)
-            assert socket.recv(timeout=20) == text
+            assert socket.recv(timeout=60) == text
 
 
 def test_a_client_does_not_choose_its_own_address(site: Site) -> None:

@@ -85,7 +85,7 @@ def status_for(containers: Containers, peer: str, forwarded: str, key: str) -> i
     """The status that a client gets whose address the connection's peer forwards."""
     headers = HEADERS | {"Authorization": f"Bearer {key}", "X-Forwarded-For": forwarded}
     transport = httpx.HTTPTransport(local_address=peer)
-    with httpx.Client(transport=transport, headers=headers, timeout=30) as client:
+    with httpx.Client(transport=transport, headers=headers, timeout=60) as client:
         return client.get(f"http://127.0.0.1:{containers.port}/v1/models").status_code
 
 

@@ -239,7 +239,7 @@ def test_a_revoked_key_is_refused_within_seconds(product: Product, keys: list[st
     client = openai.OpenAI(base_url=product.base_url, api_key=key, max_retries=0)
     client.models.list()
     product.manage("revoke_key", key)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
 
     def ask_until_refused() -> None:
         while time.monotonic() < deadline:

@@ -56,7 +56,7 @@ def guarded_redis(folder: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         log.close()
 
 

@@ -162,4 +162,4 @@ def replica(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)

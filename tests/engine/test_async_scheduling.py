@@ -355,5 +355,5 @@ def test_an_engine_that_is_given_up_leaves_no_thread_and_no_model(model_folder: 
     gc.collect()
     assert executor() is None
     for thread in threads[-1:]:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()

@@ -46,7 +46,7 @@ def test_threads_end_with_the_executor(model_folder: Folder) -> None:
     (thread,) = [path for path in set(threading.enumerate()) - initial if path.name == "steps"]
     core.check_health()
     core.shutdown()
-    thread.join(30)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -55,7 +55,7 @@ def test_an_executor_without_its_thread_is_not_healthy(model_folder: Folder) -> 
     run_one(core)
     thread = core.executor._thread
     thread.close()
-    thread._thread.join(30)
+    thread._thread.join(60)
     with pytest.raises(EngineFault, match="thread that runs steps"):
         core.check_health()
 

@@ -73,7 +73,7 @@ def test_fault_48_what_a_replaced_replica_still_has_is_dropped(
     new.writer.put(new.batch())
     old.writer.start()
     old.writer.put(old.batch())
-    assert isinstance(ends.get(timeout=30), IncarnationReplaced)
+    assert isinstance(ends.get(timeout=60), IncarnationReplaced)
     new.writer.close(30)
     entries = client.xrange(redis_keys.outbox_key("gateway", key_prefix))
     written = [protocol.decode_outbox(fields[protocol.STREAM_FIELD]) for _, fields in entries]
@@ -106,10 +106,10 @@ def test_fault_48_a_replaced_replica_takes_nothing_from_the_inbox(
     message = protocol.encode(AbortRequest(request_id="x"))
     client.xadd(redis_keys.inbox_key(REPLICA, key_prefix), {protocol.STREAM_FIELD: message})
     old.reader.start()
-    assert isinstance(ends.get(timeout=30), IncarnationReplaced)
+    assert isinstance(ends.get(timeout=60), IncarnationReplaced)
     assert old.reader.messages.empty()
     new.reader.start()
-    assert isinstance(new.reader.messages.get(timeout=30)[1], AbortRequest)
+    assert isinstance(new.reader.messages.get(timeout=60)[1], AbortRequest)
     new.reader.stop()
 
 

@@ -74,7 +74,7 @@ def reading(client: redis.Redis, prefix: str) -> Iterator[InboxReader]:
         yield reader
     finally:
         reader.stop()
-        reader.join(30)
+        reader.join(60)
         assert not reader.is_alive()
 
 

@@ -63,7 +63,7 @@ def plan(*new_blocks: int) -> StepPlan:
 
 def reached(ops: Mapped, count: int) -> bool:
     """Whether so many blocks become mapped, and no more."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(ops.blocks) < count and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(0.01)
@@ -94,7 +94,7 @@ def test_the_thread_ends_with_its_executor(
     assert pages._thread.is_alive()
     del core
     gc.collect()
-    pages._thread.join(30)
+    pages._thread.join(60)
     assert not pages._thread.is_alive()
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_mapped_between_steps(
 
 def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagePrefaulter) -> None:
     pages.record_blocks(plan(39))
-    pages._thread.join(30)
+    pages._thread.join(60)
     assert not pages._thread.is_alive()
     assert ops.blocks == list(range(40))
 

@@ -178,6 +178,6 @@ def test_a_replica_answers_probes_from_its_start_until_it_ends(
         ) as second:
             assert second.wait(60) == EXIT_CONFIG
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     with pytest.raises(OSError):
         ask(port, "/live")

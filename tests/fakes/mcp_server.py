@@ -129,5 +129,5 @@ def serving(app: MCPServer | App) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listener.close()

@@ -30,7 +30,7 @@ def start(gateway: Gateway, **fields: Any) -> Exchange:
 
 
 async def read(exchange: Exchange) -> list[Any]:
-    reply = await asyncio.wait_for(exchange.reply(), 30)
+    reply = await asyncio.wait_for(exchange.reply(), 60)
     assert reply.status == 200, reply.body
     return reply.events
 

@@ -97,7 +97,7 @@ def process(command: list[str], environment: dict[str, str]) -> Iterator[subproc
     finally:
         child.terminate()
         try:
-            child.wait(10)
+            child.wait(60)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

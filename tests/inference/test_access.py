@@ -182,7 +182,7 @@ async def test_a_streams_tokens_wait_for_no_look_at_its_key(
     read_full, were_read = threading.Event(), list[bool]()
 
     def slow(key_id: int) -> AuthFailure:
-        were_read.append(read_full.wait(30))
+        were_read.append(read_full.wait(60))
         return authentication.REVOKED
 
     monkeypatch.setattr(authentication, "_look_up_id", slow)

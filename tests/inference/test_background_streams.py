@@ -101,7 +101,7 @@ async def test_another_worker_goes_on_where_the_first_one_died(
         await asyncio.gather(first, return_exceptions=True)
         started_count = len(await retained_store.read_after(-1))
         await run_response(response_id, "second")
-        events = parse_events((await asyncio.wait_for(stream, 20)).body)
+        events = parse_events((await asyncio.wait_for(stream, 60)).body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert len(events) > started_count
     final = events[-1]["response"]
@@ -126,7 +126,7 @@ async def test_a_worker_that_slept_through_its_lease_spoils_nothing(
         past = timezone.now() - timedelta(seconds=1)
         await StoredResponse.objects.aupdate(lease_owner="", lease_until=past)
         await asyncio.gather(run_response(response_id, "second"), first, return_exceptions=True)
-        events = parse_events((await asyncio.wait_for(stream, 20)).body)
+        events = parse_events((await asyncio.wait_for(stream, 60)).body)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     final = (await gateway.client.get(f"{URL}/{response_id}")).json()
     assert final["status"] == "incomplete"

@@ -126,7 +126,7 @@ async def test_a_request_over_which_replicas_die_alone_is_given_up(
     for _ in range(3):
         assert not asking.done()
         await deaths.next("it")
-    reply = await asyncio.wait_for(asking, 30)
+    reply = await asyncio.wait_for(asking, 60)
     assert (reply.status, reply.error["code"]) == (500, "engine_fault")
     assert "5 replicas" in reply.error["message"]
 

@@ -84,7 +84,7 @@ async def test_a_stream_is_gone_on_with_after_its_turn_and_others_have_joined(
             headers = {} if after is None else {"last-event-id": after}
             sent = body | {"stream": True}
             exchange = gateway.client.open("POST", "/v1/responses", sent, headers=headers)
-            reply = await asyncio.wait_for(exchange.reply(), 30)
+            reply = await asyncio.wait_for(exchange.reply(), 60)
             await get_engine_client().journal.save()
             assert reply.status == 200, reply.body
             return events(reply)

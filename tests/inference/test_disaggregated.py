@@ -108,7 +108,7 @@ class Cluster:
         entry = self.client.fleet.get(replica_id)
         assert entry is not None
         os.kill(self.processes[replica_id].pid, signal.SIGKILL)
-        self.processes[replica_id].wait(10)
+        self.processes[replica_id].wait(60)
         news = ReplicaEvent(replica_id=replica_id, incarnation=entry.heartbeat.incarnation)
         channel = redis_keys.replica_events_channel(self.prefix)
         async with aioredis.from_url(self.url) as redis:

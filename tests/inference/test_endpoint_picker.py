@@ -337,7 +337,7 @@ def running(
         for process in processes:
             if process.poll() is None:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
 
 
 async def test_a_name_server_that_says_nothing_kills_no_replica(

@@ -152,8 +152,11 @@ async def test_who_waited_for_a_model_that_loads_again_is_told_so(
     assert reply.error["message"].endswith("Try again soon. Waited 0.3 s.")
 
 
-async def test_a_model_that_no_replica_ever_served_is_refused_at_once(gateway: Gateway) -> None:
-    reply = await asyncio.wait_for(gateway.client.chat(), 2)
+async def test_a_model_that_no_replica_ever_served_is_refused_at_once(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(failover_wait_s=600)
+    reply = await asyncio.wait_for(gateway.client.chat(), 60)
     assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
 
 
@@ -349,7 +352,7 @@ async def test_fault_28_the_outbox_is_trimmed_and_expires(gateway: Gateway) -> N
             await read(start(gateway))
         key = redis_keys.outbox_key(client.gateway_id, gateway.prefix)
         assert 0 < await gateway.redis.ttl(key) <= 60
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await gateway.redis.xlen(key):  # noqa: ASYNC110 - Redis tells nobody
                 await asyncio.sleep(0.01)
     await client.close()
@@ -613,7 +616,7 @@ async def test_fault_57_what_no_client_got_is_not_billed(gateway: Gateway, setti
         asked = gateway.client.open("POST", "/v1/chat/completions", chat_body(max_tokens=COUNT))
         await until_dead(replica)
         await tell_of_death(gateway, replica)
-        reply = await asyncio.wait_for(asked.reply(), 30)
+        reply = await asyncio.wait_for(asked.reply(), 60)
     assert reply.status == 503
     (usage,) = await gateway.usage()
     assert (usage.status, usage.prompt_tokens, usage.completion_tokens) == (503, 0, 0)

@@ -81,7 +81,7 @@ async def test_a_model_that_let_go_comes_back_for_a_request(gateway: Gateway) ->
     def woken() -> bool:
         return ServedModel.objects.filter(name="fake", idle_since=None).exists()
 
-    for _ in range(500):
+    for _ in range(3000):
         if await asyncio.to_thread(woken):
             break
         await asyncio.sleep(0.02)

@@ -39,6 +39,6 @@ async def test_that_a_client_was_told_tokens_is_kept_though_redis_was_away(short
             client.flushall()
             await journal.save()
             assert client.dbsize() == 0
-        await asyncio.wait_for(link.close(), 5)
+        await asyncio.wait_for(link.close(), 60)
     finally:
         server.stop(grace=5)

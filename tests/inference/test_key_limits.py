@@ -167,6 +167,6 @@ async def test_who_leaves_while_it_is_let_in_keeps_no_place(
     asking = narrow.open("POST", CHAT, chat_body("x"))
     await let_in.wait()
     await asking.leave()
-    async with asyncio.timeout(30):  # it's given back beside what goes on
+    async with asyncio.timeout(60):  # it's given back beside what goes on
         while (await narrow.post(CHAT, chat_body("x"))).status != 200:
             pass

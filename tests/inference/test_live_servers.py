@@ -67,7 +67,7 @@ def client(installation: live.Instance, ports: dict[str, int]) -> Iterator[OpenA
 
 def sdk(of: live.Instance, port: int, key: str | None = None) -> OpenAI:
     url = f"http://127.0.0.1:{port}/v1"
-    return OpenAI(base_url=url, api_key=key or of.key, max_retries=0, timeout=30)
+    return OpenAI(base_url=url, api_key=key or of.key, max_retries=0, timeout=60)
 
 
 def expected(tokenizer: Tokenizer, count: int, index: int = 0) -> str:
@@ -210,18 +210,15 @@ def test_every_server_aborts_what_its_client_leaves(
     with socket.create_connection(("127.0.0.1", ports[server])) as raw:
         raw.sendall(_http(installation.key, body.encode()))
         assert b"200" in raw.recv(4096)
-        assert running(installation) == 1
-    deadline = time.monotonic() + 10
-    while running(installation) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(installation) == 0
+        wait_until_running(installation, 1)
+    wait_until_running(installation, 0)
 
 
 @SERVERS
 def test_fault_01_every_server_refuses_fifty_megabytes(
     installation: live.Instance, ports: dict[str, int], server: str
 ) -> None:
-    with socket.create_connection(("127.0.0.1", ports[server]), timeout=10) as raw:
+    with socket.create_connection(("127.0.0.1", ports[server]), timeout=60) as raw:
         # Daphne passes a request on when it has all of it; the others ask as it comes in.
         body = b" " * (11 << 20) if server == "daphne" else b""
         raw.sendall(_http(installation.key, body, length=len(body) or 50 << 20))
@@ -268,7 +265,7 @@ def page_socket(port: int, path: str, cookie: str) -> ClientConnection:
 
 def frames(page: ClientConnection) -> Iterator[dict[str, Any]]:
     while True:
-        yield json.loads(page.recv(timeout=30))
+        yield json.loads(page.recv(timeout=60))
 
 
 @pytest.mark.parametrize("server", ["uvicorn", "daphne"])
@@ -293,11 +290,11 @@ def test_both_supported_servers_carry_the_sockets_of_pages(
     with page_socket(port, "/ws/kv/", cookie) as page:
         page.send(json.dumps({"replica": "nonsense", "tenant": slug}))
         with pytest.raises(ConnectionClosed) as closed:
-            page.recv(timeout=30)
+            page.recv(timeout=60)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 4404
     with page_socket(port, "/ws/console/", "") as page, pytest.raises(ConnectionClosed) as closed:
-        page.recv(timeout=30)
+        page.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4401
 
@@ -318,7 +315,7 @@ def test_runserver_is_a_gateway_with_sockets_and_static_files(
         with live.process(command, of.environment):
             live.wait_until_healthy(port)
             style = f"http://127.0.0.1:{port}/static/console/css/page.css"
-            with urllib.request.urlopen(style, timeout=30) as reply:
+            with urllib.request.urlopen(style, timeout=60) as reply:
                 assert reply.headers["content-type"].startswith("text/css")
             with sdk(of, port) as client:
                 client.chat.completions.create(model="m", messages=HELLO, max_tokens=8)
@@ -344,16 +341,21 @@ def _http(key: str, body: bytes, length: int | None = None) -> bytes:
     return head.encode() + body
 
 
-def running(of: live.Instance) -> int:
-    """Requests that the replica runs, by its heartbeat, which is at most 50 ms old."""
+def wait_until_running(of: live.Instance, count: int) -> None:
+    """Wait until the replica's heartbeat says that it runs so many requests."""
     from engine.contract import messages as protocol
 
-    time.sleep(0.12)
+    deadline = time.monotonic() + 60
     with redis.Redis.from_url(of.redis_url) as client:
         (name,) = client.smembers(redis_keys.replicas_key())
-        beat = client.get(redis_keys.replica_key(name.decode()))
-    assert beat is not None
-    return protocol.decode_heartbeat(beat).stats.num_requests_running
+        while True:
+            beat = client.get(redis_keys.replica_key(name.decode()))
+            assert beat is not None
+            running = protocol.decode_heartbeat(beat).stats.num_requests_running
+            if running == count:
+                return
+            assert time.monotonic() < deadline, f"it runs {running} requests"
+            time.sleep(0.05)
 
 
 @pytest.mark.parametrize(("server", "status"), [("uvicorn", 404), ("daphne", 403)])
@@ -379,7 +381,7 @@ def test_fault_94_a_stream_for_a_client_of_http_1_0_ends_with_the_connection(
     )
     for server in ("uvicorn", "daphne"):
         answer = b""
-        with socket.create_connection(("127.0.0.1", ports[server]), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", ports[server]), timeout=60) as connection:
             connection.sendall(head.encode() + body)
             while data := connection.recv(65536):
                 answer += data

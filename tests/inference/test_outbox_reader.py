@@ -55,7 +55,7 @@ async def write(gateway: Gateway, reader: OutboxReader, step: int) -> None:
 
 
 async def trimmed(gateway: Gateway, reader: OutboxReader) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await gateway.redis.xlen(reader.key):  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.005)
 
@@ -72,7 +72,7 @@ async def test_tokens_do_not_wait_until_what_came_before_is_kept_elsewhere(
 
     async with reading(gateway, steps, save, []) as reader:
         await write(gateway, reader, 1)
-        await asyncio.wait_for(saving.wait(), 30)
+        await asyncio.wait_for(saving.wait(), 60)
         await write(gateway, reader, 2)
         await until(lambda: steps == [1, 2])
         assert await gateway.redis.xlen(reader.key) == 2  # neither is kept elsewhere yet

@@ -79,7 +79,7 @@ async def ask(gateway: Gateway, kind: str, after: str | None = None) -> Reply:
     path, body = REQUESTS[kind]
     headers = {} if after is None else {"last-event-id": after}
     exchange = gateway.client.open("POST", path, body | {"stream": True}, headers=headers)
-    reply = await asyncio.wait_for(exchange.reply(), 30)
+    reply = await asyncio.wait_for(exchange.reply(), 60)
     await get_engine_client().journal.save()
     return reply
 
@@ -341,7 +341,7 @@ async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway,
     for secret in await run_in_db_thread(other_secrets):
         headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
         exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
-        reply = await asyncio.wait_for(exchange.reply(), 30)
+        reply = await asyncio.wait_for(exchange.reply(), 60)
         outcomes.append((reply.status, reply.error["code"] if reply.status != 200 else ""))
     # A stranger's key, another one of the tenant, and the one that follows the stream's.
     gone = (404, "stream_not_found")

@@ -20,7 +20,7 @@ async def test_a_socket_that_opens_during_a_look_stays_open(
     def living(seen: set[SessionSnapshot]) -> set[SessionSnapshot]:
         asked.append(seen)
         looking.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return {session for session in seen if session.key != "ended"}
 
     monkeypatch.setattr(watch, "filter_valid_sessions", living)

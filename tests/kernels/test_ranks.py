@@ -128,7 +128,7 @@ def test_a_failure_wakes_those_that_wait(pool: ThreadPoolExecutor) -> None:
     waiting = pool.submit(ranks[0].gather, torch.ones(1, 2), (0, 2, 4))
     ranks[1].fail()
     with pytest.raises(RankError, match="another rank has failed"):
-        waiting.result(20)
+        waiting.result(60)
 
 
 def test_groups_and_layers_that_do_not_fit_are_refused() -> None:

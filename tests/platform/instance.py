@@ -165,7 +165,7 @@ class Instance:
         family = self.family()
         self.process.send_signal(number)
         status = self.process.wait(60)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (
             survivors := [pid for pid in family if not gone(pid)]
         ) and time.monotonic() < deadline:
@@ -179,7 +179,7 @@ class Instance:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(30)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

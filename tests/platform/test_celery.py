@@ -15,7 +15,7 @@ def test_a_message_goes_through_the_broker(live_redis: str) -> None:
     with app.connection_for_write(celery_url(live_redis)) as connection:
         queue = connection.SimpleQueue(f"q{uuid.uuid4().hex}")
         queue.put({"hello": 1}, serializer="json")
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=60)
         assert message.payload == {"hello": 1}
         message.ack()
         queue.close()

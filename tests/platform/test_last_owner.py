@@ -214,7 +214,7 @@ def two_at_once(act: Callable[[], None], other: Callable[[], None]) -> list[Quir
         act()
         thread.start()
         thread.join(0.5)
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     return errors
 

@@ -68,7 +68,7 @@ def test_fault_78_a_thread_goes_on_after_an_error_and_health_tells_of_it(
     thread = thread_class()
     thread.start()
     try:
-        assert again.wait(30)
+        assert again.wait(60)
         assert thread.is_alive()
     finally:
         thread.stop()

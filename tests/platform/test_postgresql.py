@@ -90,9 +90,9 @@ def test_a_server_that_was_away_is_found_a_second_after_it_is_back() -> None:
             server.start()
             back = time.monotonic()
             for _ in range(4):  # none is one that broke meanwhile
-                with pool.connection(timeout=30) as connection:
+                with pool.connection(timeout=60) as connection:
                     connection.execute("SELECT 1")
-            assert time.monotonic() - back < 4.0
+            assert time.monotonic() - back < 6.0  # before the pool's own next try
 
 
 def run(database_url: str, *command: str) -> str:

@@ -41,7 +41,7 @@ def gone(pid: int) -> bool:
 
 def test_an_end_is_noticed_with_its_status() -> None:
     child = spawn(python("raise SystemExit(3)"), name="x")
-    assert child.wait(20) == 3
+    assert child.wait(60) == 3
     assert child.poll() == 3
 
 
@@ -83,7 +83,7 @@ def test_what_a_dead_child_left_behind_is_swept() -> None:
     child = spawn(python(code), name="x", stdout=subprocess.PIPE)
     assert child._popen.stdout is not None
     grandchild = int(child._popen.stdout.readline())
-    assert child.wait(20) == 0
+    assert child.wait(60) == 0
     wait_until(lambda: gone(grandchild), "the grandchild's end")
     child._popen.stdout.close()
 

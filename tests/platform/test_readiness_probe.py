@@ -54,7 +54,7 @@ def test_a_model_of_any_task_is_ready_once_it_answers(url: str, statuses: dict[s
     answers.update(statuses)
     probe = ReadinessProbe(url, "key", "m")
     probe.start()
-    assert probe.ready.wait(10)
+    assert probe.ready.wait(60)
     assert asked == list(statuses)
 
 
@@ -65,5 +65,5 @@ def test_a_model_that_no_replica_serves_yet_is_asked_again(url: str) -> None:
     while len(asked) < 3:
         assert not probe.ready.is_set()
     answers["/v1/completions"] = 200
-    assert probe.ready.wait(10)
+    assert probe.ready.wait(60)
     assert set(asked) == {"/v1/completions"}

@@ -36,14 +36,14 @@ def run(client: Any, code: str) -> ReplicaSlot:
     )
     slot.start_if_due(occupied=False)
     assert slot.process is not None
-    assert slot.process.wait(20) is not None
+    assert slot.process.wait(60) is not None
     slot.check()
     return slot
 
 
 def lines(client: Any, until: str) -> list[LogLine]:
     """The log, once it has this text."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         log = read_log(client, PREFIX, "r")
         if any(until in line.text for line in log):

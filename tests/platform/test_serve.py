@@ -61,7 +61,7 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         tls.check_hostname = False  # its address isn't in the certificate
         tls.load_cert_chain(cert, key)
         running = instance.ready()
-        with httpx.Client(verify=tls, base_url=running["url"], timeout=30) as client:
+        with httpx.Client(verify=tls, base_url=running["url"], timeout=60) as client:
             yield {**running, "client": client, "data_dir": instance.data_dir}
 
 

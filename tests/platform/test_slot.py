@@ -58,7 +58,7 @@ def beat(slot: ReplicaSlot, state: str, progress_at: float = 0.0) -> Heartbeat:
 
 def run_until_dead(slot: ReplicaSlot) -> None:
     assert slot.process is not None
-    assert slot.process.wait(20) is not None
+    assert slot.process.wait(60) is not None
     slot.check()
 
 

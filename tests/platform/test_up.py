@@ -75,7 +75,7 @@ def instance(data_dir: Path, model: str) -> Iterator[Instance]:
 def client(instance: Instance) -> Iterator[httpx.Client]:
     ready = instance.ready()
     headers = {"Authorization": f"Bearer {ready['api_key']}"}
-    with httpx.Client(base_url=ready["url"], headers=headers, timeout=30) as client:
+    with httpx.Client(base_url=ready["url"], headers=headers, timeout=60) as client:
         yield client
 
 
@@ -121,7 +121,7 @@ def test_the_key_is_served_a_token(client: httpx.Client) -> None:
 
 def test_the_login_opens_the_admin_with_its_styles(instance: Instance) -> None:
     ready = instance.ready()
-    with httpx.Client(base_url=ready["url"], follow_redirects=True, timeout=30) as browser:
+    with httpx.Client(base_url=ready["url"], follow_redirects=True, timeout=60) as browser:
         page = browser.get("/admin/")
         token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.text)
         assert token
@@ -270,7 +270,7 @@ def test_a_restart_keeps_its_secrets_and_a_kill_leaves_no_orphans(
         names = ("api_key", "admin_user", "admin_password", "model")
         assert {n: second[n] for n in names} == {n: first[n] for n in names}
         headers = {"Authorization": f"Bearer {second['api_key']}"}
-        with httpx.Client(base_url=second["url"], headers=headers, timeout=30) as client:
+        with httpx.Client(base_url=second["url"], headers=headers, timeout=60) as client:
             assert served(client)
         status, survivors = again.end(signal.SIGKILL)
         assert status == -signal.SIGKILL

@@ -57,7 +57,7 @@ def client(redis_server: str) -> redis.Redis:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline:
             pytest.fail(f"not within 30 s: {what}")

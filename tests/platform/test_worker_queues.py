@@ -274,7 +274,7 @@ def scraped(port: int, token: str) -> dict[tuple[str, ...], float]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"}
     )
-    with urllib.request.urlopen(request, timeout=10) as reply:
+    with urllib.request.urlopen(request, timeout=60) as reply:
         families = list(text_string_to_metric_families(reply.read().decode()))
     samples: dict[tuple[str, ...], float] = {}
     for family in families:

@@ -97,7 +97,7 @@ class Runner:
             return
         os.killpg(self.server.pid, signal.SIGTERM)
         try:
-            self.server.wait(30)
+            self.server.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(self.server.pid, signal.SIGKILL)
             self.server.wait()

@@ -50,5 +50,5 @@ class ReplicaThread:
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.finished.set)
-        self.thread.join(10)
+        self.thread.join(60)
         self.loop.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,9 +59,14 @@ def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     page.locator("#kv-cells").hover(position={"x": 6, "y": 6})
     expect(page.locator("#kv-told")).to_contain_text(re.compile(r"Block \d+ of 16 tokens"))
     second = rows.nth(1).get_by_role("link")
-    page.wait_for_timeout(1500)  # records are written a second later
     second.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Request")
+    page.wait_for_url("**/console/requests/**")
+    heading = page.get_by_role("heading", level=1).filter(has_text=re.compile("^Request$"))
+    deadline = time.monotonic() + 60
+    while heading.count() == 0:  # records are written a second after their requests
+        assert time.monotonic() < deadline, "the request has no record"
+        page.wait_for_timeout(500)
+        page.reload()
     expect(page.locator(".events")).to_contain_text("Cache hit")
     expect(page.locator(".events")).to_contain_text("Sent to a replica")
 

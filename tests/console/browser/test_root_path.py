@@ -83,7 +83,7 @@ def proxied(upstream: int, *, strips: bool) -> Iterator[Proxy]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     starting = asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-    server = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
+    server = asyncio.run_coroutine_threadsafe(starting, loop).result(60)
     proxy.port = server.sockets[0].getsockname()[1]
     yield proxy
 
@@ -94,9 +94,9 @@ def proxied(upstream: int, *, strips: bool) -> Iterator[Proxy]:
             task.cancel()
         await asyncio.gather(*open_connections, return_exceptions=True)
 
-    asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(close(), loop).result(60)
     loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
+    thread.join(60)
 
 
 @dataclass

@@ -328,7 +328,7 @@ def test_the_line_is_fair_between_tenants() -> None:
     waiter = threading.Thread(target=line.pop)
     waiter.start()
     line.close()
-    waiter.join(10)
+    waiter.join(60)
     assert not waiter.is_alive()
 
 

@@ -97,7 +97,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(
     partly = wait(sdk, batch.id, done=8)
     assert partly.status == "in_progress"
     first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.wait(60)
     workers.running()
     done = wait(sdk, batch.id)
     events += list(stream)
