@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from engine.contract.checkpoint_options import QUANTIZATIONS
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices import Device, registry
+from engine.devices.conformance.__main__ import main
 from engine.devices.conformance.checks import all_checks
 from engine.devices.device import CONTRACT_VERSION
 from engine.worker.interface import Runner
@@ -165,37 +168,47 @@ def test_the_page_names_all_quantization_methods() -> None:
     assert set(named) == set(QUANTIZATIONS)
 
 
-@pytest.mark.system
-def test_a_device_with_prompts_or_decodes_and_whole_prompts_passes(package: Path) -> None:
-    done = conformance("phased", package, "--only", "llama:")
-    outcomes = {row["check"]: row for row in rows(done)}
-    refused = outcomes.pop("llama: with a cached prefix")
+@pytest.fixture
+def check_device(
+    package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
+    """The kit in this process, which has loaded what a program would load first."""
+
+    def check(device: str, only: str) -> tuple[int, list[dict[str, Any]], str]:
+        monkeypatch.syspath_prepend(package)
+        monkeypatch.setattr(logging.root.manager, "disable", 0)
+        status = main([device, "--json", "--only", only])
+        printed = capsys.readouterr()
+        return status, [json.loads(line) for line in printed.out.splitlines()], printed.err
+
+    return check
+
+
+def test_a_device_with_prompts_or_decodes_and_whole_prompts_passes(check_device: Any) -> None:
+    _, outcomes, _ = check_device("phased", "llama:")
+    by_check = {row["check"]: row for row in outcomes}
+    refused = by_check.pop("llama: with a cached prefix")
     assert (refused["status"], "caches no prefixes" in refused["detail"]) == ("refused", True)
-    assert len(outcomes) == 5
-    assert {row["status"] for row in outcomes.values()} == {"passed"}
+    assert len(by_check) == 5
+    assert {row["status"] for row in by_check.values()} == {"passed"}
 
 
-@pytest.mark.system
-def test_a_device_whose_attention_is_a_little_wrong_fails(package: Path) -> None:
-    done = conformance("inexact", package, "--only", "llama: log probabilities")
-    (row,) = rows(done)
-    assert (row["status"], done.returncode) == ("failed", 1)
+def test_a_device_whose_attention_is_a_little_wrong_fails(check_device: Any) -> None:
+    status, (row,), _ = check_device("inexact", "llama: log probabilities")
+    assert (row["status"], status) == ("failed", 1)
     assert "away from transformers'" in row["detail"]
 
 
-@pytest.mark.system
-def test_a_device_that_raises_fails_by_its_methods_name(package: Path) -> None:
-    done = conformance("raising", package, "--only", "stop tokens")
-    (row,) = rows(done)
-    assert (row["status"], done.returncode) == ("failed", 1)
+def test_a_device_that_raises_fails_by_its_methods_name(check_device: Any) -> None:
+    status, (row,), _ = check_device("raising", "stop tokens")
+    assert (row["status"], status) == ("failed", 1)
     assert "the card is on fire (in RaisingDevice.make_runner, quire_wrong.py)" in row["detail"]
 
 
-@pytest.mark.system
-def test_a_device_of_another_contract_is_refused_by_name(package: Path) -> None:
-    done = conformance("old", package)
-    assert done.returncode == 2
-    assert "old was written for version 0 of the device contract" in done.stderr
+def test_a_device_of_another_contract_is_refused_by_name(check_device: Any) -> None:
+    status, _, errors = check_device("old", "")
+    assert status == 2
+    assert "old was written for version 0 of the device contract" in errors
 
 
 def test_the_tutorial_shows_the_packages_code() -> None:
