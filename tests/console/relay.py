@@ -11,7 +11,8 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from tests.console.live import LiveServer, free_port
+from tests.console.live import LiveServer
+from tests.waiting import free_port
 
 
 class Relay:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.deploy.proxies import free_port
+from tests.waiting import free_port
 
 
 @dataclass(frozen=True)

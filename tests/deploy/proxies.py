@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 
 from tests.services import missing
+from tests.waiting import free_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 GATEWAY = "127.0.0.1:8000"
@@ -111,12 +112,6 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         capture_output=True,
     )
     return pem, key
-
-
-def free_port() -> int:
-    """A port that nobody listened on a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def nginx(folder: Path, port: int, to: int) -> list[str]:

@@ -25,9 +25,9 @@ from django.urls import resolve
 from starlette.requests import Request
 
 from tests.deploy.helm import CHART
-from tests.deploy.proxies import free_port
 from tests.deploy.variables import DECLARED_VARIABLES, ROOT
 from tests.docs.commands import problems_with
+from tests.waiting import free_port
 
 FOLDER = ROOT / "deploy" / "integrations"
 FILES = sorted(FOLDER.glob("*.yaml"))

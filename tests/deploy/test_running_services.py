@@ -22,11 +22,11 @@ from catalog.processes import spawn
 from inference.web.authentication import MAX_FAILED_KEYS
 from tenants.api_keys import new_key
 from tests.deploy.containers import BRIDGE_ADDRESS, COMPOSE, Containers, clean, example
-from tests.deploy.proxies import free_port
 from tests.deploy.test_systemd import service
 from tests.deploy.variables import ROOT
 from tests.platform.instance import tiny_model_folder
 from tests.services import running_postgresql, running_redis
+from tests.waiting import free_port
 
 UNIT = ROOT / "deploy" / "systemd" / "quire-gateway.service"
 HEADERS = {"Host": "llm.example.org", "X-Forwarded-Proto": "https"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.e2e.product import wait_for
+from tests.waiting import wait_until
 
 
 @dataclass
@@ -22,7 +22,7 @@ class MailServer:
 
     def mail_to(self, address: str, word: str) -> str:
         """The text of one with this word, once it's there."""
-        wait_for(lambda: self._texts(address, word))
+        wait_until(lambda: self._texts(address, word))
         return self._texts(address, word)[0]
 
     def _texts(self, address: str, word: str) -> list[str]:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,15 +102,6 @@ def await_ready(process: subprocess.Popen[bytes], ready: Path, folder: Path) -> 
             break
         time.sleep(0.1)
     raise RuntimeError(f"`up` isn't ready: {(folder / 'up.log').read_text()[-3000:]}")
-
-
-def wait_for(condition: Callable[[], object], timeout: float = 60.0) -> None:
-    """Until `condition()` holds."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"Nothing changed in {timeout} s.")
-        time.sleep(0.2)
 
 
 def product_pids(product: Product, program: str) -> list[int]:

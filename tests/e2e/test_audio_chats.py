@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from engine import LLM, SamplingParams
-from tests.e2e.product import running, wait_for
+from tests.e2e.product import running
 from tests.e2e.test_speech import wav
 from tests.engine.speech.models import sound
 from tests.engine.speech.test_qwen2_audio import make_qwen2_audio
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audio_chats")]
 
@@ -81,5 +82,5 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
             with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
                 return list(database.execute(query))
 
-        wait_for(lambda: len(ledger()) == len(sources))
+        wait_until(lambda: len(ledger()) == len(sources))
         assert ledger() == [(1500, 150_000)] * len(sources)

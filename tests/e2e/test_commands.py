@@ -13,8 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.product import ROOT, Product, clean_environment, wait_for
+from tests.e2e.product import ROOT, Product, clean_environment
 from tests.engine.models import make_model
+from tests.waiting import wait_until
 
 
 def test_a_model_is_loaded_served_listed_and_unloaded(
@@ -32,7 +33,7 @@ def test_a_model_is_loaded_served_listed_and_unloaded(
     assert answer.usage.completion_tokens == 4
     assert "tiny" in product.manage("list_models")
     product.manage("unload_model", "tiny", "--wait")
-    wait_for(lambda: "tiny" not in listed(client))  # gateways look it up anew every two seconds
+    wait_until(lambda: "tiny" not in listed(client))  # gateways look it up anew every two seconds
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="tiny", prompt=[5], max_tokens=1)
     # The other model never noticed.

@@ -11,8 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.product import ROOT, running, wait_for
+from tests.e2e.product import ROOT, running
 from tests.packages import DEVICE, install
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 #: Variations of the example that sleep while they load, and in a step.
@@ -88,7 +89,7 @@ def test_a_hanging_package_is_named_and_other_models_answer(
                 return str(response.raise_for_status().json()["choices"][0]["text"])
 
             if device == "step":
-                wait_for(lambda: listed().count("1 ready") == 2, timeout=240)
+                wait_until(lambda: listed().count("1 ready") == 2, timeout_s=240)
                 assert "Paris" in ask("hung")
 
             def is_named() -> bool:
@@ -99,5 +100,5 @@ def test_a_hanging_package_is_named_and_other_models_answer(
                         client.post("/completions", json=body, timeout=3)
                 return sentence in listed()
 
-            wait_for(is_named, timeout=240)
+            wait_until(is_named, timeout_s=240)
             assert "Paris" in ask(product.model)

@@ -24,9 +24,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 
 from tests.console.browser.conftest import CHROMIUM, FLAGS
-from tests.e2e.product import Product, product_pids, running, wait_for
+from tests.e2e.product import Product, product_pids, running
 from tests.e2e.test_speech import wav, words
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("realtime")
 
@@ -211,7 +212,7 @@ def test_an_engine_that_is_killed_changes_no_word(product: Product, speech: byte
         os.kill(pid, signal.SIGKILL)
         done = receive_until(socket, f"{TRANSCRIPTION}.completed")
     assert words(done["transcript"]) == words(JFK_TEXT)
-    wait_for(lambda: product_pids(product, "engine.serving") not in ([], [pid]), 60)
+    wait_until(lambda: product_pids(product, "engine.serving") not in ([], [pid]))
 
 
 @pytest.mark.parametrize("count", [25, pytest.param(1_000, marks=pytest.mark.slow)])
@@ -234,7 +235,7 @@ def test_sockets_that_are_cut_anywhere_leave_nothing(
         else:
             socket.close()
     # All three are shown once the engine is back.
-    wait_for(lambda: [*_running(product).values()] == [0, 0, 0], 60)
+    wait_until(lambda: [*_running(product).values()] == [0, 0, 0])
     with connect(product) as socket:  # and the next one is served
         send(socket, "session.update", session=MANUAL)
         append(socket, speech)
@@ -268,16 +269,16 @@ def test_the_playground_writes_what_the_microphone_hears(product: Product, tmp_p
         lines, texts = page.locator("#speech-lines .line"), page.locator(".line-text")
         page.evaluate(RECORD_LEVELS)
         page.get_by_role("button", name="Record").click()
-        wait_for(lambda: page.evaluate("loudest") > 0.3)
+        wait_until(lambda: page.evaluate("loudest") > 0.3)
         expect(texts.first).to_contain_text("fellow")  # while it records
         expect(texts.nth(1)).to_contain_text(re.compile("not", re.IGNORECASE))
         page.get_by_role("button", name="Stop").click()
         expect(page.locator("#speech-player")).to_be_visible()
         assert words(" ".join(texts.all_text_contents()))[:4] == words(JFK_TEXT)[:4]
-        wait_for(lambda: (page.evaluate(f"{PLAYER}.duration") or 0) > 4)  # NaN until it's read
+        wait_until(lambda: (page.evaluate(f"{PLAYER}.duration") or 0) > 4)  # NaN until it's read
         lines.last.click()
         expect(lines.last).to_have_attribute("aria-current", "true")
-        wait_for(lambda: page.evaluate(f"{PLAYER}.played.length"))
+        wait_until(lambda: page.evaluate(f"{PLAYER}.played.length"))
         assert page.evaluate(f"{PLAYER}.currentTime") > 2
         with page.expect_download() as download:
             page.get_by_role("button", name="Save subtitles").click()

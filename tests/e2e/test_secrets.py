@@ -21,12 +21,12 @@ import httpx
 import pytest
 import redis
 
-from tests.console.live import free_port
 from tests.console.oidc_provider import CLIENT, Provider
 from tests.e2e.collector import Collector, collecting
 from tests.e2e.mail_server import MailServer, receiving
-from tests.e2e.product import ROOT, Product, running, wait_for
+from tests.e2e.product import ROOT, Product, running
 from tests.services import missing
+from tests.waiting import free_port, wait_until
 
 #: What an operator sets. None is like anything that occurs by itself.
 SECRET_VALUES = {
@@ -52,7 +52,7 @@ def guarded_redis(folder: Path) -> Iterator[str]:
     )
     url = f"redis://:{SECRET_VALUES['redis']}@127.0.0.1:{port}/0"
     try:
-        wait_for(lambda: answers(url))
+        wait_until(lambda: answers(url))
         yield url
     finally:
         process.terminate()
@@ -227,8 +227,8 @@ def operator(client: Client, walk: Walked) -> None:
         ours = [pid for pid, line in lines if module in line and is_below(pid, product.process.pid)]
         assert ours, module
         os.kill(ours[0], signal.SIGABRT)
-        wait_for(lambda ours=ours: not Path(f"/proc/{ours[0]}").exists())
-    wait_for(lambda: pings(f"{product.url}/ping"))
+        wait_until(lambda ours=ours: not Path(f"/proc/{ours[0]}").exists())
+    wait_until(lambda: pings(f"{product.url}/ping"))
 
 
 def pings(url: str) -> bool:

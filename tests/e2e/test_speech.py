@@ -20,8 +20,9 @@ import numpy as np
 import openai
 import pytest
 
-from tests.e2e.product import Product, product_pids, running, wait_for
+from tests.e2e.product import Product, product_pids, running
 from tests.engine.speech.models import JFK, JFK_TEXT, read_wav, tiny_en
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.xdist_group("speech")
 
@@ -149,7 +150,7 @@ def test_a_killed_engine_changes_no_word(product: Product, client: openai.OpenAI
             os.kill(pid, signal.SIGKILL)
     event = events[-1]
     assert event.type == "transcript.text.done"
-    wait_for(lambda: product_pids(product, "engine.serving") not in ([], [pid]))
+    wait_until(lambda: product_pids(product, "engine.serving") not in ([], [pid]))
     again = client.audio.transcriptions.create(model="whisper", file=("long.wav", data))
     assert event.text == again.text
     assert words(again.text).count("country") == 24
@@ -227,7 +228,7 @@ def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) ->
             response_format="text",
         )
     # A second entry of the first would come before that of the second.
-    wait_for(lambda: entries(3 + 31) and entries(3 + 41))
+    wait_until(lambda: entries(3 + 31) and entries(3 + 41))
     [(completion, audio_ms, cost)] = entries(3 + 31)
     assert completion > 20
     # What is heard, a hundredth of a cent a second; nobody speaks at the ends of the file.

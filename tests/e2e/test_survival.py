@@ -20,9 +20,10 @@ import redis
 from config.connections import socket_url
 from engine.contract import messages as protocol
 from engine.contract import redis_keys
-from tests.e2e.product import Product, wait_for
+from tests.e2e.product import Product
 from tests.engine.replica import Gateway
 from tests.platform.test_processes import gone
+from tests.waiting import wait_until
 
 #: As many at a time, each of which is asked for twice.
 STREAMS, REQUESTS = 64, int(os.environ.get("QUIRE_TEST_STRESS_REQUESTS", "128"))
@@ -168,4 +169,4 @@ def watching_health(product: Product) -> Iterator[list[int]]:
         finally:
             finished_event.set()
         watched.result()
-    wait_for(check_instance)
+    wait_until(check_instance)

@@ -8,8 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.product import ROOT, running, wait_for
+from tests.e2e.product import ROOT, running
 from tests.packages import install_tenstorrent
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -38,8 +39,8 @@ def test_a_model_on_tenstorrent_answers_as_on_a_cpu(tmp_path: Path) -> None:
                 response = client.post("/completions", json=body)
                 return response.json()["choices"][0]["text"] if response.is_success else None
 
-            wait_for(lambda: ask("chip", "Hello"), 120)
-            wait_for(lambda: ask("host", "Hello"), 120)
+            wait_until(lambda: ask("chip", "Hello"), timeout_s=120)
+            wait_until(lambda: ask("host", "Hello"), timeout_s=120)
             for length in (1, 20, 60):
                 prompt = "The capital of France is " * length
                 assert ask("chip", prompt) == ask("host", prompt), length

@@ -28,6 +28,7 @@ from engine.serving.probes import ProbeServer, ReplicaProgress
 from engine.serving.replica_metrics import exposition
 from engine.serving.service import _check_endpoint
 from tests.engine.replica import Gateway, replica
+from tests.waiting import free_port
 
 BEAT = Heartbeat(
     replica_id="r-0",
@@ -157,11 +158,6 @@ def test_an_endpoint_without_a_port_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint must be HOST:PORT") as raised:
         _check_endpoint(endpoint)
     assert raised.value.param == "endpoint"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.mark.service

@@ -6,8 +6,7 @@ import json
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from smtplib import SMTPRecipientsRefused
@@ -31,6 +30,7 @@ from metering.redis_scripts import redis_key, sync_client
 from tenants import actions
 from tenants.actors import SYSTEM_ACTOR
 from tenants.models import ApiKey, AuditEntry, Tenant, User
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("live_redis")]
 
@@ -359,7 +359,7 @@ def test_a_gateways_certificate_that_expires_soon_opens_an_alert(tmp_path: Path)
     publisher.start()
     name = f"{socket.gethostname()} (cert.pem)"
     try:
-        until(lambda: list(served_certificates()) != [])
+        wait_until(lambda: list(served_certificates()) != [])
     finally:
         publisher.stop()
     assert open_rules() == {("certificate expires", name)}
@@ -368,7 +368,7 @@ def test_a_gateways_certificate_that_expires_soon_opens_an_alert(tmp_path: Path)
     renewed = CertificatePublisher(write_certificate(tmp_path, days=60))
     renewed.start()
     try:
-        until(lambda: open_rules() == set())
+        wait_until(lambda: open_rules() == set())
     finally:
         renewed.stop()
 
@@ -379,7 +379,7 @@ def test_a_gateway_that_is_gone_has_no_certificate(
     publisher = CertificatePublisher(write_certificate(tmp_path, days=1))
     publisher.start()
     try:
-        until(lambda: list(served_certificates()) != [])
+        wait_until(lambda: list(served_certificates()) != [])
     finally:
         publisher.stop()
     monkeypatch.setattr("history.certificates.MAX_SILENCE_S", -1.0)
@@ -447,13 +447,6 @@ def write_certificate(folder: Path, days: int) -> Path:
     path = folder / "cert.pem"
     path.write_bytes(secret + signed.public_bytes(pem))
     return path
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_old_alerts_are_forgotten() -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from tests.database import once_a_run, with_tables
 from tests.inference.tokenizer_folder import write_tokenizer
 from tests.services import running_redis
+from tests.waiting import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 90.0
@@ -68,13 +68,6 @@ class Instance:
     key: str
     limited: str
     model_folder: Path
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def server_command(server: str, port: int, grace: int = 10) -> list[str]:

@@ -44,9 +44,9 @@ from inference.endpoint_picker.picker import EndpointPicker
 from inference.endpoint_picker.processor import DESTINATION, RequestProcessor
 from inference.endpoint_picker.request import RequestFacts
 from tests.deploy.containers import clean
-from tests.deploy.proxies import free_port
 from tests.deploy.variables import ROOT
 from tests.platform.instance import internal
+from tests.waiting import free_port
 
 DEADLINE_S = 60.0
 #: As Envoy's own classes write them: headers of a POST, with a subset of the endpoints and the mode

@@ -22,7 +22,8 @@ from metering.request_log_writer import RequestLogWriter
 from metering.settlement import settle
 from metering.usage_record import UsageRecord
 from tests.platform.conftest import World
-from tests.platform.test_usage_spool import client, record, wait_until  # noqa: F401
+from tests.platform.test_usage_spool import client, record  # noqa: F401
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from catalog.processes import spawn
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
@@ -19,14 +19,6 @@ SLEEP = "import time; time.sleep(600)"
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def wait_until(condition, what: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s: {what}")
-        time.sleep(0.02)
 
 
 def gone(pid: int) -> bool:

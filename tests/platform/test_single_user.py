@@ -18,7 +18,7 @@ from tenants.actors import SYSTEM_ACTOR
 from tenants.models import Tenant
 from tests.database import with_tables
 from tests.platform.instance import Instance, manage, tiny_model_folder
-from tests.platform.test_worker_queues import until
+from tests.waiting import wait_until
 
 
 def scope(client: str = "127.0.0.1", host: str = "localhost:8000", **headers: str) -> Any:
@@ -149,7 +149,7 @@ def test_the_manuals_clients_are_answered_until_there_is_somebody_else(served: I
         assert "INFO:     Application startup complete." in text
         assert f"INFO:     Uvicorn running on {facts['url']} (Press CTRL+C to quit)" in text
         manage(served.data_dir, "create_tenant", "research")
-        until(lambda: status(facts) == 401)
+        wait_until(lambda: status(facts) == 401)
     assert Credentials.read(served.data_dir).api_key == facts["api_key"]
     assert status(facts, facts["api_key"]) == 200
     assert httpx.get(f"{facts['url']}/metrics", trust_env=False).status_code == 401

@@ -12,8 +12,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -37,20 +36,13 @@ from tests.platform.instance import (
     tiny_model_folder,
 )
 from tests.platform.test_processes import gone
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within 60 s: {what}")
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from metering.settlement import spool_key
 from metering.usage_record import decode_record, encode_record
 from tests.platform.conftest import World
 from tests.services import running_redis
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True)]
 database = pytest.mark.database
@@ -54,14 +54,6 @@ def record(world: World, request_id: str = "r1", **values: Any) -> UsageRecord:
 @pytest.fixture
 def client(redis_server: str) -> redis.Redis:
     return sync_client()
-
-
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within 30 s: {what}")
-        time.sleep(0.02)
 
 
 @database

@@ -13,7 +13,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -26,6 +25,7 @@ from config.celery import app
 from tests.inference import live
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import internal
+from tests.waiting import wait_until
 
 WORKER = [sys.executable, "manage.py", "worker"]
 TASK_WORKER = [*WORKER, "--queues", "delivery,identity,maintenance"]
@@ -126,13 +126,6 @@ def smtp(connection: socket.socket, got: list[str]) -> None:
             connection.sendall(b"221 bye\r\n" if line == b"QUIT" else b"250 ok\r\n")
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
 def shell(of: live.Instance, *command: str) -> str:
     done = subprocess.run(
         [sys.executable, *command], env=of.environment, cwd=live.ROOT, check=True, text=True,
@@ -169,7 +162,7 @@ def test_fault_70_who_never_answers_holds_nobody_else_up(short_tmp: Path) -> Non
         for command in (WORKER, TASK_WORKER):
             stack.enter_context(live.process(command, of.environment))
         shell(of, "-c", _SET_UP, "tarpits", tarpit.url)
-        until(lambda: tarpit.connections and provider.connections)
+        wait_until(lambda: tarpit.connections and provider.connections)
         shell(of, "-c", _SET_UP, "others", hook.url)
         client = stack.enter_context(
             openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=of.key, max_retries=0)
@@ -179,11 +172,11 @@ def test_fault_70_who_never_answers_holds_nobody_else_up(short_tmp: Path) -> Non
         batch = client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
-        until(lambda: client.batches.retrieve(batch.id).status == "completed")
-        until(lambda: hook.got == ["budget.alert"])
-        until(lambda: "Join" in mails.got)
+        wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+        wait_until(lambda: hook.got == ["budget.alert"])
+        wait_until(lambda: "Join" in mails.got)
         erased = "from tenants.models import *; print(Tenant.objects.filter(name='Erased').count())"
-        until(lambda: shell(of, "manage.py", "shell", "-v", "0", "-c", erased).strip() == "1")
+        wait_until(lambda: shell(of, "manage.py", "shell", "-v", "0", "-c", erased).strip() == "1")
         waiting = (
             "from metering.models import *; "
             "print(WebhookDelivery.objects.filter(tenant__name='Slow', next_try_at__isnull=False)"
@@ -249,7 +242,7 @@ def test_fault_70_a_time_limit_ends_a_task_and_the_next_one_runs(
         shell(of, "-c", _SEND, *["metering.retention"] * 3)
         command = [sys.executable, "-c", _HANGS, str(began), how]
         with live.process(command, of.environment):
-            until(lambda: began.exists() and len(began.read_text().split()) == 3)
+            wait_until(lambda: began.exists() and len(began.read_text().split()) == 3)
             assert len(set(began.read_text().split())) == processes
 
 
@@ -260,11 +253,11 @@ def test_fault_70_a_worker_that_is_told_to_end_takes_what_hangs_along(short_tmp:
         shell(of, "-c", _SEND, "metering.check_sums")
         command = [sys.executable, "-c", _HANGS, str(began), "ignores"]
         with live.process(command, of.environment) as worker:
-            until(lambda: began.exists() and began.read_text().split())
+            wait_until(lambda: began.exists() and began.read_text().split())
             pid = int(began.read_text())
             worker.send_signal(signal.SIGTERM)
             worker.wait(60)
-            until(lambda: not Path(f"/proc/{pid}").exists())
+            wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def scraped(port: int, token: str) -> dict[tuple[str, ...], float]:
@@ -297,8 +290,12 @@ def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) 
             live.gateway(of, "uvicorn") as (port, _),
         ):
             assert scraped(port, token)[waiting] == 0
-            until(lambda: ("django_db_execute_total", "default", "sqlite") in scraped(port, token))
-            until(lambda: ("django_migrations_applied_total", "default") in scraped(port, token))
+            wait_until(
+                lambda: ("django_db_execute_total", "default", "sqlite") in scraped(port, token)
+            )
+            wait_until(
+                lambda: ("django_migrations_applied_total", "default") in scraped(port, token)
+            )
             shell(of, "-c", _SEND, "history.forget", "metering.retention")
             samples = scraped(port, token)
             assert samples[waiting] == 2
@@ -307,7 +304,7 @@ def test_metrics_tell_what_waits_in_queues_and_how_tasks_ended(short_tmp: Path) 
             command = [sys.executable, "-c", _HANGS, str(folder / "began"), "ignores"]
             with live.process(command, of.environment):
                 killed = ("quire_tasks_total", "FAILURE", "metering.retention")
-                until(lambda: killed in scraped(port, token))
+                wait_until(lambda: killed in scraped(port, token))
             samples = scraped(port, token)
     assert samples["django_migrations_unapplied_total", "default"] == 0
     assert samples["django_migrations_applied_total", "default"] > 0
@@ -357,14 +354,14 @@ def test_of_two_workers_one_schedules_and_the_other_takes_over_when_it_is_killed
         of.environment |= internal(sweep_seconds=1)
         command = [sys.executable, "-c", _WRITES_SENDERS, str(senders)]
         with live.process(command, of.environment) as first:
-            until(lines)
+            wait_until(lines)
             with live.process(command, of.environment) as second:
-                until(lambda: str(second.pid) in [runner for _, runner in lines()])
+                wait_until(lambda: str(second.pid) in [runner for _, runner in lines()])
                 count = len(lines())
-                until(lambda: len(lines()) >= count + 5)
+                wait_until(lambda: len(lines()) >= count + 5)
                 assert {sender.partition("@")[0] for sender, _ in lines()} == {f"gen{first.pid}"}
                 first.kill()
-                until(lambda: f"gen{second.pid}" in lines()[-1][0])
+                wait_until(lambda: f"gen{second.pid}" in lines()[-1][0])
 
 
 def test_each_task_has_a_queue_and_what_may_hang_has_limits() -> None:

@@ -20,7 +20,8 @@ from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT
 from tests.e2e.mail_server import MailServer, receiving
-from tests.e2e.product import Product, running, wait_for
+from tests.e2e.product import Product, running
+from tests.waiting import wait_until
 
 
 class Journey:
@@ -210,7 +211,7 @@ def explain_slow_request(house: House, journey: Journey) -> None:
         page.reload()
         return slowest.count() > 0
 
-    wait_for(is_listed)
+    wait_until(is_listed)
     journey.click(slowest)
     expect(page.get_by_role("heading", name="What happened")).to_be_visible()
     expect(page.locator(".events")).to_contain_text("Sent to a replica")

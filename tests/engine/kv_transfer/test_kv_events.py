@@ -25,6 +25,7 @@ from engine.kv_transfer.redis_event_publisher import RedisEventPublisher
 from engine.kv_transfer.zmq_event_publisher import ZmqEventPublisher
 from engine.system.redis_client import sync_client
 from tests.engine.kv_transfer.test_offloading import make, prompt, run
+from tests.waiting import wait_until
 
 Folder = Callable[[str], Path]
 DEADLINE_S = 60.0
@@ -311,14 +312,6 @@ def test_without_its_redis_events_are_lost_and_no_step_waits(model_folder: Folde
     assert isinstance(publisher, RedisEventPublisher)
     wait_until(lambda: publisher.num_lost)
     core.shutdown()
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    """The publisher's thread may be behind."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from tests.engine.ranks.test_tensor_parallel import outputs, running
-from tests.inference.live import free_port
+from tests.waiting import free_port
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.inference.bench import ROOT
 from tests.inference.bench.load import Target, run_level
-from tests.inference.live import free_port, process
+from tests.inference.live import process
+from tests.waiting import free_port
 
 KINDS = ("adrf-middleware", "adrf", "awaited", "lean", "raw")
 
