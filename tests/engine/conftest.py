@@ -41,11 +41,14 @@ def compiler() -> None:
 
 
 @pytest.fixture
-def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ngram` gives the drafts of a `Seer`, as if wider steps were free whatever this machine
-    measures.
-    """
+def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wider steps are free, whatever this machine measures."""
     make_drafts_free(monkeypatch)
+
+
+@pytest.fixture
+def always_drafts(free_drafts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ngram` gives the drafts of a `Seer`."""
     monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
     Seer.texts, Seer.rng = {}, random.Random(7)
 

@@ -25,6 +25,7 @@ from engine.contract import redis_keys
 from engine.text import Tokenizer, render_chat
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, generated_tokens
+from tests.waiting import free_port
 
 pytestmark = pytest.mark.system
 
@@ -50,7 +51,7 @@ def ports(installation: live.Instance) -> Iterator[dict[str, int]]:
     with ExitStack() as stack:
         ports = {}
         for server in ("uvicorn", "granian", "daphne"):
-            ports[server] = live.free_port()
+            ports[server] = free_port()
             command = live.server_command(server, ports[server])
             stack.enter_context(live.process(command, installation.environment))
         for port in ports.values():
@@ -303,7 +304,7 @@ def test_runserver_is_a_gateway_with_sockets_and_static_files(
     short_tmp: Path, tokenizer: Tokenizer
 ) -> None:
     """`make dev`, without any other gateway: usage gets into the ledger, too."""
-    folder, port = short_tmp / "dev", live.free_port()
+    folder, port = short_tmp / "dev", free_port()
     folder.mkdir()
     count = (
         "import django; django.setup(); from metering.models import UsageEntry; "

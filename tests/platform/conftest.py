@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from catalog import access as catalog_access
 from common.log_context import end_request
@@ -74,6 +75,13 @@ def make_world() -> World:
 def world(db: Any) -> World:
     """Acme, its people, and a rival."""
     return make_world()
+
+
+@pytest.fixture
+def with_redis(live_redis: str) -> Iterator[None]:
+    """A real Redis under a new prefix; afterwards the connection to the database is closed."""
+    yield
+    connection.close()
 
 
 @pytest.fixture(

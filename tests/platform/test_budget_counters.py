@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from common.db import run_in_db_thread
 from metering import admission, rules
@@ -26,14 +24,7 @@ from tenants.models import Tenant
 from tests.platform.budgets import budget, caller, enter, price, state, used
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture(autouse=True)
-def _redis(live_redis: str) -> Iterator[None]:
-    """A real Redis under a fresh prefix."""
-    yield
-    connection.close()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 
 
 async def test_counters_that_redis_lost_come_back_from_ledger_and_spool(world: World) -> None:

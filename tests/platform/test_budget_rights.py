@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
 
 from adapters.access import names_for, priceable_names, unknown_name_warning
 from adapters.models import Adapter, AdapterAlias
@@ -21,15 +19,8 @@ from tenants.models import AuditEntry
 from tests.platform.budgets import budget, price
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 database = pytest.mark.database
-
-
-@pytest.fixture(autouse=True)
-def _redis(live_redis: str) -> Iterator[None]:
-    """A real Redis under a fresh prefix."""
-    yield
-    connection.close()
 
 
 @database

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import connection
 
 from common.db import run_in_db_thread
 from metering import admission
@@ -39,11 +37,9 @@ ZONES = ("Europe/Berlin", "America/Havana", "Pacific/Kiritimati", "Etc/GMT+12", 
 
 
 @pytest.fixture(autouse=True)
-def _redis(live_redis: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A real Redis under a fresh prefix; who finds the rest held takes what there is at once."""
+def wait_for_nothing(with_redis: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that finds the rest reserved takes what remains at once."""
     monkeypatch.setattr(admission, "WAIT_TIMEOUT_S", 0.0)
-    yield
-    connection.close()
 
 
 @dataclass

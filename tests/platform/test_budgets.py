@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import connection
 
 from common.db import run_in_db_thread
 from metering import actions, admission
@@ -21,14 +19,7 @@ from tenants.actors import SYSTEM_ACTOR
 from tests.platform.budgets import budget, caller, enter, price, state, used
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture(autouse=True)
-def _redis(live_redis: str) -> Iterator[None]:
-    """A real Redis under a fresh prefix."""
-    yield
-    connection.close()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 
 
 async def test_a_request_is_reserved_and_settled_to_what_it_used(world: World) -> None:

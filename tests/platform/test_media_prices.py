@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from common.db import run_in_db_thread
 from inference.generation.takeover import _remaining_request
@@ -22,20 +20,13 @@ from metering.redis_scripts import redis_key, sync_client
 from tests.platform.budgets import budget, caller, enter, price, state, used
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 
 PRICES = {
     **dict.fromkeys(("input_per_million", "cached_per_million", "output_per_million"), "0"),
     "per_image": "0.002",
     "per_audio_minute": "0.006",
 }
-
-
-@pytest.fixture(autouse=True)
-def _redis(live_redis: str) -> Iterator[None]:
-    """A real Redis under a fresh prefix."""
-    yield
-    connection.close()
 
 
 async def test_a_budget_holds_what_images_and_audio_cost(world: World) -> None:

@@ -8,7 +8,6 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -29,14 +28,7 @@ from tenants.models import AuditEntry
 from tests.platform.budgets import budget, spend
 from tests.platform.conftest import World
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
-
-
-@pytest.fixture(autouse=True)
-def _redis(live_redis: str) -> Iterator[None]:
-    """A real Redis under a fresh prefix."""
-    yield
-    connection.close()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("with_redis")]
 
 
 @pytest.fixture

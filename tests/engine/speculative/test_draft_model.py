@@ -18,17 +18,13 @@ from engine.contract.messages import EngineRequest
 from engine.devices.cpu import CpuDevice
 from engine.scheduler import StepPlan, StepResult
 from tests.engine.models import make_model, make_tokenizer
-from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("free_drafts")
+
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")

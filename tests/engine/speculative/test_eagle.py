@@ -31,17 +31,13 @@ from tests.engine.speculative.eagle_folders import (
     eagle_parts,
     shape,
 )
-from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import HIDDEN, write
 from tests.engine.speculative.test_equality import make, prompts, run, texts
 from tests.survey.tiny import Oracle
 
+pytestmark = pytest.mark.usefixtures("free_drafts")
+
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_drafts_free(monkeypatch)
 
 
 def drafting(folder: Path, head_folder: Path, method: str = "eagle", **settings: Any) -> LLM:

@@ -20,18 +20,14 @@ from engine.speculative.loss_bound import LossBound
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.draft_head_cache import DraftHeadCache
 from tests.engine.speculative.eagle_folders import eagle3_parts, eagle_parts
-from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import write
 from tests.engine.speculative.test_eagle import BIASED, drafting, watched
 from tests.engine.speculative.test_equality import make, texts
 
+pytestmark = pytest.mark.usefixtures("free_drafts")
+
 Folder = Callable[[str], Path]
 PARTS = {"eagle": eagle_parts, "eagle3": eagle3_parts}
-
-
-@pytest.fixture(autouse=True)
-def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_drafts_free(monkeypatch)
 
 
 def follow_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from engine.speculative.heads.base import DraftRounds, HeadSampler
 from engine.speculative.interface import HeadPlan, HeadResult
 from engine.worker.compiled_step import CompiledStepRunner
 from engine.worker.hidden_states import LastHiddenStates
-from tests.engine.speculative.free import make_drafts_free
 from tests.engine.speculative.head_folders import (
     Equation,
     medusa_equation,
@@ -30,12 +29,9 @@ from tests.engine.speculative.head_folders import (
 from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
 from tests.survey.tiny import Oracle
 
+pytestmark = pytest.mark.usefixtures("free_drafts")
+
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_drafts_free(monkeypatch)
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,7 @@ from tests.survey.bridged import BRIDGED
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def wider_steps_are_free(always_drafts: None) -> None:
-    """Whatever this machine measures."""
+pytestmark = pytest.mark.usefixtures("always_drafts")
 
 
 def drafting(folder: Path, **settings: Any) -> LLM:

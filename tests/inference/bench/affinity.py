@@ -24,6 +24,7 @@ from typing import Any
 from tests.inference import live
 from tests.inference.bench import ROOT
 from tests.inference.bench.two_tenants import Seen, ask, prompt, share
+from tests.waiting import free_port
 
 DEMO = ROOT / "demo" / "model"
 BEGINNING, QUESTION, ANSWER, CLIENTS, BLOCK = 1000, 30, 8, 4, 16
@@ -78,7 +79,7 @@ def measure(way: str, args: argparse.Namespace) -> dict[str, Any]:
             command += ["--served-model-name", "m", "--num-gpu-blocks-override", str(blocks)]
             command += ["--block-size", str(BLOCK), "--log-level", "warning"]
             stack.enter_context(live.process(command, of.environment))
-        port = live.free_port()
+        port = free_port()
         stack.enter_context(live.process(gateway_command(way, port), of.environment))
         live.wait_until_healthy(port)
         time.sleep(8)  # the others are ready too

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from tests.inference import live
 from tests.inference.bench.load import Target, run_level
+from tests.waiting import free_port
 
 #: Runs in the gateway before it serves. The mailbox ties the loop that reads to the request.
 _PRELUDE = """
@@ -137,7 +138,7 @@ def main() -> None:
         live.instance(Path(folder)) as of,
         live.replica(of, "tests.inference.bench.instant_replica", *flags),
     ):
-        path, port = Path(folder) / "spans.json", live.free_port()
+        path, port = Path(folder) / "spans.json", free_port()
         command = [sys.executable, "-c", _PRELUDE + live.SERVE, str(port)]
         with live.process(command, of.environment | {"SPANS": str(path)}) as child:
             live.wait_until_healthy(port)

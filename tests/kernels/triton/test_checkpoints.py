@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import kernels
 from engine import LLM, SamplingParams
 from kernels.triton.quantized import GroupedExperts
 from tests.engine.checkpoints import writers
@@ -19,6 +18,8 @@ from tests.kernels.triton.sizes import FEW_HEADS
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("forced")
+
 SETTINGS: dict[str, Any] = {
     "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 20, "max_model_len": 64,
 }  # fmt: skip
@@ -26,11 +27,6 @@ SETTINGS: dict[str, Any] = {
 
 SMALL: dict[str, Any] = {"num_hidden_layers": 1, "intermediate_size": 128, **FEW_HEADS}
 TWO = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def forced(monkeypatch):
-    monkeypatch.setenv(kernels.FORCED, "triton")
 
 
 def levels(llm, part):

@@ -15,11 +15,6 @@ from tests.kernels.triton.sizes import FEW_HEADS
 PROMPTS = [[5], [9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 40, 41, 42, 43, 44], [60, 61, 62]]
 
 
-@pytest.fixture
-def forced(monkeypatch):
-    monkeypatch.setenv(kernels.FORCED, "triton")
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
     folder = make_model(family, tmp_path, num_hidden_layers=2, **FEW_HEADS)

@@ -21,16 +21,13 @@ from engine.models.kv_scales import calibrate, sample_tokens
 from engine.quantization.formats.registry import find_format
 from tests.engine.models import make_model
 
+pytestmark = pytest.mark.usefixtures("forced")
+
 FP8 = torch.float8_e4m3fn
 #: Each has a scale of its own.
 HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 2}
 KEYS = "model.layers.{}.self_attn.k_proj.weight"
 SETTINGS = {"dtype": "float32", "max_model_len": 64, "device": "cpu", "skip_tokenizer_init": True}
-
-
-@pytest.fixture(autouse=True)
-def forced(monkeypatch):
-    monkeypatch.setenv(kernels.FORCED, "triton")
 
 
 @pytest.fixture

@@ -41,11 +41,6 @@ recorded = test_head_graphs.recorded
 by_slots = test_lora_models.by_slots
 
 
-@pytest.fixture
-def forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernels.FORCED, "triton")
-
-
 def tiny(name: str, folder: Path, **changes: Any) -> Path:
     """A plain layer and, in families that have them, one of experts; two heads."""
     layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
