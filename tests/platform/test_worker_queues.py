@@ -201,6 +201,8 @@ def task_worker(short_tmp: Path) -> Iterator[tuple[live.Instance, subprocess.Pop
 _HANGS = """
 import os, sys, time
 from config import queues
+from config.management.commands import worker
+worker.ENDS_WITHIN_S = 2.0
 queues.PROCESS_QUEUES["maintenance"] = 1
 queues.ANNOTATIONS["metering.retention"] = {"soft_time_limit": 1, "time_limit": 2}
 queues.ANNOTATIONS["metering.check_sums"] = {}
