@@ -6,7 +6,7 @@ import ctypes
 import json
 import math
 import mmap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -296,7 +296,16 @@ class WeightReader:
         self._locations.clear()
         self._files.clear()
 
-    def _open(self, path: Path) -> None:
+    def add_folder(self, folder: Path, prefix: str) -> None:
+        """Add another folder's tensors, with `prefix` before their names, but those that are here
+        already. Raises `ModelLoadError` for files that aren't sound.
+        """
+        names = set(self._locations)
+        for path in _shards(folder):
+            self._open(path, prefix, names)
+        self._tally = ReadProgress(sum(_size(entry) for _, entry in self._locations.values()))
+
+    def _open(self, path: Path, prefix: str = "", known_names: Collection[str] = ()) -> None:
         try:
             with safe_open(str(path), framework="pt") as handle:
                 names: Iterable[str] = list(handle.keys())
@@ -309,9 +318,12 @@ class WeightReader:
         self._files.append(file)
         length = int.from_bytes(file.buffer[:8], "little")
         header = json.loads(file.buffer[8 : 8 + length])
-        for name in names:
-            entry = header[name]
+        for stored_name in names:
+            entry = header[stored_name]
             entry["at"] = 8 + length + entry["data_offsets"][0]
+            name = prefix + stored_name
+            if name in known_names:
+                continue
             if name in self._locations:
                 other = self._locations[name][0].path.name
                 raise ModelLoadError(f"{path}: {name!r} is in {other}, too.", param="model")

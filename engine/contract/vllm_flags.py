@@ -215,7 +215,13 @@ NEWER: tuple[VllmFlag, ...] = (
     ),
     *_of(dict, _NO_MEDIA, "media_io_kwargs default_mm_loras"),
     *_but(list, ([],), "set QUIRE_ALLOWED_MEDIA_DOMAINS for gateways.", "allowed_media_domains"),
-    *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only enable_mm_embeds"),
+    *_but(bool, (False,), _NO_MEDIA, "mm_encoder_only"),
+    VllmFlag(
+        "enable_mm_embeds",
+        bool,
+        "`enable_prompt_embeds`",
+        becomes=lambda value: {"enable_prompt_embeds": True} if value else {},
+    ),
     # Several devices.
     *_but(int, (1,), _ONE_HOST, "prefill_context_parallel_size"),
     *_of(

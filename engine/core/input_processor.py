@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall, QuireError
-from engine.contract.messages import EngineRequest, PromptEmbeds, gc_untracked
+from engine.contract.messages import EngineRequest, MediaItem, PromptEmbeds, gc_untracked
 from engine.contract.pooling_params import ALIGN, GENERATE, PoolingParams, check_length
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.validation import check_task
@@ -24,7 +24,7 @@ from engine.executor.abstract import Capacity
 from engine.kv_cache.prefix_cache import BlockHashes, ContentKey, namespace_key
 from engine.models.interface import ModelFacts
 from engine.multimodal.audio import FEATURES
-from engine.multimodal.inputs import MediaTensors
+from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.sampling.beam_search import end_tokens
 from engine.sampling.logits_processor import processor_classes
 from engine.scheduler import Request, Sequence
@@ -311,8 +311,25 @@ class InputProcessor:
                 )
             if item.digest not in media:
                 raise InvalidRequest(f"{_NOUNS[item.kind]} is missing.", param="media")
+            if (embeds := media[item.digest].get(EMBEDS)) is not None:
+                self._check_audio_embeds(item, embeds)
         if end > len(message.prompt_token_ids):
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
+
+    def _check_audio_embeds(self, item: MediaItem, embeds: np.ndarray) -> None:
+        """Raise `InvalidRequest` unless these may stand in for an audio's own vectors."""
+        name = "audio_embeds"
+        if not self._config.enable_prompt_embeds:
+            raise InvalidRequest("audio_embeds need enable_prompt_embeds.", param=name)
+        if item.kind != "audio" or not self._facts.takes_embeds:
+            raise InvalidRequest("This model takes no vectors of media.", param=name)
+        shape = (item.num_vectors, self._facts.hidden_size)
+        if embeds.shape != shape or embeds.dtype != np.float32:
+            raise InvalidRequest(
+                f"audio_embeds must be float32 {list(shape)}, got {list(embeds.shape)}.", param=name
+            )
+        if not np.isfinite(embeds).all():
+            raise InvalidRequest("audio_embeds hold NaN or infinity.", param=name)
 
     def _check_sound(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
         """Raise `InvalidRequest` unless there is one window of sound, of the encoder's length."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelFacts, ModelSpec, SupportsMultiModal
 from engine.models.kv_scales import calibrate
 from engine.models.registry import check_sizes, load_plugins, read_config
+from engine.models.speech.ultravox import PART_MODELS
 from engine.models.speech.whisper import WhisperModel
 from engine.pooling.pooler import Pooler
 from engine.quantization.report import log_lines as report_lines
@@ -116,7 +117,7 @@ def load_model(
     started = time.perf_counter()
     load_plugins()
     folder = resolve_folder(config)
-    raw = apply_overrides(read_config(folder), config)
+    raw = _read_config(folder, config)
     check_sizes(raw)  # overrides may set any
     _refuse_custom_code(raw, config, folder)
     generation = read_generation_config(folder)
@@ -185,7 +186,7 @@ def reload_model(
 
     Raises `ModelLoadError` where they can't be read, or are another model's by now.
     """
-    raw = apply_overrides(read_config(loaded.folder), config)
+    raw = _read_config(loaded.folder, config)
     built = build(
         BuildRequest(
             loaded.folder,
@@ -257,6 +258,21 @@ def resolve_folder(config: EngineConfig) -> Path:
     if not is_hub_id(config.model):
         raise ModelLoadError(f"There is no folder {config.model}.", param="model")
     return download(config)
+
+
+def _read_config(folder: Path, config: EngineConfig) -> dict[str, Any]:
+    """config.json with the settings applied, and with those of the models that it names as parts,
+    which are then named by their folders.
+    """
+    raw = apply_overrides(read_config(folder), config)
+    if raw.get("model_type") != "ultravox":
+        return raw
+    for name, (part, _) in PART_MODELS.items():
+        if model := raw.get(name):
+            part_folder = resolve_folder(replace(config, model=str(model), revision=None))
+            part_config = read_config(part_folder) | (raw.get(part) or {})
+            raw = {**raw, name: str(part_folder), part: part_config}
+    return raw
 
 
 def _refuse_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:

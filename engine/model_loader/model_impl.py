@@ -355,6 +355,16 @@ def _native(
         spec = dataclasses.replace(
             spec, round_attention=rounds_attention and dtype == torch.bfloat16
         )
+        if vision is not None:
+            for prefix, part_folder in vision.part_folders:
+                if form is not None:
+                    raise ModelLoadError(
+                        f"{folder} names {part_folder} as a part: such a checkpoint can't be "
+                        "quantised. Use quantization=int8 or int4.",
+                        param="model",
+                    )
+                if isinstance(weights, WeightReader):  # else random ones are made
+                    weights.add_folder(Path(part_folder), prefix)
         located = locate_text(spec, weights)
         if located is None and vision is not None:
             raise ModelLoadError(
@@ -401,6 +411,8 @@ def _native(
     # What a stage, or a rank with some of the experts, doesn't read is another one's.
     is_partial = order.stage is not None or (order.ranks and config.enable_expert_parallel)
     unread = [] if is_partial else weights.unused_names()
+    if vision is not None:
+        unread = [name for name in unread if not name.startswith(vision.ignored_prefixes)]
     if outside is None:
         unread = drop_mtp_weights(unread, spec, raw)  # whoever drafts with them reads them
     if unread:

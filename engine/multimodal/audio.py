@@ -79,10 +79,22 @@ def log_mel(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
 def log_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
     """Logarithms to base 10, float32 [num_frames, num_mels], of samples at `SAMPLE_RATE`, padded by
     silence or cut.
+
+    They are computed in parts, so that memory is bounded by the result.
     """
-    length = num_frames * HOP
-    padded = np.zeros(length, dtype=np.float32)
-    padded[: len(samples)] = samples[:length]
+    parts = []
+    for first in range(0, num_frames, _PART_FRAMES):
+        start, end = max(0, first - _CONTEXT), min(first + _PART_FRAMES, num_frames)
+        stop = min(end + _CONTEXT, num_frames)
+        powers = _part_powers(samples[start * HOP : stop * HOP], num_mels, stop - start)
+        parts.append(powers[first - start : end - start])
+    return np.concatenate(parts)
+
+
+def _part_powers(samples: np.ndarray, num_mels: int, num_frames: int) -> np.ndarray:
+    """The same of a part, mirrored at its edges."""
+    padded = np.zeros(num_frames * HOP, dtype=np.float32)
+    padded[: len(samples)] = samples
     centered = np.pad(padded, _FRAME // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(centered, _FRAME)[::HOP][:num_frames]
     # In float64, as `transformers` has it, so that quiet frames keep their values.
@@ -102,22 +114,8 @@ def scale_window(powers: np.ndarray, num_frames: int) -> np.ndarray:
 
 
 def stretch_powers(samples: np.ndarray, num_mels: int) -> np.ndarray:
-    """`log_powers` of a stretch of sound of any length: all frames that one of its samples is in.
-
-    They are computed in parts, so that memory is bounded by the result.
-    """
-    num_frames = len(samples) // HOP + _FRAME // HOP + 1
-    parts = []
-    for first in range(0, num_frames, _PART_FRAMES):
-        count = min(_PART_FRAMES, num_frames - first)
-        if first == 0:
-            part = samples[: (count + _CONTEXT) * HOP]
-            parts.append(log_powers(part, num_mels, count + _CONTEXT)[:count])
-        else:
-            part = samples[(first - _CONTEXT) * HOP : (first + count + _CONTEXT) * HOP]
-            powers = log_powers(part, num_mels, count + 2 * _CONTEXT)
-            parts.append(powers[_CONTEXT : _CONTEXT + count])
-    return np.concatenate(parts)
+    """`log_powers` of a stretch of sound: all frames that one of its samples is in."""
+    return log_powers(samples, num_mels, len(samples) // HOP + _FRAME // HOP + 1)
 
 
 def window_tensors(powers: np.ndarray, num_frames: int) -> MediaTensors:

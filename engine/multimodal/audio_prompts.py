@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,27 @@ from typing import Any
 import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
-from engine.multimodal.audio import FEATURES, HOP, SAMPLE_RATE, log_powers, window_tensors
-from engine.multimodal.inputs import encode_tensors, media_digest
+from engine.multimodal.audio import (
+    FEATURES,
+    HOP,
+    SAMPLE_RATE,
+    log_powers,
+    scale_window,
+)
+from engine.multimodal.inputs import (
+    EMBEDS,
+    MAX_MEDIA_BYTES,
+    MediaTensors,
+    encode_tensors,
+    media_digest,
+)
 from engine.multimodal.processor import PreparedMedia
 from engine.multimodal.sound_files import decode_sound
 from engine.multimodal.sound_processor import read_samples
+from engine.text.tokenizer import load_tokenizer
+from engine.text.tokenizer_files import read_object
 
-#: Frames of a window that hold sound, not padding: int64 [1].
+#: Frames of an audio that hold sound, not padding: int64 [1].
 NUM_FRAMES = "num_frames"
 
 
@@ -27,42 +41,166 @@ def num_states_of(num_frames: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AudioProcessor:
-    """Of one model of Qwen2-Audio's family: a token for two states of its encoder.
+class AudioLayout:
+    """How an encoder reads an audio.
 
     Attributes:
-        num_mels, max_frames: of what the encoder reads at once.
-        audio_token, audio_token_id: the placeholder, which also stands for each vector.
+        num_mels: values of a frame.
+        max_frames: of an audio.
+        token_id: which stands for each vector.
+        pad_frames: from frames that hold sound to those of the sound with the silence behind it.
+        count_tokens: from frames that hold sound to tokens.
+        reads_padding: whether the encoder reads that silence, too.
     """
 
     num_mels: int
     max_frames: int
-    audio_token: str
-    audio_token_id: int
+    token_id: int
+    pad_frames: Callable[[int], int]
+    count_tokens: Callable[[int], int]
+    reads_padding: bool = True
+
+
+def _qwen2_audio(config: dict[str, Any], folder: Path) -> AudioLayout:
+    """One window, padded; a token for two states that hear sound."""
+    audio = config.get("audio_config") or {}
+    length = 2 * int(audio.get("max_source_positions", 1500))
+    token_id = int(config.get("audio_token_index", config.get("audio_token_id", 151646)))
+    return AudioLayout(
+        int(audio.get("num_mel_bins", 128)),
+        length,
+        token_id,
+        pad_frames=lambda num_frames: length,
+        count_tokens=lambda num_frames: num_states_of(num_frames) // 2,
+    )
+
+
+def _voxtral(config: dict[str, Any], folder: Path) -> AudioLayout:
+    """As many padded windows as there must be, all of whose states are heard."""
+    audio, text = config.get("audio_config") or {}, config.get("text_config") or {}
+    num_states = int(audio.get("max_source_positions", 1500))
+    hidden = int(audio.get("hidden_size", audio.get("d_model", 1280)))
+    stacked = int(audio.get("intermediate_size", audio.get("encoder_ffn_dim", 5120))) // hidden
+    window, tokens = 2 * num_states, num_states // stacked
+    num_mels = int(audio.get("num_mel_bins", 128))
+    return AudioLayout(
+        num_mels,
+        _max_windows(text, tokens, num_mels * window) * window,
+        int(config.get("audio_token_id", 24)),
+        pad_frames=lambda num_frames: -(-num_frames // window) * window,
+        count_tokens=lambda num_frames: -(-num_frames // window) * tokens,
+    )
+
+
+def _max_windows(text: dict[str, Any], num_tokens: int, num_features: int) -> int:
+    """Windows of an audio that a context and a message can hold; of one: tokens and features."""
+    in_context = int(text.get("max_position_embeddings", 131072)) // num_tokens
+    return max(1, min(in_context, MAX_MEDIA_BYTES // (4 * num_features)))
+
+
+def _qwen25_omni(config: dict[str, Any], folder: Path) -> AudioLayout:
+    """Frames that hold sound alone; a token for two states."""
+    config = config.get("thinker_config") or config
+    audio = config.get("audio_config") or {}
+    extractor = read_object(folder / "preprocessor_config.json")
+    max_frames = int(extractor.get("chunk_length", 300)) * SAMPLE_RATE // HOP
+    return AudioLayout(
+        int(audio.get("num_mel_bins", 128)),
+        max_frames,
+        int(config.get("audio_token_index", config.get("audio_token_id", 151646))),
+        # Two more frames hold some of the last samples, and may be the loudest.
+        pad_frames=lambda num_frames: min(num_frames + 2, max_frames),
+        count_tokens=lambda num_frames: num_states_of(num_frames) // 2,
+        reads_padding=False,
+    )
+
+
+def _ultravox(config: dict[str, Any], folder: Path) -> AudioLayout:
+    """Windows of the frames that hold sound; a token for `stack_factor` states of a window."""
+    audio, text = config.get("audio_config") or {}, config.get("text_config") or {}
+    extractor = read_object(folder / "preprocessor_config.json")
+    num_mels = int(audio.get("num_mel_bins", extractor.get("feature_size", 0)))
+    if not num_mels:
+        raise ModelLoadError(
+            f"{folder}: neither audio_config.num_mel_bins in config.json nor feature_size in "
+            "preprocessor_config.json says how many mel bands the encoder reads.",
+            param="model",
+        )
+    stack = int(config.get("stack_factor", 8))
+    window = 2 * int(audio.get("max_source_positions", 1500))
+
+    def count_tokens(num_frames: int) -> int:
+        num_windows, remaining = divmod(num_frames, window)
+        return sum(
+            -(-num_states_of(frames) // stack) * count
+            for frames, count in ((window, num_windows), (remaining, 1))
+        )
+
+    # The placeholder may lie behind the vocabulary of the text model: its last token takes over.
+    vocab_size = int(text.get("vocab_size", config.get("vocab_size", 128256)))
+    return AudioLayout(
+        num_mels,
+        _max_windows(text, count_tokens(window), num_mels * window) * window,
+        vocab_size - 1,
+        pad_frames=lambda num_frames: num_frames,
+        count_tokens=count_tokens,
+    )
+
+
+#: By `model_type`.
+_LAYOUTS: dict[str, Callable[[dict[str, Any], Path], AudioLayout]] = {
+    "qwen2_audio": _qwen2_audio,
+    "qwen2_5_omni": _qwen25_omni,
+    "qwen2_5_omni_thinker": _qwen25_omni,
+    "ultravox": _ultravox,
+    "voxtral": _voxtral,
+}
+_ULTRAVOX_PLACEHOLDER = "<|audio|>"
+
+
+@dataclass(frozen=True, slots=True)
+class AudioProcessor:
+    """Of one model that hears.
+
+    Attributes:
+        layout: how its encoder reads an audio.
+        placeholder, placeholder_id: which stand for an audio in a prompt.
+        token, token_id: which stand for each vector.
+    """
+
+    layout: AudioLayout
+    placeholder: str
+    placeholder_id: int
+    token: str
+    token_id: int
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> AudioProcessor:
         """Of a model's folder. Raises `ModelLoadError` for a model that doesn't hear."""
-        from transformers import AutoTokenizer
-
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        if config.get("model_type") != "qwen2_audio":
+        make_layout = _LAYOUTS.get(str(config.get("model_type")))
+        if make_layout is None:
             raise ModelLoadError(f"{folder} takes no audio.", param="model")
-        audio = config.get("audio_config") or {}
-        token_id = int(config.get("audio_token_index", config.get("audio_token_id", 151646)))
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True
-        )
-        token = str(tokenizer.convert_ids_to_tokens(token_id))
-        num_states = int(audio.get("max_source_positions", 1500))
-        return cls(int(audio.get("num_mel_bins", 128)), 2 * num_states, token, token_id)
+        layout = make_layout(config, Path(folder))
+        tokenizer, token_id = load_tokenizer(folder), layout.token_id
+        token = placeholder = tokenizer.id_to_piece(token_id)
+        if config["model_type"] == "ultravox":
+            placeholder = _ULTRAVOX_PLACEHOLDER
+        placeholder_id = tokenizer.piece_to_id(placeholder)
+        if not token or placeholder_id is None:
+            missing = placeholder if token else token_id
+            raise ModelLoadError(
+                f"{folder}: the tokenizer has no token {missing}, which stands for audio.",
+                param="model",
+            )
+        return cls(layout, placeholder, placeholder_id, token, token_id)
 
     def prepare(self, audio: Any) -> PreparedMedia:
         """What the encoder reads of (samples, rate), or of samples at `SAMPLE_RATE`.
 
         Raises `InvalidRequest` for what is no sound, too long or too short.
         """
-        samples = read_samples(audio, self.max_frames * HOP / SAMPLE_RATE)
+        samples = read_samples(audio, self.layout.max_frames * HOP / SAMPLE_RATE)
         return self._prepare([samples], "multi_modal_data")
 
     def prepare_file(self, data: bytes) -> PreparedMedia:
@@ -70,7 +208,7 @@ class AudioProcessor:
         return self._prepare(decode_sound(data, "messages"), "messages")
 
     def _prepare(self, chunks: Iterable[np.ndarray], param: str) -> PreparedMedia:
-        max_samples = self.max_frames * HOP
+        max_samples = self.layout.max_frames * HOP
         parts: list[np.ndarray] = []
         num_samples = 0
         for chunk in chunks:
@@ -82,25 +220,37 @@ class AudioProcessor:
                     "hears at once. Cut it.",
                     param=param,
                 )
+        layout = self.layout
         num_frames = -(-num_samples // HOP)
-        num_tokens = num_states_of(num_frames) // 2
+        num_tokens = layout.count_tokens(num_frames)
         if not num_tokens:
             raise InvalidRequest("The audio is too short: nothing is left of it.", param=param)
-        powers = log_powers(np.concatenate(parts), self.num_mels, self.max_frames)
+        num_padded = layout.pad_frames(num_frames)
+        powers = log_powers(np.concatenate(parts), layout.num_mels, num_padded)
+        features = scale_window(powers, num_padded)
+        if not layout.reads_padding:
+            features = features[:, :num_frames]
         tensors = {
-            FEATURES: window_tensors(powers, self.max_frames)[FEATURES],
+            FEATURES: np.ascontiguousarray(features),
             NUM_FRAMES: np.asarray([num_frames]),
         }
+        return self._prepared(tensors, num_tokens, num_samples / SAMPLE_RATE)
+
+    def prepare_embeds(self, vectors: np.ndarray) -> PreparedMedia:
+        """An audio that comes as its encoder's vectors, float32 [n, hidden]."""
+        return self._prepared({EMBEDS: vectors}, len(vectors), 0.0)
+
+    def _prepared(self, tensors: MediaTensors, num_tokens: int, seconds: float) -> PreparedMedia:
         encoded = encode_tensors(tensors)
         return PreparedMedia(
             kind="audio",
             digest=media_digest("audio", encoded),
-            replacement=self.audio_token * num_tokens,
+            replacement=self.token * num_tokens,
             num_vectors=num_tokens,
             tensors=tensors,
             encoded=encoded,
-            placeholder=self.audio_token,
-            placeholder_id=self.audio_token_id,
-            token_id=self.audio_token_id,
-            seconds=num_samples / SAMPLE_RATE,
+            placeholder=self.placeholder,
+            placeholder_id=self.placeholder_id,
+            token_id=self.token_id,
+            seconds=seconds,
         )

@@ -15,6 +15,9 @@ from engine.contract.errors import InvalidRequest
 #: By names that its family's encoder knows, `pixels` first of all.
 MediaTensors = Mapping[str, np.ndarray]
 
+#: Tensor of an item that comes as vectors, which its encoder would give: float32 [n, hidden].
+EMBEDS = "embeds"
+
 #: No family prepares more for one picture.
 MAX_MEDIA_BYTES = 1 << 28
 _DTYPES = ("uint8", "float32", "int64")
@@ -84,6 +87,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
         options: mm_processor_kwargs.
         kind: "image", "video" or "audio".
         sampling: see `read_video`.
+        embeds_size: of a vector; `data` are float32 vectors in the place of an audio. 0: a file.
     """
 
     folder: str
@@ -92,6 +96,7 @@ class PrepareRequest(msgspec.Struct, tag="prepare_picture"):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     kind: str = "image"
     sampling: dict[str, Any] = msgspec.field(default_factory=dict)
+    embeds_size: int = 0
 
 
 class PreparedPicture(msgspec.Struct, tag="picture"):
@@ -110,17 +115,33 @@ class PreparedPicture(msgspec.Struct, tag="picture"):
     seconds: float = 0.0
 
 
+class VoiceDetection(msgspec.Struct, frozen=True):
+    """When a stretch of a file begins and ends, as OpenAI's `server_vad` has it.
+
+    Attributes:
+        threshold: 0 to 1; the higher, the louder must speech be.
+        prefix_padding_ms: what a stretch has before its speech, and behind it.
+        silence_duration_ms: silence that ends a stretch.
+    """
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 200
+
+
 class PrepareSoundRequest(msgspec.Struct, tag="prepare_sound"):
     """A file of sound for a model.
 
     Attributes:
         data: the file.
         num_mels, num_frames: what the model's encoder reads of a window.
+        detection: None: stretches as `split_sound` has them.
     """
 
     data: bytes
     num_mels: int
     num_frames: int
+    detection: VoiceDetection | None = None
 
 
 class SoundStretch(msgspec.Struct):

@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict
 
 import msgspec
+import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.multimodal.inputs import (
@@ -69,7 +70,11 @@ def main() -> int:
                     "mm_processor_kwargs change nothing of audio: leave them out.",
                     param="mm_processor_kwargs",
                 )
-            prepared = processor.prepare_file(request.data)
+            if request.embeds_size:
+                values = np.frombuffer(request.data, dtype="<f4")
+                prepared = processor.prepare_embeds(values.reshape(-1, request.embeds_size))
+            else:
+                prepared = processor.prepare_file(request.data)
         elif request.kind == "video":
             video = read_video(request.data, request.sampling)
             prepared = processor.prepare_video(video, request.options)
@@ -90,7 +95,9 @@ def main() -> int:
         )
 
     def prepare_sound(request: PrepareSoundRequest) -> PreparedSound:
-        num_samples, stretches = split_sound(request.data, request.num_frames * HOP)
+        num_samples, stretches = split_sound(
+            request.data, request.num_frames * HOP, request.detection
+        )
         prepared = [
             SoundStretch(
                 powers=stretch_powers(stretch.samples, request.num_mels).tobytes(),

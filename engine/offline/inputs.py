@@ -267,7 +267,12 @@ def _with_audios(
     data = _audios(prompt)
     # A list of numbers is one audio, too.
     audios = data if isinstance(data, list) and not all(map(np.isscalar, data)) else [data]
-    media = tuple(processor.prepare(audio) for audio in audios)
+    media = tuple(
+        processor.prepare_embeds(audio.detach().float().cpu().numpy())
+        if isinstance(audio, Tensor) and audio.dim() == 2
+        else processor.prepare(audio)
+        for audio in audios
+    )
     text = prompt.get("prompt")
     if "prompt_token_ids" in prompt:
         token_ids = _checked(prompt["prompt_token_ids"])

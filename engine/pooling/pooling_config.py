@@ -14,6 +14,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.encoders.encoder_spec import is_encoder
 from engine.models.registry import native_architectures
+from engine.models.vision.registry import VISION_FAMILIES
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from engine.text.tokenizer_files import read_object
 
@@ -120,8 +121,8 @@ def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
     if architecture.endswith((_SEQUENCE, _TOKEN)):
         return "classify"
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
-    # ChatGLM's language model is called ChatGLMModel.
-    bare = bare and architecture not in native_architectures()
+    # Some that generate have such a name, too: ChatGLMModel, UltravoxModel.
+    bare = bare and architecture not in {*native_architectures(), *VISION_FAMILIES}
     if bare or is_encoder(architecture) or files.pooling_type:
         return "embed"
     return None

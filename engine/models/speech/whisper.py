@@ -39,13 +39,17 @@ class WhisperEncoderSpec:
     @classmethod
     def of_config(cls, config: dict[str, Any]) -> WhisperEncoderSpec:
         """Of a config.json. Raises `ModelLoadError` for sizes that can't be."""
+
+        def read(name: str, alias: str) -> int:
+            return int(config[alias if name not in config else name])
+
         try:
             spec = cls(
                 num_mels=int(config.get("num_mel_bins", 80)),
-                hidden_size=int(config["d_model"]),
-                intermediate_size=int(config["encoder_ffn_dim"]),
-                num_layers=int(config["encoder_layers"]),
-                num_heads=int(config["encoder_attention_heads"]),
+                hidden_size=read("d_model", "hidden_size"),
+                intermediate_size=read("encoder_ffn_dim", "intermediate_size"),
+                num_layers=read("encoder_layers", "num_hidden_layers"),
+                num_heads=read("encoder_attention_heads", "num_attention_heads"),
                 length=int(config.get("max_source_positions", 1500)),
                 activation=ACTIVATIONS[str(config.get("activation_function", "gelu"))],
             )
@@ -67,9 +71,20 @@ class WhisperEncoder:
     """Log-mel frames of one window in, hidden states out."""
 
     def __init__(
-        self, spec: WhisperEncoderSpec, loader: WeightLoader, prefix: str = "model.encoder."
+        self,
+        spec: WhisperEncoderSpec,
+        loader: WeightLoader,
+        prefix: str = "model.encoder.",
+        *,
+        norm: str = "layer_norm",
+        positions: Tensor | None = None,
     ) -> None:
-        """Reads all weights; `prefix`: of their names. Raises `ModelLoadError`."""
+        """Reads all weights; `prefix`: of their names. Raises `ModelLoadError`.
+
+        Args:
+            norm: name of the last one.
+            positions: float32 [length, hidden]; None: they are among the weights.
+        """
         self.spec, self._loader = spec, loader
         hidden = spec.hidden_size
         dtype = loader.ops.activation_dtype(loader.dtype)
@@ -81,67 +96,91 @@ class WhisperEncoder:
             )
             for name, channels in (("conv1", spec.num_mels), ("conv2", hidden))
         ]
-        self._positions = loader.vector(f"{prefix}embed_positions.weight", spec.length, hidden).to(
-            dtype
-        )
-        self._layers = [self._layer(f"{prefix}layers.{index}.") for index in range(spec.num_layers)]
-        self.norm = self._layer_norm(f"{prefix}layer_norm")
-
-    def _layer_norm(self, name: str) -> LayerNorm:
-        size = self.spec.hidden_size
-        dtype = self._loader.ops.activation_dtype(self._loader.dtype)
-        weight, bias = (
-            self._loader.vector(f"{name}.{part}", size).to(dtype) for part in ("weight", "bias")
-        )
-        return LayerNorm(size, weight, bias, 1e-5)
-
-    def _layer(self, name: str) -> VisionLayer:
-        spec, loader = self.spec, self._loader
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-
-        def linear(*parts: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
-            described = tuple(
-                LinearPart(name + part, rows, has_bias=part != "self_attn.k_proj") for part in parts
-            )
-            return loader.linear(FusedLinear(parts=described, columns=columns, bias=True))
-
-        return VisionLayer(
-            ops=loader.ops,
-            round_attention=loader.spec.round_attention,
-            attention_norm=self._layer_norm(f"{name}self_attn_layer_norm"),
-            qkv=linear(
-                "self_attn.q_proj",
-                "self_attn.k_proj",
-                "self_attn.v_proj",
-                rows=hidden,
-                columns=hidden,
-            ),
-            query_norm=NoNorm(),
-            key_norm=NoNorm(),
-            output=linear("self_attn.out_proj", rows=hidden, columns=hidden),
-            mlp_norm=self._layer_norm(f"{name}final_layer_norm"),
-            mlp=chain(
-                linear("fc1", rows=inner, columns=hidden),
-                ungated_activation(spec.activation),
-                linear("fc2", rows=hidden, columns=inner),
-            ),
-            num_heads=spec.num_heads,
-        )
+        if positions is None:
+            positions = loader.vector(f"{prefix}embed_positions.weight", spec.length, hidden)
+        self._positions = positions.to(dtype)
+        self._layers = [
+            make_encoder_layer(spec, loader, f"{prefix}layers.{index}.")
+            for index in range(spec.num_layers)
+        ]
+        self.norm = _layer_norm(spec, loader, f"{prefix}{norm}")
 
     def __call__(self, features: Tensor) -> Tensor:
         """[length, hidden] of log-mel values [num_mels, 2 * length]."""
         return self.norm(self.states(features, self.spec.length))
 
+    def check_features(self, features: Tensor, multiple: int = 1) -> None:
+        """Raise `InvalidRequest` unless features are [num_mels, n * multiple], n at least 1."""
+        num_mels = self.spec.num_mels
+        is_shaped = features.ndim == 2 and features.shape[0] == num_mels
+        if not is_shaped or not features.shape[1] or features.shape[1] % multiple:
+            raise InvalidRequest(
+                f"Features of audio must be [{num_mels}, n * {multiple}].", param="messages"
+            )
+
     def states(self, features: Tensor, num_states: int) -> Tensor:
         """The first states, [num_states, hidden] before the last norm, which see no others."""
-        x = features.to(self._positions).T
+        return self.batch_states(features[None], num_states)[0]
+
+    def batch_states(self, features: Tensor, num_states: int) -> Tensor:
+        """The same of several windows, [n, num_mels, num_frames], which may be shorter than the
+        encoder's: [n, num_states, hidden].
+        """
+        x = features.to(self._positions).transpose(1, 2)
         for convolution, stride in zip(self._convolutions, (1, 2), strict=True):
-            windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(0, 3, stride)
-            x = torch.nn.functional.gelu(convolution(windows.flatten(1)))
-        x = (x + self._positions)[None, :num_states]
+            windows = torch.nn.functional.pad(x, (0, 0, 1, 1)).unfold(1, 3, stride).flatten(2)
+            x = convolution(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+            x = torch.nn.functional.gelu(x)
+        x = (x + self._positions[: x.shape[1]])[:, :num_states]
         for layer in self._layers:
             x = layer(x, None)
-        return x[0]
+        return x
+
+
+def find_encoder(weights: Weights, *prefixes: str) -> str:
+    """How the names of an encoder's weights begin in this checkpoint. Raises `ModelLoadError`."""
+    for prefix in prefixes:
+        if f"{prefix}conv1.weight" in weights:
+            return prefix
+    raise ModelLoadError("There is no audio tower in the checkpoint.", param="model")
+
+
+def _layer_norm(spec: WhisperEncoderSpec, loader: WeightLoader, name: str) -> LayerNorm:
+    dtype = loader.ops.activation_dtype(loader.dtype)
+    weight, bias = (
+        loader.vector(f"{name}.{part}", spec.hidden_size).to(dtype) for part in ("weight", "bias")
+    )
+    return LayerNorm(spec.hidden_size, weight, bias, 1e-5)
+
+
+def make_encoder_layer(spec: WhisperEncoderSpec, loader: WeightLoader, name: str) -> VisionLayer:
+    """A layer of the encoder; `name`: how its weights' names begin. Raises `ModelLoadError`."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+
+    def linear(*parts: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+        described = tuple(
+            LinearPart(name + part, rows, has_bias=part != "self_attn.k_proj") for part in parts
+        )
+        return loader.linear(FusedLinear(parts=described, columns=columns, bias=True))
+
+    return VisionLayer(
+        ops=loader.ops,
+        round_attention=loader.spec.round_attention,
+        attention_norm=_layer_norm(spec, loader, f"{name}self_attn_layer_norm"),
+        qkv=linear(
+            "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", rows=hidden, columns=hidden
+        ),
+        query_norm=NoNorm(),
+        key_norm=NoNorm(),
+        output=linear("self_attn.out_proj", rows=hidden, columns=hidden),
+        mlp_norm=_layer_norm(spec, loader, f"{name}final_layer_norm"),
+        mlp=chain(
+            linear("fc1", rows=inner, columns=hidden),
+            ungated_activation(spec.activation),
+            linear("fc2", rows=hidden, columns=inner),
+        ),
+        num_heads=spec.num_heads,
+    )
 
 
 class WhisperModel(NativeDecoder):

@@ -17,7 +17,7 @@ from engine.models.families.common import ACTIVATIONS, Config
 from engine.models.layers.moe import Weights
 from engine.models.vision.tower import VisionSpec
 from engine.models.weight_loader import WeightLoader
-from engine.multimodal.inputs import MediaTensors
+from engine.multimodal.inputs import EMBEDS, MediaTensors
 
 #: `model_type` of a text part -> the architecture that runs it.
 _TEXT_ARCHITECTURES = {
@@ -25,6 +25,7 @@ _TEXT_ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_omni_text": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -44,6 +45,7 @@ _TEXT_PREFIXES = (
     ("language_model.", "language_model.model."),
     ("", "model.language_model."),
     ("", "model.text_model."),
+    ("thinker.", "thinker.model."),
 )
 
 
@@ -54,11 +56,13 @@ class VisionFamily(ABC):
         kinds: of media that `encode` takes, beside videos.
         takes_videos: whether `encode` takes several frames.
         bidirectional_span: see `DecoderSpec`.
+        ignored_prefixes: of weights that belong to parts that aren't run.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("image",)
     takes_videos: ClassVar[bool] = False
     bidirectional_span: int = 0
+    ignored_prefixes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Config) -> None:
         """`config`: config.json with the defaults of its parts filled in."""
@@ -71,6 +75,13 @@ class VisionFamily(ABC):
     @abstractmethod
     def encode(self, tensors: dict[str, Tensor]) -> Tensor:
         """[num_vectors, hidden] of one picture, from what `transformers`' processor makes of it."""
+
+    @property
+    def part_folders(self) -> list[tuple[str, str]]:
+        """Folders that hold weights which the checkpoint lacks: how their names begin here, and the
+        folder.
+        """
+        return []
 
     @property
     def text_config(self) -> Config:
@@ -122,7 +133,7 @@ class VisionDecoder(NativeDecoder):
         inputs = {
             name: torch.from_numpy(array.copy()).to(device) for name, array in tensors.items()
         }
-        return self.family.encode(inputs)
+        return inputs[EMBEDS] if EMBEDS in inputs else self.family.encode(inputs)
 
 
 def locate_text(spec: DecoderSpec, weights: Any) -> DecoderSpec | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.contract.errors import ModelLoadError
-from engine.models.speech.qwen2_audio import Qwen2Audio
+from engine.models.speech.qwen2_audio import Qwen2Audio, Qwen25Omni
+from engine.models.speech.ultravox import Ultravox
+from engine.models.speech.voxtral import Voxtral
 from engine.models.vision.family import VisionFamily
 from engine.models.vision.gemma3 import Gemma3
 from engine.models.vision.idefics3 import Idefics3
@@ -23,10 +25,15 @@ VISION_FAMILIES: dict[str, type[VisionFamily]] = {
     "InternVLForConditionalGeneration": InternVL,
     "Mistral3ForConditionalGeneration": Pixtral,
     "Qwen2AudioForConditionalGeneration": Qwen2Audio,
+    "Qwen2_5OmniModel": Qwen25Omni,
+    "Qwen2_5OmniForConditionalGeneration": Qwen25Omni,
+    "Qwen2_5OmniThinkerForConditionalGeneration": Qwen25Omni,
     "Qwen2VLForConditionalGeneration": Qwen2VL,
     "Qwen2_5_VLForConditionalGeneration": Qwen25VL,
     "Qwen3VLForConditionalGeneration": Qwen3VL,
     "Qwen3VLMoeForConditionalGeneration": Qwen3VL,
+    "UltravoxModel": Ultravox,
+    "VoxtralForConditionalGeneration": Voxtral,
 }
 
 
@@ -50,8 +57,15 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
     from transformers import AutoConfig
 
-    values = {name: value for name, value in config.items() if name != "model_type"}
     try:
+        if config["model_type"] == "ultravox":
+            # `transformers` knows its parts alone.
+            parts = {"text_config": "llama", "audio_config": "whisper"}
+            return config | {
+                name: _completed({"model_type": kind} | config[name])
+                for name, kind in parts.items()
+            }
+        values = {name: value for name, value in config.items() if name != "model_type"}
         completed: dict[str, Any] = AutoConfig.for_model(config["model_type"], **values).to_dict()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"config.json can't be read: {error}", param="model") from error
