@@ -132,13 +132,18 @@ class OutputProcessor:
         if pooled := result.pooled.get(seq_id):
             self._counters.record_prompt(sequence, sequence.num_prompt_tokens)
             sequence.first_token_at = time.time()
+            request = sequence.request
+            params, on_done = request.message.pooling, request.on_done
+            if params is not None and params.task == ALIGN:
+                # Its inbox entry stays until the times are there.
+                request.on_done = None
+                self.finish(sequence, "stop")
+                delta = token_delta(sequence, [], None, first=True)
+                num_tokens = sequence.num_prompt_tokens - params.align_from
+                self.aligner.submit(delta, pooled, num_tokens, params.num_states, on_done)
+                return []
             self.finish(sequence, "stop")
             delta = token_delta(sequence, [], None, first=True)
-            params = sequence.request.message.pooling
-            if params is not None and params.task == ALIGN:
-                num_tokens = sequence.num_prompt_tokens - params.align_from
-                self.aligner.submit(delta, pooled, num_tokens, params.num_states)
-                return []
             delta.pooled = pooled
             return [delta]
         request, candidates = sequence.request, result.candidates.get(seq_id)

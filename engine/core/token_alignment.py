@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
@@ -34,28 +35,38 @@ class TokenAligner:
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "alignment")
-        self._pending: deque[tuple[Future[bytes], TokenDelta]] = deque()
+        self._pending: deque[tuple[Future[bytes], TokenDelta, Callable[[], None] | None]] = deque()
 
     @property
     def has_pending(self) -> bool:
         """Whether `pop_ready` may bring something."""
         return bool(self._pending)
 
-    def submit(self, delta: TokenDelta, weights: bytes, num_tokens: int, num_states: int) -> None:
+    def submit(
+        self,
+        delta: TokenDelta,
+        weights: bytes,
+        num_tokens: int,
+        num_states: int,
+        on_done: Callable[[], None] | None,
+    ) -> None:
         """Compute the times of a prompt that is complete, for `delta.pooled`.
 
-        `weights`: float32 [heads, num_tokens, num_states], little-endian.
+        Args:
+            weights: float32 [heads, num_tokens, num_states], little-endian.
+            on_done: called when the delta is popped; until then the request hasn't ended for
+                whoever sent it.
         """
         future = self._executor.submit(_encoded_times, weights, num_tokens, num_states)
-        self._pending.append((future, delta))
+        self._pending.append((future, delta, on_done))
 
     def pop_ready(self, timeout_s: float | None = 0.0) -> list[TokenDelta]:
         """Deltas that are complete, after a wait of up to `timeout_s` for the first; None: all."""
-        wait([future for future, _ in self._pending][: 1 if timeout_s is not None else None],
+        wait([future for future, *_ in self._pending][: 1 if timeout_s is not None else None],
              timeout_s)  # fmt: skip
         deltas = []
         while self._pending and self._pending[0][0].done():
-            future, delta = self._pending.popleft()
+            future, delta, on_done = self._pending.popleft()
             try:
                 delta.pooled = future.result()
             except Exception as error:
@@ -64,6 +75,8 @@ class TokenAligner:
                 delta.finish_reason = "error"
                 delta.error = ErrorInfo(message=message, code="engine_fault")
             deltas.append(delta)
+            if on_done is not None:
+                on_done()
         return deltas
 
     def close(self) -> None:

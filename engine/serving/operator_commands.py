@@ -74,8 +74,9 @@ class Pause(PauseMode):
         return self._pop_waiting()
 
     def pop_completed(self, core: EngineCore) -> list[ControlRequest]:
-        """Pauses that are complete by now: nothing runs."""
-        return [] if core.requests or not self._waiting else self._pop_waiting()
+        """Pauses that are complete by now: nothing runs, and no result is still computed."""
+        is_busy = core.requests or core.is_aligning
+        return [] if is_busy or not self._waiting else self._pop_waiting()
 
     def _pop_waiting(self) -> list[ControlRequest]:
         waiting, self._waiting = self._waiting, []

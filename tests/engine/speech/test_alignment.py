@@ -17,9 +17,11 @@ from transformers.utils import ModelOutput
 from engine import LLM, PoolingParams, SamplingParams
 from engine.checkpoints.ctranslate2 import CTranslate2Weights, ctranslate2_folder
 from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.messages import ControlRequest
 from engine.core import token_alignment
 from engine.core.token_alignment import token_times
 from engine.multimodal.audio import SAMPLE_RATE
+from engine.serving.operator_commands import Pause
 from tests.engine.speech.models import (
     JFK,
     NO_TIMESTAMPS,
@@ -201,6 +203,36 @@ def test_many_heads_take_no_multiple_of_the_memory_of_their_weights() -> None:
     finally:
         tracemalloc.stop()
     assert peak < weights.nbytes
+
+
+def test_a_request_ends_for_its_sender_when_its_times_are_there(
+    whisper: tuple[Path, list[list[float]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inbox entry stays until then, and a pause waits for it."""
+    may_align = threading.Event()
+    ended: list[str] = []
+
+    def wait_and_align(weights: np.ndarray) -> np.ndarray:
+        assert may_align.wait(60)
+        return token_times(weights)
+
+    monkeypatch.setattr(token_alignment, "token_times", wait_and_align)
+    engine = _llm(whisper[0]).llm_engine
+    samples, prompt, first, num_states = CASES[0]
+    with_sound = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": samples}}
+    align = PoolingParams(task="align", align_from=first, num_states=num_states)
+    engine.add_request("times", with_sound, align)
+    engine.core.requests["times"].on_done = lambda: ended.append("times")
+    while not engine.core.is_aligning:
+        engine.core.step()
+    pause = Pause()
+    pause.begin(engine.core, ControlRequest(command="pause", mode="wait"))
+    assert not ended
+    assert not pause.pop_completed(engine.core)
+    may_align.set()
+    while not ended:
+        engine.core.step()
+    assert len(pause.pop_completed(engine.core)) == 1
 
 
 def test_steps_go_on_while_tokens_are_aligned(
