@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.contract.errors import InvalidRequest
 from engine.multimodal.audio import SAMPLE_RATE
+from engine.multimodal.inputs import VoiceDetection
 
 #: Demuxers of FFmpeg that read files: none that opens an address or another file.
 _FORMATS = (
@@ -28,10 +29,12 @@ _FORMATS = (
 MAX_WINDOWS = 120
 #: Seconds of sound of one file, silence included.
 MAX_SECONDS = 12 * 3600
-#: Samples by which loudness is measured: 100 ms.
-_STEP = SAMPLE_RATE // 10
+#: Milliseconds by which loudness is measured, and samples.
+_STEP_MS, _STEP = 100, SAMPLE_RATE // 10
 #: Steps below this standard deviation are silent: 60 dB under full scale.
 _SILENCE = 1e-3
+#: The same of the quietest speech at a threshold of 1, as in realtime sessions.
+_LOUD = 0.02
 #: Steps of silence before a sound that its stretch begins with, and those that end a stretch.
 _LEAD, _PAUSE = 2, 50
 #: Part of a window, at its end, in which a pause between words ends a stretch.
@@ -121,12 +124,18 @@ class StretchSplitter:
 
     Args:
         max_samples: length of a model's window.
+        detection: when stretches begin and end; None: they end before a long silence.
 
     Attributes:
         num_samples: number of samples so far.
     """
 
-    def __init__(self, max_samples: int) -> None:
+    def __init__(self, max_samples: int, detection: VoiceDetection | None = None) -> None:
+        self._silence, self._lead, self._pause = _SILENCE, _LEAD, _PAUSE
+        if detection is not None:
+            self._silence = max(_SILENCE, _LOUD * detection.threshold)
+            self._lead = -(-detection.prefix_padding_ms // _STEP_MS)
+            self._pause = max(1, -(-detection.silence_duration_ms // _STEP_MS))
         self._window_steps = max_samples // _STEP
         self.num_samples = 0
         self._rest = np.zeros(0, dtype=np.float32)
@@ -162,9 +171,9 @@ class StretchSplitter:
         self._measure(float(np.std(step, dtype=np.float64)))  # a constant is no sound
         count = len(self._steps)
         if self._last_heard < 0:
-            self._drop(count - _LEAD)
-        elif count - 1 - self._last_heard >= _PAUSE:
-            yield from self._cut(self._last_heard + 1 + _LEAD)
+            self._drop(count - self._lead)
+        elif count - 1 - self._last_heard >= self._pause:
+            yield from self._cut(min(count, self._last_heard + 1 + self._lead))
         elif (
             count > self._window_steps * (1 - _CUT_ZONE)
             and count - 1 - self._last_loud >= _SHORT_PAUSE
@@ -179,14 +188,14 @@ class StretchSplitter:
         index = len(self._levels)
         self._levels.append(level)
         self._loudest = max(self._loudest, level)
-        if level >= _SILENCE:
+        if level >= self._silence:
             self._last_heard = index
             if level >= _QUIET * self._loudest:
                 self._last_loud = index
 
     def _cut(self, end: int) -> Iterator[SoundPart]:
         """End the stretch after so many of its steps; the others begin the next."""
-        heard = (index for index, level in enumerate(self._levels[:end]) if level >= _SILENCE)
+        heard = (index for index, level in enumerate(self._levels[:end]) if level >= self._silence)
         first_heard = next(heard, None)
         if first_heard is not None:
             samples = np.concatenate(self._steps[:end])
@@ -206,9 +215,11 @@ class StretchSplitter:
             self._measure(level)
 
 
-def split_sound(data: bytes, max_samples: int) -> tuple[int, list[SoundPart]]:
+def split_sound(
+    data: bytes, max_samples: int, detection: VoiceDetection | None = None
+) -> tuple[int, list[SoundPart]]:
     """A file's number of samples, and its stretches. Raises `InvalidRequest`."""
-    splitter, stretches = StretchSplitter(max_samples), list[SoundPart]()
+    splitter, stretches = StretchSplitter(max_samples, detection), list[SoundPart]()
     num_windows = 0
     chunks = (splitter.push(chunk) for chunk in decode_sound(data))
     for stretch in chain(chain.from_iterable(chunks), splitter.finish()):

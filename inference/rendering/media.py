@@ -41,12 +41,14 @@ from engine.multimodal.inputs import (
     PrepareRequest,
     PrepareSoundRequest,
     Refusal,
+    VoiceDetection,
     folder_version,
 )
 from engine.multimodal.placeholders import expand_placeholders, locate_media
 from engine.system.worker_process import WorkerProcess
 from engine.text import Tokenizer
 from inference.loop.offload import FairThreadPool
+from inference.rendering.prompt_embeds import read_embeds, to_float32
 from inference.schemas.chat import (
     AUDIO_PARTS,
     FILE_PART,
@@ -88,8 +90,9 @@ class MediaSource:
         file_id: of a file that the tenant has uploaded.
         tenant_id: that file's owner.
         filename: of a document, or "".
-        data: the file itself, of a document's page.
+        data: the file itself, of a document's page; vectors of sound, float32.
         file_bytes: of a stored file.
+        embeds_size: length of each vector, where sound comes as vectors.
     """
 
     url: str
@@ -100,10 +103,13 @@ class MediaSource:
     filename: str = ""
     data: bytes = b""
     file_bytes: int | None = None
+    embeds_size: int = 0
 
     @property
     def num_bytes(self) -> int | None:
         """Of the file, if they are known before it's fetched."""
+        if self.embeds_size:
+            return len(self.data)
         return len(self.url) * 3 // 4 if self.url.startswith("data:") else self.file_bytes
 
 
@@ -263,7 +269,7 @@ def find_media(
             url = address["url"] if isinstance(address, dict) else address
             sources.append(MediaSource(url, param, part.get("file_id") or "", kind=medium))
         if kind in AUDIO_PARTS:
-            sources.append(_audio_source(part, param))
+            sources.append(_audio_source(part, param, info))
         for page_part in documents.get(param, ()):
             if image := page_part.get(PAGE_IMAGE):
                 sources.append(MediaSource("", param, data=image))
@@ -287,7 +293,17 @@ def find_media(
     return sources
 
 
-def _audio_source(part: Mapping[str, Any], param: str) -> MediaSource:
+def _audio_source(part: Mapping[str, Any], param: str, info: ModelInfo) -> MediaSource:
+    if (text := part.get("audio_embeds")) is not None:
+        if not info.prompt_embeds_size:
+            raise InvalidRequest(
+                "audio_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
+                param=param,
+            )
+        embeds = read_embeds(text, info.prompt_embeds_size, "audio_embeds", param)
+        return MediaSource(
+            "", param, kind="audio", data=to_float32(embeds), embeds_size=embeds.size
+        )
     address = part.get("audio_url") or ""
     url = address["url"] if isinstance(address, dict) else address
     if (inline := part.get("input_audio")) is not None:
@@ -343,7 +359,7 @@ def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaS
 
 async def _admit(caller: Caller, sources: Sequence[MediaSource]) -> None:
     """Count them in the limits on media, but pages: their document counted. See `admit_media`."""
-    if requested := [source for source in sources if not source.data]:
+    if requested := [source for source in sources if not source.data or source.embeds_size]:
         num_bytes = sum(source.num_bytes or 0 for source in requested)
         param = requested[0].param
         await admit_media(caller, count=len(requested), num_bytes=num_bytes, param=param)
@@ -375,14 +391,28 @@ class MediaPool:
         )
         await _charge_fetched(caller, source, data)
         sampling = options.sampling if source.kind == "video" else {}
-        settled = msgspec.json.encode([source.kind, options.processor, sampling], order="sorted")
+        size = source.embeds_size
+        settled = msgspec.json.encode(
+            [source.kind, options.processor, sampling, size], order="sorted"
+        )
         scope = f"{tenant}\0{folder}\0{version}\0".encode()
         key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
-        request = PrepareRequest(folder, data, version, options.processor, source.kind, sampling)
+        request = PrepareRequest(
+            folder, data, version, options.processor, source.kind, sampling, size
+        )
         answer = await self._prepare_once(key, request, source, caller)
         if not isinstance(answer, PreparedPicture):
             raise InvalidRequest(f"The file isn't {source.kind}.", param=source.param)
         return answer
+
+    async def fetch(self, source: MediaSource, caller: Caller) -> bytes:
+        """A source's file as it is. Raises `InvalidRequest`, `Overloaded`."""
+        if source.file_id:
+            [source] = await run_in_db_thread(_locate_files, caller, [source])
+        data, _ = await asyncio.wrap_future(
+            self._fetchers.submit(caller.tenant, lambda: _read(source))
+        )
+        return data
 
     async def read_document(
         self, source: MediaSource, max_images: int, caller: Caller
@@ -439,16 +469,21 @@ class MediaPool:
         self._cached_bytes = 0
 
     async def prepare_sound(
-        self, data: bytes, num_mels: int, num_frames: int, caller: Caller
+        self,
+        data: bytes,
+        num_mels: int,
+        num_frames: int,
+        caller: Caller,
+        detection: VoiceDetection | None = None,
     ) -> PreparedSound:
-        """The windows of a file of sound, for a model's encoder.
+        """The stretches of a file of sound, for a model's encoder.
 
         Raises:
             InvalidRequest: it can't be read as sound. Overloaded: too many of the tenant's wait.
             RateLimited: over a limit on media; before it is decoded.
         """
         await admit_media(caller, count=1, num_bytes=len(data), param="file")
-        request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames))
+        request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames, detection))
         answer = await self._ask(request, SOUND_TIMEOUT_S, "sound", caller)
         if isinstance(answer, PreparedSound):
             return answer

@@ -1,4 +1,5 @@
-"""`prompt_embeds`: a tensor that `torch.save` wrote, read without torch and without unpickling.
+"""Tensors of vectors that `torch.save` wrote, read without torch and without unpickling: of
+`prompt_embeds` and `audio_embeds`.
 
 Such a file is a zip archive: the numbers as they lie in memory, and a pickle that says their type
 and shape. Of the pickle's operations the few that such a tensor needs are followed here as data:
@@ -15,10 +16,11 @@ import struct
 import zipfile
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ITEM_BYTES, PromptEmbeds
 
-FIELD = "prompt_embeds"
 #: Of the part that says type and shape; a tensor's has about 200 bytes.
 _MAX_HEAD_BYTES = 4096
 _MAX_FILES = 16
@@ -65,30 +67,51 @@ class _Call(NamedTuple):
     arguments: Any
 
 
-def read_embeds(text: str, size: int) -> PromptEmbeds:
+def read_embeds(
+    text: str, size: int, field: str = "prompt_embeds", param: str = "prompt_embeds"
+) -> PromptEmbeds:
     """The vectors of one prompt, [rows, size], from base64 of a file.
 
-    Raises `InvalidRequest` for anything else.
+    Raises `InvalidRequest` for anything else, which names `field` and has `param`.
     """
+    try:
+        return _read_embeds(text, size)
+    except _RefusedTensor as refused:
+        raise InvalidRequest(f"{field} {refused}.", param=param) from None
+
+
+def to_float32(embeds: PromptEmbeds) -> bytes:
+    """The numbers as float32, little-endian."""
+    if embeds.dtype == "float16":
+        return np.frombuffer(embeds.data, "<f2").astype("<f4").tobytes()
+    if embeds.dtype == "bfloat16":
+        return (np.frombuffer(embeds.data, "<u2").astype("<u4") << 16).tobytes()
+    return embeds.data
+
+
+class _RefusedTensor(Exception):
+    """Why a field isn't a tensor that is taken."""
+
+
+def _read_embeds(text: str, size: int) -> PromptEmbeds:
+    """The same. Raises `_RefusedTensor`."""
     try:
         file = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _refusal("must be base64") from None
+        raise _RefusedTensor("must be base64") from None
     try:
         with zipfile.ZipFile(io.BytesIO(file)) as archive:
             head, numbers, dtype = _split_storage(archive)
-    except InvalidRequest:
-        raise
     except CorruptFile:
-        raise _refusal("must be a tensor that torch.save wrote") from None
+        raise _RefusedTensor("must be a tensor that torch.save wrote") from None
     start, rows, width = head
     if width != size:
-        raise _refusal(f"must be [num_tokens, {size}] for this model, got [{rows}, {width}]")
+        raise _RefusedTensor(f"must be [num_tokens, {size}] for this model, got [{rows}, {width}]")
     item = ITEM_BYTES[dtype]
     data = numbers[start * item : (start + rows * width) * item]
     embeds = PromptEmbeds(dtype, rows, width, data)
     if not embeds.is_complete:
-        raise _refusal("has fewer numbers than its shape says")
+        raise _RefusedTensor("has fewer numbers than its shape says")
     return embeds
 
 
@@ -96,18 +119,18 @@ def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], byte
     """Where the numbers begin with rows and size; the numbers; their type."""
     files = archive.infolist()
     if len(files) > _MAX_FILES or any(file.compress_type != zipfile.ZIP_STORED for file in files):
-        raise _refusal("must be a tensor that torch.save wrote")
+        raise _RefusedTensor("must be a tensor that torch.save wrote")
     by_name = {file.filename.partition("/")[2]: file for file in files}
     if by_name["data.pkl"].file_size > _MAX_HEAD_BYTES:
-        raise _refusal("must be a single tensor")
+        raise _RefusedTensor("must be a single tensor")
     if "byteorder" in by_name and archive.read(by_name["byteorder"]) != b"little":
-        raise _refusal("must be little-endian")
+        raise _RefusedTensor("must be little-endian")
     dtype, key, *head = _tensor(_read_pickle_ops(archive.read(by_name["data.pkl"])))
     return (head[0], head[1], head[2]), archive.read(by_name[f"data/{key}"]), dtype
 
 
 def _read_pickle_ops(pickled: bytes) -> Any:
-    """Read a pickle's operations as data. Raises `InvalidRequest` for what no tensor needs."""
+    """Read a pickle's operations as data. Raises `_RefusedTensor` for what no tensor needs."""
     stack: list[Any] = []
     try:
         for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
@@ -141,7 +164,7 @@ def _read_pickle_ops(pickled: bytes) -> Any:
                 break
     except (ValueError, IndexError, UnicodeDecodeError):
         pass
-    raise _refusal("must be a single tensor")
+    raise _RefusedTensor("must be a single tensor")
 
 
 def _collect_tuple(stack: list[Any], start: int) -> None:
@@ -166,20 +189,16 @@ def _tensor(call: Any) -> tuple[str, str, int, int, int]:
         ):
             pass
         case _:
-            raise _refusal("must be a single tensor")
+            raise _RefusedTensor("must be a single tensor")
     if storage not in _STORAGES:
-        raise _refusal("must be float32, float16 or bfloat16")
+        raise _RefusedTensor("must be float32, float16 or bfloat16")
     if not all(type(number) is int and number >= 0 for number in (start, *shape, *strides)):
-        raise _refusal("must be a single tensor")
+        raise _RefusedTensor("must be a single tensor")
     if len(shape) == 3 and shape[0] == 1:
         shape, strides = shape[1:], strides[1:]
     if len(shape) != 2 or len(strides) != 2 or not shape[0] or not shape[1]:
-        raise _refusal("must be [num_tokens, hidden]")
+        raise _RefusedTensor("must be [num_tokens, hidden]")
     rows, size = shape
     if (size > 1 and strides[1] != 1) or (rows > 1 and strides[0] != size):
-        raise _refusal("must be contiguous; save tensor.contiguous()")
+        raise _RefusedTensor("must be contiguous; save tensor.contiguous()")
     return _STORAGES[storage], key, start, rows, size
-
-
-def _refusal(why: str) -> InvalidRequest:
-    return InvalidRequest(f"{FIELD} {why}.", param=FIELD)

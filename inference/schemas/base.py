@@ -86,7 +86,14 @@ class BatchRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    endpoint: Literal[
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    ]
     completion_window: str
     metadata: BatchMetadata | None = None
     output_expires_after: OutputExpiresAfter | None = None

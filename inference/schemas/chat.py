@@ -40,14 +40,14 @@ IMAGE_PARTS = ("image_url", "input_image")
 #: A part that is a video: it has a `video_url`, or a `file_id`.
 VIDEO_PART = "video_url"
 #: Parts that are sound: they have an `audio_url` or `input_audio`, or a `file_id`.
-AUDIO_PARTS = ("audio_url", "audio", "input_audio")
+AUDIO_PARTS = ("audio_url", "audio", "input_audio", "audio_embeds")
 #: A part that is a document: a PDF or text.
 FILE_PART = "file"
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
     """A content part's type; {"image_url": ...} and {"text": ...} alone are parts too."""
-    names = ("image_url", VIDEO_PART, "audio_url", "input_audio")
+    names = ("image_url", VIDEO_PART, "audio_url", "input_audio", "audio_embeds")
     untyped = next((name for name in names if name in part), "text")
     return part.get("type") or untyped
 
@@ -128,6 +128,9 @@ class ContentPart(BaseModel):
     video_url: VideoURL | str | None = None
     audio_url: AudioURL | str | None = Field(default=None, description="Address of a sound.")
     input_audio: InputAudio | None = Field(default=None, description="Sound in base64.")
+    audio_embeds: str | None = Field(
+        default=None, description="Sound as a base64 tensor of the vectors that stand for it."
+    )
     file: DocumentFile | None = Field(default=None, description="Document of a file part.")
 
     @model_validator(mode="before")
@@ -145,15 +148,13 @@ class ContentPart(BaseModel):
                 )
             return self
         if self.type in AUDIO_PARTS:
-            sources = (self.audio_url, self.input_audio, self.file_id)
+            sources = (self.audio_url, self.input_audio, self.audio_embeds, self.file_id)
             if sum(value is not None for value in sources) != 1:
                 raise ValueError(
                     f"a part of type '{self.type}' needs one of the fields 'audio_url', "
-                    "'input_audio' and 'file_id'."
+                    "'input_audio', 'audio_embeds' and 'file_id'."
                 )
             return self
-        if self.type == "audio_embeds":
-            raise ValueError("parts of type 'audio_embeds' are not supported; send the sound.")
         if self.type == FILE_PART:
             if self.file is None:
                 raise ValueError("a part of type 'file' needs the field 'file'.")

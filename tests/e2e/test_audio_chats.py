@@ -12,12 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
+from engine.multimodal.audio import SAMPLE_RATE
 from tests.e2e.product import running
 from tests.e2e.test_speech import wav
 from tests.engine.speech.models import sound
 from tests.engine.speech.test_qwen2_audio import make_qwen2_audio
+from tests.inference.test_prompt_embeds import saved
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audio_chats")]
@@ -27,13 +30,20 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
     tmp_path: Path,
 ) -> None:
     folder, data = tmp_path / "model", wav(sound(1, 1.5))
-    make_qwen2_audio(folder)
+    model, processor = make_qwen2_audio(folder)
     llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
     samples = (sound(1, 1.5).clip(-1, 1) * 32767).astype("<i2") / 32768
     prompt = "<|im_start|>user\n<|AUDIO|>What?<|im_end|>\n<|im_start|>assistant\n"
     params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
     [result] = llm.generate({"prompt": prompt, "multi_modal_data": {"audio": samples}}, params)
+    inputs = processor(
+        text="<|AUDIO|>", audio=samples, sampling_rate=SAMPLE_RATE, return_tensors="pt"
+    )
+    with torch.no_grad():
+        features = inputs["input_features"], inputs["feature_attention_mask"]
+        vectors = model.get_audio_features(*features).pooler_output
     flags = ("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32")
+    flags += ("--enable-prompt-embeds",)
     with running(tmp_path, *flags) as product:
         prices = ("--input", "0", "--output", "0", "--audio-minute", "0.006")
         product.manage("set_price", "qwen", *prices)
@@ -51,6 +61,7 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
             {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{encoded}"}},
             {"audio_url": f"data:audio/wav;base64,{encoded}"},
             {"type": "audio_url", "file_id": stored},
+            {"type": "audio_embeds", "audio_embeds": saved(vectors)},
         ]
         body: dict[str, Any] = {
             "model": "qwen",
@@ -71,7 +82,7 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
         for part in (
             {"type": "input_audio", "input_audio": {"data": "AAAA"}},
             {"type": "image_url", "image_url": "data:;base64,AAAA"},
-            {"type": "audio_embeds", "audio_embeds": "AAAA"},
+            {"type": "audio_embeds", "audio_embeds": saved(vectors[:, 1:].contiguous())},
         ):
             refused = ask(part)
             assert refused.status_code == 400
@@ -82,5 +93,6 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
             with closing(sqlite3.connect(product.data_dir / "quire.sqlite3")) as database:
                 return list(database.execute(query))
 
-        wait_until(lambda: len(ledger()) == len(sources))
-        assert ledger() == [(1500, 150_000)] * len(sources)
+        # Vectors have no length in seconds: they are billed as the tokens that they stand for.
+        wait_until(lambda: len(ledger()) == len(sources) - 1)
+        assert ledger() == [(1500, 150_000)] * (len(sources) - 1)

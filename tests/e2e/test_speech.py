@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import os
 import re
 import signal
@@ -90,6 +92,8 @@ def test_every_form_of_answer(client: openai.OpenAI) -> None:
     assert subtitles.startswith("1\n00:00:0")
     assert words(re.sub(r"[\d:,>\-]+", " ", subtitles)) == words(JFK_TEXT)
     assert ask("vtt").startswith("WEBVTT\n\n00:0")
+    detection: Any = {"type": "server_vad", "silence_duration_ms": 1000, "prefix_padding_ms": 400}
+    assert words(ask("json", chunking_strategy=detection).text) == words(JFK_TEXT)
     scored = ask("json", include=["logprobs"])
     assert "".join(entry.token for entry in scored.logprobs).strip() == scored.text
 
@@ -179,7 +183,10 @@ def test_silence_has_no_text(client: openai.OpenAI) -> None:
         ({"include[]": "secrets"}, "include"),
         ({"seed": "-1"}, "seed"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
-        ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
+        ({"chunking_strategy": "semantic_vad"}, "chunking_strategy"),
+        ({"chunking_strategy[threshold]": "0.5"}, "chunking_strategy"),
+        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[threshold]": "2"},
+         "chunking_strategy[threshold]"),
         ({"unheard_of": "1"}, "unheard_of"),
     ],
 )  # fmt: skip
@@ -234,6 +241,44 @@ def test_usage_is_in_the_ledger_once(product: Product, client: openai.OpenAI) ->
     # What is heard, a hundredth of a cent a second; nobody speaks at the ends of the file.
     assert 9_000 < audio_ms <= 11_000
     assert cost == 100 * audio_ms
+
+
+def test_a_batch_transcribes_stored_and_named_files(client: openai.OpenAI) -> None:
+    stored = client.files.create(file=JFK, purpose="user_data").id
+    address = f"data:audio/wav;base64,{base64.b64encode(JFK.read_bytes()).decode()}"
+    bodies: dict[str, dict[str, Any]] = {
+        "stored": {"file_id": stored, "response_format": "srt"},
+        "named": {"file_url": address, "model": "whisper", "include": ["logprobs"], "top_k": 5},
+        "nothing": {"model": "whisper"},
+        "no sound": {"file_url": "data:;base64,AAAA"},
+        "unknown": {"file_id": stored, "beam_size": 5},
+    }
+    url = "/v1/audio/transcriptions"
+    lines = [
+        json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
+        for name, body in bodies.items()
+    ]
+    file = client.files.create(file=("b.jsonl", "\n".join(lines).encode()), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id,
+        endpoint=url,  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+    batch = client.batches.retrieve(batch.id)
+
+    def read(file_id: str | None) -> dict[str, Any]:
+        content = client.files.content(file_id or "").text
+        answers = [json.loads(line) for line in content.splitlines()]
+        return {answer["custom_id"]: answer["response"]["body"] for answer in answers}
+
+    results, errors = read(batch.output_file_id), read(batch.error_file_id)
+    assert results["stored"]["text"].startswith("1\n00:00:0")
+    assert words(results["named"]["text"]) == words(JFK_TEXT)
+    assert results["named"]["logprobs"]
+    assert {name: error["error"]["param"] for name, error in errors.items()} == {
+        "nothing": "file_url", "no sound": "file", "unknown": "beam_size",
+    }  # fmt: skip
 
 
 def test_the_command_writes_text_and_subtitles(product: Product, tmp_path: Path) -> None:

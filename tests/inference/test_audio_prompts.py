@@ -7,9 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.core.files.uploadedfile import SimpleUploadedFile
 from django.http import QueryDict
-from django.utils.datastructures import MultiValueDict
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import SamplingParams
@@ -106,8 +104,14 @@ def test_a_window_that_is_likely_no_speech_has_no_text() -> None:
 
 
 def test_a_top_p_of_0_is_refused_as_in_other_requests() -> None:
-    file = SimpleUploadedFile("sound", b"data")
-    form = audio_form._checked(QueryDict("top_p=0"), MultiValueDict({"file": [file]}), False)
+    form = audio_form._checked(QueryDict("top_p=0"), {"file"}, False)
     with pytest.raises(InvalidRequest) as refused:
-        SamplingParams(top_p=form.top_p)
+        SamplingParams(**form.sampling)
     assert refused.value.param == "top_p"
+
+
+def test_vllms_fields_of_sampling_reach_the_engine() -> None:
+    query = "top_p=0.5&top_k=3&min_p=0.1&repetition_penalty=1.1&presence_penalty=-1"
+    params = SamplingParams(**audio_form._checked(QueryDict(query), {"file"}, False).sampling)
+    assert (params.top_p, params.top_k, params.min_p) == (0.5, 3, 0.1)
+    assert (params.repetition_penalty, params.presence_penalty) == (1.1, -1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
@@ -22,6 +24,7 @@ from inference.schemas.chat import ChatRequest
 from tenants.caller import Caller
 from tests.engine.multimodal.models import qwen2_vl
 from tests.engine.multimodal.test_videos import encoded
+from tests.inference.test_prompt_embeds import saved
 from tests.platform.callers import CALLER
 
 
@@ -167,12 +170,35 @@ def test_sound_is_found_by_any_of_its_names_and_refused_by_models_without_ears(
         {"type": "input_audio"},
         {"type": "audio_url", "audio_url": "x", "file_id": "y"},
         {"type": "input_audio", "input_audio": "AAAA"},
-        {"type": "audio_embeds", "audio_embeds": "AAAA"},
+        {"type": "audio_embeds"},
+        {"type": "audio_embeds", "audio_embeds": "AAAA", "audio_url": "x"},
     ],
 )
 def test_parts_of_sound_that_are_none_are_refused(part: dict[str, Any]) -> None:
     with pytest.raises((ValueError, InvalidRequest)):
         ChatRequest.model_validate({"messages": message(part)})
+
+
+def test_sound_comes_as_vectors_where_the_model_takes_them() -> None:
+    hearing = msgspec.structs.replace(SEEING, sees=False, max_audios=2, prompt_embeds_size=8)
+    vectors = torch.arange(24.0).view(3, 8)
+    for tensor in (vectors, vectors.half(), vectors.bfloat16()):
+        for part in (
+            {"audio_embeds": saved(tensor)},
+            {"type": "audio_embeds", "audio_embeds": saved(tensor)},
+        ):
+            chat = ChatRequest.model_validate({"messages": message(part)})
+            [source] = find_media(chat.raw_messages, hearing, {})
+            assert (source.kind, source.embeds_size, source.num_bytes) == ("audio", 8, 96)
+            assert source.data == vectors.numpy().tobytes()
+    for text, model, why in (
+        (saved(vectors), msgspec.structs.replace(hearing, prompt_embeds_size=0), "need --enable"),
+        (saved(vectors[:, :4].contiguous()), hearing, "must be [num_tokens, 8]"),
+        ("AAAA", hearing, "audio_embeds must be a tensor"),
+    ):
+        with pytest.raises(InvalidRequest, match=re.escape(why)) as refused:
+            find_media(message({"audio_embeds": text}), model, {})
+        assert refused.value.param == "messages[0].content[0]"
 
 
 def test_options_of_media_are_read_from_both_fields() -> None:

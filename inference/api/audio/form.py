@@ -1,25 +1,46 @@
-"""The form of a request with sound, checked field by field."""
+"""The form of a request with sound, checked field by field.
+
+It comes as multipart/form-data with the file, or as JSON that says where the file is, as the lines
+of a batch do.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParserError
+from django.utils.datastructures import MultiValueDict
 
 from engine.contract.errors import InvalidRequest
+from engine.multimodal.inputs import VoiceDetection
 from inference.errors import PayloadTooLarge, UnsupportedField, UnsupportedMediaType
+from inference.web.json_body import parse_object
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
 #: Formats that tell when something was said.
 TIMED_FORMATS = ("srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")
+#: Largest values of OpenAI's voice detector.
+_DETECTION_LIMITS = {
+    "threshold": 1.0,
+    "prefix_padding_ms": 10_000.0,
+    "silence_duration_ms": 10_000.0,
+}
+_DETECTION_FIELDS = tuple(f"chunking_strategy[{name}]" for name in ("type", *_DETECTION_LIMITS))
+#: vLLM's fields of sampling that are numbers; their ranges are `SamplingParams`'.
+SAMPLING_FIELDS = (
+    "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "top_k", "top_p",
+)  # fmt: skip
 FIELDS = frozenset(
     {
+        *SAMPLING_FIELDS,
         "chunking_strategy",
+        *_DETECTION_FIELDS,
         "file",
         "include[]",
         "language",
@@ -31,14 +52,20 @@ FIELDS = frozenset(
         "stream",
         "temperature",
         "timestamp_granularities[]",
-        "top_p",
     }
 )
 #: Of transcriptions alone.
 TRANSCRIPTION_FIELDS = frozenset(
-    {"chunking_strategy", "include[]", "language", "stream", "timestamp_granularities[]"}
+    {
+        "chunking_strategy",
+        *_DETECTION_FIELDS,
+        "include[]",
+        "language",
+        "stream",
+        "timestamp_granularities[]",
+    }
 )
-_MAX_PROMPT_CHARS = 20_000
+_MAX_PROMPT_CHARS, _MAX_NUMBER = 20_000, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +73,39 @@ class AudioForm:
     """A checked form.
 
     Attributes:
-        data: the file.
+        data: the file; b"" where it is still to be fetched.
         model: as the client named it; None: the only one.
         translates: whether the text is to be English.
+        file_url, file_id: where the file is, instead of `data`.
+        priority: see `Job`.
         endpoint: for the ledger; "": that of the task.
         language: code such as "de"; "": whichever is spoken.
         prompt: what was said before, or words as they are spelled.
         temperature: None: 0, and higher where the text isn't plausible.
+        sampling: `SAMPLING_FIELDS` that were set.
         include_logprobs: whether the answer has them.
         granularities: what verbose_json has the times of.
+        detection: see `PrepareSoundRequest`.
     """
 
     data: bytes
     model: str | None
     translates: bool
+    file_url: str = ""
+    file_id: str = ""
+    priority: int = 0
     language: str = ""
     prompt: str = ""
     response_format: str = "json"
     temperature: float | None = None
-    top_p: float = 1.0
+    sampling: Mapping[str, float] = field(default_factory=dict)
     seed: int | None = None
     max_completion_tokens: int | None = None
     stream: bool = False
     include_logprobs: bool = False
     endpoint: str = ""
     granularities: frozenset[str] = frozenset({"segment"})
+    detection: VoiceDetection | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -83,32 +118,60 @@ def read_audio_form(request: HttpRequest, *, translates: bool) -> AudioForm:
 
     Raises `UnsupportedMediaType`, `PayloadTooLarge`, `UnsupportedField`, `InvalidRequest`.
     """
+    if request.content_type == "application/json":
+        return _read_json(parse_object(request.body, settings.QUIRE.max_json_depth), translates)
     if request.content_type != "multipart/form-data":
-        raise UnsupportedMediaType("Sound is uploaded as multipart/form-data.")
+        raise UnsupportedMediaType(
+            "Sound is uploaded as multipart/form-data, or named by file_url or file_id in JSON."
+        )
     try:
         fields, files = request.POST, request.FILES
     except MultiPartParserError as error:
         raise InvalidRequest(f"The form can't be read: {error}", code="invalid_form") from None
     try:
-        return _checked(fields, files, translates)
+        return replace(_checked(fields, {*files}, translates), data=_read_file(files))
     finally:
         for _, parts in files.lists():
             for part in parts:
                 part.close()
 
 
-def _checked(fields: Any, files: Any, translates: bool) -> AudioForm:
-    supported = FIELDS - TRANSCRIPTION_FIELDS if translates else FIELDS
-    # OpenAI's clients send lists with and without brackets.
-    aliases = {"include", "timestamp_granularities"} if not translates else set()
-    for name in sorted({*fields.keys(), *files.keys()} - supported - aliases):
+def _read_json(body: dict[str, Any], translates: bool) -> AudioForm:
+    """The same fields as JSON. Raises `InvalidRequest`."""
+    sources = {name: body.pop(name, None) for name in ("file_url", "file_id")}
+    named = [name for name, value in sources.items() if value is not None]
+    if len(named) != 1 or not isinstance(sources[named[0]], str):
         raise InvalidRequest(
-            f"Unrecognized request argument supplied: {name[:100]}.",
-            param=name[:100],
-            code="unknown_parameter",
+            "The body must name the file by one of file_url and file_id, a string.",
+            param="file_url",
         )
-    response_format = fields.get("response_format") or "json"
-    _check_choices(fields, response_format)
+    priority = body.pop("priority", 0)
+    if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:
+        raise InvalidRequest("priority must be an integer of 32 bits.", param="priority")
+    fields = MultiValueDict[str, str]()
+    if isinstance(strategy := body.get("chunking_strategy"), dict):
+        del body["chunking_strategy"]
+        body |= {f"chunking_strategy[{name}]": value for name, value in strategy.items()}
+    for name, value in body.items():
+        items = value if isinstance(value, list) else [value]
+        fields.setlist(name, [_as_text(name, item) for item in items if item is not None])
+    return replace(
+        _checked(fields, set(), translates),
+        file_url=sources["file_url"] or "",
+        file_id=sources["file_id"] or "",
+        priority=priority,
+    )
+
+
+def _as_text(name: str, value: Any) -> str:
+    """A JSON value as a form has it."""
+    if not isinstance(value, str | int | float):
+        raise InvalidRequest(f"{name[:50]} must be a string or a number.", param=name[:50])
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_file(files: Any) -> bytes:
+    """The file's bytes. Raises `InvalidRequest`, `PayloadTooLarge`."""
     parts = files.getlist("file")
     if len(parts) != 1:
         raise InvalidRequest(
@@ -117,31 +180,53 @@ def _checked(fields: Any, files: Any, translates: bool) -> AudioForm:
     size, limit = parts[0].size or 0, settings.QUIRE.max_file_bytes
     if size > limit:
         raise PayloadTooLarge(f"The file has {size} bytes; the limit is {limit}.", param="file")
+    data: bytes = parts[0].read()
+    return data
+
+
+def _checked(fields: Any, file_fields: set[str], translates: bool) -> AudioForm:
+    """All fields but the file. Raises `InvalidRequest`, `UnsupportedField`."""
+    supported = FIELDS - TRANSCRIPTION_FIELDS if translates else FIELDS
+    # OpenAI's clients send lists with and without brackets.
+    aliases = {"include", "timestamp_granularities"} if not translates else set()
+    for name in sorted({*fields.keys(), *file_fields} - supported - aliases):
+        raise InvalidRequest(
+            f"Unrecognized request argument supplied: {name[:100]}.",
+            param=name[:100],
+            code="unknown_parameter",
+        )
+    response_format = fields.get("response_format") or "json"
+    _check_choices(fields, response_format)
     stream = _flag(fields, "stream")
     if stream and response_format not in ("json", "text"):
         raise InvalidRequest(
             f"stream needs response_format 'json' or 'text', got {response_format!r}.",
             param="stream",
         )
-    top_p = _number(fields, "top_p", 0.0, 1.0)
+    sampling = {
+        name: int(value) if name == "top_k" and value.is_integer() else value
+        for name in SAMPLING_FIELDS
+        if (value := _number(fields, name, -_MAX_NUMBER, _MAX_NUMBER)) is not None
+    }
     prompt = fields.get("prompt") or ""
     if len(prompt) > _MAX_PROMPT_CHARS:
         raise InvalidRequest(
             f"prompt must have at most {_MAX_PROMPT_CHARS} characters.", param="prompt"
         )
     return AudioForm(
-        data=parts[0].read(),
+        data=b"",
         model=fields.get("model") or None,
         translates=translates,
         language=(fields.get("language") or "").strip().lower(),
         prompt=prompt,
         response_format=response_format,
         temperature=_number(fields, "temperature", 0.0, 2.0),
-        top_p=1.0 if top_p is None else top_p,
+        sampling=sampling,
         seed=_integer(fields, "seed", 0, (1 << 63) - 1),
         max_completion_tokens=_integer(fields, "max_completion_tokens", 1, 1 << 20),
         stream=stream,
         include_logprobs="logprobs" in _items(fields, "include"),
+        detection=_read_detection(fields),
         granularities=frozenset(_items(fields, "timestamp_granularities") or ["segment"]),
     )
 
@@ -177,11 +262,33 @@ def _check_choices(fields: Any, response_format: str) -> None:
             raise InvalidRequest(
                 "include 'logprobs' needs response_format 'json'.", param="include"
             )
-    if (fields.get("chunking_strategy") or "auto") != "auto":
-        raise UnsupportedField(
-            "chunking_strategy must be 'auto': windows end where it is quiet.",
+
+
+def _read_detection(fields: Any) -> VoiceDetection | None:
+    """OpenAI's `chunking_strategy`: 'auto', or an object in fields with brackets."""
+    strategy = fields.get("chunking_strategy") or fields.get("chunking_strategy[type]") or "auto"
+    if strategy not in ("auto", "server_vad"):
+        raise InvalidRequest(
+            f"chunking_strategy must be 'auto' or of type 'server_vad', got {strategy[:50]!r}.",
             param="chunking_strategy",
         )
+    values = {
+        name: value
+        for name, high in _DETECTION_LIMITS.items()
+        if (value := _number(fields, f"chunking_strategy[{name}]", 0.0, high)) is not None
+    }
+    if strategy == "auto":
+        if values:
+            raise InvalidRequest(
+                "chunking_strategy needs the type 'server_vad' for its other fields.",
+                param="chunking_strategy",
+            )
+        return None
+    return VoiceDetection(
+        threshold=values.get("threshold", 0.5),
+        prefix_padding_ms=int(values.get("prefix_padding_ms", 300)),
+        silence_duration_ms=int(values.get("silence_duration_ms", 200)),
+    )
 
 
 def _items(fields: Any, name: str) -> list[str]:

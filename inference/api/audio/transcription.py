@@ -48,7 +48,7 @@ from inference.generation.generation import Generation
 from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
 from inference.loop.offload import get_render_pool
-from inference.rendering.media import get_media_pool
+from inference.rendering.media import MediaSource, get_media_pool
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from metering.access import BudgetSpent, RateLimited
@@ -390,7 +390,7 @@ class Transcription:
         max_tokens = min(limit // 2, limit - len(prompt), form.max_completion_tokens or limit)
         sampling = SamplingParams(
             temperature=temperature,
-            top_p=form.top_p,
+            **form.sampling,
             seed=form.seed,
             max_tokens=max_tokens,
             logprobs=num_logprobs,
@@ -451,6 +451,7 @@ class Transcription:
             "media": [[MediaItem("audio", window.digest, ())] for window in windows],
             "media_data": {window.digest: window.tensors for window in windows},
             "is_continuation": self.first_generation is not None,
+            "priority": self._form.priority,
         }
 
     async def _detect_language(self, window: Window) -> str:
@@ -566,8 +567,16 @@ async def load_model(ctx: RequestContext, form: AudioForm) -> tuple[ResolvedMode
 async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcription:
     """A file's transcription, not started. Raises as `load_model`, and for a file that is none."""
     served, tokens = await load_model(ctx, form)
-    sound = await get_media_pool().prepare_sound(
-        form.data, served.info.num_mels, 2 * served.info.encoder_length, ctx.caller
+    pool, data = get_media_pool(), form.data
+    if form.file_url or form.file_id:
+        param = "file_url" if form.file_url else "file_id"
+        data = await pool.fetch(MediaSource(form.file_url, param, form.file_id), ctx.caller)
+    sound = await pool.prepare_sound(
+        data,
+        served.info.num_mels,
+        2 * served.info.encoder_length,
+        ctx.caller,
+        form.detection,
     )
     return Transcription(ctx, served, form, sound, tokens)
 

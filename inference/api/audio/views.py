@@ -14,7 +14,13 @@ from django.http.response import HttpResponseBase
 from drf_spectacular.types import OpenApiTypes
 
 from common.db import run_in_file_thread
-from inference.api.audio.form import FORMATS, GRANULARITIES, AudioForm, read_audio_form
+from inference.api.audio.form import (
+    FORMATS,
+    GRANULARITIES,
+    SAMPLING_FIELDS,
+    AudioForm,
+    read_audio_form,
+)
 from inference.api.audio.segments import WindowText, srt, transcript, verbose_segments, vtt
 from inference.api.audio.transcription import Transcription, open_transcription
 from inference.api.audio.words import verbose_words
@@ -42,6 +48,8 @@ _FORM: dict[str, Any] = {
         "prompt": {"type": "string"},
         "response_format": {"type": "string", "enum": list(FORMATS)},
         "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        **{name: {"type": "number"} for name in SAMPLING_FIELDS},
+        "top_k": {"type": "integer", "minimum": -1},
         "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "seed": {"type": "integer", "minimum": 0},
         "max_completion_tokens": {"type": "integer", "minimum": 1},
@@ -58,9 +66,43 @@ _TRANSCRIPTION_FORM: dict[str, Any] = {
             "items": {"type": "string", "enum": list(GRANULARITIES)},
         },
         "include[]": {"type": "array", "items": {"type": "string", "enum": ["logprobs"]}},
-        "chunking_strategy": {"type": "string", "enum": ["auto"]},
+        "chunking_strategy": {
+            "oneOf": [
+                {"type": "string", "enum": ["auto"]},
+                {
+                    "type": "object",
+                    "required": ["type"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "type": {"type": "string", "enum": ["server_vad"]},
+                        "threshold": {"type": "number", "minimum": 0, "maximum": 1},
+                        "prefix_padding_ms": {"type": "integer", "minimum": 0, "maximum": 10000},
+                        "silence_duration_ms": {"type": "integer", "minimum": 0, "maximum": 10000},
+                    },
+                },
+            ]
+        },
     },
 }
+_PLACES = {
+    "file_url": {"type": "string", "description": "Address of the file: `data:` or https."},
+    "file_id": {"type": "string", "description": "Identifier of an uploaded file."},
+    "priority": {"type": "integer"},
+}
+
+
+def _request_schemas(form: dict[str, Any]) -> dict[str, Any]:
+    """By media type: the form, and the same fields in JSON with an address of the file."""
+    fields = {name: schema for name, schema in form["properties"].items() if name != "file"}
+    names = {name: name.removesuffix("[]") for name in fields}
+    body = {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {**_PLACES, **{names[name]: fields[name] for name in fields}},
+    }
+    return {"multipart/form-data": form, "application/json": body}
+
+
 _TEXTS = {"text/plain": OpenApiTypes.STR}
 
 
@@ -73,7 +115,9 @@ class _AudioView(GatewayView):
     translates: ClassVar[bool] = False
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """The text of a file of sound (multipart/form-data)."""
+        """The text of a file of sound, which is uploaded as multipart/form-data, or named by an
+        address or as an uploaded file in JSON.
+        """
         form = await run_in_file_thread(_read_form, request, self.translates)
         if (record := request.ctx.record) is not None:
             record.model, record.stream = (form.model or "")[:200], form.stream
@@ -106,7 +150,7 @@ class TranscriptionsView(_AudioView):
         post=Endpoint(
             "Transcribe sound",
             objects.Transcript,
-            {"multipart/form-data": _TRANSCRIPTION_FORM},
+            _request_schemas(_TRANSCRIPTION_FORM),
             streams=True,
             media_types=_TEXTS,
         ),
@@ -121,7 +165,7 @@ class TranslationsView(_AudioView):
         post=Endpoint(
             "Translate sound into English",
             objects.Transcript,
-            {"multipart/form-data": _FORM},
+            _request_schemas(_FORM),
             media_types=_TEXTS,
         ),
     )

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from django.core.handlers.asgi import ASGIRequest
+from django.http import HttpResponse
 from django.urls import Resolver404, get_resolver
 
 from common.log_context import bound_request
@@ -95,10 +96,18 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
     return DispatchResult(
         response.status_code,
         request_id,
-        json.loads(response.content),
+        _read_answer(response),
         float(retry_after_ms) / 1000 if retry_after_ms else None,
         overloaded,
     )
+
+
+def _read_answer(response: HttpResponse) -> dict[str, Any]:
+    """The answer's object; a text, such as subtitles, is its field "text"."""
+    if response.headers["content-type"].startswith("text/plain"):
+        return {"text": response.content.decode()}
+    answer: dict[str, Any] = json.loads(response.content)
+    return answer
 
 
 def _request(path: str, body: dict[str, Any], ctx: RequestContext) -> GatewayRequest:

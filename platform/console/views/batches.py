@@ -43,7 +43,14 @@ from tenants.sessions import UserRequest
 MAX_ROWS = 200
 #: Maximum number of a batch's errors on the page.
 MAX_ERRORS = 50
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)
 WINDOWS = ("24h", "1h", "7d", "14d")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import subprocess
 import sys
 import wave
 from fractions import Fraction
@@ -18,7 +19,13 @@ import pytest
 from engine.contract.errors import InvalidRequest
 from engine.multimodal import sound_files
 from engine.multimodal.audio import SAMPLE_RATE
-from engine.multimodal.inputs import ANSWERS, PreparedSound, PrepareSoundRequest, Refusal
+from engine.multimodal.inputs import (
+    ANSWERS,
+    PreparedSound,
+    PrepareSoundRequest,
+    Refusal,
+    VoiceDetection,
+)
 from engine.multimodal.sound_files import StretchSplitter, decode_sound, split_sound
 from tests.engine.speech.models import JFK, read_wav, sound
 
@@ -132,6 +139,21 @@ def test_what_is_no_number_at_a_files_end_is_silent() -> None:
     assert np.isfinite(np.concatenate(list(decode_sound(data)))).all()
 
 
+def test_a_voice_detector_says_where_stretches_end() -> None:
+    rest = np.zeros(SAMPLE_RATE // 2, np.float32)
+    samples = np.concatenate((rest, sound(1, 1), rest, 0.02 * sound(2, 1), rest, sound(3, 1)))
+
+    def starts(detection: VoiceDetection | None) -> list[float]:
+        splitter = StretchSplitter(WINDOW, detection)
+        stretches = [*splitter.push(samples), *splitter.finish()]
+        return [stretch.start / SAMPLE_RATE for stretch in stretches]
+
+    assert starts(None) == [0.3]
+    assert starts(VoiceDetection(0.0, 100, 300)) == pytest.approx([0.4, 1.9, 3.4])
+    assert starts(VoiceDetection(1.0, 0, 400)) == pytest.approx([0.5, 3.5])
+    assert starts(VoiceDetection(1.0, 5000, 600)) == pytest.approx([0.0, 2.1])
+
+
 def test_hours_of_silence_take_no_memory() -> None:
     splitter = StretchSplitter(WINDOW)
     silence = np.zeros(60 * SAMPLE_RATE, np.float32)
@@ -140,6 +162,46 @@ def test_hours_of_silence_take_no_memory() -> None:
         assert len(splitter._steps) < 5
     [window] = [*splitter.push(sound(1, 2)), *splitter.finish()]
     assert window.start / SAMPLE_RATE == pytest.approx(1800, abs=0.3)
+
+
+def write_flac(path: Path, speech: np.ndarray, minutes_of_silence: int) -> None:
+    """Speech with silence around it: as much before as behind."""
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream("flac", rate=SAMPLE_RATE, layout="mono")
+        second = np.zeros((1, SAMPLE_RATE), "<i2")
+        silence = [second] * (30 * minutes_of_silence)
+        for samples in (*silence, (speech[None] * 32767).astype("<i2"), *silence):
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            frame.sample_rate = SAMPLE_RATE
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+
+
+_PEAK = """
+import resource, sys
+from pathlib import Path
+from engine.multimodal.sound_files import split_sound
+num_samples, stretches = split_sound(Path(sys.argv[1]).read_bytes(), 30 * 16_000)
+spoken = sum(len(stretch.samples) for stretch in stretches)
+print(num_samples, spoken, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_ten_hours_of_silence_around_three_spoken_minutes_take_no_memory(tmp_path: Path) -> None:
+    speech = np.tile(read_wav(JFK)[0], 17)[: 180 * SAMPLE_RATE]
+    peaks = []
+    for minutes in (1, 597):
+        path = tmp_path / f"{minutes}.flac"
+        write_flac(path, speech, minutes)
+        output = subprocess.run(
+            [sys.executable, "-c", _PEAK, str(path)], capture_output=True, check=True, text=True
+        )
+        num_samples, spoken, peak_kb = map(int, output.stdout.split())
+        assert num_samples == (180 + 60 * minutes) * SAMPLE_RATE
+        assert 180 <= spoken / SAMPLE_RATE <= 182
+        peaks.append(peak_kb)
+    assert peaks[1] < peaks[0] + 32 * 1024
 
 
 def _wav(samples: np.ndarray) -> bytes:
