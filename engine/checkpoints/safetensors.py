@@ -305,7 +305,7 @@ class WeightReader:
             self._open(path, prefix, names)
         self._tally = ReadProgress(sum(_size(entry) for _, entry in self._locations.values()))
 
-    def _open(self, path: Path, prefix: str = "", known_names: Collection[str] = ()) -> None:
+    def _open(self, path: Path, prefix: str = "", cached_names: Collection[str] = ()) -> None:
         try:
             with safe_open(str(path), framework="pt") as handle:
                 names: Iterable[str] = list(handle.keys())
@@ -322,7 +322,7 @@ class WeightReader:
             entry = header[stored_name]
             entry["at"] = 8 + length + entry["data_offsets"][0]
             name = prefix + stored_name
-            if name in known_names:
+            if name in cached_names:
                 continue
             if name in self._locations:
                 other = self._locations[name][0].path.name

@@ -84,7 +84,7 @@ _TRANSCRIPTION_FORM: dict[str, Any] = {
         },
     },
 }
-_PLACES = {
+_FILE_FIELDS = {
     "file_url": {"type": "string", "description": "Address of the file: `data:` or https."},
     "file_id": {"type": "string", "description": "Identifier of an uploaded file."},
     "priority": {"type": "integer"},
@@ -98,7 +98,7 @@ def _request_schemas(form: dict[str, Any]) -> dict[str, Any]:
     body = {
         "type": "object",
         "additionalProperties": False,
-        "properties": {**_PLACES, **{names[name]: fields[name] for name in fields}},
+        "properties": {**_FILE_FIELDS, **{names[name]: fields[name] for name in fields}},
     }
     return {"multipart/form-data": form, "application/json": body}
 

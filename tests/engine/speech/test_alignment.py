@@ -210,7 +210,7 @@ def test_a_request_ends_for_its_sender_when_its_times_are_there(
 ) -> None:
     """Its inbox entry stays until then, and a pause waits for it."""
     may_align = threading.Event()
-    ended: list[str] = []
+    finished: list[str] = []
 
     def wait_and_align(weights: np.ndarray) -> np.ndarray:
         assert may_align.wait(60)
@@ -222,15 +222,15 @@ def test_a_request_ends_for_its_sender_when_its_times_are_there(
     with_sound = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": samples}}
     align = PoolingParams(task="align", align_from=first, num_states=num_states)
     engine.add_request("times", with_sound, align)
-    engine.core.requests["times"].on_done = lambda: ended.append("times")
+    engine.core.requests["times"].on_done = lambda: finished.append("times")
     while not engine.core.is_aligning:
         engine.core.step()
     pause = Pause()
     pause.begin(engine.core, ControlRequest(command="pause", mode="wait"))
-    assert not ended
+    assert not finished
     assert not pause.pop_completed(engine.core)
     may_align.set()
-    while not ended:
+    while not finished:
         engine.core.step()
     assert len(pause.pop_completed(engine.core)) == 1
 

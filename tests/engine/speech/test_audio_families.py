@@ -380,10 +380,9 @@ def test_an_adapter_of_the_text_part_says_what_the_merged_model_says(
     llm = open_llm(tmp_path / "model", enable_lora=True)
     adapted = llm.generate(prompts, sampling, lora_request=LoRARequest("a", 1, str(adapter)))
     expected = open_llm(merged).generate(prompts, sampling)
-    plain = llm.generate(prompts, sampling)
+    base = llm.generate(prompts, sampling)
     tokens = [
-        [result.outputs[0].token_ids for result in results]
-        for results in (adapted, expected, plain)
+        [result.outputs[0].token_ids for result in results] for results in (adapted, expected, base)
     ]
     assert tokens[0] == tokens[1] != tokens[2]
 
