@@ -99,12 +99,12 @@ def _prepare(
     prepared: Message = {
         key: copy_json_value(value, "messages")
         for key, value in message.items()
-        if value is not None
+        if value is not None and not (key == "tool_calls" and value == [])
     }
     role = prepared.get("role")
     if not isinstance(role, str):
         raise InvalidRequest(f"{where}.role must be a string.", param="messages")
-    if isinstance(prepared.get("tool_calls"), list) and prepared["tool_calls"]:
+    if isinstance(prepared.get("tool_calls"), list):
         form = call_format(template)
         prepared["tool_calls"] = [_prepare_call(call, form) for call in prepared["tool_calls"]]
         if form.needs_content:

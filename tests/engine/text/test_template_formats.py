@@ -120,6 +120,17 @@ def test_fault_82_a_chat_goes_on_after_arguments_that_are_no_object(
         assert text == rendered(call_template(name), chat_with({}))
 
 
+@pytest.mark.parametrize("calls", [[], None])
+def test_fault_82_an_empty_list_of_calls_is_none(calls: Any) -> None:
+    """Some templates ask whether there is a list, and leave the content out where there is."""
+    template = (
+        "{% for m in messages %}{% if 'tool_calls' in m %}calls"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    message = {"role": "assistant", "content": "So.", "tool_calls": calls}
+    assert rendered(template, [message]) == "So."
+
+
 #: How templates reach the content of a message: what each reads of a string, of parts, of one part.
 CONTENTS = {
     "string": ("{{ message.content }}", {"string"}),
