@@ -165,6 +165,7 @@ class DeepSeekR1Parser(ReasoningParser):
     name = "deepseek_r1"
     template_marks: ClassVar[tuple[str, ...]] = (CLOSE, "<｜Assistant｜>")
     starts, ends = (OPEN,), (CLOSE,)
+    calls: ClassVar[tuple[str, ...]] = ("<｜tool▁calls▁begin｜>", "<｜tool_calls_begin｜>")
     starts_in_reasoning = True
 
 
@@ -173,6 +174,7 @@ class DeepSeekV3Parser(ReasoningParser):
 
     name = "deepseek_v3"
     starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<｜tool▁calls▁begin｜>", "<｜DSML｜function_calls>")
     template_opens = True
 
 
@@ -237,7 +239,7 @@ class HyV3Parser(Qwen3Parser):
 
     name = "hy_v3"
     template_marks = ()
-    calls = ()
+    calls = ("<tool_calls>",)
     template_opens = True
     template_switches = ("reasoning_effort",)
 
@@ -324,6 +326,7 @@ class HunyuanA13BParser(WrappedAnswerParser):
     name = "hunyuan_a13b"
     template_marks = (CLOSE, "<answer>")
     starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<tool_calls>",)
     answer_tags = ("<answer>", "</answer>")
 
 
@@ -333,5 +336,6 @@ class Ernie45Parser(WrappedAnswerParser):
     name = "ernie45"
     template_marks = (CLOSE, "<response>")
     starts, ends = (OPEN,), (CLOSE,)
+    calls = ("<tool_call>",)
     answer_tags = ("<response>", "</response>")
     starts_in_reasoning = True
