@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -127,11 +128,11 @@ class TargetModules:
         """The checkpoint's name of a module: of a target, a stack, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
-                for prefix in self._prefixes:
-                    for candidate in (prefix + name, name.removeprefix(prefix)):
-                        module = candidate.replace(ours, theirs) + ending
-                        if module in self._names:
-                            return module
+                for removed, added in product(self._prefixes, repeat=2):
+                    candidate = added + name.removeprefix(removed)
+                    module = candidate.replace(ours, theirs) + ending
+                    if module in self._names:
+                        return module
         return None
 
     def find_target(self, name: str) -> TargetSlice | None:

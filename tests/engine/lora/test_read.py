@@ -66,6 +66,21 @@ def test_pytorchs_file_is_read_where_no_safetensors_are(
         read_adapter(tmp_path, modules)
 
 
+@pytest.mark.parametrize("wrapper", ["", "language_model.", "model.language_model."])
+def test_an_adapter_of_a_larger_model_is_read_as_that_of_its_text(
+    wrapper: str, tmp_path: Path, modules: TargetModules
+) -> None:
+    """As it was trained on a model that sees, or without the wrapper of the causal model."""
+    config, tensors = pirate()
+    renamed = {
+        name.replace("base_model.model.model.", f"base_model.model.{wrapper}"): tensor
+        for name, tensor in tensors.items()
+    }
+    write_adapter(tmp_path, config, renamed)
+    expected = read_adapter(PIRATE, modules)
+    assert read_adapter(tmp_path, modules).modules.keys() == expected.modules.keys()
+
+
 def _misstated_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
     name = first_a(tensors)
     tensors[name] = tensors[name][:4]
