@@ -80,6 +80,8 @@ def database(url: str, data_dir: Path, *, pool_size: int = 20) -> dict[str, Any]
         options.setdefault("pool", {"min_size": 1, "max_size": pool_size, "timeout": 10})
         # After a restart of the server no request gets a connection that had broken before it.
         settings["CONN_HEALTH_CHECKS"] = True
+        # They'd be on another connection behind a PgBouncer that pools by transaction.
+        settings["DISABLE_SERVER_SIDE_CURSORS"] = True
         _poll_every_second()
     return settings | {"OPTIONS": options, "CONN_MAX_AGE": 0}
 

@@ -158,7 +158,7 @@ from common.db import PAGE, iterate_by_key
 from config.management.commands.migrate import _migration_lock
 from tenants.actions import create_tenant
 from tenants.actors import SYSTEM_ACTOR
-from tenants.models import AuditEntry
+from tenants.models import AuditEntry, Tenant
 from tenants.tenant_data import export_chunks
 
 def ask(statement):
@@ -181,6 +181,8 @@ for num_statements in (4, 5, 6, 7):  # by chance one of them might end at the fi
 tenant = create_tenant(actor=SYSTEM_ACTOR, name="Pooled")
 entries = [AuditEntry(actor_label="x", action="y", tenant=tenant) for _ in range(2 * PAGE + 1)]
 AuditEntry.objects.bulk_create(entries)
+for _ in range(8):  # as a login does, of its user's sessions
+    assert [row.slug for row in Tenant.objects.iterator()] == [tenant.slug]
 rows = [entry.pk for entry in iterate_by_key(AuditEntry.objects.filter(action="y"))]
 assert rows == sorted(set(rows)) and len(rows) == len(entries)
 assert sum(map(len, export_chunks(tenant)))
