@@ -21,6 +21,7 @@ from tests.inference import live
 from tests.inference.test_gateway_death import Client, ledger, read, until
 from tests.inference.test_redis_fails_over import greedy, replica_command
 from tests.services import missing
+from tests.waiting import free_port
 
 STREAMS, OUTPUT, PRIMARY = 4, 200, "quire"
 SENTINEL = """
@@ -52,13 +53,13 @@ class Servers:
     """Two servers of Redis, three Sentinels and HAProxy, whose port is `port`."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.port, *self._ports = (live.free_port() for _ in range(3))
+        self.port, *self._ports = (free_port() for _ in range(3))
         self._folder, self._stack = folder, stack
         self._processes: dict[int, ManagedProcess] = {}
         first, second = self._ports
         self.start(first)
         self.start(second, "--replicaof", f"127.0.0.1 {first}")
-        sentinels = [live.free_port() for _ in range(3)]
+        sentinels = [free_port() for _ in range(3)]
         for port in sentinels:
             settings = folder / f"{port}.conf"
             settings.write_text(SENTINEL.format(port=port, folder=folder, primary=first))
