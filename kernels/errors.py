@@ -25,3 +25,15 @@ class VariantUnavailable(CpuKernelsUnavailable):
 
 class RankError(RuntimeError):
     """Another rank has failed, or did not come to a gather in time."""
+
+
+class RankTimeout(RankError):
+    """A rank lives, and did not send what others wait for in time.
+
+    Attributes:
+        rank: its number among those that wait.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank

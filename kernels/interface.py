@@ -53,7 +53,7 @@ from kernels.lora import (
     add_lora_torch,
 )
 from kernels.moe import SequentialMoe
-from kernels.ranks import RankGroup
+from kernels.ranks import Exchange, RankGroup
 from kernels.ssm import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
 
 __all__ = [
@@ -112,12 +112,21 @@ class KernelSet(LinearFactory):
         """Bytes of memory that a group of `size` ranks shares; 0: these kernels have no ranks."""
         return 0
 
-    def join_ranks(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> RankGroup:
+    def join_ranks(
+        self,
+        memory: mmap.mmap,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        exchange: Exchange | None = None,
+    ) -> RankGroup:
         """This process's side of a group.
 
         Args:
             memory: of `rank_memory_bytes`, mapped by all ranks, zero at first.
             timeout_s: a gather waits for as long.
+            exchange: for ranks of several machines, each of which has memory of its own; None: they
+                share it.
 
         Raises ValueError for kernels without ranks, and for more of them than they take.
         """

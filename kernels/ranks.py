@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
 from kernels.layers import LinearLayer
+
+
+class Exchange(Protocol):
+    """Brings the slots of ranks that share no memory to all of them."""
+
+    def exchange(self, slots: Sequence[Tensor]) -> None:
+        """Send this rank's slot to all others, and receive theirs; float32 [n] of each rank.
+
+        Raises `RankError`, and `RankTimeout` for a rank that doesn't come in time.
+        """
+
+    def reset(self) -> None:
+        """Drop what was sent until now."""
 
 
 class RankGroup(ABC):
@@ -52,13 +66,19 @@ class RankGroup(ABC):
     def missing_rank(self) -> int | None:
         """The rank that the latest gather waited for in vain."""
 
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited in gathers for others."""
+
     @abstractmethod
     def fail(self) -> None:
         """Have this and all later gathers of all ranks fail. Any thread may call it."""
 
     @abstractmethod
-    def reset(self, *, is_last: bool) -> None:
-        """Begin anew after a failure: each rank does, while none is in a gather.
+    def reset(self) -> None:
+        """Begin anew after a failure: each rank does, while none is in a gather."""
 
-        `is_last`: this rank is the last of them, and forgets the failure.
-        """
+    @abstractmethod
+    def forget_failure(self) -> None:
+        """Let gathers succeed again, once all ranks have been reset."""

@@ -513,11 +513,10 @@ class EngineConfig(Settings):
                 f"{self.distributed_executor_backend}.",
                 param="nnodes",
             )
-        if self.pipeline_parallel_size % self.nnodes:
+        if self.world_size % self.nnodes:
             raise ConfigError(
-                f"pipeline_parallel_size must be a multiple of nnodes ({self.nnodes}), because "
-                "ranks of tensor_parallel_size share memory; got "
-                f"{self.pipeline_parallel_size}.",
+                f"tensor_parallel_size * pipeline_parallel_size must be a multiple of nnodes "
+                f"({self.nnodes}); got {self.world_size}.",
                 param="pipeline_parallel_size",
             )
         if self.node_rank >= self.nnodes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.distributed.parallel_state import ParallelState
 from kernels.interface import KernelSet, RankGroup
+from kernels.ranks import Exchange
 
 #: A gather waits for so long. Ranks run the same layers at the same time: one that comes later than
 #: this doesn't come.
@@ -68,15 +69,19 @@ class RankMemory:
         """Set or clear the flag."""
         _FLAG.pack_into(self.pages, 0, failed)
 
-    def join(self, ops: KernelSet, stage: int | None = None) -> RankGroup:
+    def join(
+        self, ops: KernelSet, stage: int | None = None, exchange: Exchange | None = None
+    ) -> RankGroup:
         """This rank's side of its stage's group; of another `stage` the first rank's, by which its
         gathers can be made to fail.
 
-        Raises ValueError for kernels without ranks.
+        `exchange`: for ranks of several machines. Raises ValueError for kernels without ranks.
         """
         state = self.state
         size = (len(self.pages) - mmap.PAGESIZE) // state.pipeline_parallel_size
         rank = state.tensor_rank if stage is None else 0
         offset = mmap.PAGESIZE + size * (state.stage if stage is None else stage)
         kernels = mmap.mmap(self.descriptor, size, offset=offset)
-        return ops.join_ranks(kernels, rank, state.tensor_parallel_size, GATHER_TIMEOUT_S)
+        if exchange is not None:  # others of this machine exchange as well
+            kernels = mmap.mmap(-1, size)
+        return ops.join_ranks(kernels, rank, state.tensor_parallel_size, GATHER_TIMEOUT_S, exchange)

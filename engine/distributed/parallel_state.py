@@ -49,6 +49,11 @@ class ParallelState:
         """Whether it has the final norm and the output layer."""
         return self.stage == self.pipeline_parallel_size - 1
 
+    @property
+    def logits_rank(self) -> int:
+        """The rank that gives logits to those of other stages."""
+        return (self.pipeline_parallel_size - 1) * self.tensor_parallel_size
+
     def rank_of(self, stage: int) -> int:
         """The rank of another stage that has this one's number there."""
         return stage * self.tensor_parallel_size + self.tensor_rank

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.distributed.channel import ChannelClosed
 from engine.distributed.memory import RankMemory
-from kernels.errors import RankError
+from kernels.errors import RankError, RankTimeout
 
 #: A stage may wait for a long prompt's layers in the stage before it.
 RECEIVE_TIMEOUT_S = 300.0
@@ -31,14 +31,6 @@ _STALL_TIMEOUT_S = 10.0
 _POLL_MS = 50
 #: Attempt, rows, columns.
 _HEADER = struct.Struct("<QQQ")
-
-
-class StageTimeout(RankError):
-    """A rank of another stage lives, and sent nothing in time."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(f"Rank {rank} sent nothing for {RECEIVE_TIMEOUT_S:g} s.")
-        self.rank = rank
 
 
 class TensorConnection:
@@ -75,18 +67,19 @@ class TensorConnection:
             except OSError:
                 return  # the other side has ended, which the first rank notices
 
-    def receive(self, rows: int, columns: int) -> Tensor:
+    def receive(self, rows: int, columns: int, timeout_s: float = RECEIVE_TIMEOUT_S) -> Tensor:
         """The next matrix, float32 [rows, columns].
 
-        Raises `RankError` where a rank has failed, and `StageTimeout`.
+        Raises `RankError` where a rank has failed, and `RankTimeout`.
         """
-        deadline = time.monotonic() + RECEIVE_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while True:
             while not self._poll.poll(_POLL_MS):
                 if self._memory.has_failed:
                     raise RankError("Another rank has failed.")
                 if time.monotonic() > deadline:
-                    raise StageTimeout(self._rank)
+                    message = f"Rank {self._rank} sent nothing for {timeout_s:g} s."
+                    raise RankTimeout(self._rank, message)
             header = bytearray(_HEADER.size)
             self._fill(memoryview(header))
             attempt, num_rows, num_columns = _HEADER.unpack(header)
@@ -130,17 +123,20 @@ class TensorConnection:
 @dataclass(frozen=True, slots=True)
 class StageSockets:
     """Descriptors of a rank's connections: to the stage before and the one after it, to the rank
-    that computes logits, or from it to all that take them.
+    that computes logits, or from it to all that take them, and to the other ranks of its stage, in
+    their order, where some are on another machine.
     """
 
     previous: int | None = None
     next: int | None = None
     logits: tuple[int, ...] = ()
+    tensors: tuple[int, ...] = ()
 
     @property
     def descriptors(self) -> list[int]:
         """All of them."""
-        return [fd for fd in (self.previous, self.next, *self.logits) if fd is not None]
+        ends = (self.previous, self.next, *self.logits, *self.tensors)
+        return [descriptor for descriptor in ends if descriptor is not None]
 
 
 class PipelineStage:
@@ -163,7 +159,7 @@ class PipelineStage:
 
         self._previous = connect(sockets.previous, state.rank_of(self.index - 1))
         self._next = connect(sockets.next, state.rank_of(self.index + 1))
-        logits_rank = (self.size - 1) * state.tensor_parallel_size
+        logits_rank = state.logits_rank
         ranks = range(logits_rank) if self.is_last else [logits_rank]
         self._logits = [
             TensorConnection(socket.socket(fileno=descriptor), memory, rank)

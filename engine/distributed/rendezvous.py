@@ -11,7 +11,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -44,21 +44,32 @@ class Link(NamedTuple):
 
 def stage_links(state: ParallelState) -> list[Link]:
     """The connections between stages; none where there is one stage."""
-    logits_rank = (state.pipeline_parallel_size - 1) * state.tensor_parallel_size
     return [
         link
-        for rank in range(logits_rank)
+        for rank in range(state.logits_rank)
         for link in (
             Link(rank, rank + state.tensor_parallel_size, "stage"),
-            Link(rank, logits_rank, "logits"),
+            Link(rank, state.logits_rank, "logits"),
         )
     ]
 
 
+def tensor_links(state: ParallelState, machines: Sequence[str]) -> list[Link]:
+    """The connections between the ranks of each stage that isn't on one machine. `machines`: of all
+    ranks.
+    """
+    links = []
+    for stage in range(state.pipeline_parallel_size):
+        first = stage * state.tensor_parallel_size
+        ranks = range(first, first + state.tensor_parallel_size)
+        if len({machines[rank] for rank in ranks}) > 1:
+            links += [Link(high, low, "tensors") for low in ranks for high in ranks if low < high]
+    return links
+
+
 def rank_links(state: ParallelState) -> list[Link]:
-    """Those between stages, and three from each rank to the first one."""
+    """Three from each rank to the first one."""
     return [
-        *stage_links(state),
         *(
             Link(rank, 0, kind)
             for rank in range(1, state.world_size)
@@ -68,14 +79,21 @@ def rank_links(state: ParallelState) -> list[Link]:
 
 
 def stage_sockets(state: ParallelState, descriptors: Mapping[tuple[int, str], int]) -> StageSockets:
-    """A rank's ends of `stage_links`. `descriptors`: by the rank on the other side, and kind."""
+    """A rank's ends of `stage_links` and `tensor_links`. `descriptors`: by the rank on the other
+    side, and kind.
+    """
     size = state.tensor_parallel_size
+
+    def of_kind(kind: str) -> tuple[int, ...]:
+        return tuple(
+            descriptor for (_, other), descriptor in sorted(descriptors.items()) if other == kind
+        )
+
     return StageSockets(
         previous=descriptors.get((state.rank - size, "stage")),
         next=descriptors.get((state.rank + size, "stage")),
-        logits=tuple(
-            descriptor for (_, kind), descriptor in sorted(descriptors.items()) if kind == "logits"
-        ),
+        logits=of_kind("logits"),
+        tensors=of_kind("tensors"),
     )
 
 
@@ -127,7 +145,9 @@ class Rendezvous:
         if state.rank == 0:
             store.set("token", secrets.token_hex(8))
         store.set(f"machine/{state.rank}", machine_id())
-        machines = [self.read(f"machine/{rank}", rank) for rank in range(state.world_size)]
+        self._machines = machines = [
+            self.read(f"machine/{rank}", rank) for rank in range(state.world_size)
+        ]
         self.local_ranks = [
             rank for rank, machine in enumerate(machines) if machine == machines[state.rank]
         ]
@@ -165,11 +185,14 @@ class Rendezvous:
         path = self.read(f"memory/{leader}", leader)
         return RankMemory.open(os.open(path, os.O_RDWR | os.O_CLOEXEC), self.state)
 
-    def connect(self, links: Collection[Link]) -> dict[tuple[int, str], int]:
-        """Open this rank's ends of `links`; descriptors by the rank on the other side, and kind.
+    def connect(self, links: Collection[Link] = ()) -> dict[tuple[int, str], int]:
+        """Open this rank's ends of `stage_links`, of `tensor_links` and of `links`; descriptors by
+        the rank on the other side, and kind.
 
         Raises `EngineFault` for a rank that doesn't connect.
         """
+        state = self.state
+        links = [*stage_links(state), *tensor_links(state, self._machines), *links]
         rank, token = self.state.rank, self.read("token", 0).encode()
         expected = {(link.source, link.kind) for link in links if link.target == rank}
         descriptors: dict[tuple[int, str], int] = {}

@@ -18,7 +18,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.devices.cpu import kernels_on
 from engine.distributed.parallel_state import ParallelState
-from engine.distributed.rendezvous import Rendezvous, stage_links, stage_sockets
+from engine.distributed.rendezvous import Rendezvous, stage_sockets
 from engine.executor.abstract import Capacity, StepFuture
 from engine.executor.rank_settings import check_ranks, rank_config, rank_memory_bytes
 from engine.executor.ranked_step import RankedStep
@@ -52,7 +52,7 @@ class ExternalExecutor(UniProcExecutor):
             dist.PrefixStore(group, store), state, os.environ["MASTER_ADDR"]
         )
         memory = meeting.share_memory(rank_memory_bytes(config, ops))
-        sockets = stage_sockets(state, meeting.connect(stage_links(state)))
+        sockets = stage_sockets(state, meeting.connect())
         index, size = meeting.local_ranks.index(state.rank), len(meeting.local_ranks)
         super().__init__(rank_config(config, index, size, ops), memory, sockets)
 
@@ -102,8 +102,7 @@ class ExternalExecutor(UniProcExecutor):
 
     def shutdown(self) -> None:
         super().shutdown()
-        if self.worker.stage is not None:
-            self.worker.stage.close()
+        self.worker.close_connections()
 
 
 def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> ParallelState:

@@ -19,7 +19,6 @@ from engine.contract.lora import AdapterRef
 from engine.devices.cpu import kernels_on
 from engine.distributed.channel import ChannelClosed
 from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
-from engine.distributed.pipeline import StageTimeout
 from engine.executor.abstract import Capacity, Executor, StepFuture
 from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
@@ -36,7 +35,7 @@ from engine.models.interface import ModelFacts
 from engine.models.sharding import PARAM
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from kernels import KernelSet
-from kernels.errors import RankError
+from kernels.errors import RankError, RankTimeout
 from kernels.interface import RankGroup
 
 
@@ -157,14 +156,8 @@ class MultiprocExecutor(UniProcExecutor):
             facts = super().load(progress)
             if self.drafts.heads is not None:
                 raise ConfigError(
-                    "speculative_config: several ranks can't share a model whose drafts come from "
-                    "heads on it. Use a draft model or ngram, or leave it out.",
-                    param="speculative_config",
-                )
-            if self.drafts.model is not None and self.worker.stage is not None:
-                raise ConfigError(
-                    f"speculative_config: a draft model can't be used with {PIPELINE_PARAM}. Use "
-                    "ngram, or leave it out.",
+                    "speculative_config: drafts by a model or by heads can't be used with "
+                    f"{PIPELINE_PARAM}. Use ngram, or leave it out.",
                     param="speculative_config",
                 )
             # However long a disk takes: ranks are watched.
@@ -195,8 +188,6 @@ class MultiprocExecutor(UniProcExecutor):
                 "logits_processors are functions, which can't reach the other ranks of this model.",
                 param="logits_processors",
             )
-        data = value.numpy().tobytes()
-        self._ranks.broadcast("attach", PackedTensor(value.shape[-1], data))
         return super().attach(value)
 
     def detach(self, handle: int) -> None:
@@ -243,7 +234,7 @@ class MultiprocExecutor(UniProcExecutor):
         if self._ranks.watch.failure:
             raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
         reason = ""
-        if isinstance(error, StageTimeout):
+        if isinstance(error, RankTimeout):
             reason = f"{error} It was to be of step {step}."
         elif isinstance(error, RankError | ChannelClosed):
             group = self.worker.ranks
@@ -263,9 +254,10 @@ class MultiprocExecutor(UniProcExecutor):
                 self._ranks.watch.fail(f"Rank {rank} failed in step {failed[0]}, which others ran.")
                 raise EngineFault(self._ranks.watch.failure)
         super().resume()
-        for group in self._groups[1:]:
-            group.reset(is_last=True)
-        self.worker.reset_ranks(is_last=True)
+        self.worker.reset_ranks()
+        for group in self._groups:
+            group.forget_failure()
+        self._ranks.memory.set_failed(False)
         self._ranks.finish_reset()
 
     def sleep(self, level: int) -> None:
@@ -310,8 +302,7 @@ class MultiprocExecutor(UniProcExecutor):
     def shutdown(self) -> None:
         super().shutdown()
         self._ranks.close()
-        if self.worker.stage is not None:
-            self.worker.stage.close()
+        self.worker.close_connections()
         self._finishers.shutdown()
 
 

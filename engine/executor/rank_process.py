@@ -322,9 +322,9 @@ class RankProcess:
 
     def finish_reset(self) -> None:
         """Forget the failure on this machine too: all ranks have been reset."""
-        if self._memory.state.tensor_rank == 0 and self._loaded.ranks is not None:
-            self._loaded.ranks.reset(is_last=True)
         self._memory.set_failed(False)
+        if self._loaded.ranks is not None:
+            self._loaded.ranks.forget_failure()
         if self._beats is not None:
             self._beats.reset()
 

@@ -78,6 +78,8 @@ class RemoteRanks(RankProcesses):
         except BaseException:
             for handle in handles:
                 handle.kill()
+            for handle in handles:
+                handle.wait(0.0)
             raise
         self.local_ranks = meeting.local_ranks
         self.stage_sockets = stage_sockets(state, ends)

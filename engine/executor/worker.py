@@ -19,6 +19,7 @@ from engine.devices.registry import make_device
 from engine.distributed.memory import RankMemory
 from engine.distributed.parallel_state import parse_partition
 from engine.distributed.pipeline import PipelineStage, StageSockets
+from engine.distributed.tensor_exchange import TensorExchange
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
 from engine.executor.kv_transfer import KVTransfer, make_kv_transfer
@@ -64,10 +65,10 @@ _DTYPES = {
 }
 
 
-def _join_ranks(memory: RankMemory, ops: KernelSet) -> RankGroup:
+def _join_ranks(memory: RankMemory, ops: KernelSet, exchange: TensorExchange | None) -> RankGroup:
     """Raises `ConfigError` for kernels without ranks."""
     try:
-        return memory.join(ops)
+        return memory.join(ops, exchange=exchange)
     except ValueError as error:
         size = memory.state.tensor_parallel_size
         raise ConfigError(f"{PARAM}={size} can't be used: {error}.", param=PARAM) from error
@@ -108,8 +109,11 @@ class Worker:
         report_load_phase(KERNELS)
         self.device = make_device(config)
         self._memory, self.ranks, self.stage = memory, None, None
+        self._exchange: TensorExchange | None = None
         if memory is not None and memory.state.tensor_parallel_size > 1:
-            self.ranks = _join_ranks(memory, self.device.kernels)
+            if stage_sockets is not None and stage_sockets.tensors:
+                self._exchange = TensorExchange(memory, stage_sockets.tensors)
+            self.ranks = _join_ranks(memory, self.device.kernels, self._exchange)
         if memory is not None and memory.state.pipeline_parallel_size > 1:
             partition = config.pipeline_layer_partition
             self.stage = PipelineStage(
@@ -163,14 +167,19 @@ class Worker:
         if self.ranks is not None:
             self.ranks.fail()
 
-    def reset_ranks(self, *, is_last: bool = False) -> None:
+    def reset_ranks(self) -> None:
         """Begin anew after a failure; see `RankGroup.reset`."""
         if self.ranks is not None:
-            self.ranks.reset(is_last=is_last)
+            self.ranks.reset()
         if self.stage is not None:
             self.stage.reset()
-        if self._memory is not None and is_last:
-            self._memory.set_failed(False)
+
+    def close_connections(self) -> None:
+        """End those to other ranks: nothing is sent or received any more."""
+        if self.stage is not None:
+            self.stage.close()
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _logits_processor_classes(self) -> list[type[LogitsProcessor]]:
         return processor_classes(

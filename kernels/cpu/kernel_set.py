@@ -49,6 +49,7 @@ from kernels.interface import (
 from kernels.linear_factory import RowSlice, WeightFormat
 from kernels.logit_edits import TopLogprobs
 from kernels.lora import LoraLayout, LoraSegment, LoraTemplate, LoraWeights, PackedLora
+from kernels.ranks import Exchange
 from kernels.tensors import (
     check_caches,
     check_logits,
@@ -120,8 +121,15 @@ class CpuKernels(KernelSet):
     def rank_memory_bytes(self, size: int) -> int:
         return shared_bytes(self._library, size)
 
-    def join_ranks(self, memory: mmap.mmap, rank: int, size: int, timeout_s: float) -> CpuRankGroup:
-        return CpuRankGroup(self._library, memory, rank, size, timeout_s)
+    def join_ranks(
+        self,
+        memory: mmap.mmap,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        exchange: Exchange | None = None,
+    ) -> CpuRankGroup:
+        return CpuRankGroup(self._library, memory, rank, size, timeout_s, exchange)
 
     def head_linears(self, layers: Sequence[LinearLayer]) -> CpuHeadLinears:
         return CpuHeadLinears(self._library, layers)

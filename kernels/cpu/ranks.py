@@ -1,8 +1,9 @@
-"""`CpuRankGroup`: ranks of one machine, which gather through memory that they share."""
+"""`CpuRankGroup`: ranks that gather through memory that they share, or by an exchange."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import weakref
 from collections.abc import Sequence
@@ -13,7 +14,11 @@ from torch import Tensor
 from kernels.cpu.library import Library, check, check_dense
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.memory import num_threads
+from kernels.errors import RankTimeout
 from kernels.interface import LinearLayer, RankGroup
+from kernels.ranks import Exchange
+
+log = logging.getLogger(__name__)
 
 #: More is gathered in several rounds. Every rank has two.
 SLOT_BYTES = 4 << 20
@@ -28,7 +33,13 @@ class CpuRankGroup(RankGroup):
     """Holds the memory for as long as layers may use it."""
 
     def __init__(
-        self, library: Library, memory: mmap.mmap, rank: int, size: int, timeout_s: float
+        self,
+        library: Library,
+        memory: mmap.mmap,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        exchange: Exchange | None = None,
     ) -> None:
         """Raises ValueError unless 0 <= rank < size <= 64, and `memory` is large enough."""
         if len(memory) < shared_bytes(library, size):
@@ -36,7 +47,11 @@ class CpuRankGroup(RankGroup):
         self.rank, self.size = rank, size
         self._library, self._memory = library, ctypes.c_char.from_buffer(memory)
         address, timeout_ms = ctypes.addressof(self._memory), round(timeout_s * 1000)
-        handle = library.ranks_new(address, rank, size, SLOT_BYTES, timeout_ms)
+        self._exchange = exchange
+        #: The library calls it for as long as there is the group.
+        self._callback = None if exchange is None else _callback(exchange, size)
+        function = self._callback and ctypes.cast(self._callback, ctypes.c_void_p)
+        handle = library.ranks_new(address, rank, size, SLOT_BYTES, timeout_ms, function)
         if not handle:
             raise ValueError(f"there is no rank {rank} of {size}; there may be at most 64")
         self.handle = handle
@@ -88,8 +103,37 @@ class CpuRankGroup(RankGroup):
     def fail(self) -> None:
         self._library.ranks_fail(self.handle)
 
-    def reset(self, *, is_last: bool) -> None:
-        self._library.ranks_reset(self.handle, is_last)
+    @property
+    def waited_s(self) -> float:
+        return self._library.ranks_waited_ns(self.handle) / 1e9
+
+    def reset(self) -> None:
+        self._library.ranks_reset(self.handle)
+        if self._exchange is not None:
+            self._exchange.reset()
+
+    def forget_failure(self) -> None:
+        self._library.ranks_forget_failure(self.handle)
+
+
+def _callback(exchange: Exchange, size: int) -> ctypes._FuncPointer:
+    """See `RankGroup::Exchange` in ranks.h. An error can't pass through the library."""
+
+    def run(slots: int, floats: int) -> int:
+        buffers = [
+            (ctypes.c_float * floats).from_address(slots + rank * SLOT_BYTES)
+            for rank in range(size)
+        ]
+        try:
+            exchange.exchange([torch.frombuffer(buffer, dtype=torch.float32) for buffer in buffers])
+        except RankTimeout as error:
+            return error.rank
+        except Exception:
+            log.warning("Ranks can't exchange what they have computed", exc_info=True)
+            return size
+        return -1
+
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)(run)
 
 
 def _starts(starts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:

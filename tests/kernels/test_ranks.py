@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from kernels.cpu import CpuKernels
 from kernels.cpu.ranks import SLOT_BYTES
-from kernels.errors import RankError
+from kernels.errors import RankError, RankTimeout
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer, RankGroup
 from kernels.layers import AbsentLinear
 
@@ -39,6 +40,16 @@ def on_all(
     return [future.result(60) for future in [pool.submit(run, rank) for rank in ranks]]
 
 
+def gather_of(x: torch.Tensor, starts: Sequence[int]) -> Callable[[RankGroup], torch.Tensor]:
+    """Has each rank give its columns of x."""
+
+    def gather(rank: RankGroup) -> torch.Tensor:
+        first, end = starts[rank.rank : rank.rank + 2]
+        return rank.gather(x[:, first:end].contiguous(), starts)
+
+    return gather
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("rows", [1, 7, 300])
 def test_all_ranks_gather_the_same(pool: ThreadPoolExecutor, size: int, rows: int) -> None:
@@ -46,12 +57,7 @@ def test_all_ranks_gather_the_same(pool: ThreadPoolExecutor, size: int, rows: in
     starts = [0, widest, *(widest + 5 * rank for rank in range(1, size))]
     for _ in range(3):
         x = torch.randn(rows, starts[-1])
-
-        def gather(rank: RankGroup, x: torch.Tensor = x) -> torch.Tensor:
-            first, end = starts[rank.rank : rank.rank + 2]
-            return rank.gather(x[:, first:end].contiguous(), starts)
-
-        for gathered in on_all(pool, ranks, gather):
+        for gathered in on_all(pool, ranks, gather_of(x, starts)):
             assert torch.equal(gathered, x)
 
 
@@ -116,11 +122,59 @@ def test_a_rank_that_does_not_come_is_named_and_all_begin_anew(pool: ThreadPoolE
     ranks[1].gather(x, starts)  # what the other one has written is there
     with pytest.raises(RankError, match="another rank has failed"):
         ranks[1].gather(x, starts)
-    for rank in reversed(ranks):
-        rank.reset(is_last=rank.rank == 0)
+    for rank in ranks:
+        rank.reset()
+    ranks[0].forget_failure()
     assert ranks[0].missing_rank is None
     gathered = on_all(pool, ranks, lambda rank: rank.gather(x, starts))
     assert all(torch.equal(gathered_tensor, torch.ones(1, 4)) for gathered_tensor in gathered)
+
+
+class Mail:
+    """Exchanges slots between threads."""
+
+    def __init__(self, rank: int, boxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]]) -> None:
+        self.rank, self.boxes = rank, boxes
+
+    def exchange(self, slots: Sequence[torch.Tensor]) -> None:
+        others = [rank for rank in range(len(slots)) if rank != self.rank]
+        for other in others:
+            self.boxes[self.rank, other].put(slots[self.rank].clone())
+        for other in others:
+            try:
+                slots[other].copy_(self.boxes[other, self.rank].get(timeout=20))
+            except Empty as error:
+                raise RankTimeout(other, "nothing has come") from error
+
+    def reset(self) -> None:
+        for other in range(2):
+            while other != self.rank and not self.boxes[other, self.rank].empty():
+                self.boxes[other, self.rank].get()
+
+
+def test_ranks_without_shared_memory_exchange_what_they_gather(pool: ThreadPoolExecutor) -> None:
+    ops, starts = CpuKernels(), [0, SLOT_BYTES // 4 // 40, SLOT_BYTES // 4 // 40 + 5]
+    boxes: dict[tuple[int, int], SimpleQueue[torch.Tensor]] = {
+        pair: SimpleQueue() for pair in ((0, 1), (1, 0))
+    }
+    ranks = [
+        ops.join_ranks(
+            mmap.mmap(-1, ops.rank_memory_bytes(2)), rank, 2, 30.0, exchange=Mail(rank, boxes)
+        )
+        for rank in range(2)
+    ]
+    for rows in (1, 300):
+        x = torch.randn(rows, starts[-1])
+        assert all(torch.equal(all_of, x) for all_of in on_all(pool, ranks, gather_of(x, starts)))
+    assert all(rank.waited_s > 0 for rank in ranks)
+    ranks[0].fail()
+    with pytest.raises(RankError, match="another rank has failed"):
+        ranks[0].gather(torch.ones(1, starts[1]), starts)
+    for rank in ranks:
+        rank.reset()
+        rank.forget_failure()
+    x = torch.randn(1, starts[-1])
+    assert all(torch.equal(all_of, x) for all_of in on_all(pool, ranks, gather_of(x, starts)))
 
 
 def test_a_failure_wakes_those_that_wait(pool: ThreadPoolExecutor) -> None:

@@ -365,10 +365,13 @@ int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_
                       threads);
 
 int64_t quire_ranks_bytes(int size, int64_t slot_bytes);
-void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms);
+void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms,
+                      void* exchange);
 void quire_ranks_free(void* group);
 void quire_ranks_fail(void* group);
-void quire_ranks_reset(void* group, int first);
+void quire_ranks_reset(void* group);
+void quire_ranks_forget_failure(void* group);
+int64_t quire_ranks_waited_ns(const void* group);
 int quire_ranks_missing(const void* group);
 int64_t quire_ranks_gathers(const void* group);
 int quire_ranks_gather(void* group, float* out, const float* local, int64_t rows, const int64_t*

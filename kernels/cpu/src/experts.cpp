@@ -271,7 +271,8 @@ int run_shared_out(const Experts& e, const Hits& hits, float* out, const float* 
     };
     int64_t start, floats = part(group.rank(), &start);
     if (floats) std::memcpy(group.slot(), pairs + start * e.hidden, floats * sizeof(float));
-    if (const int wrong = group.arrive()) return wrong;
+    const int64_t widest = std::min(per_round, most - done) * e.hidden;
+    if (const int wrong = group.arrive(widest)) return wrong;
     for (int r = 0; r < group.size(); r++) {
       floats = part(r, &start);
       if (r == group.rank() || !floats) continue;

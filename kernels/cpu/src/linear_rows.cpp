@@ -82,7 +82,7 @@ int unpack_sharded_rows(const Packed& w, float* out, const int64_t* ids, int64_t
         if (row >= 0 && row < w.n) unpack(w, slot + i * w.k, row);
       }
     });
-    if (const int wrong = group.arrive()) return wrong;
+    if (const int wrong = group.arrive(rows * w.k)) return wrong;
     for (int64_t i = 0; i < rows; i++) {
       int owner = 0;
       while (ids[from + i] >= shard.outputs[owner + 1]) owner++;

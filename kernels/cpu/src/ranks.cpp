@@ -65,13 +65,15 @@ int64_t widest(const std::vector<int64_t>& starts) {
 
 }  // namespace
 
-RankGroup::RankGroup(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms)
+RankGroup::RankGroup(void* shared, int rank, int size, int64_t slot_bytes, int64_t timeout_ms,
+                     Exchange exchange)
     : shared_(static_cast<SharedRanks*>(shared)),
       slots_(static_cast<char*>(shared) + (sizeof(SharedRanks) + kAlign - 1) / kAlign * kAlign),
       rank_(rank),
       size_(size),
       slot_bytes_(slot_bytes),
-      timeout_ms_(timeout_ms) {}
+      timeout_ms_(timeout_ms),
+      exchange_(exchange) {}
 
 float* RankGroup::slot(int rank) const {
   const int64_t index = static_cast<int64_t>(gathers_ & 1) * size_ + rank;
@@ -103,7 +105,24 @@ int RankGroup::wait_for(int rank, uint32_t number) {
   }
 }
 
-int RankGroup::arrive() {
+int RankGroup::arrive(int64_t floats) {
+  const Clock::time_point start = Clock::now();
+  const int wrong = exchange_ ? exchange(floats) : wait_for_all();
+  waited_ns_ += std::chrono::nanoseconds(Clock::now() - start).count();
+  return wrong;
+}
+
+int RankGroup::exchange(int64_t floats) {
+  if (shared_->failed.load()) return kRankFailed;
+  const int missing = exchange_(slot(0), floats);
+  if (missing < 0) return kOk;
+  fail();
+  if (missing >= size_) return kRankFailed;
+  missing_ = missing;
+  return kRankTimeout;
+}
+
+int RankGroup::wait_for_all() {
   const uint32_t number = gathers_ + 1;
   SharedRanks::Rank& self = shared_->ranks[rank_];
   self.arrived.store(number);
@@ -120,12 +139,13 @@ void RankGroup::fail() {
   for (int r = 0; r < size_; r++) wake_all(shared_->ranks[r].arrived);
 }
 
-void RankGroup::reset(bool first) {
+void RankGroup::reset() {
   gathers_ = 0;
   missing_ = -1;
   shared_->ranks[rank_].arrived.store(0);
-  if (first) shared_->failed.store(0);
 }
+
+void RankGroup::forget_failure() { shared_->failed.store(0); }
 
 int gather_columns(RankGroup& group, float* out, const float* local, int64_t stride, int64_t rows,
                    const std::vector<int64_t>& starts, int threads) {
@@ -142,7 +162,7 @@ int gather_columns(RankGroup& group, float* out, const float* local, int64_t str
           std::memcpy(slot + i * own, local + (row + i) * stride, own * sizeof(float));
       });
     }
-    if (const int wrong = group.arrive()) return wrong;
+    if (const int wrong = group.arrive(count * widest(starts))) return wrong;
     deal_ranges(team, count, 1, [&](int64_t low, int64_t high) {
       for (int r = 0; r < group.size(); r++) {
         const int64_t width = starts[r + 1] - starts[r];
@@ -184,19 +204,28 @@ extern "C" int64_t quire_ranks_bytes(int size, int64_t slot_bytes) {
 }
 
 // `shared`: quire_ranks_bytes of memory that all ranks map, zero at first. Null where there is no
-// memory, or there are too many ranks.
+// memory, or there are too many ranks. `exchange`: see RankGroup::Exchange, or null; then the memory
+// is this rank's alone.
 extern "C" void* quire_ranks_new(void* shared, int rank, int size, int64_t slot_bytes,
-                                 int64_t timeout_ms) {
+                                 int64_t timeout_ms, void* exchange) {
   if (rank < 0 || rank >= size || size > kMostRanks || slot_bytes % 64) return nullptr;
-  return new (std::nothrow) RankGroup(shared, rank, size, slot_bytes, timeout_ms);
+  return new (std::nothrow) RankGroup(shared, rank, size, slot_bytes, timeout_ms,
+                                      reinterpret_cast<RankGroup::Exchange>(exchange));
 }
 
 extern "C" void quire_ranks_free(void* group) { delete static_cast<RankGroup*>(group); }
 
 extern "C" void quire_ranks_fail(void* group) { static_cast<RankGroup*>(group)->fail(); }
 
-extern "C" void quire_ranks_reset(void* group, int first) {
-  static_cast<RankGroup*>(group)->reset(first);
+extern "C" void quire_ranks_reset(void* group) { static_cast<RankGroup*>(group)->reset(); }
+
+extern "C" void quire_ranks_forget_failure(void* group) {
+  static_cast<RankGroup*>(group)->forget_failure();
+}
+
+// Nanoseconds that this rank has waited in gathers for others.
+extern "C" int64_t quire_ranks_waited_ns(const void* group) {
+  return static_cast<const RankGroup*>(group)->waited_ns();
 }
 
 // The rank that the latest gather waited for in vain, or -1.

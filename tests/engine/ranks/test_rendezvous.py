@@ -12,7 +12,7 @@ import torch.distributed as dist
 from engine.contract.errors import EngineFault
 from engine.distributed import rendezvous
 from engine.distributed.parallel_state import ParallelState
-from engine.distributed.rendezvous import Rendezvous, local_address, stage_links, stage_sockets
+from engine.distributed.rendezvous import Rendezvous, local_address, stage_sockets, tensor_links
 
 
 def meet(store: dist.Store, num_ranks: int) -> list[Any]:
@@ -20,7 +20,7 @@ def meet(store: dist.Store, num_ranks: int) -> list[Any]:
 
     def join(rank: int) -> Any:
         meeting = Rendezvous(store, ParallelState(rank, 1, num_ranks), "127.0.0.1")
-        return meeting, meeting.share_memory(4096), meeting.connect(stage_links(meeting.state))
+        return meeting, meeting.share_memory(4096), meeting.connect()
 
     with ThreadPoolExecutor(num_ranks) as threads:
         return list(threads.map(join, range(num_ranks)))
@@ -40,6 +40,14 @@ def test_ranks_share_memory_and_connect_stages() -> None:
         assert replacement.recv(6) == b"logits"
 
 
+def test_ranks_of_a_stage_connect_where_they_are_on_several_machines() -> None:
+    state = ParallelState(0, 2, 2)
+    assert tensor_links(state, ["a", "a", "b", "b"]) == []
+    assert tensor_links(state, ["a", "a", "b", "c"]) == [(3, 2, "tensors")]
+    three = tensor_links(ParallelState(0, 3), ["a", "b", "b"])
+    assert three == [(1, 0, "tensors"), (2, 0, "tensors"), (2, 1, "tensors")]
+
+
 def test_a_stranger_is_no_rank() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as threads:
@@ -47,13 +55,12 @@ def test_a_stranger_is_no_rank() -> None:
             threads.submit(Rendezvous, store, ParallelState(rank, 1, 2), "127.0.0.1")
             for rank in (0, 1)
         ]
-        links = stage_links(ParallelState(0, 1, 2))
-        server = threads.submit(ranks[1].result().connect, links)
+        server = threads.submit(ranks[1].result().connect)
         host, port = store.get("address/1").decode().split()
         strangers = [socket.create_connection((host, int(port))) for _ in range(2)]
         strangers[0].sendall(rendezvous._HELLO.pack(b"0" * 16, 0, b"stage"))
         strangers[1].shutdown(socket.SHUT_WR)
-        ranks[0].result().connect(links)
+        ranks[0].result().connect()
         assert set(server.result()) == {(0, "stage"), (0, "logits")}
         assert all(stranger.recv(1) == b"" for stranger in strangers)
 
