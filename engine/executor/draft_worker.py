@@ -192,11 +192,18 @@ class DraftWorkers:
         self.of_heads: HeadWorker | None = None
 
     def load(
-        self, config: EngineConfig, device: Device, loaded: LoadedModel, *, overlaps: bool
+        self,
+        config: EngineConfig,
+        device: Device,
+        loaded: LoadedModel,
+        *,
+        overlaps: bool,
+        is_first_rank: bool = True,
     ) -> None:
         """Load what the settings name beside `loaded`, where drafts can be checked.
 
-        `overlaps`: steps may be planned before their tokens are known. Raises `ConfigError` or
+        `overlaps`: steps may be planned before their tokens are known. `is_first_rank`: other ranks
+        have no draft model, because plans name drafts by their tokens. Raises `ConfigError` or
         `ModelLoadError`.
         """
         if config.speculative_config is None or config.uses_async_scheduling(overlaps):
@@ -210,7 +217,7 @@ class DraftWorkers:
         _check_device(device, speculative.method)
         if speculative.method in HEADS:
             self.of_heads = HeadWorker(config, speculative, device, loaded)
-        else:
+        elif is_first_rank:
             self.of_model = DraftWorker(config, speculative, device, loaded)
 
     @property

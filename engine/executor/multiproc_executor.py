@@ -20,6 +20,7 @@ from engine.devices.cpu import kernels_on
 from engine.distributed.channel import ChannelClosed
 from engine.distributed.parallel_state import PIPELINE_PARAM, ParallelState
 from engine.executor.abstract import Capacity, Executor, StepFuture
+from engine.executor.draft_worker import DraftWorkers
 from engine.executor.external_launcher import ExternalExecutor
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.node import start_node_ranks
@@ -33,7 +34,9 @@ from engine.executor.uniproc_executor import UniProcExecutor, find_worker_method
 from engine.lora.store import AdapterFacts
 from engine.models.interface import ModelFacts
 from engine.models.sharding import PARAM
+from engine.multimodal.inputs import encode_tensors
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.speculative.interface import DraftFacts, DraftHost, HeadFacts, HeadPlan, HeadResult
 from kernels import KernelSet
 from kernels.errors import RankError, RankTimeout
 from kernels.interface import RankGroup
@@ -101,6 +104,32 @@ class RankedAdapters:
         return self._local.has_host_copy(digest)
 
 
+class RankedDrafts:
+    """The drafts of a model that ranks share; see `DraftHost`.
+
+    A draft model is the first rank's alone, because plans name drafts by their tokens. Heads run on
+    all ranks: they read the model's embedding and output layer, of which each rank has a part.
+    """
+
+    def __init__(self, local: DraftWorkers, ranks: RankProcesses) -> None:
+        self._local, self._ranks = local, ranks
+
+    @property
+    def model(self) -> DraftFacts | None:
+        return self._local.model
+
+    @property
+    def heads(self) -> HeadFacts | None:
+        return self._local.heads
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._local.execute(plan)
+
+    def propose(self, plan: HeadPlan) -> HeadResult:
+        self._ranks.broadcast("propose", plan)
+        return self._local.propose(plan)
+
+
 class MultiprocExecutor(UniProcExecutor):
     """Runs one worker here and the others in processes of their own.
 
@@ -131,6 +160,7 @@ class MultiprocExecutor(UniProcExecutor):
             super().__init__(settings[0], self._ranks.memory, self._ranks.stage_sockets)
             self._ranks.watch.groups = self._groups = self._join_groups(ops)
             self.adapters = RankedAdapters(self.worker.adapters, self._ranks)
+            self.drafts: DraftHost = RankedDrafts(self.worker.drafts, self._ranks)
             self._ranks.collect("start", None)
         except BaseException:
             self._ranks.close()
@@ -154,7 +184,8 @@ class MultiprocExecutor(UniProcExecutor):
         try:
             self._ranks.broadcast("load")
             facts = super().load(progress)
-            if self.drafts.heads is not None:
+            computes_drafts = self.drafts.model is not None or self.drafts.heads is not None
+            if computes_drafts and self.worker.stage is not None:
                 raise ConfigError(
                     "speculative_config: drafts by a model or by heads can't be used with "
                     f"{PIPELINE_PARAM}. Use ngram, or leave it out.",
@@ -183,7 +214,12 @@ class MultiprocExecutor(UniProcExecutor):
         super().on_serving()
 
     def attach(self, value: Any) -> int:
-        if not isinstance(value, Tensor):
+        if isinstance(value, Tensor):
+            data = value.numpy().tobytes()
+            self._ranks.broadcast("attach", PackedTensor(value.shape[-1], data))
+        elif isinstance(value, Mapping):
+            self._ranks.broadcast("attach_media", encode_tensors(value))
+        else:
             raise InvalidRequest(
                 "logits_processors are functions, which can't reach the other ranks of this model.",
                 param="logits_processors",

@@ -44,7 +44,9 @@ from engine.executor.abstract import Capacity
 from engine.executor.uniproc_executor import find_worker_method
 from engine.executor.worker import Worker
 from engine.lora.store import PackedAdapter
+from engine.multimodal.inputs import decode_tensors
 from engine.scheduler.plan import GrammarOutput, StepPlan
+from engine.speculative.interface import HeadPlan
 from engine.worker.interface import PendingStep
 
 log = logging.getLogger(__name__)
@@ -138,8 +140,10 @@ CASTS: dict[str, Any] = {
     "launch": StepPlan,
     "finish": int,
     "apply_plan": StepPlan,
+    "propose": HeadPlan,
     "send_bitmask": GrammarOutput,
     "attach": PackedTensor,
+    "attach_media": bytes,
     "detach": int,
     "on_serving": None,
     "publish_adapter": int,
@@ -293,6 +297,12 @@ class RankProcess:
     def attach(self, tensor: PackedTensor) -> None:
         values = torch.frombuffer(bytearray(tensor.data), dtype=torch.float32)
         self._loaded.attach(values.view(-1, tensor.columns))
+
+    def attach_media(self, data: bytes) -> None:
+        self._loaded.attach(decode_tensors(data))
+
+    def propose(self, plan: HeadPlan) -> None:
+        self._loaded.drafts.propose(plan)
 
     def detach(self, handle: int) -> None:
         self._loaded.detach(handle)

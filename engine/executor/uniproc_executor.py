@@ -22,6 +22,7 @@ from engine.kv_transfer.base import KVConnectorBase
 from engine.lora.store import AdapterHost
 from engine.models.interface import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.speculative.interface import DraftHost
 from engine.worker.interface import PendingStep
 
 
@@ -135,7 +136,7 @@ class UniProcExecutor:
         """`memory`, `stage_sockets`: see `Worker`."""
         self.worker = worker = Worker(config, memory, stage_sockets)
         self.adapters: AdapterHost = worker.adapters
-        self.drafts = worker.drafts
+        self.drafts: DraftHost = worker.drafts
         self._thread: StepThread | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:

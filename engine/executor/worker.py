@@ -149,10 +149,13 @@ class Worker:
         self._check_logits_processors()
         self._sleeper = SleepController(self.loaded, self._config, self.device)
         self.adapters.prepare(self.loaded)
-        if self.rank == 0:  # plans name drafts by their tokens: the other ranks need no draft model
-            self.drafts.load(
-                self._config, self.device, self.loaded, overlaps=self.supports_async_scheduling
-            )
+        self.drafts.load(
+            self._config,
+            self.device,
+            self.loaded,
+            overlaps=self.supports_async_scheduling,
+            is_first_rank=self.rank == 0,
+        )
         return self.loaded.facts
 
     @property
@@ -265,7 +268,9 @@ class Worker:
         """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
         config, max_model_len = self._config, self.loaded.max_model_len
         blocks_per_sequence = layout.max_blocks(max_model_len, token_budget, config.block_size)
-        token_bytes += self.drafts.bytes_per_token
+        # Every rank has all of the heads' cache.
+        num_ranks = 1 if self.ranks is None else self.ranks.size
+        token_bytes += self.drafts.bytes_per_token * num_ranks
         if token_bytes == 0:
             return num_virtual_blocks(config, token_budget)
         requirements = CacheRequirements(

@@ -319,8 +319,8 @@ def _native(
     if outside is not None:
         reject_ranks(order, "a model class of your own")
     if vision is not None:
-        reject_ranks(order, "a model that sees")
-    if vision is not None:
+        if order.stage is not None:
+            reject_ranks(order, "a model that sees")
         if order.ops.device != HOST:
             raise ModelLoadError(
                 f"{raw['architectures'][0]} sees on a CPU alone; there is no GPU path yet.",

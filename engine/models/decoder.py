@@ -145,7 +145,7 @@ class NativeDecoder(SupportsLoRA):
         """Of an encoder in front of this decoder, whose weights are kept in `weight_dtype`."""
         scheme = make_quant_scheme(None, self.round_inputs)
         return WeightLoader(
-            self.spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+            self.full_spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
         )
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:

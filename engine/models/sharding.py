@@ -45,11 +45,7 @@ class ModelShard:
     """
 
     def __init__(self, spec: DecoderSpec, ranks: RankGroup, expert_parallel: bool = False) -> None:
-        """`expert_parallel`: each rank has some experts, instead of some columns of all.
-
-        Raises `ConfigError` for a model that can't be cut.
-        """
-        check_shardable(spec, ranks.size)
+        """`expert_parallel`: each rank has some experts, instead of some columns of all."""
         self.ranks, size = ranks, ranks.size
         self.expert_parallel = expert_parallel
         self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
@@ -136,6 +132,7 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
         spec.latents is not None
         or spec.states is not None
         or spec.sparse is not None
+        or spec.cross is not None
         or spec.attention_output_gate
         or spec.layer_kv_heads
         or spec.qk_norm == "rms_full"
@@ -157,14 +154,4 @@ def check_stages(spec: DecoderSpec, size: int) -> None:
             f"{PIPELINE_PARAM}={size} can't be used: {spec.architecture} has an encoder, which "
             "can't be in one stage of several. Leave it out, and run more replicas.",
             param=PIPELINE_PARAM,
-        )
-
-
-def check_shardable(spec: DecoderSpec, size: int) -> None:
-    """Raise `ConfigError` for a model that ranks can't share."""
-    if spec.cross is not None:
-        raise ConfigError(
-            f"{PARAM}={size} can't be used: {spec.architecture} has an encoder, which several "
-            "ranks can't share. Leave it out, and run more replicas for more throughput.",
-            param=PARAM,
         )

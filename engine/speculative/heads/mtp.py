@@ -107,10 +107,10 @@ class Mtp(LayerDraftHeads):
 
     def __init__(self, source: MtpSource, target: TargetModel) -> None:
         """Read the checkpoint. Raises `ModelLoadError` for one without such a layer."""
-        model = target.model
-        _check(source, model.spec)
-        spec = with_mtp_layer(model.spec)
-        prefix = model.spec.names.layer.format(model.spec.num_layers)
+        model, full_spec = target.model, target.model.full_spec
+        _check(source, full_spec)
+        spec = with_mtp_layer(full_spec)
+        prefix = full_spec.names.layer.format(full_spec.num_layers)
         loader = WeightLoader(
             spec, model.ops, source.dtype, target.max_model_len, source.weights, source.scheme
         )
@@ -130,7 +130,7 @@ class Mtp(LayerDraftHeads):
         self._norm = norm("shared_head.norm")
         part = (LinearPart(f"{prefix}eh_proj", width),)
         self._fusion = loader.linear(FusedLinear(parts=part, columns=2 * width))
-        weights = loader.layer(describe_layer(spec, model.spec.num_layers))
+        weights = loader.layer(describe_layer(spec, full_spec.num_layers))
         self._input_norm = make_norm(model.ops, weights.input_norm, width, spec.norm_eps)
         self.layer = MtpLayer(model.ops, spec, weights)
         self.nbytes = self._fusion.nbytes + weights.nbytes

@@ -1,0 +1,37 @@
+"""Models that hear, shared by ranks; those that see are in tests/features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+from tests.engine.speech.models import START, make_whisper, sound
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+
+def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
+    make_whisper(tmp_path)
+    prompts = [
+        {"prompt_token_ids": [START, *range(20, 20 + extra)], "multi_modal_data": {"audio": wave}}
+        for extra, wave in ((0, sound(1)), (25, sound(2, 0.4)), (3, sound(1)))
+    ]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    said = []
+    for size in (1, 2):
+        llm = LLM(
+            str(tmp_path),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            num_gpu_blocks_override=256,
+            num_threads=2,
+            tensor_parallel_size=size,
+        )
+        try:
+            outputs = [result.outputs[0] for result in llm.generate(prompts, params)]
+            said.append([(output.token_ids, output.logprobs) for output in outputs])
+        finally:
+            llm.llm_engine.core.shutdown()
+    assert said[0] == said[1]
