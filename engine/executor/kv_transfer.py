@@ -31,6 +31,7 @@ from engine.kv_transfer.host_tier import HostTier
 from engine.kv_transfer.multi_connector import MultiConnector
 from engine.kv_transfer.offloading_connector import OffloadingConnector
 from engine.kv_transfer.peer_tier import PeerTier
+from engine.kv_transfer.rank_connector import RankConnector
 from engine.kv_transfer.remote_tier import RemoteTier, make_store
 from engine.kv_transfer.storage_queue import StorageQueue
 from engine.kv_transfer.storage_tier import StorageTier
@@ -116,6 +117,9 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
             "whose outputs stand for tokens.",
             param="ec_transfer_config",
         )
+    if worker.rank:
+        host_bytes = _host_bytes(config)
+        return KVTransfer(RankConnector(host_bytes, worker.capacity.layout))
     if settings.kv_connector != MULTI_CONNECTOR:
         return KVTransfer(_make_connector(settings, config, worker))
     connectors = [_make_connector(part, config, worker) for part in settings.connectors]
@@ -147,7 +151,7 @@ def _make_offloading_connector(
             "kv_offloading_size needs weights that can be read for their digest.",
             param="kv_offloading_size",
         )
-    size, host_bytes = _gib(config.kv_offloading_size), _gib(config.swap_space) if swaps else 0
+    size, host_bytes = _gib(config.kv_offloading_size), _host_bytes(config)
     layout = worker.capacity.layout
     block_bytes = BlockBuffers(_kv_caches(worker.loaded.model), layout).block_bytes
     backend = config.kv_offloading_backend
@@ -155,8 +159,6 @@ def _make_offloading_connector(
     if has_storage:
         # What waits to be written or was read ahead; no more could be in the KV cache at once.
         host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
-    else:
-        host_bytes += size
     host, storage = HostTier(host_bytes), None
     if has_storage:
         tier = _make_storage_tier(backend, size, block_bytes, serves=settings.saves)
@@ -186,7 +188,18 @@ def _make_offloading_connector(
         # The state of a sequence whose drafts are being verified isn't that after its tokens.
         swaps=swaps and not (layout.state_group and config.speculative_config),
         max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
+        has_other_ranks=config.world_size > 1,
     )
+
+
+def _host_bytes(config: EngineConfig) -> int:
+    """Capacity of a rank's tier in host memory: its own swap space, and its share of the tier that
+    is no storage's.
+    """
+    num_bytes = _gib(config.swap_space) if config.swaps else 0
+    if config.kv_offloading_backend == NATIVE:
+        num_bytes += _gib(config.kv_offloading_size) // config.world_size
+    return num_bytes
 
 
 def _make_storage_tier(
@@ -218,8 +231,8 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
     """Why a model's blocks can't be saved and loaded; "": they can."""
     loaded = worker.loaded
     name = loaded.spec.architecture
-    if config.world_size > 1:
-        return f"{config.world_size} ranks share the KV cache"
+    if config.world_size > 1 and (reason := _ranks_reason(config)):
+        return reason
     if not worker.device.caches_prefixes:
         return f"the device {worker.device.name} caches no prefixes"
     if not hasattr(loaded.model, "kv_cache_tensors"):
@@ -230,6 +243,19 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
         return "draft heads need hidden states of all blocks, which aren't saved"
     if loaded.facts.stateful and not loaded.facts.states_in_blocks:
         return f"sequences of {name} have states, which the Transformers bridge can't save"
+    return ""
+
+
+def _ranks_reason(config: EngineConfig) -> str:
+    """Why several ranks' blocks can't be saved and loaded; "": they can."""
+    if config.pipeline_parallel_size > 1:
+        return f"{config.pipeline_parallel_size} stages have the KV cache of other layers each"
+    if config.distributed_executor_backend == "external_launcher":
+        return "ranks of a launcher would find other blocks in their tiers"
+    if config.ec_transfer_config:
+        return "outputs of encoders can't be saved by several ranks (ec_transfer_config)"
+    if config.kv_transfer_config or config.kv_offloading_backend != NATIVE:
+        return f"{config.world_size} ranks save blocks in host memory alone, each its part of them"
     return ""
 
 

@@ -483,6 +483,9 @@ class Worker:
         self.device.on_step_failed()
         self._runner.reset()
         self._masks.clear()
+        if self.ranks is not None and self.kv_transfer is not None:
+            # Ranks may have saved different blocks of the step.
+            self.kv_transfer.connector.reset_cache()
 
     def _use_threads(self) -> None:
         """Apply the thread settings once, in the thread that runs steps."""

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import xxhash
 
@@ -28,12 +28,14 @@ class HostTier:
         capacity: bytes.
         used_bytes: bytes of the blocks.
         failures: number of blocks that couldn't be used, by reason.
+        on_removed: called with the key of each block that is removed, in any thread.
     """
 
     name = "host"
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.on_removed: Callable[[bytes], None] = lambda key: None
         self.used_bytes = 0
         self.failures: Counter[str] = Counter()
         self._seed = secrets.randbits(64)
@@ -66,7 +68,7 @@ class HostTier:
             self._end_leases(time.monotonic())
             # The last first: it is of no use without the others, so it is to be evicted first.
             for key, block in reversed(blocks_in_budget):
-                self._remove(key)
+                self._unlink(key)
                 self._blocks[key], self._tenants[key] = block, tenant
                 keys = self._keys.setdefault(tenant, OrderedDict())
                 if key not in self._leases:
@@ -141,7 +143,17 @@ class HostTier:
             for key in list(self._blocks):
                 self._remove(key)
 
+    def remove(self, key: bytes) -> None:
+        """Remove a block; does nothing where there is none."""
+        with self._lock:
+            self._remove(key)
+
     def _remove(self, key: bytes) -> None:
+        if key in self._blocks:
+            self._unlink(key)
+            self.on_removed(key)
+
+    def _unlink(self, key: bytes) -> None:
         block = self._blocks.pop(key, None)
         if block is not None:
             tenant = self._tenants.pop(key)

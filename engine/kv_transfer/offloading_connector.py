@@ -45,8 +45,8 @@ _NUM_MEASUREMENTS = 3
 PlannedBlock = tuple[int, int, list[bytes]]
 #: A sequence's tenant, its cache namespace, and blocks of it.
 SavedBlocks = tuple[str, str, list[PlannedBlock]]
-#: A block to write into the KV cache: its group, its id there, and its payloads.
-LoadedBlock = tuple[int, int, list[Payload]]
+#: A block to write into the KV cache, and its payloads.
+LoadedBlock = tuple[PlannedBlock, list[Payload]]
 
 
 class OffloadingMetadata(KVConnectorMetadata):
@@ -54,11 +54,15 @@ class OffloadingMetadata(KVConnectorMetadata):
     step: whose blocks to load; the connector has them.
     swapped: blocks of preempted sequences, to save before the forward pass.
     saves: blocks that the step fills.
+    loads: those blocks to load, for other ranks.
+    removed: steps and the keys that they removed from the tier, for other ranks.
     """
 
     step: int
     swapped: list[SavedBlocks] = msgspec.field(default_factory=list)
     saves: list[SavedBlocks] = msgspec.field(default_factory=list)
+    loads: list[PlannedBlock] = msgspec.field(default_factory=list)
+    removed: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -116,6 +120,7 @@ class OffloadingConnector(KVConnectorBase):
         loads: bool,
         swaps: bool,
         max_in_flight: int,
+        has_other_ranks: bool = False,
     ) -> None:
         """
         Args:
@@ -130,8 +135,15 @@ class OffloadingConnector(KVConnectorBase):
             loads: whether blocks are looked up for new sequences.
             swaps: whether all blocks of preempted sequences are saved.
             max_in_flight: steps that may run while the next is planned.
+            has_other_ranks: whether plans tell other ranks what happens in the host tier.
         """
         self.host, self.storage, self.ec_connector = host, storage, ec_connector
+        self._has_other_ranks = has_other_ranks
+        #: The step that runs or ran last, and what steps removed from the tier.
+        self._running_step = 0
+        self._removed: deque[tuple[int, bytes]] = deque()
+        if has_other_ranks:
+            host.on_removed = lambda key: self._removed.append((self._running_step, key))
         self._block_size, self._layout = block_size, layout
         self._saves, self._swaps = saves, swaps
         self._max_in_flight = max_in_flight
@@ -176,6 +188,8 @@ class OffloadingConnector(KVConnectorBase):
             or match.block_hashes is not request.block_hashes
             or match.num_computed != num_computed_tokens
             or not match.num_tokens
+            # What was removed since then is here still, and not on other ranks.
+            or self._has_other_ranks
         ):
             match = self._match = self._find(request, num_computed_tokens, num_swapped)
         return match.num_tokens, False
@@ -309,7 +323,7 @@ class OffloadingConnector(KVConnectorBase):
     ) -> None:
         """Have blocks written into the KV cache by the step that starts a request."""
         self._starting.setdefault(request.seq_id, []).extend(
-            (block.group, block_ids[block.group][block.position], payloads)
+            ((block.group, block_ids[block.group][block.position], block.keys), payloads)
             for block, payloads in blocks
         )
 
@@ -366,9 +380,22 @@ class OffloadingConnector(KVConnectorBase):
             self._loading.append((plan.step, loading))
         swapped, self._swap_outs = self._swap_outs, []
         saves = self._filled_blocks(plan, scheduled) if self._saves else []
-        if not (loading or swapped or saves):
+        removed = self._pop_removed(plan.step)
+        if not (loading or swapped or saves or removed):
             return None
-        return OffloadingMetadata(plan.step, swapped, saves)
+        loads = [block for block, _ in loading] if self._has_other_ranks else []
+        return OffloadingMetadata(plan.step, swapped, saves, loads, removed)
+
+    def _pop_removed(self, step: int) -> list[tuple[int, bytes]]:
+        """What is to be removed on other ranks by the plan of `step`. One that runs may still save
+        again what it has removed.
+        """
+        removed = []
+        while self._removed and self._removed[0][0] < step - self._max_in_flight:
+            entry = self._removed.popleft()
+            if entry[1] not in self.host:
+                removed.append(entry)
+        return removed
 
     def _filled_blocks(self, plan: PlanView, scheduled: Sequence[RequestView]) -> list[SavedBlocks]:
         """The blocks that a step fills, and the states that it keeps, which no tier has."""
@@ -466,13 +493,14 @@ class OffloadingConnector(KVConnectorBase):
         metadata = self._metadata
         if not isinstance(metadata, OffloadingMetadata):
             return
+        self._running_step = metadata.step
         # First: what is loaded next may go into the blocks that preempted sequences have left.
         for tenant, _, blocks in metadata.swapped:
             self._save(blocks, tenant, self.host)
         while self._loading and self._loading[0][0] <= metadata.step:
             step, loads = self._loading.popleft()
             if step == metadata.step:
-                for group, block_id, payloads in loads:
+                for (group, block_id, _), payloads in loads:
                     self._buffers.write(group, block_id, payloads)
 
     def _save(

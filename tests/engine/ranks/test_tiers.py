@@ -1,0 +1,83 @@
+"""A tier in host memory has each rank's part of a block, and gives one rank's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.engine_config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.core.engine_core import EngineCore
+from tests.engine.kv_transfer.test_offloading import forget_kv_cache, make, prompt, run
+
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("compiler")]
+
+Folder = Callable[[str], Path]
+
+
+@contextmanager
+def running(folder: Path, **settings: Any) -> Iterator[EngineCore]:
+    core = make(folder, num_threads=2, tensor_parallel_size=2, **settings)
+    resume, failures = core.executor.resume, list[str]()
+
+    def counted() -> None:
+        failures.append("a step failed")
+        resume()
+
+    core.executor.resume = counted  # type: ignore[method-assign]
+    try:
+        yield core
+        assert not failures
+    finally:
+        core.shutdown()
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
+    model_folder: Folder, async_scheduling: bool
+) -> None:
+    folder = model_folder("llama")
+    prompts = {f"r{seed}": prompt(seed, 90 + seed) for seed in range(6)}
+    expected = run(make(folder), prompts)
+    settings = {"kv_offloading_size": 0.0004, "async_scheduling": async_scheduling}
+    with running(folder, **settings) as core:
+        for _ in range(3):
+            assert run(core, prompts) == expected
+            forget_kv_cache(core)
+            # Alone, what was used last is in the tier still.
+            assert run(core, {"r5": prompts["r5"]})["r5"] == expected["r5"]
+            forget_kv_cache(core)
+        connector = core.scheduler.kv_connector
+        assert connector.num_matched_tokens
+        assert connector.host.used_bytes <= connector.host.capacity
+        core.reset_prefix_cache()
+        assert run(core, prompts) == expected
+
+
+def test_sequences_of_two_ranks_are_swapped(model_folder: Folder) -> None:
+    folder = model_folder("llama")
+    prompts = {f"r{seed}": prompt(seed, 60) for seed in range(5)}
+    expected = run(make(folder), prompts)
+    with running(folder, swap_space=0.1, num_gpu_blocks_override=16) as core:
+        assert run(core, prompts) == expected
+        assert core.scheduler.num_preemptions
+        assert core.scheduler.kv_connector.num_saved_blocks
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kv_offloading_backend": "/tmp/tier"}, "2 ranks save blocks in host memory alone"),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 2}, "2 stages have the KV cache"),
+    ],
+)
+def test_what_ranks_cannot_save_is_refused_by_name(
+    model_folder: Folder, changes: dict[str, Any], reason: str
+) -> None:
+    options = {"tensor_parallel_size": 2, "kv_offloading_size": 0.01} | changes
+    with pytest.raises(ConfigError, match=f"kv_offloading_size can't be used: {reason}"):
+        EngineCore(EngineConfig(model=str(model_folder("llama")), **options))
