@@ -327,6 +327,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_tier_saved_seconds_total: dict[str, float] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
+    #: Seconds that the first of several ranks has waited for what the others compute.
+    collective_seconds_total: float = 0.0
     #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's
     #: newest token.
     spec_decode_num_drafts_total: int = 0

@@ -617,6 +617,7 @@ class EngineCore:
         """Load and totals as of now."""
         stats = self._counters.snapshot(self._request_admission.num_waiting)
         self.adapters.fill_stats(stats)
+        stats.collective_seconds_total = self.executor.collective_s
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.fill_stats(stats)
             if self._kv_admission.num_late:

@@ -60,6 +60,7 @@ class Executor(Protocol):
             settings say otherwise.
         measures_prefill_pace: prompts are timed at the start, so that they leave time for decodes.
         is_sleeping: some memory is released, and no step can be run.
+        collective_s: seconds that this rank has waited in collectives for others.
         adapters, drafts: what is on the device besides the model.
     """
 
@@ -77,6 +78,9 @@ class Executor(Protocol):
 
     @property
     def is_sleeping(self) -> bool: ...
+
+    @property
+    def collective_s(self) -> float: ...
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.

@@ -203,6 +203,10 @@ class UniProcExecutor:
             self._thread.resume()
 
     @property
+    def collective_s(self) -> float:
+        return self.worker.collective_s
+
+    @property
     def is_sleeping(self) -> bool:
         return self.worker.is_sleeping
 

@@ -163,6 +163,11 @@ class Worker:
         """This worker's number among those of the model."""
         return 0 if self._memory is None else self._memory.state.rank
 
+    @property
+    def collective_s(self) -> float:
+        """Seconds that this rank has waited for those that share layers with it."""
+        return 0.0 if self.ranks is None else self.ranks.waited_s
+
     def fail_ranks(self) -> None:
         """No rank waits for another one until all are reset."""
         if self._memory is not None:

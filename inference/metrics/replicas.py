@@ -193,6 +193,7 @@ def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
     yield from _numbers(beats)
     yield from _by_reason(beats)
     yield from _tiers(beats)
+    yield from _ranks(beats)
     yield from _histograms(beats)
     yield _sleep_state(beats)
     yield from adapter_metrics(beats)
@@ -311,6 +312,23 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
         for reason, count in stats.kv_tier_failures_total.items():
             failures.add_metric([*labels, reason], count)
     yield from (used, capacity, saved, hits, evicted, saved_seconds, failures)
+
+
+def _ranks(beats: list[Heartbeat]) -> Iterator[Metric]:
+    """Replicas whose model several processes share; others have no samples."""
+    ranks = GaugeMetricFamily(
+        "quire:ranks", "Number of processes that share a replica's model.", labels=ENGINE_LABELS
+    )
+    waited = CounterMetricFamily(
+        "quire:collective_seconds",
+        "Seconds that a replica's first rank has waited for what the others compute.",
+        labels=ENGINE_LABELS,
+    )
+    for beat in beats:
+        if beat.model.num_ranks > 1:
+            ranks.add_metric(_labels(beat), beat.model.num_ranks)
+            waited.add_metric(_labels(beat), beat.stats.collective_seconds_total)
+    yield from (ranks, waited)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

@@ -158,6 +158,7 @@ def replica_row(row: Replica | None, beat: Heartbeat | None) -> dict[str, Any]:
         "bytes_total": phase.total if phase is not None else 0,
         "load_progress": beat.load_progress if beat is not None else 0.0,
         "num_ranks": beat.model.num_ranks if beat is not None else 1,
+        "collective_seconds": beat.stats.collective_seconds_total if beat is not None else 0.0,
         "resident": beat.process.resident_bytes if beat is not None else 0,
         "restartable": row is not None and row.state == ReplicaState.READY,
     }

@@ -176,6 +176,8 @@ class ReplicaSerializer(serializers.Serializer):
     bytes_done = serializers.IntegerField()
     bytes_total = serializers.IntegerField()
     load_progress = serializers.FloatField()
+    num_ranks = serializers.IntegerField()
+    collective_seconds = serializers.FloatField()
 
 
 class ReplicaNameSerializer(serializers.Serializer):

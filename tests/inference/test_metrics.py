@@ -402,6 +402,14 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
     assert values(text, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer") == [64]
 
 
+def test_ranks_are_counted_where_there_are_several() -> None:
+    alone, shared = beat(), beat(stats=protocol.EngineStats(collective_seconds_total=1.5))
+    shared.model.num_ranks, shared.replica_id = 2, "r2"
+    text = exposition({}, [alone, shared]).decode()
+    assert values(text, "quire:ranks") == [2]
+    assert values(text, "quire:collective_seconds_total", engine="r2") == [1.5]
+
+
 async def test_tenants_have_series_of_their_own_up_to_a_bound(
     served: Gateway, insider: AsgiClient, settings: Any
 ) -> None:
