@@ -149,6 +149,16 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
+def total_memory() -> int:
+    """Bytes of this machine's memory, or of the tightest limit of cgroups."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [
+        *(_number(_read(group / "memory.max")) for group in _groups("")),
+        *(_number(_read(group / "memory.limit_in_bytes")) for group in _groups("memory")),
+    ]
+    return min([installed, *(limit for limit in limits if limit is not None)])
+
+
 def available_memory() -> int:
     """Bytes that can be taken without swapping, by /proc/meminfo, and within cgroups' limits."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -39,7 +39,8 @@ class MemoryEstimate:
         kv_pool: what the settings give the KV cache; None: what `kv` says.
         full_sequences: of the context that fit the pool, None where that isn't known.
         max_num_seqs: that run at a time, by the settings.
-        total: with the process itself, and the peak while it loads.
+        num_ranks: processes of a replica on a machine, which share weights and KV cache.
+        total: of these with the processes themselves, and the peak while they load.
         available: on the host that was asked; fits: whether that is enough.
     """
 
@@ -51,9 +52,15 @@ class MemoryEstimate:
     kv_pool: int
     full_sequences: float | None
     max_num_seqs: int
+    num_ranks: int
     total: int
     available: int
     host: str
+
+    @property
+    def per_rank(self) -> int:
+        """Part of `total` of each process."""
+        return self.total // self.num_ranks
 
     @property
     def fits(self) -> bool:
@@ -83,6 +90,7 @@ def estimate_memory(
     per_token = None if shape is None else kv_bytes_per_token(checkpoint, config)
     kv = 0 if per_token is None else sequences * sequence_bytes(checkpoint, config, context)
     pool = _free_kv_bytes(config, per_token, free)
+    share = config.ranks_per_node / config.world_size
     full = None
     if per_token is not None and context:
         full = pool / max(1, sequence_bytes(checkpoint, config, context))
@@ -95,11 +103,15 @@ def estimate_memory(
         kv_pool=pool,
         full_sequences=full,
         max_num_seqs=config.max_num_seqs,
-        total=max(
-            int(weights * LOAD_PEAK_FACTOR),
-            weights + max(kv, _configured_kv_bytes(config, per_token)),
+        num_ranks=config.ranks_per_node,
+        total=int(
+            share
+            * max(
+                weights * LOAD_PEAK_FACTOR,
+                weights + max(kv, _configured_kv_bytes(config, per_token)),
+            )
         )
-        + PROCESS_BYTES,
+        + config.ranks_per_node * PROCESS_BYTES,
         available=free,
         host=socket.gethostname(),
     )

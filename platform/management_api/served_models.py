@@ -156,6 +156,8 @@ class MemoryEstimateSerializer(serializers.Serializer):
     kv = serializers.IntegerField()
     kv_pool = serializers.IntegerField()
     full_sequences = serializers.FloatField(allow_null=True)
+    num_ranks = serializers.IntegerField()
+    per_rank = serializers.IntegerField()
     total = serializers.IntegerField()
     available = serializers.IntegerField()
     host = serializers.CharField()

@@ -27,6 +27,7 @@ from django.utils import timezone
 
 from catalog import actions
 from catalog import rollout as wait
+from catalog.checkpoint import Checkpoint
 from catalog.models import Replica, ServedModel
 from common.commands import parse_expiry, parse_span
 from common.errors import Conflict
@@ -347,6 +348,23 @@ def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, fo
     run("load_model", "tiny-model")
     model.refresh_from_db()
     assert model.settings == {"max_model_len": 64, "enable_prefix_caching": False}
+
+
+def test_what_ranks_take_is_said_and_what_cannot_fit_is_refused(
+    world: World, folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "catalog.management.commands.load_model"
+    checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1)
+    monkeypatch.setattr(f"{command}.checkpoint_of", lambda source, settings: checkpoint)
+    monkeypatch.setattr(f"{command}.total_memory", lambda: 32 << 30)
+    ranks = ("--tensor-parallel-size", "2")
+    run("load_model", folder, "--name", "m", *ranks)
+    plan = capsys.readouterr().err.replace("\xa0", " ")
+    assert "1 replica of 2 ranks, 5.2 GB in each: about 10.4 GB of 32.0 GB on" in plan
+    with pytest.raises(CommandError, match=r"can't fit into memory: 4 replicas of 2 ranks"):
+        run("load_model", folder, "--name", "n", "--replicas", "4", *ranks)
+    assert [model.name for model in ServedModel.objects.all()] == ["m"]
+    run("load_model", folder, "--name", "n", "--replicas", "4", "--node", "elsewhere", *ranks)
 
 
 def test_a_model_is_deleted_once_it_is_unloaded(world: World, folder: str) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from catalog.checkpoint import Checkpoint, KvShape, read_checkpoint, shape_of
-from catalog.sizing import estimate_memory, kv_bytes_per_token, sequence_bytes, weight_bytes
+from catalog.sizing import (
+    PROCESS_BYTES,
+    estimate_memory,
+    kv_bytes_per_token,
+    sequence_bytes,
+    weight_bytes,
+)
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import InvalidRequest
 
@@ -106,6 +112,18 @@ def test_what_does_not_fit_is_said_so() -> None:
     assert estimate_memory(small, {}).fits
     assert not estimate_memory(huge, {}).fits
     assert estimate_memory(huge, {}).kv_per_token is None
+
+
+def test_ranks_share_weights_and_each_is_a_process() -> None:
+    checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1)
+    one = estimate_memory(checkpoint, {})
+    two = estimate_memory(checkpoint, {"tensor_parallel_size": 2})
+    assert (two.num_ranks, two.total) == (2, one.total + PROCESS_BYTES)
+    assert two.per_rank * 2 == two.total
+    settings = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "nnodes": 2}
+    half = estimate_memory(checkpoint, settings)
+    assert (half.num_ranks, half.weights) == (2, one.weights)
+    assert half.total < two.total
 
 
 def test_a_config_that_says_nothing_has_no_shape() -> None:

@@ -1,19 +1,24 @@
 """`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
 
-import math
+import socket
 from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db import transaction
+from django.template.defaultfilters import filesizeformat
 
 from catalog import actions
 from catalog.cli import NAMED, parse_engine_settings
+from catalog.model_details import checkpoint_of
 from catalog.models import ServedModel
 from catalog.rollout import wait_until_ready
+from catalog.sizing import estimate_memory
 from common.commands import ProgressBar, QuireCommand
 from common.settings import PROGRAM
 from engine.contract.engine_config import add_cli_args
+from engine.contract.errors import InvalidRequest
+from engine.system.host import total_memory
 from tenants.actors import CLI_ACTOR
 from tenants.cli import find_tenant
 
@@ -118,14 +123,10 @@ class Command(QuireCommand):
             )
             if tenants:
                 actions.share_model(actor=CLI_ACTOR, model=model, tenants=tenants, public=False)
+            self._show_plan(model)
         if failure:
             reason = failure.removesuffix(".")
             self.print_hint(f"{model.name} could not be loaded before ({reason}). Trying again.")
-        num_ranks = math.prod(
-            model.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")
-        )
-        if num_ranks > 1:
-            self.print_hint(f"Each replica has {num_ranks} processes that share {model.name}.")
         if options["wait"]:
             with ProgressBar() as bar:
 
@@ -138,3 +139,30 @@ class Command(QuireCommand):
             self.stdout.write(f"{model.name} is ready.")
         else:
             self.stdout.write(f"{model.name} is being loaded. See {PROGRAM} list_models.")
+
+    def _show_plan(self, model: ServedModel) -> None:
+        """Say what the replicas will take of this machine, where they run on it and the files are
+        here. Raises `InvalidRequest` where they can't fit.
+        """
+        checkpoint = checkpoint_of(model.source, model.settings)
+        if checkpoint is None or model.node not in ("", socket.gethostname()):
+            return
+        need, count = (
+            estimate_memory(checkpoint, model.settings),
+            model.num_replicas + model.num_spares,
+        )
+        processes = f"{count} replica{'s' if count > 1 else ''}"
+        if need.num_ranks > 1:
+            processes += f" of {need.num_ranks} ranks, {filesizeformat(need.per_rank)} in each"
+        plan = (
+            f"{processes}: about {filesizeformat(count * need.total)} of "
+            f"{filesizeformat(total_memory())} on {need.host}, where "
+            f"{filesizeformat(need.available)} are free"
+        )
+        if count * need.total > total_memory():
+            raise InvalidRequest(
+                f"{model.name} can't fit into memory: {plan}. Use fewer bits (quantization), fewer "
+                "replicas or another machine.",
+                param="source",
+            )
+        self.print_hint(f"{plan}.")
