@@ -6,10 +6,11 @@ T is the number of tokens of a step, H the hidden size, D the size of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -194,8 +195,8 @@ class ExpertLayers:
         group_best: 1 or 2: so many of a group's scores, the best ones, are added up to choose it.
         shared_gate_up, shared_down: an expert that every token goes through.
         shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
-        ranks, rank_starts: who share the experts, and the first expert of each, [ranks + 1]; those
-            of others are `AbsentLinear`. None: all are here.
+        ranks, owners: who share the experts, and the ranks that have each of them; those of others
+            are `AbsentLinear`. None: all are here.
     """
 
     router: LinearLayer
@@ -215,7 +216,7 @@ class ExpertLayers:
     shared_down: LinearLayer | None = None
     shared_gate: LinearLayer | None = None
     ranks: RankGroup | None = None
-    rank_starts: Sequence[int] = ()
+    owners: Sequence[Sequence[int]] = ()
 
     def linears(self) -> dict[str, LinearLayer]:
         """Its linear layers by the slots that adapters name; of expert 3 "up.3" and "down.3"."""
@@ -239,6 +240,8 @@ class MixtureOfExperts(ABC):
     """Bytes that a pass over one token reads."""
     layers: ExpertLayers | None = None
     """What it is made of; None where adapters can't change it."""
+    loads: np.ndarray
+    """int64 [experts], tokens that went to each of them, where ranks share them."""
     needs_host_sync: bool = False
     """Whether a pass waits for the device, so that it can't be recorded in a CUDA graph."""
 
@@ -256,6 +259,17 @@ class MixtureOfExperts(ABC):
     def forward_with_slots(self, x: Tensor, rows: MoeLoraMapping) -> Tensor:
         """The same for adapters that have slots."""
         raise NotImplementedError(f"{type(self).__name__} takes no adapters")
+
+    def move(
+        self, owners: Sequence[Sequence[int]], loaded: Mapping[int, tuple[LinearLayer, LinearLayer]]
+    ) -> None:
+        """Change which ranks have which experts, between two passes.
+
+        Args:
+            owners: see `ExpertLayers`.
+            loaded: gate over up, and down, of the experts that this rank hadn't.
+        """
+        raise NotImplementedError(f"{type(self).__name__} isn't shared by ranks")
 
     def shared_linears(self) -> dict[str, LinearLayer]:
         """The layers that every row goes through, by the slots that adapters name."""

@@ -31,6 +31,7 @@ from engine.contract.command_line import (
     cli_field,
     validate_field,
 )
+from engine.contract.eplb_config import EPLBConfig, check_eplb
 from engine.contract.errors import ConfigError
 from engine.contract.kv_events_config import KVEventsConfig, check_kv_events
 from engine.contract.kv_transfer_config import (
@@ -370,6 +371,17 @@ class EngineConfig(Settings):
         "ranks of tensor_parallel_size have some experts each, instead of some columns of all",
         short="-ep",
     )
+    enable_eplb: bool = cli_field(
+        False, "move experts between the ranks of enable_expert_parallel by the tokens they get"
+    )
+    eplb_config: dict[str, Any] | None = cli_field(  # noqa: RUF009
+        None,
+        "JSON of enable_eplb: num_redundant_experts (copies in each layer, default: 0), "
+        "step_interval (steps between moves, default: 3000), window_size (steps that are counted "
+        "before, default: 1000)",
+        json=True,
+        check=check_eplb,
+    )
     pipeline_parallel_size: int = cli_field(
         1,
         "number of stages, processes of this machine that have some of the model's layers each and "
@@ -493,6 +505,11 @@ class EngineConfig(Settings):
                 f"distributed_executor_backend=uni is for one rank; got {self.world_size}.",
                 param="distributed_executor_backend",
             )
+        if self.enable_eplb and not (self.enable_expert_parallel and self.tensor_parallel_size > 1):
+            raise ConfigError(
+                "enable_eplb needs enable_expert_parallel and a tensor_parallel_size above 1.",
+                param="enable_eplb",
+            )
         self._check_nodes()
         self._check_media_limits()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
@@ -534,6 +551,11 @@ class EngineConfig(Settings):
     def world_size(self) -> int:
         """Number of ranks that share the model."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def eplb(self) -> EPLBConfig | None:
+        """How experts are balanced; None: they aren't. Raises `ConfigError`."""
+        return EPLBConfig.from_mapping(self.eplb_config or {}) if self.enable_eplb else None
 
     @property
     def traced_modules(self) -> frozenset[str]:

@@ -242,7 +242,6 @@ NEWER: tuple[VllmFlag, ...] = (
         _ONE_HOST,
         "enable_dbo enable_elastic_ep enable_fault_tolerance",
     ),
-    *_but(bool, (False,), _EXPERTS, "enable_eplb"),
     *_but(str, ("linear",), _EXPERTS, "expert_placement_strategy"),
     *_of(bool, "a rank reads its own experts alone.", "enable_ep_weight_filter"),
     *_but(list, ([],), "CUDA_VISIBLE_DEVICES says which device an engine takes.", "device_ids"),
@@ -259,7 +258,6 @@ NEWER: tuple[VllmFlag, ...] = (
         "cpu_distributed_timeout_seconds elastic_ep_max_dp_size ubatch_size",
     ),
     *_of(bool, _OTHER_HOSTS, "disable_nccl_for_dp_synchronization enable_batch_sharded_sampling"),
-    *_of(dict, _EXPERTS, "eplb_config"),
     *_of(dict, _OTHER_HOSTS, "fault_tolerance_config"),
     # What computes.
     *_but(

@@ -22,6 +22,7 @@ from engine.distributed.pipeline import PipelineStage, StageSockets
 from engine.distributed.tensor_exchange import TensorExchange
 from engine.executor.abstract import Capacity
 from engine.executor.draft_worker import DraftWorkers
+from engine.executor.expert_balancer import ExpertBalancer
 from engine.executor.kv_transfer import KVTransfer, make_kv_transfer
 from engine.executor.lora_worker import LoraWorker
 from engine.executor.numerics import read_numerics
@@ -110,6 +111,7 @@ class Worker:
         self.device = make_device(config)
         self._memory, self.ranks, self.stage = memory, None, None
         self._exchange: TensorExchange | None = None
+        self._balancer: ExpertBalancer | None = None
         if memory is not None and memory.state.tensor_parallel_size > 1:
             if stage_sockets is not None and stage_sockets.tensors:
                 self._exchange = TensorExchange(memory, stage_sockets.tensors)
@@ -146,6 +148,14 @@ class Worker:
             stage=self.stage,
         )
         self._kv_dtype = _DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
+        model, eplb = self.loaded.model, self._config.eplb
+        if eplb is not None:
+            if not isinstance(model, NativeDecoder) or model.full_spec.moe is None:
+                raise ConfigError(
+                    f"enable_eplb can't be used: {self.loaded.spec.architecture} has no experts.",
+                    param="enable_eplb",
+                )
+            self._balancer = ExpertBalancer(model, eplb)
         self._check_logits_processors()
         self._sleeper = SleepController(self.loaded, self._config, self.device)
         self.adapters.prepare(self.loaded)
@@ -448,6 +458,7 @@ class Worker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         self._use_threads()
+        self._balance_experts(plan)
         self.device.note_step(plan)
         with self._kv_transfer_of(plan):
             return self._runner.execute(plan)
@@ -477,8 +488,13 @@ class Worker:
         self._use_threads()
         if not plan.seq_ids:
             return self._runner.launch(plan, inputs)
+        self._balance_experts(plan)
         with self._kv_transfer_of(plan):
             return self._runner.launch(plan, inputs)
+
+    def _balance_experts(self, plan: StepPlan) -> None:
+        if self._balancer is not None and plan.seq_ids:
+            self._balancer.before_step(plan.step)
 
     def reset(self) -> None:
         """Prepare for other steps after one has failed.
@@ -488,6 +504,8 @@ class Worker:
         self.device.on_step_failed()
         self._runner.reset()
         self._masks.clear()
+        if self._balancer is not None:
+            self._balancer.reset()
         if self.ranks is not None and self.kv_transfer is not None:
             # Ranks may have saved different blocks of the step.
             self.kv_transfer.connector.reset_cache()

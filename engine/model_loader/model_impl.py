@@ -384,6 +384,8 @@ def _native(
             order.ranks,
             order.stage,
             expert_parallel=config.enable_expert_parallel,
+            num_redundant_experts=config.eplb.num_redundant_experts if config.eplb else 0,
+            reopen_weights=lambda: open_weights(folder, config, order.ops.device, form),
         )
         if isinstance(model, VisionDecoder) and vision is not None:
             model.family = vision

@@ -8,7 +8,7 @@ Activations are float32 on a CPU whatever the weights' dtype is, and in the weig
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from engine.kv_cache.kv_cache_config import (
 from engine.models.aux_hidden_states import AuxHiddenStates
 from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
+from engine.models.expert_loader import ExpertLoader
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
 from engine.models.layers.decoder_layer import Layer, adapted, build_layer
 from engine.models.layers.describe import describe
@@ -74,6 +75,8 @@ class NativeDecoder(SupportsLoRA):
         ranks: processes that share the tensors of layers; None: this one has all of them.
         stage: its layers among those of several processes; None: it has all of them.
         expert_parallel: each of the ranks has some experts, instead of some columns of all.
+        num_redundant_experts: see `ModelShard`.
+        reopen_weights: opens the checkpoint again, for experts that are moved here.
 
     Attributes:
         full_spec: of the whole model.
@@ -98,10 +101,14 @@ class NativeDecoder(SupportsLoRA):
         stage: PipelineStage | None = None,
         *,
         expert_parallel: bool = False,
+        num_redundant_experts: int = 0,
+        reopen_weights: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__()
         self.full_spec, self.stage = spec, stage
-        self.shard = None if ranks is None else ModelShard(spec, ranks, expert_parallel)
+        self.shard, self._reopen_weights = None, reopen_weights
+        if ranks is not None:
+            self.shard = ModelShard(spec, ranks, expert_parallel, num_redundant_experts)
         self.spec = spec if self.shard is None else self.shard.spec
         self.description, self.first_layer = describe(spec), 0
         if stage is not None:
@@ -150,17 +157,7 @@ class NativeDecoder(SupportsLoRA):
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
-        spec = self.spec
-        scheme = make_quant_scheme(self.quantization, self.round_inputs)
-        loader = WeightLoader(
-            self.full_spec,
-            self.ops,
-            self.weight_dtype,
-            self.max_model_len,
-            weights,
-            scheme,
-            self.shard,
-        )
+        spec, loader = self.spec, self._loader(weights)
         total = spec.num_layers + 1
         loader.check(self.description)
         self._load_tables(loader)
@@ -179,6 +176,34 @@ class NativeDecoder(SupportsLoRA):
             build_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
             for index, (layer, following) in enumerate(zip(self.weights, norms[1:], strict=True))
         ]
+
+    def _loader(self, weights: Weights) -> WeightLoader:
+        scheme = make_quant_scheme(self.quantization, self.round_inputs)
+        return WeightLoader(
+            self.full_spec,
+            self.ops,
+            self.weight_dtype,
+            self.max_model_len,
+            weights,
+            scheme,
+            self.shard,
+        )
+
+    def load_experts(
+        self, layer: int, wanted: Collection[int]
+    ) -> dict[int, tuple[LinearLayer, LinearLayer]]:
+        """Some experts of a layer, gate over up and down. Raises `ModelLoadError`."""
+        block = self.description.layers[layer].mlp
+        if self._reopen_weights is None or not isinstance(block, MoeBlock):
+            raise RuntimeError(f"Layer {layer} has no experts that can be moved.")
+        if not wanted:
+            return {}
+        weights = self._reopen_weights()
+        try:
+            experts = ExpertLoader(self._loader(weights), block, wanted).experts()
+        finally:
+            weights.close()
+        return {expert: experts[expert] for expert in wanted}
 
     def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""

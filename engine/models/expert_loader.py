@@ -15,7 +15,7 @@ from kernels.interface import ActivationSpec, ExpertLayers, MixtureOfExperts
 from kernels.layers import AbsentLinear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from engine.models.weight_loader import WeightLoader
 
@@ -26,7 +26,11 @@ Expert = tuple[LinearLayer, LinearLayer]
 class ExpertLoader:
     """Loads the experts of one layer; the layers that they consist of are packed by `loader`."""
 
-    def __init__(self, loader: WeightLoader, block: MoeBlock) -> None:
+    def __init__(
+        self, loader: WeightLoader, block: MoeBlock, wanted: Collection[int] | None = None
+    ) -> None:
+        """`wanted`: experts to load; None: those that are this rank's at first."""
+        self._wanted = wanted
         self._loader, self._block, self._moe = loader, block, block.moe
         self._shard, self._hidden = loader.shard, loader.spec.hidden_size
 
@@ -48,7 +52,7 @@ class ExpertLoader:
             )
             loader.weights.release()
             return fused
-        experts = self._streamed() or self._from_tensors()
+        experts = self.experts()
         shard = self._shard
         ranks = shard.ranks if shard is not None and shard.expert_parallel else None
         return ops.compile_experts(
@@ -72,11 +76,15 @@ class ExpertLoader:
                 shared_down=None if shared is None else shared.down,
                 shared_gate=gate,
                 ranks=ranks,
-                rank_starts=()
+                owners=()
                 if ranks is None or shard is None
-                else shard.expert_starts(moe.num_experts),
+                else shard.expert_owners(moe.num_experts),
             )
         )
+
+    def experts(self) -> list[Expert]:
+        """All of the layer, those that aren't wanted as `AbsentLinear`."""
+        return self._streamed() or self._from_tensors()
 
     def _keeps_format(self) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers of experts that have tensors
@@ -158,8 +166,12 @@ class ExpertLoader:
         shard = self._shard
         if shard is None or not shard.expert_parallel:
             return True
-        local = shard.local_slice(shard.expert_starts(self._moe.num_experts))
-        return local.start <= index < local.stop
+        if self._wanted is None:
+            owners = shard.expert_owners(self._moe.num_experts)
+            self._wanted = {
+                expert for expert, ranks in enumerate(owners) if shard.ranks.rank in ranks
+            }
+        return index in self._wanted
 
     def _absent(self) -> Expert:
         hidden, inner = self._hidden, self._moe.intermediate_size

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import ConfigError
+from engine.distributed.expert_placement import place_experts
 from engine.distributed.parallel_state import PIPELINE_PARAM, TENSOR_PARAM
 from engine.models.decoder_spec import DecoderSpec
 from kernels.interface import RankGroup
@@ -44,10 +45,18 @@ class ModelShard:
             cache.
     """
 
-    def __init__(self, spec: DecoderSpec, ranks: RankGroup, expert_parallel: bool = False) -> None:
-        """`expert_parallel`: each rank has some experts, instead of some columns of all."""
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        ranks: RankGroup,
+        expert_parallel: bool = False,
+        num_redundant_experts: int = 0,
+    ) -> None:
+        """`expert_parallel`: each rank has some experts, instead of some columns of all;
+        `num_redundant_experts`: copies of experts in each layer, beside one of each.
+        """
         self.ranks, size = ranks, ranks.size
-        self.expert_parallel = expert_parallel
+        self.expert_parallel, self._num_redundant = expert_parallel, num_redundant_experts
         self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
         if not self.splits_heads and ranks.rank == 0:
             log.warning(
@@ -112,10 +121,12 @@ class ModelShard:
         parts = (0, inner) if gated else (0,)
         return [range(part + local_rows.start, part + local_rows.stop) for part in parts]
 
-    def expert_starts(self, count: int) -> tuple[int, ...]:
-        """[size + 1], the first of each rank's experts, where each has some of them."""
+    def expert_owners(self, count: int) -> list[tuple[int, ...]]:
+        """The ranks that have each of `count` experts, before any has moved."""
         size = self.ranks.size
-        return tuple(count * rank // size for rank in range(size + 1))
+        if self._num_redundant:
+            return place_experts([0] * count, size, self._num_redundant)
+        return [(((expert + 1) * size - 1) // count,) for expert in range(count)]
 
     def outputs(self, rows: int) -> tuple[int, ...]:
         """Where each rank's rows of a weight of `rows` rows begin."""

@@ -112,6 +112,8 @@ def load_pooled(
             rounds,
             ranks=ranks,
             expert_parallel=config.enable_expert_parallel,
+            num_redundant_experts=config.eplb.num_redundant_experts if config.eplb else 0,
+            reopen_weights=lambda: _weights(folder, config, form),
         )
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,8 +85,8 @@ def handle_of_ranks(experts: ExpertLayers) -> int | None:
     ranks = experts.ranks
     if ranks is None:
         return None
-    if not isinstance(ranks, CpuRankGroup) or len(experts.rank_starts) != ranks.size + 1:
-        raise ValueError("experts are shared by ranks of these kernels, each with a first expert")
+    if not isinstance(ranks, CpuRankGroup) or len(experts.owners) != len(experts.gate_up):
+        raise ValueError("experts are shared by ranks of these kernels, and each has owners")
     return ranks.handle
 
 
@@ -111,7 +113,10 @@ class CpuExperts(MixtureOfExperts):
 
         ups = table("gate_up", experts.gate_up, (hidden, 2 * inner))
         downs = table("down", experts.down, (inner, hidden))
-        starts = (ctypes.c_int64 * len(experts.rank_starts))(*experts.rank_starts)
+        copies = experts.ranks.size if experts.ranks is not None else 0
+        self._owners = np.full((count, copies), -1, dtype=np.int32)
+        self.loads = np.zeros(count, dtype=np.int64)
+        self._set_owners(experts.owners)
         self.hidden_size = hidden
         self._table = Experts(
             hidden=hidden,
@@ -137,13 +142,40 @@ class CpuExperts(MixtureOfExperts):
             scale=experts.scale,
             act=activation_of(experts.activation),
             ranks=handle_of_ranks(experts),
-            rank_starts=ctypes.addressof(starts),
+            owners=self._owners.ctypes.data,
+            copies=copies,
+            loads=self.loads.ctypes.data,
         )
         self.address = ctypes.addressof(self._table)
-        self._references = (experts, ups, downs, starts)
+        self._ups, self._downs = ups, downs
         self.layers, self._sizes = experts, sizes_of(experts)
         self._run = library.run_experts
         self.nbytes = bytes_read(experts)
+
+    def _set_owners(self, owners: Sequence[Sequence[int]]) -> None:
+        self._owners[:] = -1
+        for expert, ranks in enumerate(owners):
+            self._owners[expert, : len(ranks)] = ranks
+
+    def move(
+        self, owners: Sequence[Sequence[int]], loaded: Mapping[int, tuple[LinearLayer, LinearLayer]]
+    ) -> None:
+        layers, hidden = self.layers, self.hidden_size
+        if layers is None or layers.ranks is None:
+            raise ValueError("only experts that ranks share are moved")
+        inner, rank = layers.down[0].in_features, layers.ranks.rank
+        gate_up, down = list(layers.gate_up), list(layers.down)
+        for expert, ranks in enumerate(owners):
+            if rank not in ranks:
+                gate_up[expert] = AbsentLinear(hidden, 2 * inner)
+                down[expert] = AbsentLinear(inner, hidden)
+            elif expert in loaded:
+                gate_up[expert], down[expert] = loaded[expert]
+            self._ups[expert] = handle_of("gate_up", gate_up[expert], (hidden, 2 * inner))
+            self._downs[expert] = handle_of("down", down[expert], (inner, hidden))
+        self._set_owners(owners)
+        self.layers = replace(layers, gate_up=gate_up, down=down, owners=owners)
+        self.nbytes = bytes_read(self.layers)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.forward_with_adapters(x, ())

@@ -85,7 +85,8 @@ def test_a_shared_layer_gives_the_bits_of_a_whole_one(
 
 
 def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolExecutor) -> None:
-    ops, ranks, hidden, inner, starts = CpuKernels(), join(2), 4096, 16, (0, 1, 3)
+    ops, ranks, hidden, inner = CpuKernels(), join(2), 4096, 16
+    owners, moved = ((0,), (1,), (1,)), ((0, 1), (1,), (0,))
     ups = [torch.randn(2 * inner, hidden) / 64 for _ in range(3)]
     downs = [torch.randn(hidden, inner) for _ in range(3)]
     # More rows than go together, and more than fit into a slot.
@@ -93,7 +94,7 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
 
     def run(rank: RankGroup | None = None) -> torch.Tensor:
         def pack(index: int, weights: list[torch.Tensor]) -> LinearLayer:
-            if rank is None or starts[rank.rank] <= index < starts[rank.rank + 1]:
+            if rank is None or rank.rank in owners[index]:
                 return ops.PackedLinear(weights[index])
             return AbsentLinear(*reversed(weights[index].shape))
 
@@ -106,9 +107,26 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
             renormalize=True,
             activation=ActivationSpec("silu"),
             ranks=rank,
-            rank_starts=() if rank is None else starts,
+            owners=() if rank is None else owners,
         )
-        return ops.compile_experts(experts)(x)
+        compiled = ops.compile_experts(experts)
+        before = compiled(x)
+        if rank is None:
+            return before
+        counts = compiled.loads.copy()
+        compiled.move(
+            moved,
+            {
+                index: (ops.PackedLinear(ups[index]), ops.PackedLinear(downs[index]))
+                for index, new in enumerate(moved)
+                if rank.rank in new and rank.rank not in owners[index]
+            },
+        )
+        after = compiled(x)
+        assert torch.equal(before, after)
+        assert counts.sum() == 2 * len(x)
+        assert compiled.loads.tolist() == (2 * counts).tolist()
+        return after
 
     expected = run()
     assert all(torch.equal(output, expected) for output in on_all(pool, ranks, run))

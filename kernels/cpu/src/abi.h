@@ -112,7 +112,10 @@ struct Experts {
   float scale;                    // of the chosen ones' weights
   Activation act;
   void* ranks;                    // whose experts they are, or null: all are here
-  const int64_t* rank_starts;     // [ranks + 1], the first expert of each rank; others' are null
+  const int32_t* owners;          // [count, copies], the ranks that have an expert, then -1; others'
+                                  // are null
+  int64_t copies;
+  int64_t* loads;                 // [count], tokens that went to each expert so far, where ranks are
 };
 
 // What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.

@@ -93,7 +93,7 @@ QUIRE_OFFSET(RopeArgs, neox, 192);
 QUIRE_OFFSET(RopeArgs, dtype, 196);
 QUIRE_OFFSET(RopeArgs, cache_dtype, 200);
 
-QUIRE_SIZE(Experts, 168);
+QUIRE_SIZE(Experts, 184);
 QUIRE_OFFSET(Experts, hidden, 0);
 QUIRE_OFFSET(Experts, count, 8);
 QUIRE_OFFSET(Experts, top_k, 16);
@@ -115,7 +115,9 @@ QUIRE_OFFSET(Experts, renormalize, 128);
 QUIRE_OFFSET(Experts, scale, 132);
 QUIRE_OFFSET(Experts, act, 136);
 QUIRE_OFFSET(Experts, ranks, 152);
-QUIRE_OFFSET(Experts, rank_starts, 160);
+QUIRE_OFFSET(Experts, owners, 160);
+QUIRE_OFFSET(Experts, copies, 168);
+QUIRE_OFFSET(Experts, loads, 176);
 
 QUIRE_SIZE(LoraPart, 48);
 QUIRE_OFFSET(LoraPart, b, 0);

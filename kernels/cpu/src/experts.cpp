@@ -241,42 +241,47 @@ std::vector<int32_t> groups_of(const LayerAdapters& adapters, int64_t rows) {
 using Hits = std::vector<std::vector<Hit>>;
 
 // Rows whose experts are of several ranks: each rank runs its own, and gets what the others say of
-// all rows, so that it adds up in the order of experts. pairs [rows * top_k, hidden].
+// all rows, so that it adds up in the order of experts. The rows of an expert that several ranks have
+// are dealt to them. pairs [rows * top_k, hidden].
 int run_shared_out(const Experts& e, const Hits& hits, float* out, const float* x, const Buffers& b,
                    float* pairs, int threads) {
   RankGroup& group = *static_cast<RankGroup*>(e.ranks);
   const int64_t per_round = group.slot_floats() / e.hidden;
   if (per_round < 1) return kNoMemory;
   std::vector<int64_t> first(e.count + 1, 0);  // of each expert's pairs
-  for (int64_t i = 0; i < e.count; i++)
-    first[i + 1] = first[i] + static_cast<int64_t>(hits[i].size());
-  int64_t most = 0;
-  for (int r = 0; r < group.size(); r++)
-    most = std::max(most, first[e.rank_starts[r + 1]] - first[e.rank_starts[r]]);
-  for (int64_t i = e.rank_starts[group.rank()]; i < e.rank_starts[group.rank() + 1]; i++) {
+  std::vector<std::vector<int64_t>> dealt(group.size());  // each rank's pairs
+  for (int64_t i = 0; i < e.count; i++) {
     const int64_t all = static_cast<int64_t>(hits[i].size());
-    for (int64_t from = 0; from < all; from += kRowsAtOnce) {
-      const int64_t count = std::min(kRowsAtOnce, all - from);
-      float* to = pairs + (first[i] + from) * e.hidden;
-      const HitUses none({}, {}, i, nullptr, 0);
-      if (const int wrong = run_hits(e, i, hits[i].data() + from, count, to, x, b, none, threads))
-        return wrong;
+    first[i + 1] = first[i] + all;
+    e.loads[i] += all;
+    const int32_t* owners = e.owners + i * e.copies;
+    const int64_t num_owners = std::find(owners, owners + e.copies, -1) - owners;
+    for (int64_t copy = 0; copy < num_owners; copy++) {
+      const int64_t from = all * copy / num_owners, to = all * (copy + 1) / num_owners;
+      for (int64_t j = from; j < to; j++) dealt[owners[copy]].push_back(first[i] + j);
+      for (int64_t j = from; owners[copy] == group.rank() && j < to; j += kRowsAtOnce) {
+        const HitUses none({}, {}, i, nullptr, 0);
+        if (const int wrong = run_hits(e, i, hits[i].data() + j, std::min(kRowsAtOnce, to - j),
+                                       pairs + (first[i] + j) * e.hidden, x, b, none, threads))
+          return wrong;
+      }
     }
   }
+  int64_t most = 0;
+  for (const auto& of_rank : dealt) most = std::max(most, static_cast<int64_t>(of_rank.size()));
   for (int64_t done = 0; done < most; done += per_round) {
-    const auto part = [&](int rank, int64_t* start) {
-      *start = first[e.rank_starts[rank]] + done;
-      const int64_t left = first[e.rank_starts[rank + 1]] - *start;
-      return std::max<int64_t>(0, std::min(per_round, left)) * e.hidden;
+    const auto copy = [&](int rank, auto&& one) {
+      const int64_t end = std::min(done + per_round, static_cast<int64_t>(dealt[rank].size()));
+      for (int64_t j = done; j < end; j++)
+        one(pairs + dealt[rank][j] * e.hidden, group.slot(rank) + (j - done) * e.hidden);
     };
-    int64_t start, floats = part(group.rank(), &start);
-    if (floats) std::memcpy(group.slot(), pairs + start * e.hidden, floats * sizeof(float));
+    const size_t bytes = e.hidden * sizeof(float);
+    copy(group.rank(), [&](float* pair, float* place) { std::memcpy(place, pair, bytes); });
     const int64_t widest = std::min(per_round, most - done) * e.hidden;
     if (const int wrong = group.arrive(widest)) return wrong;
     for (int r = 0; r < group.size(); r++) {
-      floats = part(r, &start);
-      if (r == group.rank() || !floats) continue;
-      std::memcpy(pairs + start * e.hidden, group.slot(r), floats * sizeof(float));
+      if (r == group.rank()) continue;
+      copy(r, [&](float* pair, float* place) { std::memcpy(pair, place, bytes); });
     }
     group.advance();
   }

@@ -1,0 +1,79 @@
+"""`ExpertBalancer`: moves experts between ranks by what tokens they get."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from engine.contract.eplb_config import EPLBConfig
+from engine.distributed.expert_placement import balancedness, place_experts
+from engine.models.decoder import NativeDecoder
+from kernels.interface import MixtureOfExperts
+from kernels.layers import LinearLayer
+
+log = logging.getLogger(__name__)
+
+
+class ExpertBalancer:
+    """All ranks run the same steps and count the same tokens, so each finds the same placement by
+    itself. Each layer has a step of its own in which its experts move, so that none waits long.
+    """
+
+    def __init__(self, model: NativeDecoder, settings: EPLBConfig) -> None:
+        self._model, self._settings = model, settings
+
+    def _layers(self) -> list[tuple[int, MixtureOfExperts]]:
+        """Those with experts, and their numbers. They are others after a model has slept."""
+        return [
+            (index, weights.experts)
+            for index, weights in enumerate(self._model.weights)
+            if weights.experts is not None
+        ]
+
+    def before_step(self, step: int) -> None:
+        """Count, or move a layer's experts, where it's time. Called on all ranks."""
+        layers, settings = self._layers(), self._settings
+        interval = settings.step_interval
+        started = (step + settings.window_size) % interval
+        if started < len(layers):
+            layers[started][1].loads[:] = 0
+        if step % interval < len(layers):
+            self._rebalance(*layers[step % interval])
+
+    def _rebalance(self, index: int, experts: MixtureOfExperts) -> None:
+        described, shard = experts.layers, self._model.shard
+        loads = experts.loads.tolist()
+        if described is None or shard is None or not any(loads):
+            return
+        ranks, before = shard.ranks, described.owners
+        owners = place_experts(loads, ranks.size, self._settings.num_redundant_experts, before)
+        if balancedness(loads, owners, ranks.size) <= balancedness(loads, before, ranks.size):
+            return
+        missing = [
+            expert
+            for expert, new in enumerate(owners)
+            if ranks.rank in new and ranks.rank not in before[expert]
+        ]
+        loaded, error = dict[int, tuple[LinearLayer, LinearLayer]](), None
+        try:
+            loaded = self._model.load_experts(index, missing)
+        except Exception as failure:  # other ranks must leave theirs as well
+            error = failure
+        failed = torch.tensor([[float(error is not None)]])
+        if ranks.gather(failed, range(ranks.size + 1)).any():
+            log.warning("The experts of layer %d stay where they are: %s", index, error)
+            return
+        experts.move(owners, loaded)
+        if ranks.rank == 0:
+            log.info(
+                "Layer %d: ranks are balanced to %.2f instead of %.2f.",
+                index,
+                balancedness(loads, owners, ranks.size),
+                balancedness(loads, before, ranks.size),
+            )
+
+    def reset(self) -> None:
+        """A step has failed: ranks may have counted differently."""
+        for _, experts in self._layers():
+            experts.loads[:] = 0
