@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from collections import Counter, OrderedDict, defaultdict
@@ -13,6 +14,7 @@ from engine.contract import messages as protocol
 from engine.contract.message_version import MESSAGE_VERSION
 from engine.contract.messages import EngineStats, Heartbeat, ModelInfo
 from inference.engine_client.fleet import Fleet, Replica, choose_replica, prefix_key
+from tests.inference.conftest import Gateway
 
 
 def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float = 0.0) -> Replica:
@@ -209,3 +211,20 @@ def test_a_gateway_in_a_replicas_pod_prefers_that_replica_while_it_isnt_busier()
     away = choose_replica([replica("a"), replica("b", state="draining")], b"k", 8, local_id="b")
     assert away is not None
     assert away.heartbeat.replica_id == "a"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same_prefix", [True, False])
+async def test_a_burst_of_512_is_dealt_evenly_to_two_replicas(
+    gateway: Gateway, same_prefix: bool
+) -> None:
+    fakes = [gateway.fake(replica_id=name, eos_after=8, token_delay=0.2) for name in ("a", "b")]
+    async with fakes[0], fakes[1]:
+        await gateway.look()
+        texts = ["the same words" if same_prefix else f"{number} words" for number in range(512)]
+        replies = await asyncio.gather(*(gateway.client.chat(text) for text in texts))
+    assert {reply.status for reply in replies} == {200}
+    counts = sorted(len(fake.received) for fake in fakes)
+    print(f"same prefix: {same_prefix}; {counts[1]} / {counts[0]} = {counts[1] / counts[0]:.3f}")
+    assert sum(counts) == 512
+    assert counts[1] <= 1.1 * counts[0]

@@ -80,6 +80,28 @@ def test_a_cluster_without_the_cpus_is_refused_with_the_numbers(
         EngineCore(config)
 
 
+@pytest.mark.slow
+def test_a_placement_group_goes_with_ranks_that_do_not_meet(
+    cluster: Any, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise EngineFault("Rank 1 did not join.")
+
+    monkeypatch.setattr("engine.executor.remote_ranks.Rendezvous", refuse)
+    config = EngineConfig(
+        model=str(model_folder("llama")),
+        tensor_parallel_size=2,
+        num_threads=2,
+        distributed_executor_backend="ray",
+    )
+    with pytest.raises(EngineFault, match="did not join"):
+        EngineCore(config)
+    end = time.monotonic() + 60
+    table = cluster.util.placement_group_table
+    while any(group["state"] != "REMOVED" for group in table().values()):
+        assert time.monotonic() < end
+
+
 def test_without_ray_it_is_said_what_to_install(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
