@@ -285,8 +285,6 @@ def test_a_failed_step_leaves_no_block_that_was_never_loaded(
 def test_a_model_whose_blocks_cannot_be_saved_refuses_offloading_and_does_without_swap(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match="ranks"):
-        make(model_folder("llama"), kv_offloading_size=0.01, tensor_parallel_size=2)
     monkeypatch.setattr(CpuDevice, "caches_prefixes", False)
     with pytest.raises(ConfigError, match="caches no prefixes") as refusal:
         make(model_folder("llama"), kv_offloading_size=0.01)
