@@ -403,9 +403,9 @@ def test_tiers_are_shown_by_tier_and_reason() -> None:
 
 
 def test_ranks_are_counted_where_there_are_several() -> None:
-    alone, shared = beat(), beat(stats=protocol.EngineStats(collective_seconds_total=1.5))
+    single, shared = beat(), beat(stats=protocol.EngineStats(collective_seconds_total=1.5))
     shared.model.num_ranks, shared.replica_id = 2, "r2"
-    text = exposition({}, [alone, shared]).decode()
+    text = exposition({}, [single, shared]).decode()
     assert values(text, "quire:ranks") == [2]
     assert values(text, "quire:collective_seconds_total", engine="r2") == [1.5]
 

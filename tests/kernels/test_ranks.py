@@ -110,9 +110,9 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
             owners=() if rank is None else owners,
         )
         compiled = ops.compile_experts(experts)
-        before = compiled(x)
+        previous = compiled(x)
         if rank is None:
-            return before
+            return previous
         counts = compiled.loads.copy()
         compiled.move(
             moved,
@@ -123,7 +123,7 @@ def test_experts_of_several_ranks_give_the_bits_of_all_in_one(pool: ThreadPoolEx
             },
         )
         after = compiled(x)
-        assert torch.equal(before, after)
+        assert torch.equal(previous, after)
         assert counts.sum() == 2 * len(x)
         assert compiled.loads.tolist() == (2 * counts).tolist()
         return after
@@ -155,10 +155,10 @@ class Mail:
         self.rank, self.boxes = rank, boxes
 
     def exchange(self, slots: Sequence[torch.Tensor]) -> None:
-        others = [rank for rank in range(len(slots)) if rank != self.rank]
-        for other in others:
+        peers = [rank for rank in range(len(slots)) if rank != self.rank]
+        for other in peers:
             self.boxes[self.rank, other].put(slots[self.rank].clone())
-        for other in others:
+        for other in peers:
             try:
                 slots[other].copy_(self.boxes[other, self.rank].get(timeout=20))
             except Empty as error:

@@ -45,19 +45,19 @@ def test_experts_move_while_steps_run_and_the_bits_are_those_of_one_rank(
     try:
         model = llm.core.executor.worker.loaded.model
         layers = [weights.experts for weights in model.weights if weights.experts is not None]
-        before = [experts.layers.owners for experts in layers]
-        count = len(before[0])
-        assert sum(map(len, before[0])) == count + 2
+        previous = [experts.layers.owners for experts in layers]
+        count = len(previous[0])
+        assert sum(map(len, previous[0])) == count + 2
         with caplog.at_level(logging.INFO, logger="engine.executor.expert_balancer"):
             for _ in range(4):
                 assert outputs(llm) == expected
         assert "ranks are balanced to" in caplog.text
         after = [experts.layers.owners for experts in layers]
-        assert after != before
+        assert after != previous
         assert sum(map(len, after[0])) == count + 2
         load_experts = model.load_experts
 
-        def fail(layer: int, wanted: list[int]) -> Any:
+        def fail(layer: int, requested: list[int]) -> Any:
             raise OSError("the disk is gone")
 
         model.load_experts = fail

@@ -19,7 +19,7 @@ def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
         for extra, wave in ((0, sound(1)), (25, sound(2, 0.4)), (3, sound(1)))
     ]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
-    said = []
+    reported = []
     for size in (1, 2):
         llm = LLM(
             str(tmp_path),
@@ -31,7 +31,7 @@ def test_two_ranks_hear_what_one_hears(tmp_path: Path) -> None:
         )
         try:
             outputs = [result.outputs[0] for result in llm.generate(prompts, params)]
-            said.append([(output.token_ids, output.logprobs) for output in outputs])
+            reported.append([(output.token_ids, output.logprobs) for output in outputs])
         finally:
             llm.llm_engine.core.shutdown()
-    assert said[0] == said[1]
+    assert reported[0] == reported[1]
