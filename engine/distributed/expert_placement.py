@@ -1,4 +1,4 @@
-"""`place_experts`: which ranks have which experts."""
+"""`assign_experts`: which ranks have which experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 
-def place_experts(
+def assign_experts(
     loads: Sequence[int],
     num_ranks: int,
     num_redundant: int = 0,

@@ -23,11 +23,11 @@ class TensorExchange:
         """`descriptors`: of sockets to the other ranks, in their order."""
         state = memory.state
         self._tensor_rank = state.tensor_rank
-        others = [rank for rank in range(state.tensor_parallel_size) if rank != self._tensor_rank]
+        peers = [rank for rank in range(state.tensor_parallel_size) if rank != self._tensor_rank]
         first = state.stage * state.tensor_parallel_size
         self._connections = {
             rank: TensorConnection(socket.socket(fileno=descriptor), memory, first + rank)
-            for rank, descriptor in zip(others, descriptors, strict=True)
+            for rank, descriptor in zip(peers, descriptors, strict=True)
         }
 
     def exchange(self, slots: Sequence[Tensor]) -> None:

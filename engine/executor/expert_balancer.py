@@ -7,7 +7,7 @@ import logging
 import torch
 
 from engine.contract.eplb_config import EPLBConfig
-from engine.distributed.expert_placement import balancedness, place_experts
+from engine.distributed.expert_placement import assign_experts, balancedness
 from engine.models.decoder import NativeDecoder
 from kernels.interface import MixtureOfExperts
 from kernels.layers import LinearLayer
@@ -31,7 +31,7 @@ class ExpertBalancer:
             if weights.experts is not None
         ]
 
-    def before_step(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """Count, or move a layer's experts, where it's time. Called on all ranks."""
         layers, settings = self._layers(), self._settings
         interval = settings.step_interval
@@ -46,14 +46,14 @@ class ExpertBalancer:
         loads = experts.loads.tolist()
         if described is None or shard is None or not any(loads):
             return
-        ranks, before = shard.ranks, described.owners
-        owners = place_experts(loads, ranks.size, self._settings.num_redundant_experts, before)
-        if balancedness(loads, owners, ranks.size) <= balancedness(loads, before, ranks.size):
+        ranks, previous = shard.ranks, described.owners
+        owners = assign_experts(loads, ranks.size, self._settings.num_redundant_experts, previous)
+        if balancedness(loads, owners, ranks.size) <= balancedness(loads, previous, ranks.size):
             return
         missing = [
             expert
             for expert, new in enumerate(owners)
-            if ranks.rank in new and ranks.rank not in before[expert]
+            if ranks.rank in new and ranks.rank not in previous[expert]
         ]
         loaded, error = dict[int, tuple[LinearLayer, LinearLayer]](), None
         try:
@@ -70,7 +70,7 @@ class ExpertBalancer:
                 "Layer %d: ranks are balanced to %.2f instead of %.2f.",
                 index,
                 balancedness(loads, owners, ranks.size),
-                balancedness(loads, before, ranks.size),
+                balancedness(loads, previous, ranks.size),
             )
 
     def reset(self) -> None:

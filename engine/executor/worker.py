@@ -494,7 +494,7 @@ class Worker:
 
     def _balance_experts(self, plan: StepPlan) -> None:
         if self._balancer is not None and plan.seq_ids:
-            self._balancer.before_step(plan.step)
+            self._balancer.begin_step(plan.step)
 
     def reset(self) -> None:
         """Prepare for other steps after one has failed.

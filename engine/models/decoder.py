@@ -190,20 +190,20 @@ class NativeDecoder(SupportsLoRA):
         )
 
     def load_experts(
-        self, layer: int, wanted: Collection[int]
+        self, layer: int, requested: Collection[int]
     ) -> dict[int, tuple[LinearLayer, LinearLayer]]:
         """Some experts of a layer, gate over up and down. Raises `ModelLoadError`."""
         block = self.description.layers[layer].mlp
         if self._reopen_weights is None or not isinstance(block, MoeBlock):
             raise RuntimeError(f"Layer {layer} has no experts that can be moved.")
-        if not wanted:
+        if not requested:
             return {}
         weights = self._reopen_weights()
         try:
-            experts = ExpertLoader(self._loader(weights), block, wanted).experts()
+            experts = ExpertLoader(self._loader(weights), block, requested).experts()
         finally:
             weights.close()
-        return {expert: experts[expert] for expert in wanted}
+        return {expert: experts[expert] for expert in requested}
 
     def _load_tables(self, loader: WeightLoader) -> None:
         """The embedding, what is added to it, and the head."""

@@ -27,10 +27,10 @@ class ExpertLoader:
     """Loads the experts of one layer; the layers that they consist of are packed by `loader`."""
 
     def __init__(
-        self, loader: WeightLoader, block: MoeBlock, wanted: Collection[int] | None = None
+        self, loader: WeightLoader, block: MoeBlock, requested: Collection[int] | None = None
     ) -> None:
-        """`wanted`: experts to load; None: those that are this rank's at first."""
-        self._wanted = wanted
+        """`requested`: experts to load; None: those that are this rank's at first."""
+        self._requested = requested
         self._loader, self._block, self._moe = loader, block, block.moe
         self._shard, self._hidden = loader.shard, loader.spec.hidden_size
 
@@ -83,7 +83,7 @@ class ExpertLoader:
         )
 
     def experts(self) -> list[Expert]:
-        """All of the layer, those that aren't wanted as `AbsentLinear`."""
+        """All of the layer, those that aren't requested as `AbsentLinear`."""
         return self._streamed() or self._from_tensors()
 
     def _keeps_format(self) -> bool:
@@ -166,12 +166,12 @@ class ExpertLoader:
         shard = self._shard
         if shard is None or not shard.expert_parallel:
             return True
-        if self._wanted is None:
+        if self._requested is None:
             owners = shard.expert_owners(self._moe.num_experts)
-            self._wanted = {
+            self._requested = {
                 expert for expert, ranks in enumerate(owners) if shard.ranks.rank in ranks
             }
-        return index in self._wanted
+        return index in self._requested
 
     def _absent(self) -> Expert:
         hidden, inner = self._hidden, self._moe.intermediate_size

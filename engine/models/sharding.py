@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import ConfigError
-from engine.distributed.expert_placement import place_experts
+from engine.distributed.expert_placement import assign_experts
 from engine.distributed.parallel_state import PIPELINE_PARAM, TENSOR_PARAM
 from engine.models.decoder_spec import DecoderSpec
 from kernels.interface import RankGroup
@@ -125,7 +125,7 @@ class ModelShard:
         """The ranks that have each of `count` experts, before any has moved."""
         size = self.ranks.size
         if self._num_redundant:
-            return place_experts([0] * count, size, self._num_redundant)
+            return assign_experts([0] * count, size, self._num_redundant)
         return [(((expert + 1) * size - 1) // count,) for expert in range(count)]
 
     def outputs(self, rows: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
-from engine.distributed.expert_placement import balancedness, place_experts
+from engine.distributed.expert_placement import assign_experts, balancedness
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import PROMPTS
 
@@ -71,14 +71,14 @@ def test_experts_move_while_steps_run_and_the_bits_are_those_of_one_rank(
 
 def test_the_busiest_experts_get_the_copies_and_ranks_as_many_each() -> None:
     loads = [100, 10, 10, 60, 10, 10]
-    owners = place_experts(loads, 2, 2)
+    owners = assign_experts(loads, 2, 2)
     assert [len(ranks) for ranks in owners] == [2, 1, 1, 2, 1, 1]
     assert [sum(rank in ranks for ranks in owners) for rank in (0, 1)] == [4, 4]
     contiguous = [(0,), (0,), (0,), (1,), (1,), (1,)]
     assert balancedness(loads, owners, 2) == 1.0
     assert balancedness(loads, contiguous, 2) == pytest.approx(100 / 120)
-    assert place_experts([0] * 4, 2, 100) == [(0, 1)] * 4  # no rank needs two of one
-    assert place_experts([5, 1, 1, 5], 2, 0, [(1,), (0,), (1,), (0,)])[0] == (1,)
+    assert assign_experts([0] * 4, 2, 100) == [(0, 1)] * 4  # no rank needs two of one
+    assert assign_experts([5, 1, 1, 5], 2, 0, [(1,), (0,), (1,), (0,)])[0] == (1,)
 
 
 @pytest.mark.parametrize(
