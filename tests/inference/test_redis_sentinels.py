@@ -134,7 +134,7 @@ def holds(condition: Callable[[], bool]) -> bool:
 async def read_to_the_end(
     http: httpx.AsyncClient, of: live.Instance, port: int, client: Client
 ) -> None:
-    while not client.ended:
+    while not client.finished:
         await read(http, of, port, client)
 
 

@@ -133,7 +133,7 @@ def test_a_checkpoints_own_layer_drafts_beside_graphs(recorded: list[Any], tmp_p
     folder = with_drafts("deepseek_v3", tmp_path, tables=True)
     llm = test_head_graphs.drafting(folder, method="mtp")
     watch = test_mtp.watched(llm, folder)
-    assert len(test_head_graphs.texts(llm, [*range(4, 14)])) == 8
+    assert len(test_head_graphs.generate_text(llm, [*range(4, 14)])) == 8
     assert max(watch.depths) == 2
     assert not watch.mismatched_lengths
     assert recorded[0].count(test_head_graphs.CHECK) > 1
