@@ -19,7 +19,7 @@ from engine.version import __version__
 from inference.engine_client.client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.generation.model_resolution import resolve_model
-from inference.rendering.media import get_media_pool
+from inference.rendering.media_pool import get_media_pool
 from inference.schemas.objects import ApiObject
 from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response

@@ -21,14 +21,10 @@ from inference.chat.reasoning import (
 )
 from inference.errors import rename_error_param
 from inference.generation.output import TokenFormatter
-from inference.rendering.media import (
-    ChatPrompt,
-    MediaOptions,
-    find_media,
-    insert_documents,
-    insert_media_tokens,
-    read_documents,
-)
+from inference.rendering.documents import insert_documents, insert_pages, read_documents
+from inference.rendering.media import ChatPrompt, insert_media_tokens
+from inference.rendering.media_pool import MediaOptions
+from inference.rendering.media_sources import admit_sources, find_media
 from inference.rendering.prompts import (
     chat_token_ids,
     count_chars,
@@ -203,11 +199,13 @@ async def render_prompt(
 ) -> ChatPrompt:
     """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
 
-    Raises: what `chat_token_ids`, `read_documents` and `insert_media_tokens` do.
+    Raises: what `admit_sources`, `chat_token_ids`, `read_documents` and `insert_media_tokens` do.
     """
     options = MediaOptions.from_chat(chat, served.info)
-    documents = await read_documents(chat.raw_messages, served.info, ctx.caller)
-    sources = await ctx.offload(find_media, chat.raw_messages, served.info, documents)
+    requested = await ctx.offload(find_media, chat.raw_messages, served.info)
+    admitted = await admit_sources(requested, ctx.caller)
+    documents = await read_documents(admitted, served.info, ctx.caller)
+    sources = insert_pages(admitted, documents, served.info)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
     contents = await ctx.offload(insert_documents, chat.raw_messages, documents)
     messages = await ctx.offload(_messages, chat, contents, served.tokenizer)

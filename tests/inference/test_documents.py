@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
+from common.errors import RateLimited
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.documents import MAX_TEXT_CHARS
 from engine.text import Tokenizer
-from inference.rendering import media
-from inference.rendering.media import MediaPool, MediaSource, read_documents
+from inference.rendering import media_pool
+from inference.rendering.documents import read_documents
+from inference.rendering.media_pool import MediaPool
+from inference.rendering.media_sources import MediaSource, admit_sources, find_media
+from tenants.caller import MediaLimits
 from tenants.models import ApiKey
 from tests.engine.multimodal.pdfs import encrypted_pdf, pdf
 from tests.inference.asgi_client import Reply
@@ -134,7 +138,7 @@ async def test_media_over_a_keys_limit_are_refused_by_part_before_they_are_read(
     question = {"type": "text", "text": "Read"}
     async with gateway.serving(gateway.scripted(says(tokenizer, "dogs"))):
         assert (await ask(gateway, question, part, part)).status == 200
-        monkeypatch.setattr(media, "_read", lambda source: pytest.fail("it was read"))
+        monkeypatch.setattr(media_pool, "read_source", lambda source: pytest.fail("it was read"))
         for parts in ([question, part, part], [question, part, part, part]):
             refused = await ask(gateway, *parts)
             error = refused.json()["error"]
@@ -142,6 +146,23 @@ async def test_media_over_a_keys_limit_are_refused_by_part_before_they_are_read(
             assert error["param"] == "messages[0].content[1]"
             assert "2 media a minute" in error["message"] or "has 3 media" in error["message"]
             assert refused.headers["retry-after"]
+
+
+@pytest.mark.usefixtures("gateway")
+async def test_documents_and_images_of_a_request_are_admitted_by_their_sum() -> None:
+    info = ModelInfo(
+        name="m", path="", max_model_len=9, vocab_size=9, dtype="", sees=True, max_images=4
+    )
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [file_part(b"a,b"), image, file_part(b"c,d")]
+    sources = find_media([{"role": "user", "content": content}], info)
+    two, three = (replace(CALLER, media_limits=MediaLimits(media=count)) for count in (2, 3))
+    with pytest.raises(RateLimited, match="has 3 media, but the limit of this tenant is 2"):
+        await admit_sources(sources, two)
+    assert await admit_sources(sources, three) == sources
+    with pytest.raises(RateLimited, match="3 media a minute") as refused:
+        await admit_sources(sources[1:2], three)
+    assert refused.value.param == "messages[0].content[1]"
 
 
 async def test_another_tenants_document_is_not_read(gateway: Gateway, tokenizer: Tokenizer) -> None:
@@ -169,7 +190,7 @@ async def test_a_document_is_read_once_for_each_tenant() -> None:
 
 
 async def test_pages_without_text_are_evicted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "CACHE_BYTES", 1000)
+    monkeypatch.setattr(media_pool, "CACHE_BYTES", 1000)
     pool = MediaPool()
     for number in range(30):
         url = f"data:;base64,{encoded(pdf(['']) + b'%% %d' % number)}"
@@ -193,7 +214,8 @@ async def test_documents_of_a_request_are_limited_together(
     )
     content = [file_part(data) for data in files]
     at_limit = [{"role": "user", "content": content[:2]}]
-    assert len(await read_documents(at_limit, info, CALLER)) == 2
+    assert len(await read_documents(find_media(at_limit, info), info, CALLER)) == 2
+    sources = find_media([{"role": "user", "content": content}], info)
     with pytest.raises(InvalidRequest, match=problem) as refused:
-        await read_documents([{"role": "user", "content": content}], info, CALLER)
+        await read_documents(sources, info, CALLER)
     assert refused.value.param == "messages[0].content[2]"

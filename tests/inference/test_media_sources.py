@@ -18,8 +18,10 @@ from common.outbound_http import fetch
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ModelInfo
 from engine.multimodal.inputs import Refusal, folder_version
-from inference.rendering import media
-from inference.rendering.media import MediaOptions, MediaPool, MediaSource, _read, find_media
+from inference.rendering import media_pool
+from inference.rendering.media_files import read_source
+from inference.rendering.media_pool import MediaOptions, MediaPool
+from inference.rendering.media_sources import MediaSource, find_media
 from inference.schemas.chat import ChatRequest
 from tenants.caller import Caller
 from tests.engine.multimodal.models import qwen2_vl
@@ -39,7 +41,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 
 def read(url: str) -> bytes:
     """The file of an address."""
-    return _read(MediaSource(url, "messages[0].content[0]"))[0]
+    return read_source(MediaSource(url, "messages[0].content[0]"))[0]
 
 
 def test_files_of_the_allowed_folder_are_read(folder: Path) -> None:
@@ -126,16 +128,16 @@ def message(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_videos_are_found_among_pictures_and_counted_by_themselves() -> None:
     picture = {"image_url": "data:image/png;base64,AAAA"}
-    sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING, {})
+    sources = find_media(message(picture, VIDEO, {"type": "text", "text": "?"}), SEEING)
     assert [(source.kind, source.param) for source in sources] == [
         ("image", "messages[0].content[0]"),
         ("video", "messages[0].content[1]"),
     ]
     with pytest.raises(InvalidRequest, match="at most 1 videos"):
-        find_media(message(VIDEO, VIDEO), SEEING, {})
+        find_media(message(VIDEO, VIDEO), SEEING)
     blind = msgspec.structs.replace(SEEING, max_videos=0)
     with pytest.raises(InvalidRequest, match="takes no videos") as refused:
-        find_media(message(picture, VIDEO), blind, {})
+        find_media(message(picture, VIDEO), blind)
     assert refused.value.param == "messages[0].content[1]"
 
 
@@ -154,13 +156,13 @@ def test_sound_is_found_by_any_of_its_names_and_refused_by_models_without_ears(
 ) -> None:
     hearing = msgspec.structs.replace(SEEING, sees=False, max_videos=0, max_audios=2)
     chat = ChatRequest.model_validate({"messages": message(part)})
-    [source] = find_media(chat.raw_messages, hearing, {})
+    [source] = find_media(chat.raw_messages, hearing)
     assert (source.kind, source.url, source.file_id) == ("audio", url, file_id)
     with pytest.raises(InvalidRequest, match="at most 2 audios"):
-        find_media(message(part, part, part), hearing, {})
+        find_media(message(part, part, part), hearing)
     for messages, model in ((message(part), SEEING), (message(VIDEO), hearing)):
         with pytest.raises(InvalidRequest, match="takes no") as refused:
-            find_media(messages, model, {})
+            find_media(messages, model)
         assert refused.value.param == "messages[0].content[0]"
 
 
@@ -259,7 +261,7 @@ async def test_a_client_that_goes_away_is_charged_the_seconds_of_its_sound(
         charged.set()
 
     monkeypatch.setattr(pool, "_ask_worker", read)
-    monkeypatch.setattr(media, "charge_media", charge)
+    monkeypatch.setattr(media_pool, "charge_media", charge)
     asking = asyncio.ensure_future(pool.prepare_sound(b"RIFF", 80, 100, CALLER))
     await started_event.wait()
     asking.cancel()

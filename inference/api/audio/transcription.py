@@ -48,7 +48,8 @@ from inference.generation.generation import Generation
 from inference.generation.model_resolution import check_queue, resolve_model
 from inference.generation.output import OutputDelta
 from inference.loop.offload import get_render_pool
-from inference.rendering.media import MediaSource, get_media_pool
+from inference.rendering.media_pool import get_media_pool
+from inference.rendering.media_sources import MediaSource
 from inference.request.context import RequestContext
 from inference.request.job import Job, ResolvedModel
 from metering.access import BudgetSpent, RateLimited

@@ -1,0 +1,94 @@
+"""The bytes of a medium's file: from its address, from the tenant's files, or from the disk."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+from django.conf import settings
+
+from common.outbound_http import OutboundRequestBlocked, fetch
+from engine.contract.errors import InvalidRequest
+from inference.rendering.media_sources import MediaSource
+from storage.blobs import open_blob
+
+FETCH_TIMEOUT_S = 10.0
+
+
+def read_source(source: MediaSource) -> tuple[bytes, bytes]:
+    """A medium's file and its sha256. Raises `InvalidRequest`."""
+    if source.data:
+        data = source.data
+    elif source.file_id:
+        data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param)
+    elif source.url.startswith("data:"):
+        data = _decode_data_url(source)
+    elif source.url.startswith("file:"):
+        path = _local_path(source)
+        data = _read_file(lambda: path.open("rb"), source.param)
+    else:
+        try:
+            data = fetch(
+                source.url,
+                max_bytes=settings.QUIRE.max_body_bytes,
+                timeout_s=FETCH_TIMEOUT_S,
+                param=source.param,
+                hosts=settings.QUIRE.allowed_media_domains,
+            )
+        except OutboundRequestBlocked as error:
+            raise InvalidRequest(error.message, param=source.param) from error
+    return data, hashlib.sha256(data).digest()
+
+
+def _local_path(source: MediaSource) -> Path:
+    """The path of a `file:` address. Raises `InvalidRequest` unless the operator allows it."""
+    folder = settings.QUIRE.allowed_local_media_path
+    refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
+    try:
+        parts = urlsplit(source.url)
+        path = Path(unquote(parts.path)).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle
+        raise refusal from None
+    # Whether a file outside of the folder exists isn't told.
+    if (
+        folder is None
+        or parts.netloc not in ("", "localhost")
+        or not path.is_relative_to(folder)
+        or not path.is_file()
+    ):
+        raise refusal
+    return path
+
+
+def _read_file(open_file: Callable[[], IO[bytes]], param: str) -> bytes:
+    limit = settings.QUIRE.max_body_bytes
+    try:
+        with open_file() as file:
+            data = file.read(limit + 1)
+    except OSError:
+        raise InvalidRequest("The file no longer exists.", param=param) from None
+    if len(data) > limit:
+        raise InvalidRequest(f"The file has over {limit} bytes.", param=param)
+    return data
+
+
+def _decode_data_url(source: MediaSource) -> bytes:
+    """The bytes of `data:image/png;base64,...`. Raises `InvalidRequest` for anything else."""
+    head, comma, data = source.url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise InvalidRequest(
+            "A data: address must be data:TYPE;base64, and then the file.",
+            param=source.param,
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(
+            f"The {source.kind}'s base64 can't be read: {error}.", param=source.param
+        ) from None

@@ -1,0 +1,268 @@
+"""`MediaPool`: fetches media, and prepares them in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache
+from sys import getsizeof
+from typing import Any
+
+import msgspec
+
+from engine.contract.errors import EngineUnavailable, InvalidRequest
+from engine.contract.messages import ModelInfo
+from engine.multimodal.inputs import (
+    ANSWERS,
+    Answer,
+    DocumentPage,
+    PreparedDocument,
+    PrepareDocumentRequest,
+    PreparedPicture,
+    PreparedSound,
+    PrepareRequest,
+    PrepareSoundRequest,
+    Refusal,
+    VoiceDetection,
+    folder_version,
+)
+from engine.system.worker_process import WorkerProcess
+from inference.loop.offload import FairThreadPool
+from inference.rendering.media_files import read_source
+from inference.rendering.media_sources import MediaSource, locate_files
+from inference.schemas.chat import ChatRequest
+from metering.media import admit_media, charge_media
+from tenants.authentication import Caller
+
+#: Processes that prepare pictures, and threads that fetch them.
+NUM_WORKERS, NUM_FETCHERS = 2, 8
+#: Of one picture, video or document; then its process is killed.
+PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
+#: The same for a file of sound, which may be hours long.
+SOUND_TIMEOUT_S = 120.0
+#: What prepared media may take in this process, the least recently used go first.
+CACHE_BYTES = 128 << 20
+
+_COMMAND = "engine.multimodal.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """How a request's media are prepared.
+
+    Attributes:
+        processor: mm_processor_kwargs.
+        sampling: of videos, see `read_video`.
+    """
+
+    processor: dict[str, Any]
+    sampling: dict[str, Any]
+
+    @classmethod
+    def from_chat(cls, chat: ChatRequest, info: ModelInfo) -> MediaOptions:
+        """Options of a chat. "fps" and "num_frames" may be among mm_processor_kwargs, as vLLM has
+        it. Raises `InvalidRequest` for a model that takes no media.
+        """
+        for name in ("mm_processor_kwargs", "media_io_kwargs"):
+            if getattr(chat, name) and not (info.sees or info.max_audios):
+                raise InvalidRequest(f"The model {info.name} takes no images.", param=name)
+        processor = dict(chat.mm_processor_kwargs or {})
+        sampling = {
+            name: processor.pop(name) for name in ("fps", "num_frames") if name in processor
+        }
+        return cls(processor, sampling | (chat.media_io_kwargs or {}).get("video", {}))
+
+
+class MediaPool:
+    """Fetches and prepares media, fair between tenants and beside the event loop."""
+
+    def __init__(self) -> None:
+        self._fetchers = FairThreadPool(NUM_FETCHERS, "quire-fetch", "images")
+        self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
+        self._worker = threading.local()
+        #: Least recently used first. By tenant: how soon an answer comes tells nobody what others
+        #: have sent.
+        self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
+        self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
+        self._cached_bytes = 0
+
+    async def prepare(
+        self, source: MediaSource, options: MediaOptions, folder: str, caller: Caller
+    ) -> PreparedPicture:
+        """One picture or video for the model of a folder; the same one of a tenant only once.
+
+        Raises as `insert_media_tokens`.
+        """
+        tenant = caller.tenant
+        data, digest, version = await asyncio.wrap_future(
+            self._fetchers.submit(tenant, lambda: (*read_source(source), folder_version(folder)))
+        )
+        await _charge_fetched(caller, source, data)
+        sampling = options.sampling if source.kind == "video" else {}
+        size = source.embeds_size
+        settled = msgspec.json.encode(
+            [source.kind, options.processor, sampling, size], order="sorted"
+        )
+        scope = f"{tenant}\0{folder}\0{version}\0".encode()
+        key = hashlib.sha256(scope + settled + b"\0" + digest).digest()
+        request = PrepareRequest(
+            folder, data, version, options.processor, source.kind, sampling, size
+        )
+        answer = await self._prepare_once(key, request, source, caller)
+        if not isinstance(answer, PreparedPicture):
+            raise InvalidRequest(f"The file isn't {source.kind}.", param=source.param)
+        return answer
+
+    async def fetch(self, source: MediaSource, caller: Caller) -> bytes:
+        """A source's file as it is. Raises `InvalidRequest`, `Overloaded`."""
+        [located] = await locate_files([source], caller)
+        data, _ = await asyncio.wrap_future(
+            self._fetchers.submit(caller.tenant, lambda: read_source(located))
+        )
+        return data
+
+    async def read_document(
+        self, source: MediaSource, max_images: int, caller: Caller
+    ) -> PreparedDocument:
+        """One document; the same one of a tenant only once. `max_images`: as of `read_pdf`.
+
+        Raises as `read_documents`.
+        """
+
+        def read() -> tuple[bytes, bytes, str | None]:
+            data, digest = read_source(source)
+            return data, digest, _text_of(data)
+
+        data, digest, text = await asyncio.wrap_future(self._fetchers.submit(caller.tenant, read))
+        await _charge_fetched(caller, source, data)
+        if text is not None:
+            return PreparedDocument([DocumentPage(text)])
+        scope = f"{caller.tenant}\0\0document {max_images}\0".encode()
+        key = hashlib.sha256(scope + digest).digest()
+        request = PrepareDocumentRequest(data, max_images)
+        answer = await self._prepare_once(key, request, source, caller)
+        if not isinstance(answer, PreparedDocument):
+            raise InvalidRequest("The file isn't a document.", param=source.param)
+        return answer
+
+    async def _prepare_once(
+        self,
+        key: bytes,
+        request: PrepareRequest | PrepareDocumentRequest,
+        source: MediaSource,
+        caller: Caller,
+    ) -> Answer:
+        if (cached := self._prepared.get(key)) is not None:
+            self._prepared.move_to_end(key)
+            return cached
+        if (running := self._preparing.get(key)) is None:
+            frame, kind = msgspec.msgpack.encode(request), source.kind
+            running = asyncio.ensure_future(
+                self._ask(frame, PREPARE_TIMEOUTS_S[kind], kind, caller)
+            )
+            self._preparing[key] = running
+            running.add_done_callback(lambda done: self._finish(key, done))
+        # A client that goes away doesn't take the picture from another that waits for it.
+        answer = await asyncio.shield(running)
+        if isinstance(answer, Refusal):
+            if answer.is_model:
+                raise EngineUnavailable(answer.message)
+            raise InvalidRequest(answer.message, param=answer.param or source.param)
+        return answer
+
+    def forget_prepared(self) -> None:
+        """Drop what was prepared for requests that may come."""
+        self._prepared.clear()
+        self._cached_bytes = 0
+
+    async def prepare_sound(
+        self,
+        data: bytes,
+        num_mels: int,
+        num_frames: int,
+        caller: Caller,
+        detection: VoiceDetection | None = None,
+    ) -> PreparedSound:
+        """The stretches of a file of sound, for a model's encoder.
+
+        Raises:
+            InvalidRequest: it can't be read as sound. Overloaded: too many of the tenant's wait.
+            RateLimited: over a limit on media; before it is decoded.
+        """
+        await admit_media(caller, count=1, num_bytes=len(data), param="file")
+        request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames, detection))
+        answer = await self._ask(request, SOUND_TIMEOUT_S, "sound", caller)
+        if isinstance(answer, PreparedSound):
+            return answer
+        message = answer.message if isinstance(answer, Refusal) else "The file isn't sound."
+        raise InvalidRequest(message, param="file")
+
+    def _finish(self, key: bytes, done: asyncio.Future[Answer]) -> None:
+        self._preparing.pop(key, None)
+        if done.cancelled() or done.exception() is not None:
+            return
+        if isinstance(answer := done.result(), PreparedPicture | PreparedDocument):
+            self._prepared[key] = answer
+            self._cached_bytes += _num_bytes(answer)
+            while self._cached_bytes > CACHE_BYTES:
+                _, oldest = self._prepared.popitem(last=False)
+                self._cached_bytes -= _num_bytes(oldest)
+
+    async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
+        """Ask a worker and charge the caller the time that it took."""
+        loop = asyncio.get_running_loop()
+
+        def ask() -> tuple[Answer, Future[None]]:
+            started = time.perf_counter()
+            answer = self._ask_worker(request, timeout_s, kind)
+            # From here: a client that has gone away is charged, too.
+            charge = charge_media(caller, seconds=time.perf_counter() - started)
+            return answer, asyncio.run_coroutine_threadsafe(charge, loop)
+
+        answer, charged = await asyncio.wrap_future(self._preparers.submit(caller.tenant, ask))
+        await asyncio.shield(asyncio.wrap_future(charged))
+        return answer
+
+    def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> Answer:
+        """In one of the threads, each of which has a worker."""
+        worker: WorkerProcess | None = getattr(self._worker, "process", None)
+        if worker is None or not worker.alive:
+            worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
+        answer = worker.request(request, timeout_s)
+        if answer is None:
+            return Refusal(f"The {kind} takes too much time or memory to be read.")
+        return ANSWERS.decode(answer)
+
+
+async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:
+    """Charge the bytes of a file whose size wasn't known before."""
+    if not source.data and source.num_bytes is None:
+        await charge_media(caller, num_bytes=len(data))
+
+
+def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:
+    if isinstance(answer, PreparedPicture):
+        return len(answer.tensors)
+    # Not their lengths: empty pages would never be evicted, and a character may take four bytes.
+    return sum(getsizeof(page.text) + getsizeof(page.image) for page in answer.pages)
+
+
+def _text_of(data: bytes) -> str | None:
+    """A file's text in UTF-8; None where it isn't text, or is a PDF, whose bytes may be ASCII."""
+    if data.startswith(b"%PDF-") or b"\0" in data:
+        return None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def get_media_pool() -> MediaPool:
+    """This process's pool."""
+    return MediaPool()

@@ -1,0 +1,171 @@
+"""Media of a chat: as its parts name them, counted, and admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.db import run_in_db_thread
+from common.errors import NotFound
+from engine.contract.errors import InvalidRequest
+from engine.contract.messages import ModelInfo
+from inference.rendering.prompt_embeds import read_embeds, to_float32
+from inference.schemas.chat import AUDIO_PARTS, FILE_PART, IMAGE_PARTS, VIDEO_PART, part_type
+from metering.media import admit_media
+from storage.access import access_file
+from tenants.authentication import Caller
+
+#: The field and the kind of parts that are pictures.
+_IMAGE = ("image_url", "image")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSource:
+    """A picture, video, sound or document of a message.
+
+    Attributes:
+        kind: "image", "video", "audio" or "document".
+        url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
+        param: names it in errors.
+        file_id: of a file that the tenant has uploaded.
+        tenant_id: that file's owner.
+        filename: of a document, or "".
+        data: the file itself, of a document's page; vectors of sound, float32.
+        file_bytes: of a stored file.
+        embeds_size: length of each vector, where sound comes as vectors.
+    """
+
+    url: str
+    param: str
+    file_id: str = ""
+    tenant_id: int = 0
+    kind: str = "image"
+    filename: str = ""
+    data: bytes = b""
+    file_bytes: int | None = None
+    embeds_size: int = 0
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of the file, if they are known before it's fetched."""
+        if self.embeds_size:
+            return len(self.data)
+        return len(self.url) * 3 // 4 if self.url.startswith("data:") else self.file_bytes
+
+
+def iterate_parts(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The parts of checked messages with the names that errors call them by."""
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                yield f"messages[{number}].content[{index}]", part
+
+
+def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[MediaSource]:
+    """The media of checked messages, in their order.
+
+    Raises `InvalidRequest` as `check_num_media` does.
+    """
+    sources = []
+    for param, part in iterate_parts(messages):
+        kind = part_type(part)
+        if kind in (*IMAGE_PARTS, VIDEO_PART):
+            name, medium = ("video_url", "video") if kind == VIDEO_PART else _IMAGE
+            address = part.get(name) or ""
+            url = address["url"] if isinstance(address, dict) else address
+            sources.append(MediaSource(url, param, part.get("file_id") or "", kind=medium))
+        elif kind in AUDIO_PARTS:
+            sources.append(_audio_source(part, param, info))
+        elif kind == FILE_PART:
+            sources.append(_document_source(part["file"], param))
+    check_num_media(sources, info)
+    return sources
+
+
+def _audio_source(part: Mapping[str, Any], param: str, info: ModelInfo) -> MediaSource:
+    if (text := part.get("audio_embeds")) is not None:
+        if not info.prompt_embeds_size:
+            raise InvalidRequest(
+                "audio_embeds aren't accepted: the model's replicas need --enable-prompt-embeds.",
+                param=param,
+            )
+        embeds = read_embeds(text, info.prompt_embeds_size, "audio_embeds", param)
+        return MediaSource(
+            "", param, kind="audio", data=to_float32(embeds), embeds_size=embeds.size
+        )
+    address = part.get("audio_url") or ""
+    url = address["url"] if isinstance(address, dict) else address
+    if (inline := part.get("input_audio")) is not None:
+        url = f"data:;base64,{inline['data']}"
+    return MediaSource(url, param, part.get("file_id") or "", kind="audio")
+
+
+def _document_source(file: Mapping[str, str | None], param: str) -> MediaSource:
+    url, file_id = file.get("file_url") or "", file.get("file_id") or ""
+    if data := file.get("file_data"):
+        url = data if data.startswith("data:") else f"data:;base64,{data}"
+    return MediaSource(url, param, file_id, kind="document", filename=file.get("filename") or "")
+
+
+def check_num_media(sources: Sequence[MediaSource], info: ModelInfo) -> None:
+    """Raise `InvalidRequest` for media that the model doesn't take, and for more than it takes."""
+    limits = (
+        ("image", "images (parts of type image_url)", info.max_images if info.sees else 0),
+        ("video", "videos (parts of type video_url)", info.max_videos),
+        ("audio", "audio (parts of type audio_url and input_audio)", info.max_audios),
+    )
+    for medium, noun, limit in limits:
+        of_kind = [source for source in sources if source.kind == medium]
+        if of_kind and not limit:
+            raise InvalidRequest(
+                f"The model {info.name} takes no {noun}.",
+                param=of_kind[0].param,
+            )
+        if len(of_kind) > limit:
+            raise InvalidRequest(
+                f"A request may have at most {limit} {medium}s, this one has {len(of_kind)}.",
+                param="messages",
+            )
+
+
+async def admit_sources(sources: Sequence[MediaSource], caller: Caller) -> list[MediaSource]:
+    """Count a request's media in the limits on them, all at once, before any is fetched.
+
+    Returns the sources with owners, names and sizes of stored files.
+
+    Raises:
+        InvalidRequest: a stored file isn't there, or is another tenant's.
+        RateLimited: over a limit, now or for ever; see `admit_media`.
+    """
+    if not sources:
+        return []
+    sources = await locate_files(sources, caller)
+    num_bytes = sum(source.num_bytes or 0 for source in sources)
+    param = sources[0].param
+    await admit_media(caller, count=len(sources), num_bytes=num_bytes, param=param)
+    return list(sources)
+
+
+async def locate_files(sources: Sequence[MediaSource], caller: Caller) -> Sequence[MediaSource]:
+    """The sources with owners, names and sizes of stored files. Raises `InvalidRequest` for
+    another's.
+    """
+    if any(source.file_id for source in sources):
+        return await run_in_db_thread(_locate_files, caller, sources)
+    return sources
+
+
+def _locate_files(caller: Caller, sources: Sequence[MediaSource]) -> list[MediaSource]:
+    located = []
+    for source in sources:
+        if source.file_id:
+            try:
+                row = access_file(caller, source.file_id)
+            except NotFound as error:
+                raise InvalidRequest(error.message, param=source.param) from None
+            name = source.filename or row.filename
+            source = replace(source, tenant_id=row.tenant_id, filename=name, file_bytes=row.size)
+        located.append(source)
+    return located
