@@ -60,6 +60,7 @@ class AdapterEntry:
         used_at: the manager's clock at the latest request.
         last_used_at: monotonic seconds when it was used last.
         vocab_size: vocabulary of its rows, if it adds tokens; 0: the model's.
+        changes_vision: whether pictures are encoded anew with it.
     """
 
     ref: AdapterRef
@@ -73,6 +74,7 @@ class AdapterEntry:
     used_at: int = 0
     last_used_at: float = field(default_factory=time.monotonic)
     vocab_size: int = 0
+    changes_vision: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -125,6 +127,11 @@ class AdapterManager:
         """Vocabulary of an adapter that adds tokens, else 0; None while it isn't on the device."""
         entry = self._entries.get(digest)
         return None if entry is None or entry.loading is not None else entry.vocab_size
+
+    def changes_vision(self, digest: str) -> bool:
+        """Whether an adapter that is on the device changes what pictures are encoded to."""
+        entry = self._entries.get(digest)
+        return entry is not None and entry.changes_vision
 
     @property
     def has_pending(self) -> bool:
@@ -265,6 +272,7 @@ class AdapterManager:
             return self._reject(digest, _as_refusal(error))
         entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
         entry.vocab_size, entry.load_seconds = facts.vocab_size, facts.load_seconds
+        entry.changes_vision = facts.changes_vision
         entry.last_used_at = time.monotonic()
         self._num_loads += 1
         self._load_seconds += facts.load_seconds

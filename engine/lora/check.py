@@ -37,6 +37,7 @@ from engine.model_loader.loader import load_model, resolve_folder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder_spec import EncoderSpec
 from engine.models.registry import decoder_spec, has_native_decoder, read_config
+from engine.models.vision.family import VisionDecoder
 from engine.pooling.load import head_shapes, pooled_spec
 from engine.pooling.pooling_config import read_pooling_config
 from engine.text.adapter_tokenizers import check_adapter_tokenizer
@@ -90,18 +91,19 @@ def check_adapter(
         config = EngineConfig(model=model, skip_tokenizer_init=True, dtype="float32")
         source = resolve_folder(config)
         described = _spec(config, source)
-        bridged: Any = _bridged(config) if described is None else None
-        modules = modules_of(bridged) if described is None else TargetModules(*described)
+        loaded: Any = _loaded(config) if described is None else None
+        modules = modules_of(loaded) if described is None else TargetModules(*described)
         adapter = read_adapter(folder, modules, max_rank)
         tokenizer = _tokenizer(folder, model, source)
         result = None
         if probe:
             tell(_verdict(adapter, tokenizer, None))
-            result = (
-                probe_adapter(adapter, source, described[0], config)
-                if described is not None
-                else probe_bridged(adapter, bridged, modules)
-            )
+            if isinstance(loaded, VisionDecoder):  # of its text: no picture is probed
+                result = probe_adapter(adapter, source, loaded.full_spec, config)
+            elif described is None:
+                result = probe_bridged(adapter, loaded, modules)
+            else:
+                result = probe_adapter(adapter, source, described[0], config)
     except QuireError as error:
         return CheckResult(error={"message": error.message, "param": error.param})
     return _verdict(adapter, tokenizer, result)
@@ -155,13 +157,14 @@ def _spec(
         return None
 
 
-def _bridged(config: EngineConfig) -> Any:
-    """A model of the Transformers bridge, which has to be loaded to know what is in it.
+def _loaded(config: EngineConfig) -> Any:
+    """A model of the Transformers bridge, or with a vision tower, which has to be loaded to know
+    what is in it.
 
     Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
     """
     model = load_model(config, kernels.get("cpu"), lambda done, total: None).model
-    if getattr(model, "adapted", None) is None:
+    if not isinstance(model, VisionDecoder) and getattr(model, "adapted", None) is None:
         raise InvalidRequest(
             "Adapters are for models that run on Quire's own decoders and encoders or on the "
             f"Transformers bridge; {type(model).__name__} doesn't.",

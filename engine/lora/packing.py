@@ -23,6 +23,7 @@ from engine.models.layers.norm import Transform
 from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.sharding import PARAM, ModelShard
 from engine.models.supports_lora import AdaptableLinear
+from engine.models.vision.family import VisionDecoder
 from engine.models.weight_loader import repeat_kv_rows, ungroup_qkv_rows
 from engine.pooling.heads import ClassifierHeadFactory
 from kernels import LinearLayer
@@ -45,6 +46,7 @@ class TransformersModules(TargetModules):
         adapted = model.adapted
         self.classifier: dict[str, tuple[int, ...]] = {}
         self.head, self.heads, self.tied = _name(adapted.output), (0, 0), adapted.tied
+        self.vision = None
         self.embedding, self.vocab_size, self.hidden_size = "", 0, 0
         if adapted.embedding is not None:
             slot, table = adapted.embedding
@@ -91,7 +93,8 @@ class TransformersModules(TargetModules):
 def modules_of(model: AdaptableModel, heads: ClassifierHeadFactory | None = None) -> TargetModules:
     """The modules of a model; `heads`: of a classifier."""
     if isinstance(model, NativeDecoder | NativeEncoder):
-        return TargetModules(_full_spec(model), None if heads is None else heads.shapes)
+        vision = model.encoder.linears if isinstance(model, VisionDecoder) else None
+        return TargetModules(_full_spec(model), None if heads is None else heads.shapes, vision)
     return TransformersModules(model)
 
 
@@ -148,6 +151,7 @@ def pack_adapter(
         embedding=embedding,
         head=head,
         classifier=packer.classifier(heads),
+        vision=dict(packer.vision()),
         vocab_size=adapter.vocab_size,
         num_bytes=packer.num_bytes,
     )
@@ -219,6 +223,21 @@ class AdapterPacker:
         """What the adapter changes in one layer."""
         for slot, parts in self.parts(index):
             yield slot, self._pack(parts)
+
+    def vision(self) -> Iterator[tuple[str, PackedLora]]:
+        """What the adapter changes in a vision tower and its connector."""
+        if self.modules.vision is None or not isinstance(self._model, VisionDecoder):
+            return
+        for slot, linear in self.modules.layers[self.modules.vision].items():
+            deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
+            if not any(deltas):
+                continue
+            if self._model.lora_slots is not None:
+                raise InvalidRequest(
+                    "Adapters of vision towers aren't supported on this device.",
+                    param=linear.parts[0].name,
+                )
+            yield slot, self._pack(self._fused(linear, self._model.encoder.layers[slot], deltas))
 
     def parts(self, index: int) -> Iterator[tuple[str, LayerDeltaBuilder]]:
         """The same before it is packed."""

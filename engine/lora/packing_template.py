@@ -166,7 +166,11 @@ class PackingTemplates:
 
         `weights_dtype`: what weights are kept in, None: as they are.
         """
-        is_unsupported = model.lora_slots is not None or not isinstance(model.spec, DecoderSpec)
+        is_unsupported = (
+            model.lora_slots is not None
+            or not isinstance(model.spec, DecoderSpec)
+            or modules.vision is not None
+        )
         if is_unsupported or not has_only_matrices(adapter):
             return
         dtypes, files = {tensor.dtype for tensor in adapter.tensors()}, _read(Path(path))

@@ -37,12 +37,14 @@ class AdapterFacts:
         num_bytes: of device memory.
         load_seconds: how long it took to bring it there.
         vocab_size: of its rows, where it brings tokens; 0: the model's.
+        changes_vision: whether pictures are encoded anew with it.
     """
 
     rank: int
     num_bytes: int
     load_seconds: float
     vocab_size: int = 0
+    changes_vision: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class AdapterStore:
         self.publish(packed)
         seconds = time.perf_counter() - started
         weights = packed.weights
-        return AdapterFacts(packed.rank, weights.num_bytes, seconds, weights.vocab_size)
+        return AdapterFacts(
+            packed.rank, weights.num_bytes, seconds, weights.vocab_size, bool(weights.vision)
+        )
 
     def stage(
         self, ref: AdapterRef, model: AdaptableModel, heads: ClassifierHeadFactory | None = None

@@ -28,6 +28,9 @@ from engine.models.layers.linear import (
 _PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
 
 
+#: Where a checkpoint that has a vision tower, too, may have its text model.
+_TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.text_model.", "model.")
+
 #: Of an encoder, by its name within it.
 _POOLER = "pooler.dense"
 #: Where `transformers` has a mixture, and where checkpoints have it.
@@ -89,6 +92,8 @@ class TargetModules:
     Attributes:
         layers: of each its linear layers by their slots, see `layer_linears`.
         embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
+        vision: the number behind the last layer's, under which `layers` has the linear layers of a
+            vision tower and its connector; None: there is none.
         heads: of queries and of keys; 0 of an encoder.
         classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
         takes_gguf: llama.cpp's names can be told.
@@ -100,12 +105,16 @@ class TargetModules:
         self,
         spec: DecoderSpec | EncoderSpec,
         classifier: Mapping[str, tuple[int, ...]] | None = None,
+        vision: Mapping[str, FusedLinear] | None = None,
     ) -> None:
-        """`classifier`: the tensors of a classifier's head, by their names."""
+        """`classifier`: the tensors of a classifier's head, by their names. `vision`: the linear
+        layers of a vision tower and its connector, by the names of their first parts.
+        """
         self.classifier = dict(classifier or {})
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.embedding, self.head, prefix = "", "", ""
         self.heads, self.tied = (0, 0), False
+        self._vision_names: dict[str, str] = {}
         self._stacks: dict[str, ExpertStack] = {}
         if isinstance(spec, EncoderSpec):
             self.layers, prefix = encoder_linears(spec), spec.names.prefix
@@ -116,6 +125,11 @@ class TargetModules:
             self.embedding, self.head = spec.names.embedding, spec.names.lm_head
             self.layers = [dict(layer_linears(layer)) for layer in described.layers]
             self._stacks |= _stacks(described)
+        self.vision = len(self.layers) if vision else None
+        if vision:
+            self.layers.append(dict(vision))
+            parts = [part.name for linear in vision.values() for part in linear.parts]
+            self._vision_names = {_bare_vision_name(name): name for name in parts}
         self._prefixes = (*_PREFIXES, prefix)
         self._targets = dict(_target_slices(self.layers))
         self._dense = dict(_dense(self.classifier))
@@ -128,12 +142,21 @@ class TargetModules:
         """The checkpoint's name of a module: of a target, a stack, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
-                for removed, added in product(self._prefixes, repeat=2):
-                    candidate = added + name.removeprefix(removed)
+                for candidate in self._candidates(name):
                     module = candidate.replace(ours, theirs) + ending
                     if module in self._names:
                         return module
-        return None
+        return self._vision_names.get(_bare_vision_name(name))
+
+    def _candidates(self, name: str) -> Iterator[str]:
+        """What the checkpoint may call a module."""
+        for removed, added in product(self._prefixes, repeat=2):
+            yield added + name.removeprefix(removed)
+        if self.vision is not None:
+            for text_model in _TEXT_MODELS:
+                if name.startswith(text_model):
+                    inner_name = name.removeprefix(text_model)
+                    yield from (other + inner_name for other in _TEXT_MODELS)
 
     def find_target(self, name: str) -> TargetSlice | None:
         """Where the weight of this name is; None for a table, or nothing of the model's."""
@@ -150,6 +173,11 @@ class TargetModules:
     def stack(self, name: str) -> ExpertStack | None:
         """The experts whose weights are one tensor of this name."""
         return self._stacks.get(name)
+
+
+def _bare_vision_name(name: str) -> str:
+    """What a tower's module is called by all of `transformers`' versions and checkpoints."""
+    return name.removeprefix("model.").replace(".vision_model.", ".")
 
 
 def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ class AdapterWeights:
         table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
         embedding, head: None: it leaves them as they are.
         classifier: a pooling model's head in the place of its own, on the host.
+        vision: what it changes in a vision tower and its connector, by layers' names.
         vocab_size: of its rows, where it brings tokens: then its `head` makes their logits alone.
             0: the model's.
         num_bytes: of device memory.
@@ -113,6 +114,7 @@ class AdapterWeights:
     embedding: EmbeddingLora | None = None
     head: HeadLora | None = None
     classifier: Callable[[Tensor], Tensor] | None = None
+    vision: Mapping[str, PackedLora] = field(default_factory=dict)
     vocab_size: int = 0
     num_bytes: int = 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.contract.messages import EngineRequest, MediaItem
 from engine.scheduler.plan import EncoderInput, EncodeTask
@@ -27,6 +27,7 @@ class EncoderItem:
         handle: what the encoder reads, see `Executor.attach`.
         bidirectional: see `EncoderInput`.
         tenant, cache_namespace: the request's.
+        adapter: see `EncodeTask`.
     """
 
     item: MediaItem
@@ -35,6 +36,12 @@ class EncoderItem:
     bidirectional: bool = False
     tenant: str = ""
     cache_namespace: str = ""
+    adapter: str = ""
+
+    def with_adapter(self, digest: str) -> EncoderItem:
+        """As an adapter's encoder computes it."""
+        key = hashlib.sha256(self.key + bytes.fromhex(digest)).digest()
+        return replace(self, key=key, adapter=digest)
 
     @property
     def inputs(self) -> list[EncoderInput]:
@@ -182,6 +189,7 @@ class EncoderCacheManager:
                         entry.handle,
                         tenant=entry.tenant,
                         cache_namespace=entry.cache_namespace,
+                        adapter=entry.adapter,
                     )
                 )
         return tasks

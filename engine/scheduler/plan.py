@@ -61,6 +61,7 @@ class EncodeTask(msgspec.Struct, frozen=True):
         seq_id: the sequence that starts with it, where its states go to blocks; else -1.
         block_ids: where their keys and values go, for cross attention; []: the worker keeps them.
         tenant, cache_namespace: of the request that needs it first.
+        adapter: digest of the adapter that changes the encoder; "": none does.
     """
 
     key: bytes
@@ -70,6 +71,7 @@ class EncodeTask(msgspec.Struct, frozen=True):
     block_ids: list[int] = msgspec.field(default_factory=list)
     tenant: str = ""
     cache_namespace: str = ""
+    adapter: str = ""
 
 
 class NewSequence(msgspec.Struct, omit_defaults=True):

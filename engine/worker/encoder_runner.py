@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.kv_transfer.ec_connector import ECConnector
 from engine.models.interface import EncoderDecoderModel, SupportsMultiModal
+from engine.models.lora import AdapterWeights
+from engine.models.vision.family import VisionDecoder
 from engine.multimodal.inputs import MediaTensors
 from engine.scheduler.plan import EncodeTask
 from engine.worker.step_inputs import EncoderRange
@@ -17,8 +19,13 @@ from engine.worker.step_inputs import EncoderRange
 class EncoderRunner:
     """The worker's side of `engine.scheduler.encoder_cache`."""
 
-    def __init__(self, model: SupportsMultiModal | EncoderDecoderModel) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: SupportsMultiModal | EncoderDecoderModel,
+        adapters: Mapping[str, AdapterWeights],
+    ) -> None:
+        """`adapters`: by digest."""
+        self._model, self._adapters = model, adapters
         #: Saves outputs for other replicas, and loads theirs; None: nobody does.
         self.ec_connector: ECConnector | None = None
         #: key -> [num_vectors, hidden]
@@ -57,8 +64,17 @@ class EncoderRunner:
         """An item's output, loaded or computed."""
         connector = self.ec_connector
         if connector is None:
-            return model.encode(task.kind, tensors)
+            return self._compute(model, task, tensors)
         if (output := connector.start_load_caches(task.key)) is None:
-            output = model.encode(task.kind, tensors)
+            output = self._compute(model, task, tensors)
             connector.save_caches(task.key, output, task.tenant, task.cache_namespace)
         return output
+
+    def _compute(
+        self, model: SupportsMultiModal, task: EncodeTask, tensors: MediaTensors
+    ) -> Tensor:
+        """An item's output, with the adapter that changes the encoder."""
+        if task.adapter and isinstance(model, VisionDecoder):
+            deltas = self._adapters[task.adapter].vision
+            return model.encode_with_adapter(task.kind, tensors, deltas)
+        return model.encode(task.kind, tensors)

@@ -166,7 +166,7 @@ class ModelRunner:
         self._taps = self._make_taps(() if hidden is None else hidden.aux_layers)
         self.encoder: EncoderRunner | None = None
         if isinstance(model, SupportsMultiModal | EncoderDecoderModel):
-            self.encoder = EncoderRunner(model)
+            self.encoder = EncoderRunner(model, batch.adapters.loaded)
         self._alignment_recorder = (
             AlignmentRecorder() if isinstance(model, EncoderDecoderModel) else None
         )

@@ -92,17 +92,20 @@ class StepInputs(SampledRows):
 
 
 class RowAdapters:
-    """The adapter of each row of the running batch; most rows have none."""
+    """The adapter of each row of the running batch; most rows have none.
+
+    Attributes:
+        loaded: adapters by digest.
+    """
 
     def __init__(self, loaded: Mapping[str, AdapterWeights] | None = None) -> None:
-        """`loaded`: adapters by digest."""
-        self._loaded = {} if loaded is None else loaded
+        self.loaded = {} if loaded is None else loaded
         self._by_row: dict[int, AdapterWeights] = {}
 
     def set(self, row: int, digest: str) -> None:
         """Set the adapter of a new sequence's row; "": none."""
         if digest:
-            self._by_row[row] = self._loaded[digest]
+            self._by_row[row] = self.loaded[digest]
 
     def clear(self, row: int) -> None:
         """Remove the adapter of a row whose sequence has left."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,9 +15,12 @@ from engine.models.decoder import NativeDecoder
 from engine.models.decoder_spec import DecoderSpec, WeightNames
 from engine.models.families.common import ACTIVATIONS, Config
 from engine.models.layers.moe import Weights
+from engine.models.vision.adapters import AdaptableEncoder, EncoderLoader
 from engine.models.vision.tower import VisionSpec
 from engine.models.weight_loader import WeightLoader
 from engine.multimodal.inputs import EMBEDS, MediaTensors
+from engine.quantization.packing import make_quant_scheme
+from kernels.lora import PackedLora
 
 #: `model_type` of a text part -> the architecture that runs it.
 _TEXT_ARCHITECTURES = {
@@ -105,6 +108,10 @@ class VisionDecoder(NativeDecoder):
     """A decoder whose prompts may hold pictures, or sound."""
 
     family: VisionFamily
+    #: What adapters may change of the family's encoder.
+    encoder: AdaptableEncoder
+    #: Whether the encoder's weights are rounded as the decoder's are.
+    quantizes_encoder: bool = False
 
     @property
     def hears(self) -> bool:
@@ -124,6 +131,25 @@ class VisionDecoder(NativeDecoder):
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         super().load(weights, progress)
         self.family.load(self.encoder_loader(weights))
+
+    def encoder_loader(self, weights: Weights) -> WeightLoader:
+        self.encoder = AdaptableEncoder()
+        quantization = self.quantization if self.quantizes_encoder else None
+        scheme = make_quant_scheme(quantization, self.round_inputs)
+        return EncoderLoader(
+            self.encoder,
+            *(self.spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme),
+        )
+
+    def encode_with_adapter(
+        self, kind: str, tensors: MediaTensors, deltas: Mapping[str, PackedLora]
+    ) -> Tensor:
+        """As `encode`, with what an adapter adds to the encoder's linear layers."""
+        self.encoder.lora.deltas = deltas
+        try:
+            return self.encode(kind, tensors)
+        finally:
+            self.encoder.lora.deltas = {}
 
     @torch.inference_mode()
     def encode(self, kind: str, tensors: MediaTensors) -> Tensor:
@@ -185,12 +211,6 @@ def make_tower_spec(vision: Config, prefix: str, *, eps: float, **particulars: A
 
     `eps`: of its norms where it says none; `particulars`: further fields of `VisionSpec`.
     """
-    name = str(vision.get("hidden_act", "gelu"))
-    act = "quick_gelu" if name == "quick_gelu" else ACTIVATIONS.get(name)
-    if act is None:
-        raise ModelLoadError(
-            f"config.json: vision_config.hidden_act {name!r} isn't supported.", param="hidden_act"
-        )
     return VisionSpec(
         prefix=prefix,
         hidden_size=int(vision["hidden_size"]),
@@ -200,10 +220,21 @@ def make_tower_spec(vision: Config, prefix: str, *, eps: float, **particulars: A
         image_size=int(vision["image_size"]),
         patch_size=int(vision["patch_size"]),
         num_channels=int(vision.get("num_channels", 3)),
-        activation=act,
+        activation=activation_name(vision),
         norm_eps=float(vision.get("layer_norm_eps", eps)),
         **particulars,
     )
+
+
+def activation_name(config: Config) -> str:
+    """A tower's `hidden_act` by the kernels' name. Raises `ModelLoadError`."""
+    name = str(config.get("hidden_act", "gelu"))
+    act = "quick_gelu" if name == "quick_gelu" else ACTIVATIONS.get(name)
+    if act is None:
+        raise ModelLoadError(
+            f"config.json: a tower's hidden_act {name!r} isn't supported.", param="hidden_act"
+        )
+    return act
 
 
 def tower_of(config: Config, prefix: str) -> VisionSpec:

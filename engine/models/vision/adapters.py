@@ -1,0 +1,85 @@
+"""Linear layers of encoders that adapters may change, while one picture is encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.layers.linear import FusedLinear
+from engine.models.weight_loader import WeightLoader
+from kernels import KernelSet, LinearLayer
+from kernels.lora import PackedLora
+
+
+@dataclass(slots=True)
+class EncoderLora:
+    """What an adapter adds to an encoder's linear layers, by the names of their first parts; empty:
+    nothing. One call at a time.
+    """
+
+    deltas: Mapping[str, PackedLora] = field(default_factory=dict)
+
+
+class EncoderLinear(LinearLayer):
+    """A linear layer all of whose rows get what the adapter adds."""
+
+    def __init__(self, ops: KernelSet, layer: LinearLayer, name: str, lora: EncoderLora) -> None:
+        """`name`: of its first part."""
+        self._ops, self._layer, self._name, self._lora = ops, layer, name, lora
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.nbytes = layer.nbytes
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y = self._layer(x, out)
+        if (delta := self._lora.deltas.get(self._name)) is not None:
+            self._ops.add_lora(y, x, [(delta, torch.arange(len(x)))])
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self._layer.rows(ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        return self._layer.tensors()
+
+
+@dataclass(slots=True)
+class AdaptableEncoder:
+    """An encoder's linear layers, by the names of their first parts.
+
+    Attributes:
+        linears, layers: described, and as they were loaded.
+        lora: what the adapter adds with which a picture is being encoded.
+    """
+
+    linears: dict[str, FusedLinear] = field(default_factory=dict)
+    layers: dict[str, LinearLayer] = field(default_factory=dict)
+    lora: EncoderLora = field(default_factory=EncoderLora)
+
+
+class EncoderLoader(WeightLoader):
+    """Loads an encoder whose layers adapters may change, which are noted in `encoder`."""
+
+    def __init__(self, encoder: AdaptableEncoder, *arguments: Any) -> None:
+        """`arguments`: those of `WeightLoader`."""
+        super().__init__(*arguments)
+        self._encoder = encoder
+
+    def linear(
+        self,
+        linear: FusedLinear,
+        rows: Sequence[range] | None = None,
+        inputs: Sequence[int] | None = None,
+    ) -> LinearLayer:
+        """See `WeightLoader.linear`."""
+        name, encoder = linear.parts[0].name, self._encoder
+        layer = super().linear(linear, rows, inputs)
+        encoder.linears[name] = linear
+        encoder.layers[name] = EncoderLinear(self.ops, layer, name, encoder.lora)
+        return encoder.layers[name]
