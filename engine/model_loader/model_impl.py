@@ -32,6 +32,7 @@ from engine.models.rotary_embedding import RopeSpec
 from engine.models.sharding import PARAM
 from engine.models.speech.alignment import read_alignment_heads
 from engine.models.speech.whisper import WhisperEncoderSpec, WhisperModel
+from engine.models.vision.dual_encoder import DualEncoderSpec
 from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
 from engine.models.vision.registry import find_vision_family
 from engine.pooling.load import load_pooled, pooled_spec
@@ -309,6 +310,15 @@ def _check_dummy_size(spec: DecoderSpec, dtype: torch.dtype, order: BuildRequest
     check_dummy_size(spec.architecture, sizes, spec.num_parameters * bits // 8)
 
 
+def _check_vision_device(order: BuildRequest) -> None:
+    """Raise `ModelLoadError` for a vision tower on a GPU."""
+    if order.ops.device != HOST:
+        raise ModelLoadError(
+            f"{order.raw['architectures'][0]} sees on a CPU alone; there is no GPU path yet.",
+            param="model",
+        )
+
+
 def _native(
     order: BuildRequest, outside: Any = None, vision: VisionFamily | None = None
 ) -> LoadedImpl:
@@ -321,11 +331,7 @@ def _native(
     if vision is not None:
         if order.stage is not None:
             reject_ranks(order, "a model that sees")
-        if order.ops.device != HOST:
-            raise ModelLoadError(
-                f"{raw['architectures'][0]} sees on a CPU alone; there is no GPU path yet.",
-                param="model",
-            )
+        _check_vision_device(order)
         spec = dataclasses.replace(
             decoder_spec(vision.text_config),
             architecture=raw["architectures"][0],
@@ -431,8 +437,12 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
     check_online_quantization(order.quantized.rounds, order.ops)
     refuse_kv_scale_file(config, "a pooling model")
     reject_batch_invariance(config, order.ops.device, "pooling models")
-    spec = pooled_spec(settings, raw)
-    if isinstance(spec, DecoderSpec):
+    vision = find_vision_family(raw)
+    spec = pooled_spec(settings, raw, vision)
+    if vision is not None or isinstance(spec, DualEncoderSpec):
+        reject_ranks(order, "a model that sees")
+        _check_vision_device(order)
+    elif isinstance(spec, DecoderSpec):
         _check_device_support(spec, order)
     else:
         reject_ranks(order, "an encoder")
@@ -442,7 +452,7 @@ def _pooled(order: BuildRequest, settings: PoolingModelConfig) -> LoadedImpl:
         _check_dummy_size(spec, dtype, order)
     model, pooler = load_pooled(
         settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
-        order.quantized.form, order.quantized.rounds, order.ranks,
+        order.quantized.form, order.quantized.rounds, order.ranks, vision,
     )  # fmt: skip
     # An encoder has no logits; nobody asks a pooling model for them.
     return LoadedImpl(cast(EngineModel, model), spec, dtype, max_model_len, pooler)

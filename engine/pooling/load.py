@@ -22,6 +22,13 @@ from engine.models.families.common import Config
 from engine.models.layers.moe import Weights
 from engine.models.layers.norm import Transform
 from engine.models.registry import decoder_spec, native_architectures
+from engine.models.vision.dual_encoder import (
+    DUAL_ENCODERS,
+    DualEncoder,
+    DualEncoderSpec,
+    dual_encoder_spec,
+)
+from engine.models.vision.family import VisionDecoder, VisionFamily, locate_text
 from engine.pooling.heads import ClassifierHeadFactory, HeadReader, dense_module, token_head
 from engine.pooling.pooler import Pooler
 from engine.pooling.pooling_config import PoolingModelConfig
@@ -44,17 +51,28 @@ _NOT_NEEDED = (
     "vocab_",
     "pooler.",
     "decoder.",
+    "logit_",
 )
 
 
-def pooled_spec(settings: PoolingModelConfig, raw: Config) -> DecoderSpec | EncoderSpec:
+def pooled_spec(
+    settings: PoolingModelConfig, raw: Config, vision: VisionFamily | None = None
+) -> DecoderSpec | EncoderSpec:
     """The spec of a model whose config.json may name it without a language model's head.
+
+    `vision`: what stands in front of its text model.
 
     Raises `ModelLoadError` for an architecture that isn't known.
     """
     name = settings.architecture
+    if name in DUAL_ENCODERS:
+        return dual_encoder_spec(raw)
     if settings.encoder:
         return encoder_spec(name, raw)
+    if vision is not None:
+        spec = decoder_spec(vision.text_config)
+        span = vision.bidirectional_span
+        return replace(spec, tie_embeddings=True, lm_head_bias=False, bidirectional_span=span)
     if name not in native_architectures():
         stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
         causal = (f"{stem}ForCausalLM", f"{stem}LMHeadModel")
@@ -89,22 +107,27 @@ def load_pooled(
     form: CheckpointFormat | None = None,
     rounds: str | None = None,
     ranks: RankGroup | None = None,
+    vision: VisionFamily | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
     """The transformer with its weights, in `dtype`, and its pooler.
 
     `form`: how the checkpoint was quantised; None: it wasn't. `rounds`: what the transformer's
     weights are rounded to while they load; None: nothing. `ranks`: those that share a decoder;
-    None: this is the only one.
+    None: this is the only one. `vision`: what stands in front of a decoder.
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
     weights = _weights(folder, config, form)
     model: NativeDecoder | NativeEncoder
     if isinstance(spec, EncoderSpec):
-        model = NativeEncoder(spec, ops, dtype, max_model_len, rounds)
+        kind = DualEncoder if isinstance(spec, DualEncoderSpec) else NativeEncoder
+        model = kind(spec, ops, dtype, max_model_len, rounds)
     else:
         ops = with_attention_backend(ops, spec, dtype, config)
-        model = NativeDecoder(
+        if vision is not None:
+            spec = locate_text(vision, spec, weights)
+        decoder = NativeDecoder if vision is None else VisionDecoder
+        model = decoder(
             spec,
             ops,
             dtype,
@@ -115,6 +138,8 @@ def load_pooled(
             num_redundant_experts=config.eplb.num_redundant_experts if config.eplb else 0,
             reopen_weights=lambda: _weights(folder, config, form),
         )
+    if isinstance(model, VisionDecoder) and vision is not None:
+        model.family = vision
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unused_names() if _matters(name, spec)]

@@ -22,6 +22,8 @@ from engine.multimodal.inputs import EMBEDS, MediaTensors
 from engine.quantization.packing import make_quant_scheme
 from kernels.lora import PackedLora
 
+#: What rounds the weights of an encoder, too: 4 bits would cost it too much.
+ENCODER_METHODS = ("int8", "fp8")
 #: `model_type` of a text part -> the architecture that runs it.
 _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -110,8 +112,6 @@ class VisionDecoder(NativeDecoder):
     family: VisionFamily
     #: What adapters may change of the family's encoder.
     encoder: AdaptableEncoder
-    #: Whether the encoder's weights are rounded as the decoder's are.
-    quantizes_encoder: bool = False
 
     @property
     def hears(self) -> bool:
@@ -134,7 +134,7 @@ class VisionDecoder(NativeDecoder):
 
     def encoder_loader(self, weights: Weights) -> WeightLoader:
         self.encoder = AdaptableEncoder()
-        quantization = self.quantization if self.quantizes_encoder else None
+        quantization = self.quantization if self.quantization in ENCODER_METHODS else None
         scheme = make_quant_scheme(quantization, self.round_inputs)
         return EncoderLoader(
             self.encoder,
