@@ -176,6 +176,7 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
         prompt: put before every text that is embedded.
         similarity: of two embeddings: "cosine", "dot", "euclidean" or "manhattan".
         token_types: the model tells a pair's two parts by token types.
+        image_or_text: a prompt is a text, or one image, for which an EOS token stands.
     """
 
     embedding_size: int
@@ -184,6 +185,7 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt: str = ""
     similarity: str = "cosine"
     token_types: bool = False
+    image_or_text: bool = False
 
 
 class LayerInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -298,6 +300,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     prefix_cache_hits_total: int = 0
     #: Of the last 1,000 sequences that started, in [0, 1].
     prefix_cache_hit_rate: float = 0.0
+    #: Images, videos and sounds that sequences needed encoded, and that were encoded already.
+    mm_cache_queries_total: int = 0
+    mm_cache_hits_total: int = 0
     prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
     #: Device memory that LoRA adapters have, and may have; loads of them and what those took.

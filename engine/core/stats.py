@@ -334,6 +334,8 @@ class EngineStatsCollector:
         stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens
         stats.prefix_cache_hits_total = scheduler.kv.num_hit_tokens
         stats.prefix_cache_hit_rate = scheduler.kv.recent_hit_rate
+        stats.mm_cache_queries_total = scheduler.encoder_cache.num_queries
+        stats.mm_cache_hits_total = scheduler.encoder_cache.num_hits
         residency = scheduler.kv.pool.residency.histograms
         stats.histograms = self._histograms.by_name | residency.by_name
         return stats

@@ -150,6 +150,14 @@ TOTALS: dict[str, tuple[str, Value]] = {
         lambda s: s.prefix_cache_queries_total,
     ),
     "prefix_cache_hits": ("Prefix cache hits, in tokens.", lambda s: s.prefix_cache_hits_total),
+    "mm_cache_queries": (
+        "Images, videos and sounds that sequences needed encoded.",
+        lambda s: s.mm_cache_queries_total,
+    ),
+    "mm_cache_hits": (
+        "Images, videos and sounds that were encoded already.",
+        lambda s: s.mm_cache_hits_total,
+    ),
     "external_prefix_cache_queries": (
         "Prompt tokens looked up in KV tiers.",
         lambda s: s.external_prefix_cache_queries_total,
