@@ -293,6 +293,24 @@ class _Mllama(ImagePrompt):
         return self.image_token
 
 
+class ImageOrText(ImagePrompt):
+    """A prompt by itself, for which an EOS token stands: of models that give vectors."""
+
+    def __init__(self, folder: str | Path, images: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self.images = images
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+        self.image_token, self.image_token_id = tokenizer.eos_token, int(tokenizer.eos_token_id)
+
+    def replacement(self, outputs: Mapping[str, Any]) -> str:
+        return self.image_token
+
+
+#: By `model_type`, whose image processors others have, too.
+_KINDS: dict[str, type[ImagePrompt]] = {"clip": ImageOrText, "siglip": ImageOrText}
 #: By `model_type`, where another image processor says too little.
 _QWEN_KINDS: dict[str, type[_Qwen]] = {
     "qwen2_5_vl": _Qwen25,
@@ -318,9 +336,10 @@ def find_image_prompt(folder: str | Path, images: Any) -> ImagePrompt | None:
 
     name = type(images).__name__
     kind = next((kind for key, kind in _IMAGE_PROMPTS.items() if name.startswith(key)), None)
-    if kind is _Qwen:
+    if kind in (None, _Qwen):
         config = AutoConfig.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True
         )
-        kind = _QWEN_KINDS.get(config.model_type, _Qwen)
+        kinds = _KINDS if kind is None else _QWEN_KINDS
+        kind = kinds.get(config.model_type, kind)
     return None if kind is None else kind(folder, images)

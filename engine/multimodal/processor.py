@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.multimodal.image_prompts import (
+    ImageOrText,
     ImagePrompt,
     VideoInput,
     VideoPrompt,
@@ -145,6 +146,7 @@ class MediaProcessor:
         image_token: the placeholder in prompts, as text.
         image_token_id: the same as a token.
         token_of_image, token_id_of_image: the token that stands for each vector of a picture.
+        image_or_text: whether a prompt is a text or one picture.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -163,6 +165,7 @@ class MediaProcessor:
             raise ModelLoadError(
                 f"{folder} has no image processor: {error}", param="model"
             ) from error
+        self.image_or_text = getattr(self._processor, "image_or_text", False)
         self.image_token: str = self._processor.image_token
         self.image_token_id: int = int(self._processor.image_token_id)
         self.token_of_image, self.token_id_of_image = self.image_token, self.image_token_id
@@ -319,6 +322,7 @@ class _ImagesProcessor:
 
     def __init__(self, prompt: ImagePrompt) -> None:
         self.image_processor, self._prompt = prompt.images, prompt
+        self.image_or_text = isinstance(prompt, ImageOrText)
         self.video_prompt = prompt if isinstance(prompt, VideoPrompt) else None
         self.image_token, self.image_token_id = prompt.image_token, prompt.image_token_id
 

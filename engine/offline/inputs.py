@@ -245,7 +245,14 @@ def _with_media(
         *(processor.prepare_video(video, options) for video in _videos(data.get("video"))),
     )
     text = prompt.get("prompt")
-    if "prompt_token_ids" in prompt:
+    if processor.image_or_text:
+        if text or prompt.get("prompt_token_ids") or len(media) != 1:
+            raise InvalidRequest(
+                "A prompt of this model is a text or one image, with an empty prompt.",
+                param="prompt",
+            )
+        token_ids = [processor.image_token_id]
+    elif "prompt_token_ids" in prompt:
         token_ids = _checked(prompt["prompt_token_ids"])
         placeholders = Counter(item.placeholder_id for item in media)
         if all(token_ids.count(token_id) == n for token_id, n in placeholders.items()):

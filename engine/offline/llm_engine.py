@@ -194,7 +194,7 @@ class LLMEngine:
                 priority=priority,
                 cache_namespace=entry.cache_salt,
                 adapter=entry.adapter,
-                media=self._locate(entry),
+                media=self.locate_media(entry),
             ),
             prompt_embeds=entry.embeds,
             media={item.digest: item.tensors for item in entry.media},
@@ -229,7 +229,8 @@ class LLMEngine:
             return SoundProcessor(facts.num_mels, 2 * facts.encoder_length)
         return MediaProcessor(facts.tokenizer_folder)
 
-    def _locate(self, entry: TokenPrompt) -> list[MediaItem]:
+    def locate_media(self, entry: TokenPrompt) -> list[MediaItem]:
+        """Where a prompt's media stand."""
         if not entry.media or isinstance(self._processor, SoundProcessor):
             return [MediaItem(item.kind, item.digest, ()) for item in entry.media]
         return locate_media(entry.token_ids, entry.media)
@@ -257,7 +258,7 @@ class LLMEngine:
                 priority=priority,
                 cache_namespace=entry.cache_salt,
                 adapter=entry.adapter,
-                media=self._locate(entry),
+                media=self.locate_media(entry),
             ),
             media={item.digest: item.tensors for item in entry.media},
         )

@@ -22,7 +22,7 @@ from engine.contract.pooling_params import (
 from engine.contract.validation import check_task
 from engine.offline.base import LLMBase, UseTqdm, progress
 from engine.offline.failures import check_failures
-from engine.offline.inputs import Prompt, as_list, tokenize_prompt
+from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
 from engine.offline.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -38,8 +38,8 @@ from engine.text.tokenizer import Tokenizer
 
 Output = TypeVar("Output")
 Raw = PoolingRequestOutput[torch.Tensor]
-#: Token ids, what to do with them, and whom they share cached prefixes with.
-Entry = tuple[list[int], PoolingParams, str]
+#: A prompt, and what to do with it.
+Entry = tuple[TokenPrompt, PoolingParams]
 Params = PoolingParams | Sequence[PoolingParams] | None
 
 
@@ -196,12 +196,12 @@ class PoolingMethods(LLMBase):
         info = self._pooling_info
         typed = parts.second_segment if info is not None and info.token_types else 0
         params = msgspec.structs.replace(params, task="score", second_segment=typed)
-        return parts.token_ids, params, ""
+        return TokenPrompt(None, parts.token_ids), params
 
     def _entry(
         self, prompt: Prompt, params: PoolingParams, task: str, adapter: AdapterRef | None
     ) -> Entry:
-        """A prompt's token ids, cut where that is asked for."""
+        """A prompt, cut where that is asked for."""
         if params.task not in ("", task):
             raise InvalidRequest(
                 f"PoolingParams of the task '{params.task}' can't be used to '{task}'.",
@@ -210,19 +210,23 @@ class PoolingMethods(LLMBase):
         params = msgspec.structs.replace(params, task=task)
         limit = params.prompt_limit(self.core.facts.max_model_len)
         tokenizer = self.llm_engine.tokenizer_of(adapter)
-        tokens = tokenize_prompt(prompt, tokenizer)
+        tokens = tokenize_prompt(prompt, tokenizer, self.llm_engine.media_processor)
         has_token_ids = isinstance(prompt, dict) and "prompt_token_ids" in prompt
         text = None if has_token_ids else tokens.text
+        token_ids = tokens.token_ids
+        if tokens.media:
+            if limit is not None and limit < len(token_ids):
+                raise InvalidRequest(
+                    "A prompt with media can't be cut.", param="truncate_prompt_tokens"
+                )
+            return tokens, params
         if text is not None and tokenizer is not None:
             info = self._pooling_info
             prefix = info.prompt if info is not None else ""
-            return (
-                tokenizer.encode_parts(prefix + text, limit=limit).token_ids,
-                params,
-                tokens.cache_salt,
-            )
-        token_ids = tokens.token_ids
-        return (token_ids if limit is None else token_ids[:limit]), params, tokens.cache_salt
+            token_ids = tokenizer.encode_parts(prefix + text, limit=limit).token_ids
+        elif limit is not None:
+            token_ids = token_ids[:limit]
+        return tokens._replace(token_ids=token_ids), params
 
     @property
     def _pooling_info(self) -> PoolingInfo | None:
@@ -273,21 +277,23 @@ class PoolingMethods(LLMBase):
     def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
         """Run a batch until it finishes. On any error none of it remains in the engine."""
         results: dict[str, Raw] = {}
-        by_token = any(params.by_token for _, params, _ in entries)
+        by_token = any(params.by_token for _, params in entries)
         adapters = to_adapter_refs(lora_request, len(entries))
         try:
-            for (token_ids, params, salt), adapter in zip(entries, adapters, strict=True):
+            for (prompt, params), adapter in zip(entries, adapters, strict=True):
                 request_id = str(next(self._ids))
                 message = EngineRequest(
                     request_id=request_id,
                     gateway_id="",
-                    prompt_token_ids=token_ids,
+                    prompt_token_ids=prompt.token_ids,
                     pooling=params,
-                    cache_namespace=salt,
+                    cache_namespace=prompt.cache_salt,
                     adapter=adapter,
+                    media=self.llm_engine.locate_media(prompt),
                 )
-                self.core.add_request(message)
-                results[request_id] = PoolingRequestOutput(request_id, None, token_ids)
+                media = {item.digest: item.tensors for item in prompt.media}
+                self.core.add_request(message, media=media)
+                results[request_id] = PoolingRequestOutput(request_id, None, prompt.token_ids)
             with self._threads.engine_threads(), progress(use_tqdm, len(entries)) as bar:
                 while self.core.has_work:
                     for delta in self.core.step():

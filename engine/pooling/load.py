@@ -125,7 +125,7 @@ def load_pooled(
     else:
         ops = with_attention_backend(ops, spec, dtype, config)
         if vision is not None:
-            spec = locate_text(vision, spec, weights)
+            spec = locate_text(spec, weights) or spec  # an absent tensor is named where it is read
         decoder = NativeDecoder if vision is None else VisionDecoder
         model = decoder(
             spec,

@@ -11,6 +11,7 @@ from engine.contract.messages import PoolingInfo
 from engine.contract.pooling_params import PoolingParams
 from engine.models.interface import ModelSpec, PoolingFacts
 from engine.models.layers.norm import Transform
+from engine.models.vision.dual_encoder import DUAL_ENCODERS
 from engine.pooling.heads import ClassifierHeadFactory
 from engine.pooling.pooling_config import PoolingModelConfig
 
@@ -45,6 +46,7 @@ class Pooler:
             prompt=settings.files.prompt,
             similarity=settings.files.similarity,
             token_types=getattr(spec, "type_vocab_size", 0) > 1,
+            image_or_text=settings.architecture in DUAL_ENCODERS,
         )
         return PoolingFacts(tuple(settings.tasks), info, settings.encoder, settings.caches_prefixes)
 

@@ -14,6 +14,7 @@ from engine.contract.engine_config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.encoders.encoder_spec import is_encoder
 from engine.models.registry import native_architectures
+from engine.models.vision.dual_encoder import DUAL_ENCODERS
 from engine.models.vision.registry import VISION_FAMILIES
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 from engine.text.tokenizer_files import read_object
@@ -129,8 +130,11 @@ def _default_convert(architecture: str, files: SentenceFiles) -> str | None:
 
 
 def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> PoolingModelConfig:
-    """Without sentence-transformers' files: CLS for encoders, LAST for decoders, normalised."""
-    encoder = is_encoder(architecture)
+    """Without sentence-transformers' files: CLS for encoders, LAST for decoders and encoders of
+    texts and pictures, normalised.
+    """
+    is_dual = architecture in DUAL_ENCODERS
+    encoder = is_dual or is_encoder(architecture)
     normalize = files.normalize if files.pooling_type else True
     matryoshka = raw.get("matryoshka_dimensions")
     if matryoshka is None and raw.get("is_matryoshka"):
@@ -138,8 +142,8 @@ def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> P
     return PoolingModelConfig(
         architecture=architecture,
         encoder=encoder,
-        tasks=("embed", "token_embed", "score"),
-        pooling_type=files.pooling_type or ("CLS" if encoder else "LAST"),
+        tasks=("embed", "score") if is_dual else ("embed", "token_embed", "score"),
+        pooling_type=files.pooling_type or ("CLS" if encoder and not is_dual else "LAST"),
         activation="normalize" if normalize else "",
         matryoshka=None if matryoshka is None else tuple(int(size) for size in matryoshka),
         files=files,

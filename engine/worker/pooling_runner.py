@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from engine.contract.pooling_params import PoolingParams
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.forward_context import AttentionMetadata
-from engine.models.interface import EngineModel
+from engine.models.interface import EngineModel, SupportsMultiModal
 from engine.pooling.pooler import Pooler
 from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.encoder_runner import EncoderRunner
 from engine.worker.input_batch import InputBatch
 from engine.worker.interface import CompletedStep
 from engine.worker.step_inputs import StepInputs
@@ -105,6 +106,9 @@ class PoolingRunner:
         self.model, self.batch, self.pooler = model, batch, pooler
         self._stage = stage
         self._states: dict[int, PoolingState] = {}
+        self._encoder = None
+        if isinstance(model, SupportsMultiModal):
+            self._encoder = EncoderRunner(model, batch.adapters.loaded)
         self._forward_pass: Callable[..., Tensor] = model.forward
 
     def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -147,7 +151,7 @@ class PoolingRunner:
         if inputs is None:
             return result
         starts = inputs.batch.context.query_start_loc.tolist()
-        hidden = self._forward(inputs, starts)
+        hidden = self._forward(inputs, starts, plan.dropped_encodings)
         done = set(inputs.batch.sampled)
         row = 0
         for index, state in enumerate(inputs.states):
@@ -167,9 +171,17 @@ class PoolingRunner:
     def reset(self) -> None:
         """Do nothing: no step is in flight after one has failed."""
 
-    def _forward(self, inputs: PoolingInputs, starts: list[int]) -> Tensor:
-        """Hidden states [num_rows, hidden] of the requested rows."""
+    def _forward(
+        self, inputs: PoolingInputs, starts: list[int], dropped: Sequence[bytes]
+    ) -> Tensor:
+        """Hidden states [num_rows, hidden] of the requested rows. `dropped`: an encoder's outputs
+        to let go.
+        """
         token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
+        if self._encoder is not None:
+            context.encoder_embeds = self._encoder.run(
+                dropped, inputs.batch.encode, inputs.batch.encoder_ranges
+            )
         lengths = context.query_start_loc
         if self._stage is not None:
             staged = self._stage(token_ids, context)

@@ -46,14 +46,14 @@ def find_vision_family(config: dict[str, Any]) -> VisionFamily | None:
     kind = next((VISION_FAMILIES[name] for name in names if name in VISION_FAMILIES), None)
     if kind is None:
         return None
-    completed = _completed(config)
+    completed = complete_config(config)
     if kind is Llava and completed["vision_config"].get("model_type") == "pixtral":
         # Pixtral's checkpoints have LLaVA's architecture.
         kind = Pixtral
     return kind(completed)
 
 
-def _completed(config: dict[str, Any]) -> dict[str, Any]:
+def complete_config(config: dict[str, Any]) -> dict[str, Any]:
     """config.json with the defaults that checkpoints leave out; `transformers` knows them."""
     from transformers import AutoConfig
 
@@ -62,7 +62,7 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
             # `transformers` knows its parts alone.
             parts = {"text_config": "llama", "audio_config": "whisper"}
             return config | {
-                name: _completed({"model_type": kind} | config[name])
+                name: complete_config({"model_type": kind} | config[name])
                 for name, kind in parts.items()
             }
         values = {name: value for name, value in config.items() if name != "model_type"}

@@ -1,4 +1,4 @@
-"""`VisionTower`: CLIP, SigLIP and their relatives, described by `VisionSpec`.
+"""`VisionTower` and `TextTower`: CLIP, SigLIP and their relatives, described by `TowerSpec`.
 
 Patches of a picture attend to all others of it. Activations are float32 on a CPU.
 """
@@ -43,16 +43,13 @@ class TowerNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VisionSpec:
-    """A vision transformer.
+class TowerSpec:
+    """The layers of a transformer that attend in both directions, or within a mask.
 
     Attributes:
         prefix: of its weights' names.
         names: of its weights.
-        image_size, patch_size: pixels of a side.
         activation: of the MLP, by the kernels' name.
-        class_token: a vector before the patches' own, which attends as they do.
-        patch_bias: whether the patch embedding has one.
         first_norm: a norm before the first layer, by its name, or "".
         last_norm: a norm after the last layer, by its name, or "".
         attention_bias: whether queries, keys and values have one.
@@ -66,18 +63,30 @@ class VisionSpec:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    image_size: int
-    patch_size: int
     activation: str
     norm_eps: float
-    num_channels: int = 3
-    class_token: bool = False
-    patch_bias: bool = True
     first_norm: str = ""
     last_norm: str = ""
     attention_bias: bool = True
     norm: str = "layer"
     qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec(TowerSpec):
+    """A vision transformer.
+
+    Attributes:
+        image_size, patch_size: pixels of a side.
+        class_token: a vector before the patches' own, which attends as they do.
+        patch_bias: whether the patch embedding has one.
+    """
+
+    image_size: int
+    patch_size: int
+    num_channels: int = 3
+    class_token: bool = False
+    patch_bias: bool = True
 
     @property
     def patches_per_side(self) -> int:
@@ -104,7 +113,9 @@ class VisionLayer:
     key_norm: Norm
 
     def __call__(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """[n, length, hidden] of the same. `mask`: bool [n, 1, 1, length], keys that count."""
+        """[n, length, hidden] of the same. `mask`: bool, for [n, 1, length, length], keys that
+        count; None: all.
+        """
         batch, length, hidden = x.shape
         qkv = self.qkv(self.attention_norm(x.flatten(0, 1)))
         query, key, value = qkv.chunk(3, dim=-1)
@@ -146,32 +157,22 @@ class ScaleChannels:
         return x * self.factors
 
 
-class VisionTower:
-    """Pictures of one size in, hidden states of their patches out."""
+class Tower:
+    """Norms and layers.
 
-    def __init__(self, spec: VisionSpec, loader: WeightLoader) -> None:
+    Attributes:
+        last_norm: what follows the last layer.
+    """
+
+    def __init__(self, spec: TowerSpec, loader: WeightLoader) -> None:
         """Reads all weights. Raises `ModelLoadError`."""
         self.spec, self._loader = spec, loader
-        names, prefix, hidden = spec.names, spec.prefix, spec.hidden_size
-        shape: tuple[int, ...]
-        shape = (hidden, spec.num_channels, spec.patch_size, spec.patch_size)
-        # A convolution whose stride is its width is a product of whole patches.
-        weight = loader.tensor(f"{prefix}{names.patches}.weight", shape).flatten(1)
-        bias = loader.vector(f"{prefix}{names.patches}.bias", hidden) if spec.patch_bias else None
-        self._patches = loader.pack(weight, bias)
-        batch = (1,) if names.batched else ()
-        self._class: Tensor | None = None
-        if spec.class_token:
-            shape = (*batch, *batch, hidden)
-            self._class = loader.vector(prefix + names.class_token, *shape).flatten()
-        num_positions = spec.patches_per_side**2 + spec.class_token
-        shape = (*batch, num_positions, hidden)
-        self.positions = loader.vector(prefix + names.positions, *shape).flatten(0, -2)
-        self._first_norm = self._norm(spec.first_norm)
+        self._first_norm = self.norm(spec.first_norm)
         self._layers = [self._layer(index) for index in range(spec.num_layers)]
-        self.last_norm = self._norm(spec.last_norm)
+        self.last_norm = self.norm(spec.last_norm)
 
-    def _norm(self, name: str, kind: str = "layer") -> Norm:
+    def norm(self, name: str, kind: str = "layer") -> Norm:
+        """The norm of this name within the tower; "" for none. `kind`: "layer" or "rms"."""
         if not name:
             return NoNorm()
         size, full_name = self.spec.hidden_size, self.spec.prefix + name
@@ -199,10 +200,10 @@ class VisionTower:
         return VisionLayer(
             ops=loader.ops,
             round_attention=loader.spec.round_attention,
-            attention_norm=self._norm(layer + names.attention_norm, spec.norm),
+            attention_norm=self.norm(layer + names.attention_norm, spec.norm),
             qkv=linear(*qkv, rows=hidden, columns=hidden, bias=bias),
             output=chain(linear(names.output, rows=hidden, columns=hidden), *scales[0]),
-            mlp_norm=self._norm(layer + names.mlp_norm, spec.norm),
+            mlp_norm=self.norm(layer + names.mlp_norm, spec.norm),
             mlp=chain(
                 linear("mlp.fc1", rows=inner, columns=hidden),
                 ungated_activation(spec.activation),
@@ -210,9 +211,56 @@ class VisionTower:
                 *scales[1],
             ),
             num_heads=spec.num_heads,
-            query_norm=self._norm(f"{layer}attention.q_norm" if spec.qk_norm else "", "rms"),
-            key_norm=self._norm(f"{layer}attention.k_norm" if spec.qk_norm else "", "rms"),
+            query_norm=self.norm(f"{layer}attention.q_norm" if spec.qk_norm else "", "rms"),
+            key_norm=self.norm(f"{layer}attention.k_norm" if spec.qk_norm else "", "rms"),
         )
+
+    def hidden_states(
+        self, x: Tensor, layers: tuple[int, ...], mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """The states that the layers `layers` return, in that order; 0 is the input of the first.
+
+        Args:
+            x: as `embed` returns them.
+            layers: negative ones count from the last; no layer behind all of them is computed.
+            mask: bool [n, length], patches that count, or [n or 1, 1, length, length], by the patch
+                that attends; None: all.
+        """
+        total = len(self._layers) + 1
+        indices = [layer % total for layer in layers]
+        keys = mask[:, None, None, :] if mask is not None and mask.dim() == 2 else mask
+        x = self._first_norm(x)
+        states = {0: x}
+        for index, layer in enumerate(self._layers[: max(indices)]):
+            x = layer(x, keys)
+            if index + 1 in indices:
+                states[index + 1] = x
+        return [states[layer] for layer in indices]
+
+
+class VisionTower(Tower):
+    """Pictures of one size in, hidden states of their patches out."""
+
+    spec: VisionSpec
+
+    def __init__(self, spec: VisionSpec, loader: WeightLoader) -> None:
+        """Reads all weights. Raises `ModelLoadError`."""
+        super().__init__(spec, loader)
+        names, prefix, hidden = spec.names, spec.prefix, spec.hidden_size
+        shape: tuple[int, ...]
+        shape = (hidden, spec.num_channels, spec.patch_size, spec.patch_size)
+        # A convolution whose stride is its width is a product of whole patches.
+        weight = loader.tensor(f"{prefix}{names.patches}.weight", shape).flatten(1)
+        bias = loader.vector(f"{prefix}{names.patches}.bias", hidden) if spec.patch_bias else None
+        self._patches = loader.pack(weight, bias)
+        batch = (1,) if names.batched else ()
+        self._class: Tensor | None = None
+        if spec.class_token:
+            shape = (*batch, *batch, hidden)
+            self._class = loader.vector(prefix + names.class_token, *shape).flatten()
+        num_positions = spec.patches_per_side**2 + spec.class_token
+        shape = (*batch, num_positions, hidden)
+        self.positions = loader.vector(prefix + names.positions, *shape).flatten(0, -2)
 
     def embed(self, pixels: Tensor, positions: Tensor | None = None) -> Tensor:
         """[n, length, hidden] before the first layer.
@@ -233,26 +281,41 @@ class VisionTower:
             x = torch.cat((self._class.expand(count, 1, -1).to(x), x), dim=1)
         return x + self.positions
 
-    def hidden_states(
-        self, x: Tensor, layers: tuple[int, ...], mask: Tensor | None = None
-    ) -> list[Tensor]:
-        """The states that the layers `layers` return, in that order; 0 is the input of the first.
 
-        Args:
-            x: as `embed` returns them.
-            layers: negative ones count from the last; no layer behind all of them is computed.
-            mask: bool [n, length], patches that count; None: all.
-        """
-        total = len(self._layers) + 1
-        indices = [layer % total for layer in layers]
-        keys = None if mask is None else mask[:, None, None, :]
-        x = self._first_norm(x)
-        states = {0: x}
-        for index, layer in enumerate(self._layers[: max(indices)]):
-            x = layer(x, keys)
-            if index + 1 in indices:
-                states[index + 1] = x
-        return [states[layer] for layer in indices]
+class TextTower(Tower):
+    """Texts of one length in, normed hidden states of their tokens out.
+
+    Attributes:
+        max_length: rows of the table of positions.
+    """
+
+    def __init__(
+        self,
+        spec: TowerSpec,
+        loader: WeightLoader,
+        vocab_size: int,
+        max_length: int,
+        *,
+        causal: bool,
+    ) -> None:
+        """`causal`: whether a token attends to those before it alone. Raises as `VisionTower`."""
+        super().__init__(spec, loader)
+        self._causal, self.max_length = causal, max_length
+        name, hidden = f"{spec.prefix}embeddings.", spec.hidden_size
+        self._embedding = loader.vector(f"{name}token_embedding.weight", vocab_size, hidden)
+        self._positions = loader.vector(f"{name}position_embedding.weight", max_length, hidden)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """float [n, length, hidden] from int64 [n, length]."""
+        length = token_ids.shape[1]
+        mask = None
+        if self._causal:
+            mask = torch.ones(
+                1, 1, length, length, dtype=torch.bool, device=token_ids.device
+            ).tril()
+        x = self._embedding[token_ids] + self._positions[:length]
+        (states,) = self.hidden_states(x, (-1,), mask)
+        return self.last_norm(states)
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import msgspec
 from django.conf import settings
 
 from engine.contract.errors import InvalidRequest
-from engine.contract.messages import gc_untracked
+from engine.contract.messages import MediaItem, gc_untracked
 from engine.contract.pooling_params import PoolingParams, check_length
 from inference.api.pooling.schemas import Item, chat_prompts
 from inference.loop.offload import get_render_pool
@@ -22,10 +23,12 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """One prompt and what to do with it."""
+    """One prompt and what to do with it. `media`, `media_data`: see `ChatPrompt`."""
 
     token_ids: list[int]
     params: PoolingParams
+    media: Sequence[MediaItem] = ()
+    media_data: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 async def item_entries(
@@ -68,7 +71,12 @@ async def chat_entries(
 ) -> list[Entry]:
     """An entry for each chat. Raises as `item_entries` and the chat's template do."""
     prompts = await chat_prompts(ctx, served, chats, params, side)
-    return await ctx.offload(_entries, prompts, served, params)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    entries = await ctx.offload(_entries, token_ids, served, params)
+    return [
+        entry._replace(media=prompt.media, media_data=prompt.media_data)
+        for entry, prompt in zip(entries, prompts, strict=True)
+    ]
 
 
 def _entries(prompts: list[list[int]], served: ResolvedModel, params: PoolingParams) -> list[Entry]:

@@ -134,7 +134,12 @@ class PoolingRun(Generation):
     @property
     def usage(self) -> Usage:
         """The prompts' tokens; there are no others."""
-        return Usage(prompt_tokens=self.job.prompt_tokens, cached_tokens=sum(self._cached))
+        return Usage(
+            prompt_tokens=self.job.prompt_tokens,
+            cached_tokens=sum(self._cached),
+            image_tokens=self.job.image_tokens,
+            audio_tokens=self.job.audio_tokens,
+        )
 
 
 BuildItem = Callable[[list[Vectors]], dict[str, Any]]
@@ -184,6 +189,8 @@ class PoolingRequestHandler:
             cache_salt=self.body.cache_salt or "",
             field_names={"prompt": self.param},
             pooling=[entry.params for entry in entries],
+            media=[[*entry.media] for entry in entries] if any(e.media for e in entries) else [],
+            media_data={digest: data for e in entries for digest, data in e.media_data.items()},
         )
         try:
             await job.check()

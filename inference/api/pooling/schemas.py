@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Self
 
 from django.conf import settings
@@ -11,8 +12,11 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import EmbedDtype, Endianness, PoolingParams
 from engine.text.tokenizer import max_pair_tokens
 from inference.api.pooling.formats import check_format
-from inference.chat.job import prompt_token_ids
+from inference.chat.job import render_prompt
 from inference.errors import UnsupportedField
+from inference.rendering.media import ChatPrompt, insert_media_tokens
+from inference.rendering.media_pool import MediaOptions
+from inference.rendering.media_sources import admit_sources, find_media
 from inference.rendering.prompts import truncate_tokens
 from inference.request.context import RequestContext
 from inference.request.job import ResolvedModel
@@ -62,23 +66,60 @@ async def chat_prompts(
     chats: list[ChatRequest],
     params: PoolingParams,
     side: str,
-) -> list[list[int]]:
-    """Token ids of each, cut at `side` where `params` say so; special tokens stay.
+) -> list[ChatPrompt]:
+    """Each as a prompt, cut at `side` where `params` say so; special tokens stay.
 
-    Raises: what the template refuses, as the chat endpoint does.
+    Raises: what the template refuses, as the chat endpoint does; `InvalidRequest` for a prompt with
+        media that is to be cut.
     """
     limit = params.prompt_limit(served.info.max_model_len)
-    token_ids = []
+    facts = served.info.pooling
+    prompts = []
     for chat in chats:
+        if facts is not None and facts.image_or_text:
+            prompts.append(await _image_or_text(ctx, served, chat, limit, side))
+            continue
         wants_special = bool(chat.add_special_tokens)
         without_special = chat.model_copy(update={"add_special_tokens": False})
-        ids = await prompt_token_ids(without_special, served, ctx)
+        prompt = await render_prompt(without_special, served, ctx)
         wrapped = served.tokenizer.wrapped
+        special = len(wrapped([])) if wants_special else 0
+        ids = prompt.token_ids
         if limit is not None:
-            special = len(wrapped([])) if wants_special else 0
             ids = truncate_tokens(ids, max_pair_tokens(limit, special), side)
-        token_ids.append(wrapped(ids) if wants_special else ids)
-    return token_ids
+        if prompt.media and (special or len(ids) < len(prompt.token_ids)):
+            raise InvalidRequest(
+                "A prompt with media can't be cut, and takes no add_special_tokens.",
+                param="add_special_tokens" if special else "truncate_prompt_tokens",
+            )
+        prompts.append(replace(prompt, token_ids=wrapped(ids) if wants_special else ids))
+    return prompts
+
+
+async def _image_or_text(
+    ctx: RequestContext, served: ResolvedModel, chat: ChatRequest, limit: int | None, side: str
+) -> ChatPrompt:
+    """A chat for a model that embeds a text or an image, and knows no messages."""
+    parts: list[Any] = []
+    for message in chat.raw_messages:
+        content = message.get("content")
+        parts += content if isinstance(content, list) else [{"text": content}]
+    sources = find_media(chat.raw_messages, served.info)
+    if len(parts) != 1 or any(source.kind == "document" for source in sources):
+        raise InvalidRequest(
+            f"The model {served.name} embeds one text or one image: send one message with one "
+            "part.",
+            param="messages",
+        )
+    if not sources:
+        text = served.tokenizer.encode_parts(str(parts[0].get("text", "")), limit=limit, side=side)
+        return ChatPrompt(text.token_ids, [], {})
+    placeholder = [served.tokenizer.eos_token_id or 0]
+    admitted = await admit_sources(sources, ctx.caller)
+    options = MediaOptions.from_chat(chat, served.info)
+    return await insert_media_tokens(
+        placeholder, admitted, options, served.info, served.tokenizer, ctx.caller
+    )
 
 
 Item = str | list[int]

@@ -1,0 +1,114 @@
+"""Vectors of pictures: CLIP and SigLIP beside `transformers`, and generating families pooled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from engine import LLM, PoolingParams
+from engine.contract.errors import InvalidRequest
+from tests.engine.multimodal.models import FAMILIES, IMAGE_TOKEN, VISION, picture, tokenizer_with
+
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+TEXTS = ["a photo of a cat", "Stop"]
+
+
+def dual_encoder(folder: Path, name: str) -> tuple[Any, Any, Any]:
+    """A random model, its image processor, and its tokenizer."""
+    tokenizer = tokenizer_with("<|end|>")
+    tokenizer.eos_token, tokenizer.pad_token = "<|end|>", "<|end|>"
+    eos = tokenizer.eos_token_id
+    text = TEXT | {"vocab_size": len(tokenizer), "eos_token_id": eos, "pad_token_id": eos}
+    size = {"height": 28, "width": 28}
+    if name == "clip":
+        config = tf.CLIPConfig(text_config=text, vision_config=VISION, projection_dim=40)
+        images = tf.CLIPImageProcessorPil(size=size, crop_size=size, do_center_crop=False)
+        kind: Any = tf.CLIPModel
+    else:
+        text |= {"projection_size": VISION["hidden_size"]}
+        config = tf.SiglipConfig(text_config=text, vision_config=VISION)
+        images = tf.SiglipImageProcessorPil(size=size)
+        kind = tf.SiglipModel
+    torch.manual_seed(5)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases are all 1 or 0 at first
+            parameter.data += torch.randn(parameter.shape) * 0.2
+    for part in (model, images, tokenizer):
+        part.save_pretrained(folder)
+    return model, images, tokenizer
+
+
+def normalized(values: Any) -> torch.Tensor:
+    values = getattr(values, "pooler_output", values)
+    return torch.nn.functional.normalize(values, dim=-1)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_vectors_of_pictures_and_texts_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    model, images, tokenizer = dual_encoder(tmp_path, name)
+    pictures = [picture(1, 60, 40), picture(2, 30, 70)]
+    ids = [
+        [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        for text in TEXTS
+    ]
+    with torch.inference_mode():
+        pixels = images(pictures, return_tensors="pt")["pixel_values"]
+        wanted = [*normalized(model.get_image_features(pixel_values=pixels))]
+        for row in ids:
+            padding = 0 if name == "clip" else 64 - len(row)
+            padded = torch.tensor([row + [tokenizer.eos_token_id] * padding])
+            wanted.append(normalized(model.get_text_features(input_ids=padded))[0])
+    llm = LLM(str(tmp_path), dtype="float32")
+    prompts: list[Any] = [{"prompt": "", "multi_modal_data": {"image": one}} for one in pictures]
+    prompts += [{"prompt_token_ids": row} for row in ids]
+    for _ in range(2):  # the second time pictures come from the cache
+        vectors = torch.tensor([result.outputs.embedding for result in llm.embed(prompts)])
+        assert torch.allclose(vectors, torch.stack(wanted), atol=2e-5)
+    cache = llm.llm_engine.core.scheduler.encoder_cache
+    assert (cache.num_hits, cache.num_queries) == (2, 4)
+    alone = [llm.embed(prompt)[0].outputs.embedding for prompt in prompts]
+    assert alone == vectors.tolist()
+    raw = llm.embed(prompts[0], PoolingParams(use_activation=False))[0].outputs.embedding
+    assert torch.tensor(raw).norm() != pytest.approx(1.0, abs=1e-3)
+    for wrong in (
+        {"prompt": "both", "multi_modal_data": {"image": pictures[0]}},
+        {"prompt": "", "multi_modal_data": {"image": pictures}},
+    ):
+        with pytest.raises(InvalidRequest, match="a text or one image"):
+            llm.embed(wrong)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_vl"])
+def test_families_that_generate_give_vectors_of_prompts_with_pictures(
+    tmp_path: Path, name: str
+) -> None:
+    model, processor = FAMILIES[name](tmp_path)
+    image = picture(1, 60, 40)
+    placeholder = IMAGE_TOKEN if name == "llava" else f"<|vision_start|>{IMAGE_TOKEN}<|vision_end|>"
+    prompt = f"See {placeholder} here"
+    inputs = processor(images=[image], text=prompt, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    with torch.inference_mode():
+        hidden = model.model(**inputs).last_hidden_state[0]
+    llm = LLM(str(tmp_path), dtype="float32", runner="pooling", num_gpu_blocks_override=64)
+    request: Any = {"prompt": prompt, "multi_modal_data": {"image": image}}
+    vector = torch.tensor(llm.embed(request)[0].outputs.embedding)
+    assert torch.allclose(vector, normalized(hidden[-1]), atol=2e-4)
+    by_token = llm.encode(request, pooling_task="token_embed")[0].outputs.data
+    assert torch.allclose(by_token, normalized(hidden), atol=2e-4)
+    other = {"prompt": prompt, "multi_modal_data": {"image": picture(2, 60, 40)}}
+    assert not torch.allclose(
+        torch.tensor(llm.embed(other)[0].outputs.embedding), vector, atol=0.01
+    )
