@@ -12,6 +12,7 @@ from engine.contract.lora import spread_lora_requests, to_adapter_refs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.base import UseTqdm, progress
 from engine.offline.beam_search import BeamSearchMethods
+from engine.offline.chat_media import extract_images
 from engine.offline.engine_args import EngineArgs, offline_config
 from engine.offline.failures import check_failures
 from engine.offline.inputs import Prompt, TokenPrompt, as_list, tokenize_prompt
@@ -42,7 +43,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         *positional: settings by their place: tokenizer, tokenizer_mode, ..., as vLLM has them.
         **settings: everything of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
             `max_num_batched_tokens`, `num_gpu_blocks_override`, `enable_prefix_caching`, `seed`.
-            vLLM's names are taken too.
+            vLLM's names are replaced too.
 
     Attributes:
         llm_engine: what does the work, for those who want each step.
@@ -185,7 +186,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
         chat_template_content_format: str = "auto",
         priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
-        """Generate the next turn of one conversation, or of several. Raises as `generate` does."""
+        """Generate the next turn of one conversation, or of several. Raises as `generate` does.
+
+        Messages may hold images: parts `image_url`, or PIL images as `image_pil`.
+        """
         prompts = self._rendered(
             messages,
             lora_request,
@@ -240,9 +244,11 @@ class LLM(PoolingMethods, BeamSearchMethods):
         refs = to_adapter_refs(lora_request, len(conversations))
         for conversation, ref in zip(conversations, refs, strict=True):
             tokenizer = self.llm_engine.tokenizer_of(ref) or base
-            ids = render_chat(tokenizer, conversation, **options)
+            chat, images = extract_images(conversation)
+            ids = render_chat(tokenizer, chat, **options)
             text = tokenizer.decode(ids, skip_special_tokens=False)
-            prompts.append({"prompt_token_ids": ids, "prompt": text})
+            prompt: dict[str, Any] = {"prompt_token_ids": ids, "prompt": text}
+            prompts.append(prompt | {"multi_modal_data": {"image": images}} if images else prompt)
         return prompts
 
     def save_quantized(self, path: str | Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
@@ -395,3 +396,36 @@ def test_gemma3_gives_the_same_tokens_without_compiled_kernels(
         LLM(str(folder), **options, cpu_kernels=False),
     )
     assert generate_tokens(compiled, prompts) == generate_tokens(baseline_llm, prompts)
+
+
+def test_offline_chats_take_images_in_all_of_their_parts(
+    family: Callable[[str], tuple[Path, Any, Any]],
+) -> None:
+    folder, _, _ = family("llava")
+    image, file = picture(1, 60, 40), io.BytesIO()
+    image.save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    llm = LLM(str(folder), dtype="float32", num_gpu_blocks_override=256)
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"image_url": url},
+        {"type": "image_pil", "image_pil": image},
+        {"type": "image", "image": image},
+    ]
+    chats: list[Any] = [
+        [{"role": "user", "content": [part, {"type": "text", "text": "What?"}]}] for part in parts
+    ]
+    prompt = f"<|im_start|>user\n{IMAGE_TOKEN}What?<|im_end|>\n<|im_start|>assistant\n"
+    request = {"prompt": prompt, "multi_modal_data": {"image": image}}
+    [wanted] = generate_tokens(llm, [request])
+    results = llm.chat(chats, params, use_tqdm=False)
+    assert [list(result.outputs[0].token_ids) for result in results] == [wanted] * len(parts)
+    for wrong in (
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            llm.chat([{"role": "user", "content": [wrong]}], params, use_tqdm=False)
+        assert refused.value.param == "messages"
