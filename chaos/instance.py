@@ -309,7 +309,8 @@ def _up(
     num_ranks: int,
 ) -> subprocess.Popen[bytes]:
     """The process of the whole instance."""
-    flags = ["--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
+    flags = ["--model", str(settings.QUIRE.demo_model), "--served-model-name", "quire-demo"]
+    flags += ["--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
     flags += ["--replicas", str(REPLICAS + disaggregated), "--tensor-parallel-size", str(num_ranks)]
     if disaggregated:
         flags += ["--prefill-replicas", "1", "--max-num-batched-tokens", str(STEP_TOKENS)]

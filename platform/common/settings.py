@@ -545,6 +545,10 @@ class QuireSettings(BaseSettings):
     demo_adapters: Path = _internal(
         BASE_DIR / "demo" / "adapters", description="Directory of the adapters of that model."
     )
+    demo_vision_model: Path = _internal(
+        BASE_DIR / "demo" / "vision" / "model",
+        description="Directory of the model that takes pictures and that `up` serves second.",
+    )
     usage_spool_max: int = _internal(
         1_000_000,
         ge=1,

@@ -17,6 +17,7 @@ from tests.database import with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
+TEXT_DEMO = ("--model", str(ROOT / "demo" / "model"), "--served-model-name", "quire-demo")
 
 
 @dataclass(slots=True)
@@ -63,8 +64,24 @@ def clean_environment() -> dict[str, str]:
 def running(folder: Path, *flags: str, **environment: str) -> Iterator[Product]:
     """`manage.py up` on a free port, from the first token to a clean end by SIGTERM.
 
-    `environment`: variables beside those of this process.
+    `flags`: without `--model`, the demo model alone is served. `environment`: variables beside
+    those of this process.
     """
+    if "--model" not in flags:
+        flags = (*TEXT_DEMO, *flags)
+    with _running(folder, *flags, **environment) as product:
+        yield product
+
+
+@contextmanager
+def running_demos(folder: Path, **environment: str) -> Iterator[Product]:
+    """The same as a person starts it who names no model: with all demo models."""
+    with _running(folder, **environment) as product:
+        yield product
+
+
+@contextmanager
+def _running(folder: Path, *flags: str, **environment: str) -> Iterator[Product]:
     data_dir, ready = with_tables(folder / "data"), folder / "ready.json"
     log = (folder / "up.log").open("wb")
     process = subprocess.Popen(

@@ -15,16 +15,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from catalog.actions import unload_model
 from catalog.checkpoint import default_name
-from catalog.models import ServedModel
+from catalog.models import DesiredState, ServedModel
 from config.up.banner import command
-from config.up.first_run import ensure_model
+from config.up.first_run import VISION_DEMO, ensure_model, ensure_vision_demo
 from config.up.processes import listen, url_of
 from config.up.stack import InUse, exclusive
+from tenants.actors import CLI_ACTOR
 from tests.database import NAME, with_tables
 from tests.platform.instance import (
     ROOT,
@@ -281,6 +284,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
         assert not up.ready_file.exists()
     # The next start doesn't try it again.
     assert re.search(r"^tiny +unloaded", manage(short_tmp / "bad", "list_models").stdout, re.M)
+
+
+@pytest.mark.django_db
+def test_the_demo_that_sees_is_loaded_once(tmp_path: Path, settings: Any) -> None:
+    folder = tiny_model_folder(tmp_path / "sees")
+    settings.QUIRE = settings.QUIRE.replace(demo_vision_model=folder)
+    rows = ServedModel.objects.filter(name=VISION_DEMO)
+    ensure_vision_demo()
+    assert rows.get().source == str(folder)
+    unload_model(actor=CLI_ACTOR, model=rows.get())
+    ensure_vision_demo()
+    assert rows.get().desired_state == DesiredState.UNLOADED
+    rows.delete()
+    ensure_vision_demo()
+    assert not rows.exists()
 
 
 @pytest.mark.django_db

@@ -262,7 +262,7 @@ def ensure_given_keys(keys: Sequence[str]) -> None:
             tenant_actions.create_key(actor=SYSTEM_ACTOR, tenant=tenant, name=NAME, secret=key)
 
 
-DEMO = "quire-demo"
+DEMO, VISION_DEMO = "quire-demo", "quire-demo-vision"
 
 
 @dataclass(frozen=True)
@@ -340,6 +340,18 @@ def _loaded(
     if engine or source:
         changes["settings"] = engine
     return catalog_actions.update_model(actor=CLI_ACTOR, model=model, **changes)
+
+
+def ensure_vision_demo() -> None:
+    """Have the demo model that takes pictures loaded, once: an operator who unloads or deletes it
+    has the last word.
+    """
+    folder: Path = settings.QUIRE.demo_vision_model
+    earlier_loads = AuditEntry.objects.filter(action="model.load", target_label=VISION_DEMO)
+    if (folder / "config.json").is_file() and not (
+        earlier_loads.exists() or ServedModel.objects.filter(name=VISION_DEMO).exists()
+    ):
+        catalog_actions.load_model(actor=CLI_ACTOR, name=VISION_DEMO, source=str(folder))
 
 
 def _demo_model() -> Path:

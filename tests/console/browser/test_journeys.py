@@ -1,11 +1,12 @@
 """What people come for, counted in clicks.
 
-The slow tests walk eleven journeys through a `manage.py up` of their own, as its first operator
+The slow tests walk twelve journeys through a `manage.py up` of their own, as its first operator
 does, and print the actions and seconds of each (`-rP` shows them).
 """
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import time
@@ -14,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from demo.vision.pictures import COLORS
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.test_pictures import give
 from tests.console.live import ROOT
 from tests.e2e.mail_server import MailServer, receiving
-from tests.e2e.product import Product, running
+from tests.e2e.product import Product, running_demos
 from tests.waiting import wait_until
 
 
@@ -140,14 +144,14 @@ PASSWORD = "a quiet page of ink"
 
 @pytest.fixture(scope="module")
 def house(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """`manage.py up` of the demo model, and whoever installed it."""
+    """`manage.py up` of the demo models, and whoever installed it."""
     folder = tmp_path_factory.mktemp("house")
     with receiving() as mail:
         environment = {
             "QUIRE_SMTP_URL": f"smtp://127.0.0.1:{mail.port}",
             "QUIRE_MAIL_FROM": "quire@mail.example",
         }
-        with running(folder, **environment) as product:
+        with running_demos(folder, **environment) as product:
             product.manage("update_user", product.admin_user, "--email", OPERATOR)
             context = browser.new_context(viewport={"width": 1280, "height": 800})
             context.set_default_timeout(60_000)
@@ -284,6 +288,24 @@ def find_conversation(house: House, journey: Journey) -> None:
     expect(house.page.locator(".question").first).to_contain_text("Which bird is a heron?")
 
 
+def ask_about_picture(house: House, journey: Journey) -> None:
+    """A picture asked about."""
+    playground, shape = PlaygroundPage(house.page).ready(), io.BytesIO()
+    image = Image.new("RGB", (96, 96), "white")
+    ImageDraw.Draw(image).ellipse((16, 16, 80, 80), fill=COLORS["red"])
+    image.save(shape, "PNG")
+    journey.click(house.page.locator("#model"))
+    option = house.page.get_by_role("option", name="quire-demo-vision")
+    expect(option).to_contain_text("pictures")
+    journey.click(option)
+    give(playground, "drop", data=shape.getvalue())
+    journey.actions += 1
+    journey.type(playground.prompt, "What is this?")
+    journey.press("Send")
+    answer = playground.finished(playground.answers.first)
+    expect(answer.locator(".prose")).to_have_text("This is a red circle.")
+
+
 #: Journey: the page where it begins, and the number of actions that it may take.
 JOURNEYS: dict[Callable[[House, Journey], None], tuple[str, int]] = {
     chat: ("/", 3),
@@ -297,6 +319,7 @@ JOURNEYS: dict[Callable[[House, Journey], None], tuple[str, int]] = {
     limit_spending: ("/console/", 3),
     receive_alert: ("/console/", 3),
     find_conversation: ("/console/", 4),
+    ask_about_picture: ("/", 5),
 }
 
 

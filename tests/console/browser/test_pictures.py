@@ -36,9 +36,11 @@ def png(colour: str) -> bytes:
     return buffer.getvalue()
 
 
-def give(playground: PlaygroundPage, how: str, name: str = "given.png") -> None:
-    data = base64.b64encode(png("navy")).decode()
-    assert playground.prompt.evaluate(GIVE, [how, data, name]) is False
+def give(
+    playground: PlaygroundPage, how: str, name: str = "given.png", data: bytes | None = None
+) -> None:
+    encoded = base64.b64encode(png("navy") if data is None else data).decode()
+    assert playground.prompt.evaluate(GIVE, [how, encoded, name]) is False
 
 
 def expect_drawn(pictures: Locator, count: int) -> None:
@@ -123,6 +125,8 @@ def test_a_model_that_takes_no_pictures_says_so(open_page: Open) -> None:
     expect_drawn(page.locator("#composer .pictures img"), 1)
     playground.prompt.fill("What is this?")
     page.locator("#model").click()
+    expect(page.get_by_role("option", name="quill")).to_contain_text("4,096 tokens, pictures")
+    expect(page.get_by_role("option", name="blind")).not_to_contain_text("pictures")
     page.get_by_role("option", name="blind").click()
     expect(page.get_by_text("blind takes no pictures. Remove them")).to_be_visible()
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()

@@ -28,6 +28,7 @@ from config.up.first_run import (
     ensure_credentials,
     ensure_given_keys,
     ensure_model,
+    ensure_vision_demo,
     keys_from_environment,
     still_checked,
 )
@@ -236,6 +237,8 @@ class Command(QuireCommand):
         except ModelLoadFailed:
             startup_model.undo()
             raise
+        if not options["model"] and Path(model.source) == settings.QUIRE.demo_model:
+            ensure_vision_demo()  # not before: the first token shall not wait for it
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             # A start takes seconds. Who has several of the others wants none of them missed.
             several = options["workers"] > 1 or model.num_replicas > 1

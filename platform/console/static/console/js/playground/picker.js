@@ -177,11 +177,12 @@ function newOption(list, index) {
 }
 
 function fillOption(option, model, selected) {
-  const [name, state, context] = option.children;
+  const [name, state, takes] = option.children;
   name.textContent = model.id;
   state.textContent = stateWords(model);
   state.dataset.state = model.state;
-  context.textContent = model.max_model_len ? `${count(model.max_model_len)} tokens` : "";
+  const facts = [model.max_model_len && `${count(model.max_model_len)} tokens`, model.max_images && "pictures"];
+  takes.textContent = facts.filter(Boolean).join(", ");
   option.setAttribute("aria-selected", String(selected));
 }
 
