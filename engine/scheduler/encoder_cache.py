@@ -2,13 +2,14 @@
 
 A picture is computed once for all sequences of its tenant that need it (after vLLM's
 `EncoderCacheManager`). Sequences refer to an output until the tokens that it stands for are in the
-KV cache; one that nobody refers to stays until its room is needed, the least recently used first.
+KV cache; one that nobody refers to stays until its memory is needed: the least recently used of the
+tenant that has most goes first.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 
@@ -95,6 +96,7 @@ def _end_outside_spans(items: Items[EncoderItem], start: int, end: int) -> int:
 @dataclass(slots=True)
 class _Entry:
     num_vectors: int
+    tenant: str = ""
     #: Ids of the sequences that still need it.
     users: set[int] = field(default_factory=set)
 
@@ -180,7 +182,7 @@ class EncoderCacheManager:
         for key, entry in needed.items():
             if key not in self._entries:
                 self.num_queries += 1
-                self._insert(key, entry.item.num_vectors)
+                self._insert(key, entry)
                 self._refer(seq_id, key)
                 tasks.append(
                     EncodeTask(
@@ -199,15 +201,22 @@ class EncoderCacheManager:
         self._entries[key].users.add(seq_id)
         self._keys_of.setdefault(seq_id, set()).add(key)
 
-    def _insert(self, key: bytes, size: int) -> None:
+    def _insert(self, key: bytes, item: EncoderItem) -> None:
         """Add an entry; drop what nobody refers to until it fits."""
-        for unused in [key for key, entry in self._entries.items() if not entry.users]:
-            if self.num_vectors + size <= self.capacity:
-                break
+        size = item.item.num_vectors
+        while self.num_vectors + size > self.capacity and (unused := self._victim()) is not None:
             self._drop(unused)
-        self._entries[key] = _Entry(size)
+        self._entries[key] = _Entry(size, item.tenant)
         self.num_vectors += size
         self._num_step_vectors += size
+
+    def _victim(self) -> bytes | None:
+        """The least recently used output that nobody refers to, of the tenant that has most."""
+        sizes = Counter[str]()
+        for entry in self._entries.values():
+            sizes[entry.tenant] += entry.num_vectors
+        unused = [(key, entry) for key, entry in self._entries.items() if not entry.users]
+        return max(unused, key=lambda pair: sizes[pair[1].tenant])[0] if unused else None
 
     def _drop(self, key: bytes) -> None:
         self.num_vectors -= self._entries.pop(key).num_vectors

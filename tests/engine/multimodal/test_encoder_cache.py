@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from engine.contract.messages import MediaItem
 from engine.scheduler.encoder_cache import EncoderCacheManager, EncoderItem
@@ -60,6 +61,17 @@ def test_what_is_needed_stays_and_the_rest_goes_oldest_first() -> None:
     for seq_id in (1, 3):
         cache.release(seq_id)
     assert cache.drop_unused()
+    cache.check_integrity()
+
+
+def test_a_tenants_flood_pushes_out_its_own_outputs_before_anothers() -> None:
+    cache = EncoderCacheManager(capacity=50, max_step_vectors=100)
+    for seq_id, name in enumerate(["quiet", *(f"flood{number}" for number in range(20))]):
+        picture = replace(item(name, 0, 10), tenant=name.rstrip("0123456789"))
+        cache.start_step()
+        cache.schedule(seq_id, [picture], 0, 10)
+        cache.release(seq_id)
+    assert cache.pop_dropped() == [f"flood{number}".encode() for number in range(16)]
     cache.check_integrity()
 
 
