@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import shutil
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.demo.pictures import red_circle
 from tests.e2e.product import ROOT, Product
 from tests.engine.pooling.minilm import minilm_folder
 from tests.services import missing
@@ -36,11 +39,11 @@ NODE_MODULES = PROGRAMS / "node" / "node_modules"
 
 def run(product: Product, *command: str, timeout: float = 120, **more: str) -> dict[str, Any]:
     """What a program prints. `more`: further facts."""
-    facts = more | {
+    facts = {
         "BASE_URL": product.base_url,
         "API_KEY": product.api_key,
         "MODEL": product.model,
-    }
+    } | more
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
     done = subprocess.run(
         command,
@@ -150,3 +153,19 @@ def test_vercels_ai_sdk(product: Product) -> None:
     assert process["structured"] == ["capital", "country"]
     assert process["calls"] == ["weather"]
     assert process["tokens"] > 0
+
+
+@pytest.mark.slow
+def test_langchain_and_vercels_ai_sdk_show_a_picture(product: Product) -> None:
+    if not PYTHON.exists() or not NODE_MODULES.is_dir():
+        missing("The client libraries aren't there (make test installs them)")
+    name, file = "sees", io.BytesIO()
+    red_circle().save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    facts = {"MODEL": name, "PICTURE": url}
+    product.manage("load_model", str(ROOT / "demo/vision/model"), "--name", name, "--wait")
+    langchain = run(product, str(PYTHON), str(PROGRAMS / "langchain_picture_client.py"), **facts)
+    vercel = run(product, "node", str(PROGRAMS / "node" / "vercel_picture.mjs"), **facts)
+    product.manage("unload_model", name, "--wait")
+    answers = {*langchain.values(), *vercel.values()}
+    assert answers == {"This is a red circle."}

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageDraw
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from demo.vision.pictures import COLORS
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.browser.test_pictures import give
 from tests.console.live import ROOT
+from tests.demo.pictures import red_circle
 from tests.e2e.mail_server import MailServer, receiving
 from tests.e2e.product import Product, running_demos
 from tests.waiting import wait_until
@@ -291,9 +290,7 @@ def find_conversation(house: House, journey: Journey) -> None:
 def ask_about_picture(house: House, journey: Journey) -> None:
     """A picture asked about."""
     playground, shape = PlaygroundPage(house.page).ready(), io.BytesIO()
-    image = Image.new("RGB", (96, 96), "white")
-    ImageDraw.Draw(image).ellipse((16, 16, 80, 80), fill=COLORS["red"])
-    image.save(shape, "PNG")
+    red_circle().save(shape, "PNG")
     journey.click(house.page.locator("#model"))
     option = house.page.get_by_role("option", name="quire-demo-vision")
     expect(option).to_contain_text("pictures")
