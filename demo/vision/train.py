@@ -27,7 +27,14 @@ from transformers import (
 )
 
 from demo import tokenizer as bpe
-from demo.train import Optimizer, load_checkpoint, save_checkpoint, schedule, update
+from demo.train import (
+    TEMPERATURE,
+    Optimizer,
+    load_checkpoint,
+    save_checkpoint,
+    schedule,
+    update,
+)
 from demo.vision.pictures import GENERAL, NO_PICTURE, Picture, stream
 
 SEED = 5
@@ -161,7 +168,10 @@ def export(out: Path, model: LlavaForConditionalGeneration, processor: LlavaProc
     shipped.load_state_dict(model.state_dict())
     tokens = processor.tokenizer
     shipped.generation_config.update(
-        eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id, do_sample=False
+        eos_token_id=tokens.eos_token_id,
+        pad_token_id=tokens.pad_token_id,
+        do_sample=True,
+        temperature=TEMPERATURE,
     )
     shipped.save_pretrained(out)
     processor.save_pretrained(out)
