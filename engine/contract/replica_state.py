@@ -55,6 +55,8 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
         users: the same, ids of requests that use it, at most `MAX_LISTED_USERS`.
         adapter: the same, the name of the adapter that it was computed with; "" for none.
         tier: the same, the KV tier that had it too when it changed; "" for none.
+        media: the same, kind and digest of the first image, video or sound among its tokens, where
+            a request of its owner has used it; "" for none.
     """
 
     block_id: int
@@ -64,6 +66,7 @@ class KVMapBlock(msgspec.Struct, array_like=True, gc=False):
     users: list[int]
     adapter: int
     tier: int | None = None
+    media: int | None = None
 
 
 class KVMapFrame(msgspec.Struct, omit_defaults=True, kw_only=True):

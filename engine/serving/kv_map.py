@@ -24,7 +24,7 @@ from engine.contract.replica_state import (
 )
 from engine.kv_cache import Block
 from engine.kv_transfer.base import KVConnectorBase
-from engine.scheduler import Scheduler, Sequence
+from engine.scheduler import Request, Scheduler, Sequence
 from engine.system.redis_client import is_temporary
 
 log = logging.getLogger(__name__)
@@ -75,9 +75,10 @@ class KVMapBuilder:
         self._run = b""
         self._number = 0
         self._next_at = 0.0
-        #: Of blocks that were told: what they cached, and the adapter.
+        #: Of blocks that were told: what they cached, the adapter, and the media.
         self._cached: dict[int, bytes] = {}
         self._adapters: dict[int, str] = {}
+        self._media: dict[int, str] = {}
 
     def watch(self, number: bytes) -> None:
         """What stands in Redis as of now."""
@@ -104,6 +105,7 @@ class KVMapBuilder:
         self._run = b""
         self._cached.clear()
         self._adapters.clear()
+        self._media.clear()
 
     def frame(self, scheduler: Scheduler) -> KVMapFrame:
         """What changed since the last one; all that was ever used for those who just came."""
@@ -131,7 +133,7 @@ class KVMapBuilder:
             tenants=_tenants(scheduler),
         )
         if changed:
-            self._fill(frame, changed, _users(scheduler), scheduler.kv_connector)
+            self._fill(frame, changed, *_users(scheduler), scheduler.kv_connector)
         return frame
 
     def _fill(
@@ -139,6 +141,7 @@ class KVMapBuilder:
         frame: KVMapFrame,
         changed: list[Block],
         users: dict[int, list[Sequence]],
+        positions: dict[int, int],
         connector: KVConnectorBase | None,
     ) -> None:
         words: dict[str, int] = {}
@@ -156,11 +159,15 @@ class KVMapBuilder:
                 self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
             elif not cached:
                 self._adapters.pop(block_id, None)
+                self._media.pop(block_id, None)
             owner = "" if block.charged_to is None else block.charged_to.name
             # Whose block it is may learn who uses it, if that's its own request.
             owner_requests = [
                 sequence.request for sequence in mine if sequence.request.message.tenant == owner
             ]
+            if owner_requests:
+                first = positions[block_id] * frame.block_size
+                self._media[block_id] = _media_name(owner_requests[0], first, frame.block_size)
             names = {sequence.request_id: None for sequence in owner_requests[:MAX_LISTED_USERS]}
             frame.blocks.append(
                 KVMapBlock(
@@ -171,6 +178,7 @@ class KVMapBuilder:
                     [words.setdefault(name, len(words)) for name in names],
                     words.setdefault(self._adapters.get(block_id, ""), len(words)),
                     words.setdefault(tier, len(words)),
+                    words.setdefault(self._media.get(block_id, ""), len(words)),
                 )
             )
         frame.words = list(words)
@@ -191,12 +199,22 @@ def _tenants(scheduler: Scheduler) -> list[TenantBlocks]:
     ]
 
 
-def _users(scheduler: Scheduler) -> dict[int, list[Sequence]]:
-    """By block, the running sequences whose tables hold it."""
+def _users(scheduler: Scheduler) -> tuple[dict[int, list[Sequence]], dict[int, int]]:
+    """By block, the running sequences whose tables hold it, and its index in the first's."""
     users: dict[int, list[Sequence]] = defaultdict(list)
+    positions: dict[int, int] = {}
     for sequence in scheduler.running:
         for manager in scheduler.kv.managers:
-            for block in manager.tables.get(sequence.seq_id, ()):
+            for index, block in enumerate(manager.tables.get(sequence.seq_id, ())):
                 if block.ref_count:
                     users[block.block_id].append(sequence)
-    return users
+                    positions.setdefault(block.block_id, index)
+    return users, positions
+
+
+def _media_name(request: Request, start: int, count: int) -> str:
+    """Kind and digest of the first medium among the tokens [start, start + count); "" for none."""
+    for item in request.message.media:
+        if item.start < start + count and item.end > start:
+            return f"{item.kind} {item.digest.hex()[:12]}"
+    return ""

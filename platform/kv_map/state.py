@@ -25,6 +25,7 @@ class Cell(msgspec.Struct, frozen=True, gc=False):
     users: tuple[str, ...] = ()
     adapter: str = ""
     tier: str = ""
+    media: str = ""
 
 
 Cells = dict[int, Cell]
@@ -79,6 +80,7 @@ def cells_of(frame: KVMapFrame, states: Iterable[KVMapBlock]) -> Cells:
             tuple([words[user] for user in state.users]),
             words[state.adapter],
             "" if state.tier is None else words[state.tier],
+            "" if state.media is None else words[state.media],
         )
         for state in states
     }
@@ -204,7 +206,9 @@ class TenantBlockView:
 
 
 def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
-    """Blocks as [number, refs, cached, owner, users, adapter, tier]; the last four index words."""
+    """Blocks as [number, refs, cached, owner, users, adapter, tier, media]; the last five index
+    words.
+    """
     words: dict[str, int] = {}
     blocks = [
         [
@@ -215,6 +219,7 @@ def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
             [words.setdefault(user, len(words)) for user in cell.users],
             words.setdefault(cell.adapter, len(words)),
             words.setdefault(cell.tier, len(words)),
+            words.setdefault(cell.media, len(words)),
         ]
         for number, cell in cells
     ]

@@ -53,8 +53,9 @@ class BlockMapViewSet(ManagementViewSet):
         ],
     )
     def retrieve(self, request: Request, replica: str) -> Response:
-        """Each block as [number, references, cached, owner, requests, adapter, tier], the last four
-        as places in `words`. A tenant sees its own blocks, and of the rest how many there are.
+        """Each block as [number, references, cached, owner, requests, adapter, tier, media], the
+        last five as places in `words`. A tenant sees its own blocks, and of the rest how many there
+        are.
         """
         tenant = request.query_params.get("tenant", "")
         try:

@@ -47,7 +47,7 @@ class Page:
             self.cells = {}
         for slot in frame.get("gone", ()):
             del self.cells[slot]
-        for slot, refs, cached, owner, users, adapter, _ in frame["blocks"]:
+        for slot, refs, cached, owner, users, adapter, *_ in frame["blocks"]:
             words = frame["words"]
             names = tuple(sorted(words[user] for user in users))
             self.cells[slot] = (refs, cached, words[owner], names, words[adapter])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import redis
 
+from engine.contract.messages import MediaItem
 from engine.contract.replica_state import (
     WATCH_TTL_S,
     KVMapFrame,
@@ -105,6 +106,23 @@ def test_a_shared_block_names_all_who_use_it() -> None:
     assert shared.refs == 2
     assert sorted(frame.words[user] for user in shared.users) == ["r0", "r1"]
     assert frame.words[shared.owner] == "default"
+
+
+def test_blocks_name_the_picture_among_their_tokens_while_they_are_cached() -> None:
+    made, driver = make_map(), Driver(num_blocks=20)
+    made.watch(b"1")
+    sequence = driver.add(list(range(14)))
+    sequence.request.message.media = [MediaItem("image", bytes([7]) * 32, ((5, 4),))]
+    driver.step()
+    blocks = driver.table(sequence)
+    for finished in (False, True):
+        if finished:
+            driver.scheduler.finish(sequence, "abort")
+        frame = made.frame(driver.scheduler)
+        media = {state.block_id: frame.words[state.media or 0] for state in frame.blocks}
+        assert [media[block_id] for block_id in blocks[:3]] == [
+            "", "image 070707070707", "image 070707070707",
+        ]  # fmt: skip
 
 
 def test_a_pool_that_nobody_watches_notes_nothing() -> None:

@@ -16,6 +16,7 @@ export class Cells {
     this.users = new Array(count).fill(null);
     this.adapter = new Array(count).fill("");
     this.tier = new Array(count).fill("");
+    this.media = new Array(count).fill("");
     this.dirty = new Set();
     this.sums = {};
     this.tenants = [];
@@ -31,7 +32,7 @@ export class Cells {
       this.totalEvicted = evicted;
     }
     for (const cell of frame.gone ?? []) this.#empty(cell, now);
-    for (const [cell, refs, cached, owner, users, adapter, tier] of frame.blocks) {
+    for (const [cell, refs, cached, owner, users, adapter, tier, media] of frame.blocks) {
       if (cell >= this.count) continue;
       const other = this.owner[cell] && this.owner[cell] !== frame.words[owner];
       if (!whole && this.cached[cell] && (!cached || other)) this.evicted[cell] = now;
@@ -41,6 +42,7 @@ export class Cells {
       this.users[cell] = users.length ? users.map((user) => frame.words[user]) : null;
       this.adapter[cell] = frame.words[adapter];
       this.tier[cell] = frame.words[tier];
+      this.media[cell] = frame.words[media];
       this.changed[cell] = now;
       this.dirty.add(cell);
     }
@@ -53,7 +55,7 @@ export class Cells {
   #empty(cell, now) {
     this.evicted[cell] = now;
     this.refs[cell] = this.cached[cell] = 0;
-    this.owner[cell] = this.adapter[cell] = this.tier[cell] = "";
+    this.owner[cell] = this.adapter[cell] = this.tier[cell] = this.media[cell] = "";
     this.users[cell] = null;
     this.changed[cell] = now;
     this.dirty.add(cell);
@@ -68,6 +70,7 @@ export class Cells {
     if (this.refs[cell] > 1) parts.push(`shared by ${this.refs[cell]} sequences`);
     if (this.users[cell]) parts.push(`used by ${this.users[cell].join(", ")}`);
     if (this.refs[cell] && this.cached[cell]) parts.push("findable as a cached prefix");
+    if (this.media[cell]) parts.push(`holds ${this.media[cell]}`);
     if (this.adapter[cell]) parts.push(`computed with ${this.adapter[cell]}`);
     if (this.tier[cell]) parts.push(`saved in the ${this.tier[cell]} tier`);
     return parts.join("; ");
