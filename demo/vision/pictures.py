@@ -97,7 +97,9 @@ def _word(rng: Random, split: str) -> Drawn:
     while True:
         word = rng.choice(" ".join(WORDS).split())
         if split == "test" or rng.random() < 0.7:
-            word = "".join(rng.choices(ascii_uppercase, k=rng.randint(1, 5)))
+            # Letters are learned from few of them.
+            length = min(rng.randint(1, 5), rng.randint(1, 5))
+            word = "".join(rng.choices(ascii_uppercase, k=length))
         if held_out(word) == (split == "test"):
             break
     font = ImageFont.load_default(rng.randint(20, 40))
@@ -218,7 +220,7 @@ def stream(seed: int) -> Iterator[Picture]:
     """Pictures of all kinds without end; words, which are hardest, most often."""
     rng = Random(seed)
     while True:
-        (kind,) = rng.choices(list(KINDS), weights=(3, 4, 3, 2, 0.5))
+        (kind,) = rng.choices(list(KINDS), weights=(4, 5, 1.5, 1.5, 0.3))
         yield draw(kind, rng)
 
 
