@@ -109,8 +109,8 @@ def test_a_shared_block_names_all_who_use_it() -> None:
 
 
 def test_blocks_name_the_picture_among_their_tokens_while_they_are_cached() -> None:
-    made, driver = make_map(), Driver(num_blocks=20)
-    made.watch(b"1")
+    kv_map, driver = make_map(), Driver(num_blocks=20)
+    kv_map.watch(b"1")
     sequence = driver.add(list(range(14)))
     sequence.request.message.media = [MediaItem("image", bytes([7]) * 32, ((5, 4),))]
     driver.step()
@@ -118,7 +118,7 @@ def test_blocks_name_the_picture_among_their_tokens_while_they_are_cached() -> N
     for finished in (False, True):
         if finished:
             driver.scheduler.finish(sequence, "abort")
-        frame = made.frame(driver.scheduler)
+        frame = kv_map.frame(driver.scheduler)
         media = {state.block_id: frame.words[state.media or 0] for state in frame.blocks}
         assert [media[block_id] for block_id in blocks[:3]] == [
             "", "image 070707070707", "image 070707070707",

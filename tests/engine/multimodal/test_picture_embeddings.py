@@ -65,29 +65,29 @@ def test_vectors_of_pictures_and_texts_are_those_of_transformers(tmp_path: Path,
     ]
     with torch.inference_mode():
         pixels = images(pictures, return_tensors="pt")["pixel_values"]
-        wanted = [*normalized(model.get_image_features(pixel_values=pixels))]
+        expected_rows = [*normalized(model.get_image_features(pixel_values=pixels))]
         for row in ids:
             padding = 0 if name == "clip" else 64 - len(row)
             padded = torch.tensor([row + [tokenizer.eos_token_id] * padding])
-            wanted.append(normalized(model.get_text_features(input_ids=padded))[0])
+            expected_rows.append(normalized(model.get_text_features(input_ids=padded))[0])
     llm = LLM(str(tmp_path), dtype="float32")
     prompts: list[Any] = [{"prompt": "", "multi_modal_data": {"image": one}} for one in pictures]
     prompts += [{"prompt_token_ids": row} for row in ids]
     for _ in range(2):  # the second time pictures come from the cache
         vectors = torch.tensor([result.outputs.embedding for result in llm.embed(prompts)])
-        assert torch.allclose(vectors, torch.stack(wanted), atol=2e-5)
+        assert torch.allclose(vectors, torch.stack(expected_rows), atol=2e-5)
     cache = llm.llm_engine.core.scheduler.encoder_cache
     assert (cache.num_hits, cache.num_queries) == (2, 4)
-    alone = [llm.embed(prompt)[0].outputs.embedding for prompt in prompts]
-    assert alone == vectors.tolist()
+    one_by_one = [llm.embed(prompt)[0].outputs.embedding for prompt in prompts]
+    assert one_by_one == vectors.tolist()
     raw = llm.embed(prompts[0], PoolingParams(use_activation=False))[0].outputs.embedding
     assert torch.tensor(raw).norm() != pytest.approx(1.0, abs=1e-3)
-    for wrong in (
+    for prompt in (
         {"prompt": "both", "multi_modal_data": {"image": pictures[0]}},
         {"prompt": "", "multi_modal_data": {"image": pictures}},
     ):
         with pytest.raises(InvalidRequest, match="a text or one image"):
-            llm.embed(wrong)
+            llm.embed(prompt)
 
 
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl"])

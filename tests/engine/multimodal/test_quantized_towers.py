@@ -61,7 +61,7 @@ def test_a_tower_that_is_quantised_in_its_checkpoint_is_near_its_weights(
         packed, dense[f"{part.name}.weight"] = write(stored.pop(f"{part.name}.weight"))
         stored |= {f"{part.name}.{key}": tensor for key, tensor in packed.items()}
     save_file(dense, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    wanted = model_of(LLM(str(tmp_path), **OPTIONS)).encode("image", tensors)
+    reference = model_of(LLM(str(tmp_path), **OPTIONS)).encode("image", tensors)
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
     # Its list names no layer of the text, whose weights are dense all the same.
@@ -69,6 +69,6 @@ def test_a_tower_that_is_quantised_in_its_checkpoint_is_near_its_weights(
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = model_of(LLM(str(tmp_path), **OPTIONS))
     # Kernels round what they multiply 8 bits with to 8 bits, too.
-    assert (model.encode("image", tensors) - wanted).norm() / wanted.norm() < 0.02
+    assert (model.encode("image", tensors) - reference).norm() / reference.norm() < 0.02
     for layer in model.encoder.layers.values():
         assert layer.nbytes < 2 * layer.in_features * layer.out_features

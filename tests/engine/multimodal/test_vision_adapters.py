@@ -45,10 +45,10 @@ def test_adapters_of_towers_and_connectors_give_pefts_tokens(
     model, processor = FAMILIES[name](tmp_path / "model")
     image = picture(1, 60, 40)
     prompt = f"See {IMAGE[name]} here."
-    plain = expected(model, processor, prompt, [image], NUM_TOKENS)
+    base_tokens = expected(model, processor, prompt, [image], NUM_TOKENS)
     adapted = train_adapter(model, tmp_path / "all", TARGETS[name], use_dora=dora)
-    wanted = expected(adapted, processor, prompt, [image], NUM_TOKENS)
-    assert wanted != plain
+    adapted_tokens = expected(adapted, processor, prompt, [image], NUM_TOKENS)
+    assert adapted_tokens != base_tokens
     adapter = LoRARequest("all", 1, str(tmp_path / "all"))
     assert check_adapter(str(tmp_path / "model"), tmp_path / "all", probe=True).ok
     llm = LLM(
@@ -60,7 +60,7 @@ def test_adapters_of_towers_and_connectors_give_pefts_tokens(
         # One picture, encoded by two towers in one step.
         results = llm.generate([request] * 3, params, lora_request=[None, adapter, None])
         tokens = [list(result.outputs[0].token_ids) for result in results]
-        assert tokens == [plain, wanted, plain]
+        assert tokens == [base_tokens, adapted_tokens, base_tokens]
     cache = llm.llm_engine.core.scheduler.encoder_cache
     assert len(cache._entries) == 2
     cache.check_integrity()

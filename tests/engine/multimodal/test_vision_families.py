@@ -418,14 +418,14 @@ def test_offline_chats_take_images_in_all_of_their_parts(
     ]
     prompt = f"<|im_start|>user\n{IMAGE_TOKEN}What?<|im_end|>\n<|im_start|>assistant\n"
     request = {"prompt": prompt, "multi_modal_data": {"image": image}}
-    [wanted] = generate_tokens(llm, [request])
+    [expected_ids] = generate_tokens(llm, [request])
     results = llm.chat(chats, params, use_tqdm=False)
-    assert [list(result.outputs[0].token_ids) for result in results] == [wanted] * len(parts)
-    for wrong in (
+    assert [list(result.outputs[0].token_ids) for result in results] == [expected_ids] * len(parts)
+    for part in (
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
         {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
     ):
         with pytest.raises(InvalidRequest) as refused:
-            llm.chat([{"role": "user", "content": [wrong]}], params, use_tqdm=False)
+            llm.chat([{"role": "user", "content": [part]}], params, use_tqdm=False)
         assert refused.value.param == "messages"

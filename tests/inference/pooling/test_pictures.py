@@ -36,19 +36,21 @@ async def test_clip_embeds_an_image_or_a_text(
     image, text = picture(1, 60, 40), {"type": "text", "text": "a cat"}
     pixels = images([image], return_tensors="pt")["pixel_values"]
     with torch.inference_mode():
-        wanted = normalized(model.get_image_features(pixel_values=pixels))[0].tolist()
+        expected_vector = normalized(model.get_image_features(pixel_values=pixels))[0].tolist()
     async with serve("clip", dtype="float32"):
         body: dict[str, Any] = {"model": "clip", "messages": [message(image_part(image))]}
         reply = await gateway.client.post("/v1/embeddings", body)
         assert reply.status == 200, reply.body
-        assert reply.json()["data"][0]["embedding"] == pytest.approx(wanted, abs=2e-5)
+        assert reply.json()["data"][0]["embedding"] == pytest.approx(expected_vector, abs=2e-5)
         usage = reply.json()["usage"]
         assert usage["prompt_tokens_details"]["image_tokens"] == usage["prompt_tokens"] == 1
-        plain = await gateway.client.post("/v1/embeddings", {"model": "clip", "input": "a cat"})
+        from_input = await gateway.client.post(
+            "/v1/embeddings", {"model": "clip", "input": "a cat"}
+        )
         chat = await gateway.client.post(
             "/v1/embeddings", {"model": "clip", "messages": message(text)}
         )
-        assert chat.json()["data"] == plain.json()["data"]
+        assert chat.json()["data"] == from_input.json()["data"]
         body["messages"] = message(image_part(image), text)
         refused = await gateway.client.post("/v1/embeddings", body)
         assert refused.status == 400
