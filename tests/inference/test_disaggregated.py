@@ -31,6 +31,8 @@ from tests.engine.replica import replica
 MODEL, PROMPT_TOKENS, NUM_TOKENS = "tiny", 200, 300
 #: In whole blocks of 16 tokens, but for at least one token that whoever answers computes.
 LOADED_TOKENS = 192
+#: Blocks stay in a prefill replica's memory.
+PEER = "tcp://127.0.0.1:0"
 
 
 def prompt_of(seed: int) -> list[int]:
@@ -149,7 +151,10 @@ async def cluster(live_redis: str, key_prefix: str, tmp_path: Path) -> AsyncIter
     await client.close()
 
 
-@pytest.mark.parametrize("backend", ["", "tcp://127.0.0.1:0"], ids=["folder", "peer"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param("", marks=pytest.mark.slow, id="folder"), pytest.param(PEER, id="peer")],
+)
 async def test_an_answer_is_the_same_whichever_side_is_killed(
     cluster: Cluster, backend: str
 ) -> None:
@@ -180,7 +185,7 @@ async def test_an_answer_is_the_same_whichever_side_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("backend", ["", "tcp://127.0.0.1:0"], ids=["folder", "peer"])
+@pytest.mark.parametrize("backend", ["", PEER], ids=["folder", "peer"])
 @pytest.mark.parametrize("side", ["p", "d"])
 async def test_an_answer_is_the_same_whenever_one_side_is_killed(
     cluster: Cluster, side: str, backend: str

@@ -71,6 +71,14 @@ def read(tier: PeerTier, seeds: list[int], source: str, namespace: str = "n") ->
     return len(payloads)
 
 
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("patience")
 def test_a_peer_serves_blocks_up_to_the_first_that_it_has_not(
     producer: PeerTier, consumer: PeerTier
@@ -113,6 +121,7 @@ def test_leased_blocks_stay_until_they_are_sent(producer: PeerTier, consumer: Pe
         producer.write(key(seed), small(seed), "n", "b")
         assert producer.used_bytes <= CAPACITY
     assert read(consumer, leased, producer.address) == len(leased)
+    until(lambda: not producer._records._leases)
     for seed in range(200, 240):
         producer.write(key(seed), small(seed), "n", "a")
     assert not any(key(seed) in producer for seed in leased)
@@ -136,9 +145,7 @@ def test_leased_blocks_are_free_once_the_lease_is_over(monkeypatch: pytest.Monke
     assert (tier.used_bytes, tier.tenant_bytes("a")) == (0, 0)
 
 
-def test_a_reader_that_died_keeps_no_blocks(
-    producer: PeerTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_died_keeps_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks, and never takes what it asked for."""
     monkeypatch.setattr(peer_tier, "LEASE_S", 0.2)
     size = 2**21  # more than the sockets' buffers take
@@ -149,11 +156,8 @@ def test_a_reader_that_died_keeps_no_blocks(
     host, _, port = tier.address.removeprefix("tcp://").rpartition(":")
     with socket.create_connection((host, int(port)), 60) as connection:
         connection.sendall(struct.pack("<I", len(keys)) + b"".join(keys))
-        deadline = time.monotonic() + 60
-        while not tier.failures["write_error"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert not any(key in tier._records._leases for key in keys)
+        until(lambda: tier.failures["write_error"])
+    until(lambda: not any(key in tier._records._leases for key in keys))
     tier.close()
 
 
