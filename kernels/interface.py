@@ -54,7 +54,14 @@ from kernels.lora import (
 )
 from kernels.moe import SequentialMoe
 from kernels.ranks import Exchange, RankGroup
-from kernels.ssm import ScanInputs, ScanWeights, StateRows, causal_conv, linear_scan
+from kernels.ssm import (
+    ScanInputs,
+    ScanWeights,
+    StateRows,
+    causal_conv,
+    diagonal_scan,
+    linear_scan,
+)
 
 __all__ = [
     "NO_NORM",
@@ -380,6 +387,14 @@ class KernelSet(LinearFactory):
         which row and tokens: `of`.
         """
         return linear_scan(inputs, weights, states, of, scales)
+
+    def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
+        """decay * state + x of each channel, token by token, [T, C].
+
+        x and decay [T, C], contiguous. `states` [R, C], float32, is brought up to the sequences'
+        last tokens; which sequence has which row and tokens: `of`.
+        """
+        return diagonal_scan(x, decay, states, of)
 
     @abstractmethod
     def silu_and_mul(self, x: Tensor) -> Tensor:

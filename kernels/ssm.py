@@ -12,6 +12,9 @@ matrix S [value_size, key_size], which takes in one token after the other:
 The decay is a head's, or one for each key of a head: by its own decay (Mamba, whose heads have one
 value), or by its own rate (Kimi delta attention, arXiv 2510.26692).
 Neighbouring heads share a key and a query where there are fewer of these.
+
+`diagonal_scan`: each channel has a number h, which a token turns into decay * h + x (the real-gated
+linear recurrent unit, arXiv 2402.19427).
 """
 
 from __future__ import annotations
@@ -201,6 +204,31 @@ def linear_scan(
     if weights.skip is not None:
         out += weights.skip.to(kind)[:, None] * v
     return out.to(inputs.v.dtype)
+
+
+def diagonal_scan(x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
+    """See `KernelSet.diagonal_scan`."""
+    check_diagonal(x, decay, states)
+    out = torch.empty_like(x)
+    for start, end, row in _sequence_spans(of):
+        state, saves = states[row].to(x.dtype), of.saves_between(start, end)
+        for t in range(start, end):
+            state = decay[t] * state + x[t]
+            out[t] = state
+            for last, target in saves:
+                if last == t + 1:
+                    states[target] = state.to(states.dtype)
+        states[row] = state.to(states.dtype)
+    return out
+
+
+def check_diagonal(x: Tensor, decay: Tensor, states: Tensor) -> None:
+    """Raise ValueError for shapes that don't go together."""
+    if x.dim() != 2 or decay.shape != x.shape or states.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"x {describe(x)}, decay {describe(decay)} and states {describe(states)} don't go "
+            "together"
+        )
 
 
 def _opened(states: Tensor, scales: Tensor | None, row: int) -> Tensor:

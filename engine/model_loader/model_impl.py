@@ -143,6 +143,16 @@ def refuse_kv_scale_file(config: EngineConfig, what: str) -> None:
         raise ConfigError(f"{KV_SCALE_PARAM} isn't used for {what}.", param=KV_SCALE_PARAM)
 
 
+def reject_state_dtype(config: EngineConfig, what: str) -> None:
+    """Raise `ConfigError` for a format of states where these are always float32."""
+    if config.mamba_ssm_cache_dtype not in ("auto", "float32"):
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype={config.mamba_ssm_cache_dtype} is not supported for {what}, "
+            "whose states are float32.",
+            param="mamba_ssm_cache_dtype",
+        )
+
+
 def reject_batch_invariance(config: EngineConfig, device: torch.device, what: str) -> None:
     """On a GPU torch's products run these, which sum by the size of a batch."""
     if config.batch_invariant and device != HOST:
@@ -343,7 +353,9 @@ def _native(
         _check_device_support(spec, order)
     refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
-    if spec.states is not None and spec.states.keys and config.mamba_ssm_cache_dtype != "auto":
+    if spec.states is not None and spec.states.kind == "rg_lru":
+        reject_state_dtype(config, f"{spec.architecture}'s recurrent units")
+    elif spec.states is not None and spec.states.keys and config.mamba_ssm_cache_dtype != "auto":
         states = dataclasses.replace(spec.states, dtype=config.mamba_ssm_cache_dtype)
         spec = dataclasses.replace(spec, states=states)
     if config.disable_sliding_window:
@@ -464,6 +476,7 @@ def _bridged(order: BuildRequest, outside: Any = None) -> LoadedImpl:
     reject_ranks(order, "a model of the Transformers bridge")
     reject_batch_invariance(config, order.ops.device, "the Transformers bridge")
     refuse_kv_scale_file(config, "a model of the Transformers bridge")
+    reject_state_dtype(config, "a model of the Transformers bridge")
     from engine.transformers_backend.load import Source, load_bridge, without_windows
 
     if config.load_format not in ("auto", "safetensors", "dummy"):

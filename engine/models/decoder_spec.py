@@ -111,6 +111,8 @@ class MambaSpec:
         kind: "mamba1", whose heads have one value each; "mamba2"; "delta", the gated delta rule;
             "kda", Kimi delta attention (arXiv 2510.26692), whose rates are of keys;
             "lightning", linear attention, whose convolution is of one token with weight 1;
+            "rg_lru", the real-gated linear recurrent unit (arXiv 2402.19427), whose heads are
+            blocks of channels with a number each for their state;
             "conv": neither recurrence nor norm, whose one head has no keys.
         layers: for each layer, whether it has one of these.
         num_heads, num_key_heads: of values, and of keys and queries.
@@ -122,7 +124,9 @@ class MambaSpec:
             head queries, keys and values; "conv": gates before and after, values.
         separate_inputs: names of the products that give "kda" its queries, keys, values, the few
             values that `dt_proj` makes rates of, those that `output_gate` makes gates of, betas.
-        output_gate: of the product that gives "lightning" and "kda" their gates.
+        output_gate: of the product that gives "lightning", "kda" and "rg_lru" their gates.
+        input_gate, recurrence_gate: of each head's products of the convolution's result in
+            "rg_lru", without `_weight` and `_bias`.
         input_scales: of the parts of the first product of "mamba2"; (): 1.
         output_scale: of the last product.
         dt_proj: of the product that gives "delta" its betas and rates, by key head, and "mamba1"
@@ -136,7 +140,7 @@ class MambaSpec:
         dtype: in which the recurrence's state is kept: "float32", "bfloat16" or "int8".
     """
 
-    kind: Literal["mamba1", "mamba2", "delta", "kda", "lightning", "conv"]
+    kind: Literal["mamba1", "mamba2", "delta", "kda", "lightning", "rg_lru", "conv"]
     layers: tuple[bool, ...]
     num_heads: int
     num_key_heads: int
@@ -149,6 +153,8 @@ class MambaSpec:
     inputs: str = "mamba.in_proj"
     separate_inputs: tuple[str, ...] = ()
     output_gate: str = ""
+    input_gate: str = ""
+    recurrence_gate: str = ""
     input_scales: tuple[float, ...] = ()
     output_scale: float = 1.0
     dt_proj: str = ""
@@ -179,15 +185,16 @@ class MambaSpec:
 
     @property
     def channels(self) -> int:
-        """What goes through the convolution: values, and keys and queries except in "mamba1"."""
-        return self.values if self.kind == "mamba1" else self.values + 2 * self.keys
+        """What goes through the convolution: values, and keys and queries where it makes them."""
+        alone = self.kind in ("mamba1", "rg_lru")
+        return self.values if alone else self.values + 2 * self.keys
 
     @property
     def input_sizes(self) -> tuple[int, ...]:
         """Outputs of the first product, by part."""
         if self.kind == "conv":
             return (self.values,) * 3
-        if self.kind == "mamba1":
+        if self.kind in ("mamba1", "rg_lru"):
             return self.values, self.values
         if self.kind == "kda":
             return self.keys, self.keys, self.values, self.dt_rank, self.dt_rank, self.num_heads
@@ -209,6 +216,8 @@ class MambaSpec:
         selection = (sum(self.x_sizes) + self.dt_rank) if self.x_proj else 0
         if self.kind == "kda":
             selection = 2 * self.dt_rank
+        if self.kind == "rg_lru":
+            selection = 2 * self.value_size
         return hidden * (self.input_rows + self.values) + self.values * selection
 
     @property

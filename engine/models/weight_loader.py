@@ -22,6 +22,7 @@ from engine.models.layers.linear import (
     LayerDescription,
     LayerWeights,
     LinearPart,
+    LruWeights,
     MlpDescription,
     MlpWeights,
     ModelDescription,
@@ -55,6 +56,8 @@ from kernels.interface import (
     ScanWeights,
 )
 
+#: The constant c of RG-LRU's decays (arXiv 2402.19427, 2.4).
+LRU_SHARPNESS = 8.0
 #: What is added to logits that never win: finite, so that log probabilities are.
 _HIDDEN = -3.0e38
 
@@ -408,7 +411,7 @@ class WeightLoader:
             conv = torch.cat([self.vector(f"{name}.weight", *shape) for name in described.conv])
         bias = f"{described.conv[0]}.bias" if state.conv_bias else ""
         scan, norm, scales = None, None, None
-        if state.kind != "conv":
+        if state.kind not in ("conv", "rg_lru"):
             sizes: tuple[int, ...] = (heads,)
             if state.kind == "mamba1":
                 sizes = (heads, state.key_size)
@@ -451,6 +454,23 @@ class WeightLoader:
             norm=norm,
             input_scales=scales,
             selection_norms=tuple(self.norm(part) for part in described.selection_norms),
+            lru=self._lru(described) if described.head_gates else None,
+        )
+
+    def _lru(self, described: StateDescription) -> LruWeights:
+        heads, size = described.state.num_heads, described.state.value_size
+        # A head's gate is x W + b there, with W [inputs, outputs].
+        weights = [
+            self.tensor(f"{name}_weight", (heads, size, size)) for name in described.head_gates
+        ]
+        biases = [self.vector(f"{name}_bias", heads, size) for name in described.head_gates]
+        decay = self.vector(described.decay, described.state.values)
+        return LruWeights(
+            gates=self.ops.head_linears(
+                [self._head(torch.cat(pair, dim=-1).T) for pair in zip(*weights, strict=True)]
+            ),
+            gate_biases=torch.cat(biases, dim=-1),
+            decay=-LRU_SHARPNESS * torch.nn.functional.softplus(decay),
         )
 
     def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:

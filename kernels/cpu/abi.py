@@ -205,6 +205,12 @@ class LinearScan(ctypes.Structure):
     ]
 
 
+class DiagonalScan(ctypes.Structure):
+    _fields_ = [
+        ("out", P), ("x", P), ("decay", P), ("states", P), ("channels", L), ("of", StateRows),
+    ]
+
+
 #: Result and arguments of each function.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_gate_and_mul": (N, [P, P, L, L, N, N, N]),
@@ -257,6 +263,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "quire_top_logprobs": (N, [P, P, P, P, P, L, L, P, L, N]),
     "quire_causal_conv": (N, [P, N]),
     "quire_linear_scan": (N, [P, N]),
+    "quire_diagonal_scan": (N, [P, N]),
     "quire_step_new": (P, [P, P]),
     "quire_step_free": (None, [P]),
     "quire_step_run": (N, [P, P, P, L, L, P, P, P, L, N]),

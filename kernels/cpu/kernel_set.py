@@ -32,7 +32,7 @@ from kernels.cpu.lora import CpuLora, CpuLoraTemplate, add_lora
 from kernels.cpu.memory import bind_threads, lazy_zeros, leave_threads, num_threads, use_threads
 from kernels.cpu.moe import CpuExperts, CpuHeadLinears
 from kernels.cpu.ranks import CpuRankGroup, shared_bytes
-from kernels.cpu.ssm import causal_conv, linear_scan
+from kernels.cpu.ssm import causal_conv, diagonal_scan, linear_scan
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayer,
@@ -206,6 +206,9 @@ class CpuKernels(KernelSet):
         scales: Tensor | None = None,
     ) -> Tensor:
         return linear_scan(self._library, inputs, weights, states, of, scales)
+
+    def diagonal_scan(self, x: Tensor, decay: Tensor, states: Tensor, of: StateRows) -> Tensor:
+        return diagonal_scan(self._library, x, decay, states, of)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         return self._gate(x, 0)

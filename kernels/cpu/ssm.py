@@ -10,7 +10,15 @@ from torch import Tensor
 from kernels.cpu import abi as c
 from kernels.cpu.library import CACHE_DTYPES, Library, address, check, check_dense
 from kernels.cpu.memory import num_threads
-from kernels.ssm import STATE_DTYPES, ScanInputs, ScanWeights, StateRows, check_conv, check_scan
+from kernels.ssm import (
+    STATE_DTYPES,
+    ScanInputs,
+    ScanWeights,
+    StateRows,
+    check_conv,
+    check_diagonal,
+    check_scan,
+)
 from kernels.tensors import check_vector, describe
 
 
@@ -102,6 +110,27 @@ def linear_scan(
         of=_rows(of, tokens, states),
     )
     if status := library.linear_scan(ctypes.byref(args), num_threads()):
+        check(status)
+    return out
+
+
+def diagonal_scan(
+    library: Library, x: Tensor, decay: Tensor, states: Tensor, of: StateRows
+) -> Tensor:
+    """See `KernelSet.diagonal_scan`; all of it float32."""
+    check_diagonal(x, decay, states)
+    for name, tensor in (("x", x), ("decay", decay), ("states", states)):
+        check_dense(name, tensor, tuple(tensor.shape), torch.float32)
+    out = torch.empty_like(x)
+    args = c.DiagonalScan(
+        out=out.data_ptr(),
+        x=x.data_ptr(),
+        decay=decay.data_ptr(),
+        states=states.data_ptr(),
+        channels=x.shape[1],
+        of=_rows(of, x.shape[0], states),
+    )
+    if status := library.diagonal_scan(ctypes.byref(args), num_threads()):
         check(status)
     return out
 

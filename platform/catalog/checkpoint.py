@@ -26,7 +26,7 @@ BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16"
 BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 #: Types of layers that keep no keys and values.
-_WITHOUT_KV = ("mamba", "linear_attention", "conv", "mlp", "moe")
+_WITHOUT_KV = ("mamba", "linear_attention", "recurrent", "conv", "mlp", "moe")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 

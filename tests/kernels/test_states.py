@@ -122,6 +122,25 @@ def test_each_key_of_a_head_may_have_a_rate(kernels: KernelSet, threads: int) ->
     assert_close(states, after, torch.float32, 20.0)
 
 
+def test_a_diagonal_scan_takes_in_one_token_after_the_other(
+    kernels: KernelSet, threads: int
+) -> None:
+    channels = 300
+    x, decay = torch.randn(TOKENS, channels), torch.rand(TOKENS, channels)
+    states = torch.randn(ROWS, channels)
+    of, after = replace(whose(), saves=torch.tensor([(8, 1)])), states.double()
+    expected = torch.zeros(TOKENS, channels, dtype=torch.float64)
+    for i, row in enumerate(of.rows.tolist()):
+        for t in range(int(of.starts[i]), int(of.starts[i + 1])):
+            after[row] = expected[t] = decay[t].double() * after[row] + x[t].double()
+            if t == 7:
+                after[1] = after[row]
+    assert_close(kernels.diagonal_scan(x, decay, states, of), expected, torch.float32, 4.0)
+    assert_close(states, after, torch.float32, 4.0)
+    with pytest.raises(ValueError, match="don't go together"):
+        kernels.diagonal_scan(x, decay[1:], states, of)
+
+
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.02), (torch.int8, 0.05)])
 def test_states_in_few_bits_are_rounded_after_each_token(

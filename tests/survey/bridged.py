@@ -194,7 +194,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "n_head": 4,
         "n_positions": 512,
     },
-    "recurrent_gemma": recipe("recurrent_gemma", head_dim=16, lru_width=64),
     "rwkv": {
         "model_type": "rwkv",
         "vocab_size": 384,

@@ -242,6 +242,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         num_dense_layers=1,
         layer_types=["conv", "full_attention", "conv"],
     ),
+    "recurrent_gemma": recipe(
+        "recurrent_gemma",
+        hidden_size=96,  # its root isn't a number of bfloat16
+        lru_width=128,
+        num_key_value_heads=1,
+        num_hidden_layers=4,
+        attention_window_size=24,
+        logits_soft_cap=8.0,
+        block_types=["recurrent", "attention", "recurrent"],
+    ),
     "falcon_h1": recipe(
         "falcon_h1",
         **_MAMBA2,

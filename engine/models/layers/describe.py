@@ -234,6 +234,9 @@ def _state(spec: DecoderSpec, state: MambaSpec, index: int, prefix: str) -> Stat
             for norm, size in zip(norms, state.x_sizes, strict=True)
             if selection is not None
         ),
+        head_gates=tuple(
+            prefix + gate for gate in (state.input_gate, state.recurrence_gate) if gate
+        ),
     )
 
 

@@ -134,6 +134,8 @@ class StateDescription:
         fixed_decays: of the heads, in the place of `decay`; (): it has a name.
         norm: of what the heads give, if there are any.
         selection_norms: of the parts of `selection`; (): it is None.
+        head_gates: of the products that give each head's gates, without `_weight` and `_bias`; ():
+            there are none.
     """
 
     state: MambaSpec
@@ -149,6 +151,7 @@ class StateDescription:
     output: FusedLinear
     fixed_decays: tuple[float, ...] = ()
     selection_norms: tuple[NormDescription, ...] = ()
+    head_gates: tuple[str, ...] = ()
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
@@ -341,11 +344,27 @@ def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LruWeights:
+    """What a real-gated linear recurrent unit has learned.
+
+    Attributes:
+        gates: of each head's channels, the input gates over the recurrence gates.
+        gate_biases: float32 [heads, 2 * value_size].
+        decay: float32 [values], the logarithm of the decay where the recurrence gate is 1.
+    """
+
+    gates: PerHeadLinear
+    gate_biases: Tensor
+    decay: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateWeights:
     """See `StateDescription`. `conv` [width, channels] and what follows are float32.
 
     Attributes:
         input_scales: of the first product's outputs; None: 1.
+        lru: of "rg_lru", which has no `scan`.
     """
 
     state: MambaSpec
@@ -360,11 +379,13 @@ class StateWeights:
     norm: Tensor | None
     input_scales: Tensor | None
     selection_norms: tuple[NormWeights, ...]
+    lru: LruWeights | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a pass over one token reads."""
-        parts = (self.inputs, self.selection, self.rates, self.gates, self.output)
+        head_gates = None if self.lru is None else self.lru.gates
+        parts = (self.inputs, self.selection, self.rates, self.gates, head_gates, self.output)
         return sum(part.nbytes for part in parts if part is not None)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.models.decoder_spec import MambaSpec
 from engine.models.forward_context import AttentionMetadata
-from engine.models.layers.linear import StateWeights
+from engine.models.layers.linear import LruWeights, StateWeights
 from engine.models.layers.norm import Norm, RMSNorm, Transform, make_norm
 from kernels import KernelSet, LinearLayer
 from kernels.interface import ScanInputs, ScanWeights, StateRows
@@ -314,11 +314,54 @@ class ShortConvMixer:
         return self.output(output_gate * conv)
 
 
-StateMixer = MambaMixer | Mamba1Mixer | KimiDeltaMixer | LightningMixer | ShortConvMixer
+@dataclass(slots=True, kw_only=True)
+class RgLruMixer:
+    """One layer of Griffin (arXiv 2402.19427): product, convolution, real-gated linear recurrent
+    unit, gate, product.
+
+    Attributes:
+        weights: of the layer.
+        lru: some of them.
+        output: what follows the gate: [T, values] -> [T, hidden].
+    """
+
+    ops: KernelSet
+    weights: StateWeights
+    lru: LruWeights
+    output: Transform
+
+    def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerStateCache) -> Tensor:
+        """[num_tokens, hidden] of the same. Takes the step's tokens into their states."""
+        weights, lru, state = self.weights, self.lru, self.weights.state
+        values, gate = weights.inputs(x).split(state.input_sizes, dim=-1)
+        conv = self.ops.causal_conv(
+            values, cache.conv, weights.conv, weights.conv_bias, cache.of, silu=False
+        )
+        by_head = conv.unflatten(-1, (state.num_heads, state.value_size))
+        gates = by_head.new_empty((*by_head.shape[:2], 2 * state.value_size))
+        lru.gates(by_head, gates)
+        gates = gates.add_(lru.gate_biases).sigmoid_()
+        input_gate, recurrence_gate = (part.flatten(1) for part in gates.chunk(2, dim=-1))
+        log_decay = recurrence_gate * lru.decay
+        norm = torch.expm1(2 * log_decay).neg_().sqrt_()
+        # A sequence's first token is taken in as it is: nothing is forgotten for it.
+        norm[context.positions == 0] = 1.0
+        inputs = conv * input_gate * norm
+        scanned = self.ops.diagonal_scan(
+            inputs, log_decay.exp(), cache.scan.view(len(cache.scan), -1), cache.of
+        )
+        return self.output(self.ops.gelu_and_mul(torch.cat((gate, scanned), dim=-1), "tanh"))
+
+
+StateMixer = (
+    MambaMixer | Mamba1Mixer | KimiDeltaMixer | LightningMixer | RgLruMixer | ShortConvMixer
+)
 
 
 def make_mixer(ops: KernelSet, weights: StateWeights, output: Transform, eps: float) -> StateMixer:
     """The layer of these weights; `output` is what follows it."""
+    if weights.lru is not None:
+        return RgLruMixer(ops=ops, weights=weights, lru=weights.lru, output=output)
     if weights.scan is None:
         return ShortConvMixer(ops=ops, weights=weights, output=output)
     if weights.state.kind == "lightning" and weights.norm is not None:

@@ -316,6 +316,14 @@ struct LinearScan {
   StateRows of;
 };
 
+struct DiagonalScan {
+  float* out;              // [tokens, channels]
+  const float *x, *decay;  // [tokens, channels]
+  float* states;           // [num_rows, channels]
+  int64_t channels;
+  StateRows of;
+};
+
 #ifdef __cplusplus
 }  // namespace quire
 
@@ -420,6 +428,7 @@ int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* norma
 
 int quire_causal_conv(const CausalConv* c, int threads);
 int quire_linear_scan(const LinearScan* s, int threads);
+int quire_diagonal_scan(const DiagonalScan* s, int threads);
 
 void* quire_step_new(const StepEnds* ends, const StepTables* tables);
 void quire_step_free(void* step);

@@ -344,6 +344,14 @@ QUIRE_OFFSET(LinearScan, rate_by_key, 176);
 QUIRE_OFFSET(LinearScan, states_dtype, 180);
 QUIRE_OFFSET(LinearScan, of, 184);
 
+QUIRE_SIZE(DiagonalScan, 96);
+QUIRE_OFFSET(DiagonalScan, out, 0);
+QUIRE_OFFSET(DiagonalScan, x, 8);
+QUIRE_OFFSET(DiagonalScan, decay, 16);
+QUIRE_OFFSET(DiagonalScan, states, 24);
+QUIRE_OFFSET(DiagonalScan, channels, 32);
+QUIRE_OFFSET(DiagonalScan, of, 40);
+
 }  // namespace quire
 
 #undef QUIRE_SIZE

@@ -242,6 +242,23 @@ void scan(const LinearScan& s, int64_t seq, int64_t head, float* scratch) {
   else scan_head<T, false>(s, seq, head, scratch);
 }
 
+// Channels [low, high) of one sequence.
+void scan_channels(const DiagonalScan& s, int64_t seq, int64_t low, int64_t high) {
+  float* state = s.states + s.of.rows[seq] * s.channels + low;
+  for (int64_t t = s.of.starts[seq]; t < s.of.starts[seq + 1]; t++) {
+    const int64_t first = t * s.channels + low;
+    for_lanes(high - low, [&](int64_t i, int n) {
+      const vf next = vfma(vload_some(s.decay + first + i, n), vload_some(state + i, n),
+                           vload_some(s.x + first + i, n));
+      vstore_some(state + i, next, n);
+      vstore_some(s.out + first + i, next, n);
+    });
+    for_saves(s.of, t, t + 1, [&](int64_t, int64_t row) {
+      std::memcpy(s.states + row * s.channels + low, state, (high - low) * sizeof(float));
+    });
+  }
+}
+
 }  // namespace
 
 int causal_conv(const CausalConv& c, int threads) {
@@ -281,6 +298,17 @@ int linear_scan(const LinearScan& s, int threads) {
   return kOk;
 }
 
+int diagonal_scan(const DiagonalScan& s, int threads) {
+  if (!fits(s.of)) return kBadSequence;
+  const int64_t parts = (s.channels + kChannels - 1) / kChannels;
+  deal(worth(threads, s.of.tokens * s.channels, 16384), s.of.num_seqs * parts,
+       [&](int64_t piece, int) {
+    const int64_t low = piece % parts * kChannels;
+    scan_channels(s, piece / parts, low, std::min(s.channels, low + kChannels));
+  });
+  return kOk;
+}
+
 }  // namespace quire
 
 extern "C" int quire_causal_conv(const CausalConv* c, int threads) {
@@ -289,4 +317,8 @@ extern "C" int quire_causal_conv(const CausalConv* c, int threads) {
 
 extern "C" int quire_linear_scan(const LinearScan* s, int threads) {
   return guarded([&] { return linear_scan(*s, threads); });
+}
+
+extern "C" int quire_diagonal_scan(const DiagonalScan* s, int threads) {
+  return diagonal_scan(*s, threads);
 }

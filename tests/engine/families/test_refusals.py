@@ -82,6 +82,9 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope"),
         ("KimiLinearForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
         ("KimiLinearForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("RecurrentGemmaForCausalLM", {"block_types": ["recurrent", "mlp"]}, "block_types"),
+        ("RecurrentGemmaForCausalLM", {"lru_width": 66}, "lru_width"),
+        ("RecurrentGemmaForCausalLM", {"hidden_activation": "silu"}, "hidden_act"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (

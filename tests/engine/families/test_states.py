@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError
 from engine.devices import host_memory
 from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata, StateStep
@@ -28,6 +29,7 @@ NAMES = (
     "minimax",
     "nemotron_h",
     "qwen3_next",
+    "recurrent_gemma",
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 Cases = Callable[[str], Case]
@@ -131,6 +133,14 @@ def test_states_in_few_bits_are_the_same_however_a_prompt_is_cut(
     assert layers[0].scan.element_size() == num_bytes
     parts = [part for layer in layers for part in layer.parts]
     assert states.nbytes == sum(part[0].nbytes for part in parts)
+
+
+def test_a_format_of_states_is_refused_where_they_are_float32(case: Cases) -> None:
+    with pytest.raises(ConfigError, match="mamba_ssm_cache_dtype=int8 is not supported for Recurr"):
+        make(case("recurrent_gemma").folder, mamba_ssm_cache_dtype="int8")
+    with pytest.raises(ConfigError, match="for a model of the Transformers bridge") as refused:
+        make(case("granite4").folder, model_impl="transformers", mamba_ssm_cache_dtype="bfloat16")
+    assert refused.value.param == "mamba_ssm_cache_dtype"
 
 
 def test_states_of_convolutions_alone_stay_float32(case: Cases) -> None:
