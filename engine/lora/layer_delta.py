@@ -12,7 +12,7 @@ from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import LoRALayer
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
-from engine.models.supports_lora import AdaptableLinear, StackedExpert
+from engine.models.supports_lora import AdaptableLinear, LinearSizes
 from kernels import LinearLayer
 from kernels.lora import LoraSlice, LoraWeights
 
@@ -112,9 +112,10 @@ class LayerDeltaBuilder:
     @property
     def _base_layer(self) -> LinearLayer:
         """The layer, for what depends on its weights."""
-        if isinstance(self._layer, StackedExpert):
+        if isinstance(self._layer, LinearSizes):
             raise InvalidRequest(
-                "DoRA and biases of experts aren't supported on this device.", param="use_dora"
+                "DoRA and biases of experts and kv_b_proj aren't supported on this device.",
+                param="use_dora",
             )
         return self._layer
 

@@ -20,7 +20,7 @@ from engine.models.decoder_spec import DecoderSpec
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.layers.linear import FusedLinear, LinearPart
 from engine.models.layers.norm import Transform
-from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora
+from engine.models.lora import AdapterWeights, EmbeddingLora, HeadLora, LatentLora
 from engine.models.sharding import PARAM, ModelShard
 from engine.models.supports_lora import AdaptableLinear
 from engine.models.vision.family import VisionDecoder
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from engine.transformers_backend.model import TransformersModel
 
 
+#: The slot of what makes each head's keys and values of latents.
+LATENT_HEADS = "latent_heads"
 #: Linear layers that ranks can have adapters of.
 _SHARDED_SLOTS = ("qkv", "o", "up", "down")
 
@@ -222,7 +224,8 @@ class AdapterPacker:
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
         """What the adapter changes in one layer."""
         for slot, parts in self.parts(index):
-            yield slot, self._pack(parts)
+            pack = self._pack_latent_heads if slot == LATENT_HEADS else self._pack
+            yield slot, pack(parts)
 
     def vision(self) -> Iterator[tuple[str, PackedLora]]:
         """What the adapter changes in a vision tower and its connector."""
@@ -298,6 +301,18 @@ class AdapterPacker:
     def _pack(self, parts: LayerDeltaBuilder) -> PackedLora:
         slots, weights = self._model.lora_slots, parts.weights(self._dtype)
         packed = (self._model.ops.pack_lora if slots is None else slots.pack)(weights)
+        self.num_bytes += packed.nbytes
+        return packed
+
+    def _pack_latent_heads(self, parts: LayerDeltaBuilder) -> PackedLora:
+        model, weights = self._model, parts.weights(self._dtype)
+        latents = _full_spec(model).latents
+        if weights.gain is not None or weights.shift is not None:
+            raise InvalidRequest(
+                "DoRA and biases of kv_b_proj aren't supported: it is taken into other products.",
+                param="target_modules",
+            )
+        packed = LatentLora(model.ops, weights, latents.qk_nope_head_dim, latents.value_size)
         self.num_bytes += packed.nbytes
         return packed
 

@@ -30,7 +30,7 @@ from engine.contract.lora import (
 )
 from engine.lora.adapter import LoRAAdapter
 from engine.lora.layer_delta import AdaptableModel, LayerDeltaBuilder
-from engine.lora.packing import AdapterPacker, has_only_matrices
+from engine.lora.packing import LATENT_HEADS, AdapterPacker, has_only_matrices
 from engine.lora.target_modules import TargetModules
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.lora import AdapterWeights
@@ -181,7 +181,8 @@ class PackingTemplates:
         slots, plans = [], []
         for layer in range(model.spec.num_layers):
             for slot, parts in packer.parts(layer):
-                plan = _plan_copy(parts, files)
+                # Its matrices are turned around and packed by head.
+                plan = None if slot == LATENT_HEADS else _plan_copy(parts, files)
                 if plan is None:
                     return
                 slots.append((layer, slot))

@@ -46,6 +46,7 @@ from engine.models.supports_lora import (
     AdaptableLinear,
     SupportsLoRA,
     expert_linears,
+    latent_heads,
     linears_of,
     slot_names,
     stacked_linears,
@@ -397,7 +398,7 @@ class NativeDecoder(SupportsLoRA):
         """See `SupportsLoRA`."""
         weights = self.weights[layer]
         if self.lora_slots is None:
-            return linears_of(weights) | expert_linears(weights)
+            return linears_of(weights) | latent_heads(weights) | expert_linears(weights)
         # A device whose steps are recorded runs experts all at once.
         mlp = self.description.layers[layer].mlp
         experts = dict(experts_of(mlp)) if isinstance(mlp, MoeBlock) else {}

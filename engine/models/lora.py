@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import KernelSet, LinearLayer
-from kernels.interface import MixtureOfExperts
+from kernels.interface import MixtureOfExperts, PerHeadLinear
 from kernels.lora import (
     HEAD,
     ExpertUse,
@@ -18,6 +18,7 @@ from kernels.lora import (
     LoraSegment,
     LoraSlots,
     LoraTable,
+    LoraWeights,
     MoeLoraMapping,
     PackedLora,
     SlotTable,
@@ -265,6 +266,73 @@ class LoraLinear(LinearLayer):
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`."""
         return self._layer.tensors()
+
+
+class LatentLora(PackedLora):
+    """What an adapter adds to each head's keys and values of latents, scale * B A, taken into
+    queries and behind results as the weight itself is.
+
+    A head's query goes through its rows of B, then through A; its sum of latents through A, then
+    through its rows of B.
+    """
+
+    def __init__(self, ops: KernelSet, lora: LoraWeights, key_size: int, value_size: int) -> None:
+        """`lora`: with one part, neither gain nor shift; rows of its b are by head those of keys of
+        `key_size`, then those of values of `value_size`.
+        """
+        (part,) = lora.parts
+        self.rank, self.in_features = lora.a.shape
+        self.out_features, self._scale = lora.out_features, part.scale
+
+        def pack(weight: Tensor) -> LinearLayer:
+            return ops.PackedLinear(weight.contiguous(), round_inputs=lora.round_inputs)
+
+        by_head = part.b.unflatten(0, (-1, key_size + value_size))
+        keys, values = by_head.split((key_size, value_size), dim=1)
+        self._key_down = ops.head_linears([pack(head.T) for head in keys])
+        self._key_up, self._value_down = pack(lora.a.T), pack(lora.a)
+        self._value_up = ops.head_linears([pack(head) for head in values])
+        parts = (self._key_down, self._key_up, self._value_down, self._value_up)
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[T, heads, latent] to be added to queries of x [T, heads, key_size]."""
+        low = x.new_empty((*x.shape[:2], self.rank))
+        self._key_down(x, low)
+        return self._key_up(low.flatten(0, 1)).unflatten(0, low.shape[:2]) * self._scale
+
+    def values(self, x: Tensor) -> Tensor:
+        """[T, heads, value_size] to be added to values of the sums x [T, heads, latent]."""
+        low = self._value_down(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        out = x.new_empty((*x.shape[:2], self._value_up.layers[0].out_features))
+        self._value_up(low, out)
+        return out * self._scale
+
+
+class LoraHeads(PerHeadLinear):
+    """Each head's products with latents, whose rows get what their adapters add, while a step says
+    which.
+    """
+
+    def __init__(
+        self,
+        layer: PerHeadLinear,
+        target: tuple[int, str],
+        step: LoraContext,
+        added: Callable[[LatentLora, Tensor], Tensor],
+    ) -> None:
+        """`added`: `LatentLora.queries` or `LatentLora.values`."""
+        super().__init__(layer.layers)
+        self._layer, self._target, self._step, self._added = layer, target, step, added
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """See `PerHeadLinear.__call__`."""
+        self._layer(x, out)
+        if self._step.adapters:
+            for lora, rows in self._step.adapters.segments(*self._target):
+                if not isinstance(lora, LatentLora):
+                    raise TypeError("an adapter of latents must be packed as one")
+                out[rows] += self._added(lora, x[rows])
 
 
 class LoraMoe(MixtureOfExperts):

@@ -64,15 +64,10 @@ def linears_of(weights: LayerWeights) -> dict[str, LinearLayer]:
     return {slot: linear for slot, linear in linears.items() if linear is not None}
 
 
-def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
-    """Those of a mixture, where they run one by one."""
-    experts = weights.experts
-    return {} if experts is None or experts.layers is None else experts.layers.linears()
-
-
 @dataclass(frozen=True, slots=True)
-class StackedExpert:
-    """One expert's layer where all of them are one tensor: it is run with the others alone.
+class LinearSizes:
+    """A layer that is run with others alone: an expert where all of them are one tensor, or what is
+    taken into other products.
 
     Attributes:
         in_features, out_features: as of a `LinearLayer`.
@@ -88,7 +83,23 @@ class StackedExpert:
 
 
 #: What an adapter changes: a layer that can be asked for its weights, or the sizes of one.
-AdaptableLinear = LinearLayer | StackedExpert
+AdaptableLinear = LinearLayer | LinearSizes
+
+
+def latent_heads(weights: LayerWeights) -> dict[str, LinearSizes]:
+    """What makes each head's keys and values of latents: taken into other products."""
+    mixer = weights.attention
+    if not isinstance(mixer, LatentWeights):
+        return {}
+    sizes = mixer.latents
+    rows = len(mixer.into.layers) * (sizes.qk_nope_head_dim + sizes.value_size)
+    return {"latent_heads": LinearSizes(sizes.kv_lora_rank, rows)}
+
+
+def expert_linears(weights: LayerWeights) -> dict[str, LinearLayer]:
+    """Those of a mixture, where they run one by one."""
+    experts = weights.experts
+    return {} if experts is None or experts.layers is None else experts.layers.linears()
 
 
 def stacked_linears(
@@ -97,7 +108,7 @@ def stacked_linears(
     """Those of a mixture whose experts run together; `experts`: each one's, by their slots."""
     every = {} if weights.experts is None else weights.experts.shared_linears()
     return every | {
-        slot: StackedExpert(linear.columns, linear.rows) for slot, linear in experts.items()
+        slot: LinearSizes(linear.columns, linear.rows) for slot, linear in experts.items()
     }
 
 

@@ -44,7 +44,7 @@ from engine.models.layers.norm import (
     mlp_of,
     scaled,
 )
-from engine.models.lora import LoraContext, LoraLinear, LoraMoe
+from engine.models.lora import LatentLora, LoraContext, LoraHeads, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
 from kernels.interface import HeadNormWeights, NormWeights
 
@@ -305,7 +305,15 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
             return replace(weights, qkv=one(weights.qkv, "qkv"), o=one(weights.o, "o"))
         queries = None if weights.queries is None else one(weights.queries, "latent_q")
         inputs, o = one(weights.inputs, "latent_in"), one(weights.o, "o")
-        return replace(weights, inputs=inputs, queries=queries, o=o)
+        target = index, "latent_heads"
+        return replace(
+            weights,
+            inputs=inputs,
+            queries=queries,
+            into=LoraHeads(weights.into, target, step, LatentLora.queries),
+            out_of=LoraHeads(weights.out_of, target, step, LatentLora.values),
+            o=o,
+        )
 
     experts = layer.experts
     return replace(

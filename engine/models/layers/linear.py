@@ -195,6 +195,7 @@ class LatentDescription:
         if self.queries is not None:
             yield "latent_q", self.queries
         yield "o", self.o
+        yield "latent_heads", self.heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +284,6 @@ class LayerDescription:
         yield from (linear for _, linear in self.attention_linears())
         if self.cross is not None:
             yield from (self.cross.queries, self.cross.kv, self.cross.output)
-        if isinstance(self.attention, LatentDescription):
-            yield self.attention.heads
         if isinstance(self.mlp, MoeBlock):
             yield self.mlp.router
             if self.mlp.shared_gate is not None:

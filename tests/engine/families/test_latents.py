@@ -195,7 +195,8 @@ def test_a_checkpoint_in_fp8_is_what_its_plain_weights_say(tmp_path: Path) -> No
     ("name", "modules"),
     [
         ("deepseek_v2-lite", ["q_proj", "kv_a_proj_with_mqa", "o_proj"]),
-        ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]),
+        ("deepseek_v2", ["kv_b_proj"]),
+        ("deepseek_v3", ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]),
         ("kimi_linear", ["q_proj", "k_proj", "v_proj", "b_proj", "g_a_proj", "g_b_proj", "o_proj"]),
     ],
 )
@@ -217,11 +218,16 @@ def test_adapters_change_the_layers_around_attention(
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
 
 
-def test_an_adapter_of_what_makes_keys_and_values_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [{"use_dora": True}, {"lora_bias": True}])
+def test_more_than_matrices_of_what_makes_keys_and_values_is_refused(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
     make_checkpoint(RECIPES["deepseek_v2"], tmp_path / "model")
-    adapter = make_adapter(tmp_path / "model", tmp_path / "a", target_modules=["kv_b_proj"])
+    adapter = make_adapter(
+        tmp_path / "model", tmp_path / "a", target_modules=["kv_b_proj"], **setting
+    )
     llm = make(tmp_path / "model")
-    with pytest.raises(InvalidRequest, match=r"kv_b_proj.* belongs to no module"):
+    with pytest.raises(InvalidRequest, match=r"DoRA and biases .*kv_b_proj aren't supported"):
         llm.generate(
             [PROMPT], GREEDY, use_tqdm=False, lora_request=LoRARequest("a", 1, str(adapter))
         )

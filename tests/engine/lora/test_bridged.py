@@ -33,7 +33,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"target_modules": "all-linear", "fan_in_fan_out": True},
         {"target_modules": ["c_attn", "wte"], "fan_in_fan_out": True, "use_dora": True},
     ),
-    "deepseek_v2": (  # native without model_impl: there adapters of kv_b_proj are refused
+    "deepseek_v2": (  # native without model_impl
         {
             "target_modules": ["q_a_proj", "q_b_proj", "kv_b_proj", "o_proj"],
             "use_rslora": True,

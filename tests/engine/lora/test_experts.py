@@ -23,7 +23,7 @@ from engine.lora.layer_delta import LayerDeltaBuilder
 from engine.lora.reader import read_adapter
 from engine.lora.target_modules import TargetModules
 from engine.models.registry import decoder_spec, read_config
-from engine.models.supports_lora import StackedExpert
+from engine.models.supports_lora import LinearSizes
 
 from .adapters import write_adapter
 from .peft_oracle import checkpoint, make_adapter, save
@@ -319,13 +319,13 @@ def test_dora_of_stacked_experts_is_refused(
 @pytest.mark.parametrize("more", ["magnitude", "bias"])
 def test_experts_in_one_tensor_take_matrices_alone(more: str) -> None:
     """Anything more depends on weights that such an expert can't be asked for."""
-    parts = LayerDeltaBuilder(cast(Any, None), StackedExpert(8, 16), has_bias=True)
+    parts = LayerDeltaBuilder(cast(Any, None), LinearSizes(8, 16), has_bias=True)
     delta = LoRALayer(a=torch.ones(2, 8), b=torch.ones(16, 2))
     parts.add(0, 16, delta, None)
     setattr(delta, more, torch.ones(16))
     model = cast(Any, SimpleNamespace(ops=SimpleNamespace(device="cpu")))
     with pytest.raises(InvalidRequest, match="of experts aren't supported on this device"):
-        LayerDeltaBuilder(model, StackedExpert(8, 16), has_bias=True).add(0, 16, delta, None)
+        LayerDeltaBuilder(model, LinearSizes(8, 16), has_bias=True).add(0, 16, delta, None)
 
 
 @pytest.mark.parametrize("part", ["w1", "v1", "w2"])
