@@ -495,6 +495,10 @@ class NativeDecoder(SupportsLoRA):
         indices, deep = self._deep_embeds(context.encoder_embeds, residual)
         if states is not None:
             states.begin_step(context)
+        if self.spec.shared is not None:
+            embeddings = residual.clone()  # layers add to the residual in place
+            for group_context in groups:
+                group_context.embeddings = embeddings
         for index, layer in enumerate(self.layers):
             # After the last layer's attention no token takes from another: only those wanted go on.
             rows = logits_rows if index == last else None

@@ -308,6 +308,26 @@ class CrossAttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlockSpec:
+    """Blocks of attention and an MLP whose weights several layers share (Zamba 2, arXiv
+    2411.15242), each layer with low ranks of its own added to them. Names are Zamba 2's.
+
+    Attributes:
+        sources: for each layer the one whose weights its block has; -1: it has no block.
+        adapter_rank: of what is added.
+        adapts_attention: to queries, keys and values; to the MLP's first product always.
+    """
+
+    sources: tuple[int, ...]
+    adapter_rank: int
+    adapts_attention: bool
+
+    def occurrence(self, layer: int) -> int:
+        """How many layers before this one have a block."""
+        return sum(source >= 0 for source in self.sources[:layer])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Shapes and switches of a decoder. Lengths are in elements.
 
@@ -348,6 +368,8 @@ class DecoderSpec:
         mlp_gate_scale: of what the MLP activates.
         latents: attention is over latents, one KV head of `head_dim` values that are keys and
             values both; None: over keys and values.
+        shared: blocks before the states of some layers, of which several have the same weights;
+            None: there are none.
         cross: attention to an encoder's states; None: there is no encoder.
         key_bias: whether keys have one where `qkv_bias` says so.
         sinks: each head has a learned logit that takes part in the softmax.
@@ -408,6 +430,7 @@ class DecoderSpec:
     attends: tuple[bool, ...] = ()
     has_mlp: tuple[bool, ...] = ()
     latents: MlaSpec | None = None
+    shared: SharedBlockSpec | None = None
     cross: CrossAttentionSpec | None = None
 
     activation: str = "silu"
@@ -502,13 +525,18 @@ class DecoderSpec:
         if self.latents is not None:
             latents = self.latents.num_parameters(self.hidden_size, self.num_heads)
             per_layer = latents // self.hidden_size
-        attention = attending * per_layer
+        per_block, attention = per_layer, attending * per_layer
         if self.states is not None:
             per_layer = self.states.num_parameters(self.hidden_size)
             attention += sum(self.states.layers) * per_layer // self.hidden_size
         if self.cross is not None:
             attention += self.num_layers * 2 * (self.q_size + self.kv_size)
         num_mlps = sum(self.has_mlp) if self.has_mlp else self.num_layers
+        if self.shared is not None:
+            blocks = len(set(self.shared.sources) - {-1})
+            # Queries, keys and values are made of the hidden state beside the embedding.
+            attention += blocks * (3 * self.q_size + 4 * self.kv_size) - attending * per_block
+            num_mlps = blocks
         mlps = num_mlps * matrices * self.intermediate_size
         if self.moe is not None:
             moe, with_experts = self.moe, sum(self.moe.layers)

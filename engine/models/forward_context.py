@@ -126,6 +126,7 @@ class AttentionMetadata:
             the embedding table), or None. Only a model with `takes_embeds` gets any.
         encoder_embeds: the same for an encoder's vectors, which no family scales, or None. They are
             [n, hidden * (1 + k)] where further parts are added to the first k layers' results.
+        embeddings: [num_tokens, hidden], for layers that take them beside the hidden state.
         num_decodes: so many of the first sequences have one token each, and none after them has;
             0 where nobody put them first.
         prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
@@ -154,6 +155,7 @@ class AttentionMetadata:
     other_groups: tuple[AttentionMetadata, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
     encoder_embeds: tuple[Tensor, Tensor] | None = None
+    embeddings: Tensor | None = None
     plane_positions: Tensor | None = None
     visible_ends: Tensor | None = None
     adapters: StepAdapters = NO_ADAPTERS

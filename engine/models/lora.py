@@ -268,6 +268,25 @@ class LoraLinear(LinearLayer):
         return self._layer.tensors()
 
 
+class LowRankLinear(LinearLayer):
+    """A linear layer that others use too, with low ranks of its own added to all rows."""
+
+    def __init__(self, ops: KernelSet, layer: LinearLayer, added: PackedLora) -> None:
+        self._ops, self._layer, self._added = ops, layer, added
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.nbytes = layer.nbytes + added.nbytes
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y = self._layer(x, out)
+        self._ops.add_lora(y, x, [(self._added, torch.arange(len(x)))])
+        return y
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`: those of the shared layer."""
+        return self._layer.tensors()
+
+
 class LatentLora(PackedLora):
     """What an adapter adds to each head's keys and values of latents, scale * B A, taken into
     queries and behind results as the weight itself is.

@@ -166,3 +166,9 @@ def check_stages(spec: DecoderSpec, size: int) -> None:
             "can't be in one stage of several. Leave it out, and run more replicas.",
             param=PIPELINE_PARAM,
         )
+    if spec.shared is not None:
+        raise ConfigError(
+            f"{PIPELINE_PARAM}={size} can't be used: layers of {spec.architecture} share weights "
+            "and the embeddings. Leave it out, and run more replicas.",
+            param=PIPELINE_PARAM,
+        )

@@ -28,6 +28,8 @@ from engine.models.layers.linear import (
     ModelDescription,
     MoeBlock,
     NormDescription,
+    SharedBlockDescription,
+    SharedBlockWeights,
     StateDescription,
     StateWeights,
     TableDescription,
@@ -36,6 +38,7 @@ from engine.models.layers.linear import (
 from engine.models.layers.moe import (
     Weights,
 )
+from engine.models.lora import LowRankLinear
 from engine.models.rotary_embedding import MAX_PLANE_ROWS, RopeSpec, cos_sin_table
 from engine.models.sharding import ModelShard
 from engine.quantization.packing import (
@@ -55,6 +58,7 @@ from kernels.interface import (
     PerHeadLinear,
     ScanWeights,
 )
+from kernels.lora import LoraSlice, LoraWeights
 
 #: The constant c of RG-LRU's decays (arXiv 2402.19427, 2.4).
 LRU_SHARPNESS = 8.0
@@ -89,6 +93,8 @@ class WeightLoader:
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = LoadBuffer()
+        #: Of blocks that several layers share.
+        self._shared_linears: dict[FusedLinear, LinearLayer] = {}
         #: Of the layers so far.
         self.reports: list[LayerReport] = []
         optional = spec.names.optional_prefix
@@ -330,8 +336,55 @@ class WeightLoader:
             mlp_out_norm=self.norm(layer.mlp_out_norm),
             residual_norm=NO_NORM if residual_norm is None else self.norm(residual_norm),
             residual_mlp=None if residual_mlp is None else self.mlp(residual_mlp),
+            shared=None if layer.shared is None else self._shared_block(layer.shared),
             cross=None if cross is None else self._cross(cross),
         )
+
+    def _shared_block(self, block: SharedBlockDescription) -> SharedBlockWeights:
+        attention, mlp, rank = block.attention, block.mlp, block.adapter_rank
+        qkv, up = self._shared_linear(attention.qkv), self._shared_linear(mlp.up)
+        return SharedBlockWeights(
+            attention_norm=self.norm(block.attention_norm),
+            attention=AttentionWeights(
+                qkv=self._with_low_ranks(qkv, attention.qkv, block.qkv_adapters, rank),
+                o=self._shared_linear(attention.o),
+                cos_sin=self._table(attention.rope),
+            ),
+            mlp_norm=self.norm(block.mlp_norm),
+            mlp=MlpWeights(
+                self._with_low_ranks(up, mlp.up, (block.up_adapter,), rank),
+                self._shared_linear(mlp.down),
+                mlp.activation,
+                mlp.gated,
+            ),
+            output=self.linear(block.output),
+            mixer_norm=self.norm(block.mixer_norm),
+        )
+
+    def _shared_linear(self, linear: FusedLinear) -> LinearLayer:
+        if linear not in self._shared_linears:
+            self._shared_linears[linear] = self.linear(linear)
+        return self._shared_linears[linear]
+
+    def _with_low_ranks(
+        self, layer: LinearLayer, linear: FusedLinear, names: Sequence[str], rank: int
+    ) -> LinearLayer:
+        """A shared layer with what one of its users adds to each part; (): nothing."""
+        if not names:
+            return layer
+        a, parts, first = [], [], 0
+        for number, (name, part) in enumerate(zip(names, linear.parts, strict=True)):
+            a.append(self.tensor(f"{name}0.weight", (rank, linear.columns)).to(self.dtype))
+            b = self.tensor(f"{name}1.weight", (part.rows, rank)).to(self.dtype)
+            parts.append(LoraSlice(first, b, number * rank))
+            first += part.rows
+        weights = LoraWeights(
+            a=torch.cat(a),
+            parts=parts,
+            out_features=first,
+            round_inputs=self.scheme.bf16_inputs,
+        )
+        return LowRankLinear(self.ops, layer, self.ops.pack_lora(weights))
 
     def _cross(self, cross: CrossDescription) -> CrossWeights:
         return CrossWeights(

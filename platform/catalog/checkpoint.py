@@ -122,7 +122,9 @@ def shape_of(config: Mapping[str, Any]) -> KvShape | None:
         kv_heads = _config_int(merged, "num_key_value_heads", "num_kv_heads", default=heads)
         if merged.get("multi_query") and not merged.get("new_decoder_architecture"):
             kv_heads = 1
-        head_dim = _config_int(merged, "head_dim", "kv_channels", default=hidden // heads)
+        head_dim = _config_int(
+            merged, "attention_head_dim", "head_dim", "kv_channels", default=hidden // heads
+        )
         context = _config_int(
             merged, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
         )

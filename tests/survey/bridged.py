@@ -164,16 +164,6 @@ STATEFUL: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, dict[str, Any]] = {
     "bart": _decoder("bart"),
     "roberta": recipe("roberta", is_decoder=True),
-    "zamba2": recipe(
-        "zamba2",
-        num_hidden_layers=4,
-        layers_block_type=["mamba", "hybrid", "mamba", "hybrid"],
-        mamba_d_state=8,
-        mamba_headdim=32,
-        n_mamba_heads=4,
-        mamba_ngroups=1,
-        num_mem_blocks=1,
-    ),
     "axk2": recipe("axk2", **LATENTS, **_ROUTED),
     "codegen": {
         "model_type": "codegen",

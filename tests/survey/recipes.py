@@ -242,6 +242,27 @@ RECIPES: dict[str, dict[str, Any]] = {
         num_dense_layers=1,
         layer_types=["conv", "full_attention", "conv"],
     ),
+    "zamba2": recipe(
+        "zamba2",
+        num_hidden_layers=5,
+        num_key_value_heads=4,
+        layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+        mamba_d_state=8,
+        n_mamba_heads=4,
+        mamba_ngroups=2,
+        num_mem_blocks=2,
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+        adapter_rank=8,
+        add_bias_linear=True,
+    ),
+    "zamba2-plain": recipe(
+        "zamba2",
+        layers_block_type=["mamba", "hybrid"],
+        mamba_d_state=8,
+        n_mamba_heads=4,
+        adapter_rank=8,
+    ),
     "recurrent_gemma": recipe(
         "recurrent_gemma",
         hidden_size=96,  # its root isn't a number of bfloat16

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.decoder_spec import MambaSpec, MoeSpec, WeightNames
+from engine.models.decoder_spec import MambaSpec, MoeSpec, SharedBlockSpec, WeightNames
 from engine.models.families.common import (
     ATTENTION_LAYERS,
     STATE_LAYERS,
@@ -29,6 +29,7 @@ _BAMBA = WeightNames(
     up=("feed_forward.gate_proj", "feed_forward.up_proj"),
     down="feed_forward.down_proj",
 )
+_ZAMBA2 = WeightNames(final_norm="model.final_layernorm")
 #: Of models that are all Mamba, and of Nemotron-H.
 _BACKBONE = WeightNames(
     embedding="backbone.embeddings",
@@ -148,6 +149,55 @@ def falcon_h1(config: Config) -> dict[str, Any]:
         "states": states,
         "attends": layers,
     }
+
+
+def zamba2(config: Config) -> dict[str, Any]:
+    """Zamba 2: every layer is Mamba 2; before some of them comes a block of attention and an MLP
+    whose weights they share in turns.
+    """
+    refuse(config, use_long_context=False, rms_norm_eps=1e-5)
+    layers, types = int(config["num_hidden_layers"]), config["layers_block_type"]
+    if len(types) != layers or (unknown := set(types) - {*STATE_LAYERS, "hybrid"}):
+        kind = f"{len(types)} layers" if len(types) != layers else sorted(unknown)[0]
+        raise ModelLoadError(
+            f"config.json: layers_block_type: {kind!r} isn't supported with {layers} layers.",
+            param="layers_block_type",
+        )
+    hybrid = [layer for layer, kind in enumerate(types) if kind == "hybrid"]
+    blocks = size_field(config, "num_mem_blocks")
+    sources = [-1] * layers
+    for number, layer in enumerate(hybrid):
+        sources[layer] = hybrid[number % blocks]
+    states = _mamba2(config, (True,) * layers)
+    limits = (float(config["time_step_min"]), math.inf)
+    return {
+        "names": _ZAMBA2,
+        **({} if config["use_mem_rope"] else {"rope": None}),
+        "attention_scale": (head_size(config) / 2) ** -0.5,
+        "mlp_bias": bool(config["mamba_proj_bias"]),
+        "states": replace(states, limits=limits),
+        "attends": tuple(kind == "hybrid" for kind in types),
+        "has_mlp": (False,) * layers,
+        "shared": SharedBlockSpec(
+            sources=tuple(sources),
+            adapter_rank=size_field(config, "adapter_rank"),
+            adapts_attention=bool(config["use_shared_attention_adapter"]),
+        )
+        if hybrid
+        else None,
+    }
+
+
+def _zamba2_names(config: Config) -> Config:
+    """Its names of Mamba 2's sizes; attention is twice as wide as the hidden state."""
+    names = {
+        "n_mamba_heads": "mamba_n_heads",
+        "mamba_ngroups": "mamba_n_groups",
+        "add_bias_linear": "mamba_proj_bias",
+    }
+    renamed = {new: config[old] for old, new in names.items() if old in config}
+    size = 2 * int(config["hidden_size"]) // int(config["num_attention_heads"])
+    return {**config, **renamed, "head_dim": size, "mamba_d_head": "auto"}
 
 
 def mamba2(config: Config) -> dict[str, Any]:
@@ -389,6 +439,38 @@ FAMILIES = {
             "ssm_out_multiplier": 1.0,
             "ssm_multipliers": [1.0] * 5,
         },
+    ),
+    "Zamba2ForCausalLM": Family(
+        zamba2,
+        {
+            "rms_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+            "layers_block_type": [
+                *["mamba"] * 6,
+                *(["hybrid"] + ["mamba"] * 5) * 6,
+                "hybrid",
+                *["mamba"] * 4,
+                "hybrid",
+                *["mamba"] * 3,
+                "hybrid",
+                *["mamba"] * 2,
+            ],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 64,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+            "time_step_min": 0.001,
+            "num_mem_blocks": 1,
+            "adapter_rank": 128,
+            "use_shared_attention_adapter": False,
+            "use_mem_rope": False,
+        },
+        _zamba2_names,
     ),
     "JambaForCausalLM": Family(
         jamba,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from engine.models.decoder_spec import (
@@ -29,6 +30,7 @@ from engine.models.layers.linear import (
     LatentWeights,
     LayerWeights,
     MlpWeights,
+    SharedBlockWeights,
     StateWeights,
     TokenMixerWeights,
 )
@@ -204,6 +206,54 @@ class CrossLayer:
 
 
 @dataclass(slots=True)
+class SharedBlock:
+    """linear(mlp(norm(attention(norm(hidden state beside embedding))))); nothing is residual."""
+
+    attention_norm: Norm
+    attention: SelfAttention
+    mlp_norm: Norm
+    mlp: Transform
+    output: LinearLayer
+
+    def __call__(self, residual: Tensor, context: AttentionMetadata, cache: Any) -> Tensor:
+        """[num_tokens, hidden] of the same."""
+        if context.embeddings is None:
+            raise RuntimeError("the step doesn't say what its embeddings are")
+        both = torch.cat((residual, context.embeddings), dim=-1)
+        attended = self.attention(self.attention_norm(both), context, cache)
+        return self.output(self.mlp(self.mlp_norm(attended)))
+
+
+@dataclass(slots=True)
+class SharedBlockLayer:
+    """residual += state(norm(residual + block(residual))).
+
+    Its cache is a pair: of keys and values, and of states.
+    """
+
+    block: SharedBlock
+    mixer_norm: Norm
+    mixer: StateMixer
+    next_norm: Norm
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        context: AttentionMetadata,
+        cache: Any,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The next layer's x, and the residual; x is the residual, which no norm has seen."""
+        keys_and_values, states = cache
+        x = self.block(residual, context, keys_and_values).add_(residual)
+        x = self.mixer(self.mixer_norm(x), context, states)
+        if rows is not None:
+            x, residual = x[rows], residual[rows]
+        return self.next_norm.add_and_norm(x, residual), residual
+
+
+@dataclass(slots=True)
 class ParallelLayer:
     """residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm."""
 
@@ -268,6 +318,7 @@ Layer = (
     | ResidualExpertsLayer
     | MixerLayer
     | MlpLayer
+    | SharedBlockLayer
 )
 
 
@@ -370,6 +421,13 @@ def build_layer(
     if layer.mlp is not None:
         block = mlp_of(ops, layer.mlp, spec.mlp_gate_scale)
         block = scaled(block, spec.mlp_output_scale)
+    if layer.shared is not None and isinstance(attention, StateWeights):
+        return SharedBlockLayer(
+            _make_shared_block(spec, ops, layer.shared),
+            norm(layer.shared.mixer_norm),
+            state_mixer(attention),
+            after,
+        )
     if block is None or mixer is None:
         if mixer is not None:
             return MixerLayer(mixer, after)
@@ -394,6 +452,19 @@ def build_layer(
         factor = state if isinstance(attention, StateWeights) else full
         return NormedResidualLayer(mixer, factor, mlp_norm or NoNorm(), mlp, mlp_factor, after)
     return SequentialLayer(mixer, mlp_norm or NoNorm(), mlp, after)
+
+
+def _make_shared_block(
+    spec: DecoderSpec, ops: KernelSet, weights: SharedBlockWeights
+) -> SharedBlock:
+    hidden, eps = spec.hidden_size, spec.norm_eps
+    return SharedBlock(
+        make_norm(ops, weights.attention_norm, 2 * hidden, eps),
+        _make_attention(spec, ops, weights.attention),
+        make_norm(ops, weights.mlp_norm, hidden, eps),
+        mlp_of(ops, weights.mlp),
+        weights.output,
+    )
 
 
 def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> SelfAttention:

@@ -8,6 +8,7 @@ from engine.models.decoder_spec import (
     MambaSpec,
     MlaSpec,
     MoeSpec,
+    SharedBlockSpec,
 )
 from engine.models.layers.linear import (
     AttentionDescription,
@@ -21,6 +22,7 @@ from engine.models.layers.linear import (
     MoeBlock,
     NormDescription,
     RowOrder,
+    SharedBlockDescription,
     Split,
     StateDescription,
     TableDescription,
@@ -68,9 +70,12 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
             else _experts(spec, prefix, moe)
         )
     shares = shares or mlp is None or attention is None
+    block = None
+    if spec.shared is not None and spec.shared.sources[index] >= 0:
+        block = _shared_block(spec, spec.shared, index)
     return LayerDescription(
         wiring="residual_experts" if has_residual_mlp else spec.wiring,
-        input_norm=norm(names.attention_norm),
+        input_norm=norm("" if block is not None else names.attention_norm),
         attention=attention,
         attention_out_norm=norm(names.attention_out_norm),
         state=state,
@@ -86,7 +91,49 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
         )
         if has_residual_mlp
         else None,
+        shared=block,
         cross=None if spec.cross is None else _cross(spec, spec.cross, prefix),
+    )
+
+
+def _shared_block(spec: DecoderSpec, shared: SharedBlockSpec, index: int) -> SharedBlockDescription:
+    hidden, inner, number = spec.hidden_size, spec.intermediate_size, shared.occurrence(index)
+    own = spec.names.layer.format(index)
+    source = f"{spec.names.layer.format(shared.sources[index])}shared_transformer."
+    attention, mlp = f"{source}self_attn.", f"{source}feed_forward."
+    sizes = {"q": spec.q_size, "k": spec.kv_size, "v": spec.kv_size}
+    qkv = FusedLinear(
+        parts=tuple(LinearPart(f"{attention}{of}_proj", rows) for of, rows in sizes.items()),
+        columns=2 * hidden,
+    )
+    up = (LinearPart(f"{mlp}gate_up_proj", 2 * inner),)
+    return SharedBlockDescription(
+        attention_norm=NormDescription(f"{source}input_layernorm", 2 * hidden),
+        attention=AttentionDescription(
+            qkv=qkv,
+            o=_linear(f"{attention}o_proj", hidden, spec.q_size, False),
+            qk_norm="",
+            q_norm="",
+            k_norm="",
+            kv_heads=spec.num_kv_heads,
+            rope=spec.rope,
+            window=0,
+            sinks="",
+        ),
+        qkv_adapters=tuple(f"{attention}linear_{of}_adapter_list.{number}." for of in sizes)
+        if shared.adapts_attention
+        else (),
+        mlp_norm=NormDescription(f"{source}pre_ff_layernorm", hidden),
+        mlp=MlpDescription(
+            FusedLinear(parts=up, columns=hidden, bias=spec.mlp_bias),
+            _linear(f"{mlp}down_proj", hidden, inner, spec.mlp_bias),
+            ActivationSpec(spec.activation),
+            gated=True,
+        ),
+        up_adapter=f"{mlp}gate_up_proj_adapter_list.{number}.",
+        adapter_rank=shared.adapter_rank,
+        output=_linear(f"{own}linear", hidden, hidden, False),
+        mixer_norm=NormDescription(f"{own}mamba_decoder.input_layernorm", hidden),
     )
 
 
@@ -118,9 +165,11 @@ def _token_mixers(
 ]:
     """A layer's attention, latents or state, and the state beside its attention."""
     state = None
+    has_block = spec.shared is not None and spec.shared.sources[index] >= 0
     if spec.states is not None and spec.states.layers[index]:
-        state = _state(spec, spec.states, index, prefix)
-    if index not in spec.attention_layers:
+        state_prefix = f"{prefix}mamba_decoder." if has_block else prefix
+        state = _state(spec, spec.states, index, state_prefix)
+    if has_block or index not in spec.attention_layers:
         return state, None
     if spec.latents is not None:
         return _latents(spec, spec.latents, prefix), state

@@ -199,6 +199,34 @@ class LatentDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlockDescription:
+    """A block before a layer's state, see `SharedBlockSpec`.
+
+    Attributes:
+        attention_norm: of the hidden state beside the embedding.
+        attention: of that; `qkv_adapters` are the names of what this layer adds to its products.
+        mlp_norm, mlp: of what attention gives; `up_adapter` is the name of what this layer adds.
+        adapter_rank: of what is added.
+        output: the layer's own product of what the MLP gives.
+        mixer_norm: of the residual and the block's result, before the state.
+    """
+
+    attention_norm: NormDescription
+    attention: AttentionDescription
+    qkv_adapters: tuple[str, ...]
+    mlp_norm: NormDescription
+    mlp: MlpDescription
+    up_adapter: str
+    adapter_rank: int
+    output: FusedLinear
+    mixer_norm: NormDescription
+
+    def linears(self) -> Iterator[FusedLinear]:
+        """Its linear layers, the low ranks left out."""
+        yield from (self.attention.qkv, self.attention.o, self.mlp.up, self.mlp.down, self.output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDescription:
     """Attention of one layer to an encoder's states.
 
@@ -258,6 +286,7 @@ class LayerDescription:
             takes, or there is one norm.
         mlp: None: the layer has none.
         residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
+        shared: a block before the state, which has the norm then; None: there is none.
         cross: attention to an encoder's states, before the MLP; None: there is no encoder.
     """
 
@@ -271,6 +300,7 @@ class LayerDescription:
     state: StateDescription | None = None
     residual_norm: NormDescription | None = None
     residual_mlp: MlpDescription | None = None
+    shared: SharedBlockDescription | None = None
     cross: CrossDescription | None = None
 
     def attention_linears(self) -> Iterator[tuple[str, FusedLinear]]:
@@ -282,6 +312,8 @@ class LayerDescription:
     def linears(self) -> Iterator[FusedLinear]:
         """Its linear layers, but for the experts that tokens are sent to."""
         yield from (linear for _, linear in self.attention_linears())
+        if self.shared is not None:
+            yield from self.shared.linears()
         if self.cross is not None:
             yield from (self.cross.queries, self.cross.kv, self.cross.output)
         if isinstance(self.mlp, MoeBlock):
@@ -418,6 +450,23 @@ TokenMixerWeights = AttentionWeights | StateWeights | LatentWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedBlockWeights:
+    """See `SharedBlockDescription`; layers with the same block have the same tensors."""
+
+    attention_norm: NormWeights
+    attention: AttentionWeights
+    mlp_norm: NormWeights
+    mlp: MlpWeights
+    output: LinearLayer
+    mixer_norm: NormWeights
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.attention.nbytes + self.mlp.nbytes + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossWeights:
     """See `CrossDescription`."""
 
@@ -450,13 +499,15 @@ class LayerWeights:
     mlp_out_norm: NormWeights = NO_NORM
     residual_norm: NormWeights = NO_NORM
     residual_mlp: MlpWeights | None = None
+    shared: SharedBlockWeights | None = None
     cross: CrossWeights | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of weights that a pass over one token reads."""
         blocks = (
-            self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.cross
+            self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.shared,
+            self.cross,
         )  # fmt: skip
         return sum(block.nbytes for block in blocks if block is not None)
 

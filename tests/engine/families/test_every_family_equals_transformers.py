@@ -20,7 +20,7 @@ STATES = (
     "bamba", "falcon_h1", "falcon_h1-norm", "granite4", "granite4-groups", "jamba",
     "kimi_linear", "lfm2",
     "lfm2-biases", "lfm2_moe", "mamba", "mamba-biases", "mamba2", "minimax", "nemotron_h",
-    "qwen3_next", "recurrent_gemma",
+    "qwen3_next", "recurrent_gemma", "zamba2", "zamba2-plain",
 )  # fmt: skip
 """What carries a state."""
 LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)

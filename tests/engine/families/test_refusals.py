@@ -85,6 +85,9 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("RecurrentGemmaForCausalLM", {"block_types": ["recurrent", "mlp"]}, "block_types"),
         ("RecurrentGemmaForCausalLM", {"lru_width": 66}, "lru_width"),
         ("RecurrentGemmaForCausalLM", {"hidden_activation": "silu"}, "hidden_act"),
+        ("Zamba2ForCausalLM", {"layers_block_type": ["mamba", "moe"]}, "layers_block_type"),
+        ("Zamba2ForCausalLM", {"layers_block_type": ["mamba"]}, "layers_block_type"),
+        ("Zamba2ForCausalLM", {"use_long_context": True}, "use_long_context"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (

@@ -30,6 +30,7 @@ NAMES = (
     "nemotron_h",
     "qwen3_next",
     "recurrent_gemma",
+    "zamba2",
 )
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 Cases = Callable[[str], Case]
