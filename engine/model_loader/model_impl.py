@@ -296,6 +296,12 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
         raise ModelLoadError(
             f"{spec.architecture} hears on a CPU alone; there is no GPU path yet.", param="model"
         )
+    if order.ops.device != HOST and spec.altup is not None:
+        raise ModelLoadError(
+            f"{spec.architecture} has several hidden states a token: it runs natively on a CPU "
+            "alone.",
+            param="model",
+        )
     if order.ops.device == HOST or spec.states is None:
         return
     raise ModelLoadError(

@@ -51,6 +51,10 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
         return f"it has the activation {spec.activation}"
     if spec.normed_residual:
         return "its residual is what a norm gave"
+    if spec.altup is not None:
+        return "its tokens have several hidden states"
+    if spec.kv_sources or spec.value_norm:
+        return "its layers share keys and values, or norm values"
     if spec.states is not None:
         return "some of its layers carry a state"
     if spec.attends or spec.has_mlp:

@@ -27,9 +27,11 @@ from engine.models.compiled_decoder import compile_decoder
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.forward_context import AttentionMetadata, KVScales, LayerCache, allocate_kv_cache
+from engine.models.layers.altup import AltUpEnds, make_altup_ends
 from engine.models.layers.decoder_layer import Layer, adapted, build_layer
 from engine.models.layers.describe import describe
 from engine.models.layers.linear import (
+    AltUpModelWeights,
     LayerWeights,
     MoeBlock,
     TableDescription,
@@ -144,6 +146,9 @@ class NativeDecoder(SupportsLoRA):
         self._states: StateTable | None = None
         #: For each layer its group, and what it keeps.
         self._layer_caches: list[tuple[int, Any]] = []
+        #: Of a model with several hidden states a token; None: there is one.
+        self._altup: AltUpEnds | None = None
+        self._altup_weights: AltUpModelWeights | None = None
         self._positions: Tensor | None = None
         self._plane_tables: list[tuple[Tensor, Tensor]] = []
         self._embedding_norm: Norm | None = None
@@ -166,6 +171,9 @@ class NativeDecoder(SupportsLoRA):
         for index, layer in enumerate(self.description.layers):
             self.weights.append(loader.layer(layer))
             progress(index + 2, total)
+        if spec.altup is not None and self.description.altup is not None:
+            self._altup_weights = loader.altup_model(self.description.altup)
+            self._altup = make_altup_ends(self.ops, spec.altup, self._altup_weights, spec.norm_eps)
         self._plane_tables = loader.plane_tables
         self.final_norm = loader.norm(self.description.final_norm) if self._is_last else NO_NORM
         self.load_report = loader.reports
@@ -174,7 +182,9 @@ class NativeDecoder(SupportsLoRA):
             make_norm(self.ops, norm, spec.hidden_size, spec.norm_eps) for norm in norms
         )
         self.layers = [
-            build_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
+            build_layer(
+                spec, self.ops, adapted(self.ops, layer, index, self._step), following, index
+            )
             for index, (layer, following) in enumerate(zip(self.weights, norms[1:], strict=True))
         ]
 
@@ -255,6 +265,7 @@ class NativeDecoder(SupportsLoRA):
         modules = {
             "lm_head": self.lm_head,
             "embedding": self.embedding,
+            "altup": self._altup_weights,
             "positions": self._positions,
             "embedding_norm": self._embedding_norm_weights,
             "final_norm": self.final_norm,
@@ -347,6 +358,8 @@ class NativeDecoder(SupportsLoRA):
             for layer, state in self._states.layers.items():
                 group, cache = caches.get(layer, (0, None))
                 caches[layer] = group, state if cache is None else (cache, state)
+        for layer, source in enumerate(self.spec.kv_sources):
+            caches[layer] = caches[source]
         for layer, states in enumerate(self.cross_caches):
             group, cache = caches[layer]
             caches[layer] = group, (cache, states)
@@ -441,6 +454,11 @@ class NativeDecoder(SupportsLoRA):
                 rotate_in_planes(table, planes, context.plane_positions.to(table.device))
         if self.stage is None or self.stage.is_first:
             residual = self._embed(token_ids, context)
+            if self._altup is not None:
+                unnamed = None if context.embeds is None else context.embeds[0]
+                layer_inputs = self._altup.layer_inputs(token_ids, residual, unnamed)
+                for group_context in context.groups:
+                    group_context.layer_inputs = layer_inputs
         else:
             residual = self.stage.receive_hidden(len(token_ids), self.spec.hidden_size)
         if self.stage is None or self.stage.is_last:
@@ -489,6 +507,8 @@ class NativeDecoder(SupportsLoRA):
         taps: AuxHiddenStates | None,
     ) -> Tensor:
         """Layer by layer; of the last one the tokens `logits_rows`, None for all."""
+        if self._altup is not None:
+            residual = self._altup.expand(residual)
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups, states = context.groups, self._states
@@ -511,6 +531,8 @@ class NativeDecoder(SupportsLoRA):
                 x[indices] = self._next_norms[index](residual[indices])
         if states is not None:
             states.finish_step()
+        if self._altup is not None:
+            return self._next_norms[-1](self._altup.collapse(residual))
         return x
 
     def _deep_embeds(

@@ -328,6 +328,28 @@ class SharedBlockSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpSpec:
+    """Several hidden states a token, and an embedding for each layer (Gemma 3n); see
+    `engine.models.layers.altup`. Names are Gemma 3n's.
+
+    Attributes:
+        num_states: of a token; the first is active.
+        scales_output: whether the active state is scaled before it meets a layer's embedding.
+        laurel_rank: of the residual beside attention.
+        per_layer_size: values of a token's embedding for one layer.
+        per_layer_vocab_size: tokens that have one; others have that of token 0.
+        sparsity: for each layer, the share of the MLP's gates that are 0.
+    """
+
+    num_states: int
+    scales_output: bool
+    laurel_rank: int
+    per_layer_size: int
+    per_layer_vocab_size: int
+    sparsity: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Shapes and switches of a decoder. Lengths are in elements.
 
@@ -338,6 +360,9 @@ class DecoderSpec:
         qk_norm: "": none; "rms_head": RMS of each head; "rms_full": RMS over all heads;
             "layer_shared", "layer_heads", "layer_list": LayerNorm of each head, with one weight for
             all heads, one weight [heads, head_dim], or one tensor a head.
+        kv_sources: for each layer the one whose keys and values it attends to, which for layers
+            that keep their own is itself; (): all do.
+        value_norm: values are RMS-normed by head, without a weight.
         layer_kv_heads: KV heads that the checkpoint has, by layer, where they differ; each is kept
             as often as the layer with the most needs it.
         qkv_layout: of a fused tensor: "stacked" queries, keys, values, or "grouped" by KV head:
@@ -370,6 +395,7 @@ class DecoderSpec:
             values both; None: over keys and values.
         shared: blocks before the states of some layers, of which several have the same weights;
             None: there are none.
+        altup: several hidden states a token; None: there is one.
         cross: attention to an encoder's states; None: there is no encoder.
         key_bias: whether keys have one where `qkv_bias` says so.
         sinks: each head has a learned logit that takes part in the softmax.
@@ -390,6 +416,8 @@ class DecoderSpec:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    kv_sources: tuple[int, ...] = ()
+    value_norm: bool = False
     layer_kv_heads: tuple[int, ...] = ()
     head_dim: int
     intermediate_size: int
@@ -431,6 +459,7 @@ class DecoderSpec:
     has_mlp: tuple[bool, ...] = ()
     latents: MlaSpec | None = None
     shared: SharedBlockSpec | None = None
+    altup: AltUpSpec | None = None
     cross: CrossAttentionSpec | None = None
 
     activation: str = "silu"
@@ -501,8 +530,19 @@ class DecoderSpec:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """Numbers of the layers that keep keys and values."""
-        attends = self.attends or [not carries for carries in self.carries_state]
-        return tuple(layer for layer in range(self.num_layers) if attends[layer])
+        return tuple(
+            layer
+            for layer in range(self.num_layers)
+            if self.has_attention(layer) and self.kv_source(layer) == layer
+        )
+
+    def has_attention(self, layer: int) -> bool:
+        """Whether a layer attends."""
+        return self.attends[layer] if self.attends else not self.carries_state[layer]
+
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to."""
+        return self.kv_sources[layer] if self.kv_sources else layer
 
     @property
     def carries_state(self) -> tuple[bool, ...]:

@@ -127,6 +127,7 @@ class AttentionMetadata:
         encoder_embeds: the same for an encoder's vectors, which no family scales, or None. They are
             [n, hidden * (1 + k)] where further parts are added to the first k layers' results.
         embeddings: [num_tokens, hidden], for layers that take them beside the hidden state.
+        layer_inputs: [num_tokens, num_layers, n], for layers that have an embedding of their own.
         num_decodes: so many of the first sequences have one token each, and none after them has;
             0 where nobody put them first.
         prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
@@ -156,6 +157,7 @@ class AttentionMetadata:
     embeds: tuple[Tensor, Tensor] | None = None
     encoder_embeds: tuple[Tensor, Tensor] | None = None
     embeddings: Tensor | None = None
+    layer_inputs: Tensor | None = None
     plane_positions: Tensor | None = None
     visible_ends: Tensor | None = None
     adapters: StepAdapters = NO_ADAPTERS

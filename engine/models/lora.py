@@ -282,6 +282,10 @@ class LowRankLinear(LinearLayer):
         self._ops.add_lora(y, x, [(self._added, torch.arange(len(x)))])
         return y
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`: those of the shared layer."""
+        return self._layer.rows(ids)
+
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`: those of the shared layer."""
         return self._layer.tensors()

@@ -146,6 +146,7 @@ def splits_heads(spec: DecoderSpec, size: int) -> bool:
         or spec.cross is not None
         or spec.attention_output_gate
         or spec.layer_kv_heads
+        or spec.kv_sources
         or spec.qk_norm == "rms_full"
     )
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
@@ -166,9 +167,9 @@ def check_stages(spec: DecoderSpec, size: int) -> None:
             "can't be in one stage of several. Leave it out, and run more replicas.",
             param=PIPELINE_PARAM,
         )
-    if spec.shared is not None:
+    if spec.shared is not None or spec.altup is not None:
         raise ConfigError(
-            f"{PIPELINE_PARAM}={size} can't be used: layers of {spec.architecture} share weights "
-            "and the embeddings. Leave it out, and run more replicas.",
+            f"{PIPELINE_PARAM}={size} can't be used: all layers of {spec.architecture} read the "
+            "embeddings. Leave it out, and run more replicas.",
             param=PIPELINE_PARAM,
         )

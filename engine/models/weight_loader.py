@@ -12,6 +12,10 @@ from torch import Tensor
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.expert_loader import ExpertLoader
 from engine.models.layers.linear import (
+    AltUpDescription,
+    AltUpModelDescription,
+    AltUpModelWeights,
+    AltUpWeights,
     AttentionDescription,
     AttentionWeights,
     CrossDescription,
@@ -337,7 +341,43 @@ class WeightLoader:
             residual_norm=NO_NORM if residual_norm is None else self.norm(residual_norm),
             residual_mlp=None if residual_mlp is None else self.mlp(residual_mlp),
             shared=None if layer.shared is None else self._shared_block(layer.shared),
+            altup=None if layer.altup is None else self._altup(layer.altup),
             cross=None if cross is None else self._cross(cross),
+        )
+
+    def _altup(self, altup: AltUpDescription) -> AltUpWeights:
+        scale = None
+        if altup.output_scale:
+            scale = self.vector(altup.output_scale, self.spec.hidden_size)
+        return AltUpWeights(
+            input_norm=self.norm(altup.input_norm),
+            router_norm=self.norm(altup.router_norm),
+            router=self.linear(altup.router),
+            prediction=self.linear(altup.prediction),
+            correction=self.linear(altup.correction),
+            output_scale=scale,
+            laurel_down=self.linear(altup.laurel_down),
+            laurel_up=self.linear(altup.laurel_up),
+            laurel_norm=self.norm(altup.laurel_norm),
+            gate=self.linear(altup.gate),
+            projection=self.linear(altup.projection),
+            projection_norm=self.norm(altup.projection_norm),
+            sparsity=altup.sparsity,
+        )
+
+    def altup_model(self, altup: AltUpModelDescription) -> AltUpModelWeights:
+        """What a model with several hidden states has beside its layers."""
+        spec = self.spec.altup
+        if spec is None:
+            raise ValueError("the model has one hidden state a token")
+        shape = (spec.per_layer_vocab_size, altup.projection.rows)
+        table = self.weights.matrix(f"{altup.table}.weight".removeprefix(self._strip), shape)
+        return AltUpModelWeights(
+            table=self.pack_sources([table], None, self.scheme.embeddings, names=[altup.table]),
+            projection=self.linear(altup.projection),
+            projection_norm=self.norm(altup.projection_norm),
+            expand=tuple(self.linear(linear) for linear in altup.expand),
+            collapse=tuple(self.linear(linear) for linear in altup.collapse),
         )
 
     def _shared_block(self, block: SharedBlockDescription) -> SharedBlockWeights:
@@ -533,7 +573,7 @@ class WeightLoader:
         if not kind:
             return {}
         if kind == "rms_head":
-            return {f"{of}_norm": self._norm_weight(name, dim) for of, name, _ in both}
+            return {f"{of}_norm": self._norm_weight(name, dim) for of, name, _ in both if name}
         if kind == "rms_full":
             return {
                 f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.contract.errors import BadModelConfig
-from engine.models.decoder_spec import WeightNames
+from engine.models.decoder_spec import AltUpSpec, WeightNames
 from engine.models.families.common import (
     Config,
     Family,
@@ -15,6 +15,7 @@ from engine.models.families.common import (
     head_size,
     refuse,
     rotary_dim,
+    size_field,
     window_everywhere,
     windows_by_type,
 )
@@ -71,6 +72,68 @@ def gemma3(config: Config) -> dict[str, Any]:
     }
 
 
+def gemma3n(config: Config) -> dict[str, Any]:
+    """Gemma 3n's text part: several hidden states a token, an embedding for each layer, and last
+    layers that attend to the keys and values of earlier ones.
+    """
+    refuse(config, altup_active_idx=0, hidden_act="gelu_pytorch_tanh")
+    layers = int(config["num_hidden_layers"])
+    windows = windows_by_type(config, every_nth_full(config, 5))
+    sparsity = config.get("activation_sparsity_pattern")
+    if sparsity is None:
+        num_sparse = 10 if layers > 10 else 0
+        sparsity = [0.95] * num_sparse + [0.0] * (layers - num_sparse)
+    if len(sparsity) != layers or not all(0 <= share < 1 for share in sparsity):
+        raise BadModelConfig(
+            f"config.json: activation_sparsity_pattern must be {layers} numbers in [0, 1).",
+            param="activation_sparsity_pattern",
+        )
+    return {
+        **gemma3({**config, "sliding_window_pattern": 5, "query_pre_attn_scalar": 1}),
+        "norm_offset": 0.0,
+        "value_norm": True,
+        "kv_sources": _kv_sources(windows, int(config["num_kv_shared_layers"])),
+        "altup": AltUpSpec(
+            num_states=size_field(config, "altup_num_inputs"),
+            scales_output=bool(config["altup_correct_scale"]),
+            laurel_rank=size_field(config, "laurel_rank"),
+            per_layer_size=size_field(config, "hidden_size_per_layer_input"),
+            per_layer_vocab_size=size_field(config, "vocab_size_per_layer_input"),
+            sparsity=tuple(float(share) for share in sparsity),
+        ),
+    }
+
+
+def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
+    """Each layer's own keys and values; of the last ones those of the last before with the same
+    window.
+    """
+    first = len(windows) - num_shared
+    last_layers = {windows[layer]: layer for layer in range(max(0, first))}
+    if first < 0 or not set(windows) <= last_layers.keys():
+        raise BadModelConfig(
+            "config.json: num_kv_shared_layers must leave a layer of each type that keeps keys and "
+            f"values; got {num_shared} of {len(windows)}.",
+            param="num_kv_shared_layers",
+        )
+    return tuple(
+        layer if layer < first else last_layers[window] for layer, window in enumerate(windows)
+    )
+
+
+def _gemma3n_names(config: Config) -> Config:
+    """One size of all MLPs, which may be a list."""
+    sizes = config.get("intermediate_size")
+    if not isinstance(sizes, list):
+        return config
+    if len(set(sizes)) != 1:
+        raise BadModelConfig(
+            "config.json: intermediate_size must be the same for all layers.",
+            param="intermediate_size",
+        )
+    return {**config, "intermediate_size": sizes[0]}
+
+
 def _local_rope(config: Config, dim: int) -> RopeSpec:
     """Rotary embedding of windowed layers; older configs name only its base."""
     rope = (config.get("rope_parameters") or {}).get("sliding_attention")
@@ -86,6 +149,26 @@ _GEMMA2 = {"sliding_window": 4096, "final_logit_softcapping": 30.0, "attn_logit_
 FAMILIES = {
     "GemmaForCausalLM": Family(gemma, _SHARED | {"max_position_embeddings": 8192}),
     "Gemma2ForCausalLM": Family(gemma2, _SHARED | _GEMMA2 | {"max_position_embeddings": 8192}),
+    "Gemma3nForCausalLM": Family(
+        gemma3n,
+        {
+            "head_dim": 256,
+            "num_key_value_heads": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "tie_word_embeddings": True,
+            "sliding_window": 512,
+            "rope_theta": 1e6,
+            "max_position_embeddings": 32768,
+            "final_logit_softcapping": 30.0,
+            "altup_num_inputs": 4,
+            "altup_correct_scale": True,
+            "num_kv_shared_layers": 15,
+            "laurel_rank": 64,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+        },
+        _gemma3n_names,
+    ),
     "Gemma3ForCausalLM": Family(
         gemma3,
         _SHARED | {"sliding_window": 4096, "rope_theta": 1e6, "max_position_embeddings": 131072},

@@ -25,6 +25,7 @@ class SelfAttention:
             the head finds.
         cos_sin: rotary table, None: no rotation.
         q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
+        keeps_keys: otherwise keys and values are another layer's, which has written the step's.
     """
 
     ops: KernelSet
@@ -39,6 +40,7 @@ class SelfAttention:
     neox: bool = True
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
+    keeps_keys: bool = True
     window: int = 0
     sparse: BlockSparse | None = None
     soft_cap: float = 0.0
@@ -50,7 +52,13 @@ class SelfAttention:
         """[num_tokens, hidden] of the same. First writes the step's keys and values."""
         ops, heads = self.ops, (-1, self.head_dim)
         key_cache, value_cache, key_scales, value_scales = cache
-        q, k, v = self.project(x).split(self.sizes, dim=-1)
+        slots = context.slot_mapping
+        if self.keeps_keys:
+            q, k, v = self.project(x).split(self.sizes, dim=-1)
+        else:
+            q = self.project(x)
+            k = v = q.new_zeros((len(q), key_cache.shape[1] * self.head_dim))
+            slots = torch.full_like(slots, -1)  # nothing is written
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
         gate = None
         if self.gated:
@@ -64,7 +72,7 @@ class SelfAttention:
             self.cos_sin,
             key_cache,
             value_cache,
-            context.slot_mapping,
+            slots,
             q_norm_weight=self.q_norm,
             k_norm_weight=self.k_norm,
             eps=self.eps,
@@ -95,6 +103,23 @@ class SelfAttention:
         if gate is not None:
             out = out * torch.sigmoid(gate)
         return self.output(out.flatten(1))
+
+
+class ValueRMSNorm:
+    """RMSNorm without a weight, in place, of each head of the columns from `start` on."""
+
+    __slots__ = ("_eps", "_ones", "_ops", "_start")
+
+    def __init__(self, ops: KernelSet, start: int, head_dim: int, eps: float) -> None:
+        self._ops, self._start, self._eps = ops, start, eps
+        self._ones = torch.ones(head_dim, device=ops.device)
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """qkv itself."""
+        values = qkv[:, self._start :]
+        rows = values.reshape(-1, len(self._ones))
+        qkv[:, self._start :] = self._ops.rms_norm(rows, self._ones, self._eps).view_as(values)
+        return qkv
 
 
 @dataclass(slots=True, kw_only=True)

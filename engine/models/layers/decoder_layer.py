@@ -17,14 +17,17 @@ from engine.models.decoder_spec import (
     DecoderSpec,
 )
 from engine.models.forward_context import AttentionMetadata
+from engine.models.layers.altup import AltUpLayer, SparseGate, make_altup
 from engine.models.layers.attention import (
     ClampQKV,
     CrossAttention,
     PerHeadLayerNorm,
     QKRMSNorm,
     SelfAttention,
+    ValueRMSNorm,
 )
 from engine.models.layers.linear import (
+    AltUpWeights,
     AttentionWeights,
     CrossWeights,
     LatentWeights,
@@ -48,7 +51,8 @@ from engine.models.layers.norm import (
 )
 from engine.models.lora import LatentLora, LoraContext, LoraHeads, LoraLinear, LoraMoe
 from kernels import KernelSet, LinearLayer
-from kernels.interface import HeadNormWeights, NormWeights
+from kernels.interface import NO_NORM, HeadNormWeights, NormWeights
+from kernels.layers import activation, gated_activation
 
 
 @dataclass(slots=True)
@@ -319,6 +323,7 @@ Layer = (
     | MixerLayer
     | MlpLayer
     | SharedBlockLayer
+    | AltUpLayer
 )
 
 
@@ -378,9 +383,9 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: LoraContext) 
 
 
 def build_layer(
-    spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights
+    spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights, index: int
 ) -> Layer:
-    """One layer; `following` is the norm of the next one, or the last."""
+    """The layer of this number; `following` is the norm of the next one, or the last."""
 
     def norm(weights: NormWeights) -> Norm:
         return make_norm(ops, weights, spec.hidden_size, spec.norm_eps)
@@ -411,7 +416,7 @@ def build_layer(
             round_inputs=spec.round_attention,
         )
     elif attention is not None:
-        mixer = _make_attention(spec, ops, attention)
+        mixer = _make_attention(spec, ops, attention, keeps_keys=spec.kv_source(index) == index)
         output = scaled(attention.o, spec.attention_output_scale)
         mixer.output = finished(output, out_norm)
         if layer.state is not None:
@@ -421,6 +426,8 @@ def build_layer(
     if layer.mlp is not None:
         block = mlp_of(ops, layer.mlp, spec.mlp_gate_scale)
         block = scaled(block, spec.mlp_output_scale)
+    if layer.altup is not None and layer.mlp is not None and isinstance(mixer, SelfAttention):
+        return _make_altup_layer(spec, ops, layer, layer.altup, layer.mlp, mixer, index)
     if layer.shared is not None and isinstance(attention, StateWeights):
         return SharedBlockLayer(
             _make_shared_block(spec, ops, layer.shared),
@@ -454,6 +461,36 @@ def build_layer(
     return SequentialLayer(mixer, mlp_norm or NoNorm(), mlp, after)
 
 
+def _make_altup_layer(
+    spec: DecoderSpec,
+    ops: KernelSet,
+    layer: LayerWeights,
+    weights: AltUpWeights,
+    mlp: MlpWeights,
+    attention: SelfAttention,
+    index: int,
+) -> AltUpLayer:
+    hidden, eps = spec.hidden_size, spec.norm_eps
+
+    def norm(weights: NormWeights) -> Norm:
+        return make_norm(ops, weights, hidden, eps)
+
+    cut = [SparseGate(weights.sparsity)] if weights.sparsity else []
+    act = gated_activation(ops, mlp.activation)
+    return AltUpLayer(
+        index=index,
+        altup=make_altup(ops, weights, hidden, eps),
+        input_norm=norm(weights.input_norm),
+        laurel=chain(weights.laurel_down, weights.laurel_up, norm(weights.laurel_norm)),
+        attention=attention,
+        mlp_norm=norm(layer.mlp_norm or NO_NORM),
+        mlp=chain(mlp.up, *cut, act, mlp.down, norm(layer.mlp_out_norm)),
+        gate=weights.gate,
+        gate_activation=activation(spec.activation),
+        projection=chain(weights.projection, norm(weights.projection_norm)),
+    )
+
+
 def _make_shared_block(
     spec: DecoderSpec, ops: KernelSet, weights: SharedBlockWeights
 ) -> SharedBlock:
@@ -467,10 +504,12 @@ def _make_shared_block(
     )
 
 
-def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> SelfAttention:
+def _make_attention(
+    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights, *, keeps_keys: bool = True
+) -> SelfAttention:
     return SelfAttention(
         ops=ops,
-        project=chain(weights.qkv, *_qkv_transforms(spec, ops, weights)),
+        project=chain(weights.qkv, *_qkv_transforms(spec, ops, weights, keeps_keys=keeps_keys)),
         output=weights.o,
         sizes=(
             spec.q_size * (2 if spec.attention_output_gate else 1),
@@ -485,6 +524,7 @@ def _make_attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
         neox=spec.rope_neox,
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
+        keeps_keys=keeps_keys,
         window=weights.window,
         sparse=weights.sparse,
         soft_cap=spec.attention_soft_cap,
@@ -506,7 +546,7 @@ def _make_cross(spec: DecoderSpec, ops: KernelSet, weights: CrossWeights) -> Cro
 
 
 def _qkv_transforms(
-    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights
+    spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights, *, keeps_keys: bool
 ) -> list[Transform]:
     """What happens to queries, keys and values before they are rotated."""
     transforms: list[Transform] = []
@@ -516,6 +556,10 @@ def _qkv_transforms(
         transforms.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
     if weights.k_head_norm is not None:
         transforms.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
+    if spec.value_norm and keeps_keys:
+        transforms.append(
+            ValueRMSNorm(ops, spec.q_size + spec.kv_size, spec.head_dim, spec.norm_eps)
+        )
     if spec.clip_qkv:
         transforms.append(ClampQKV(spec.clip_qkv))
     return transforms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.models.decoder_spec import (
+    AltUpSpec,
     CrossAttentionSpec,
     DecoderSpec,
     MambaSpec,
@@ -11,6 +12,8 @@ from engine.models.decoder_spec import (
     SharedBlockSpec,
 )
 from engine.models.layers.linear import (
+    AltUpDescription,
+    AltUpModelDescription,
     AttentionDescription,
     CrossDescription,
     FusedLinear,
@@ -46,6 +49,7 @@ def describe(spec: DecoderSpec) -> ModelDescription:
         embedding_norm=NormDescription(names.embedding_norm, spec.hidden_size),
         layers=tuple(describe_layer(spec, index) for index in range(spec.num_layers)),
         final_norm=NormDescription(names.final_norm, spec.hidden_size),
+        altup=None if spec.altup is None else _altup_model(spec, spec.altup),
     )
 
 
@@ -75,7 +79,9 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
         block = _shared_block(spec, spec.shared, index)
     return LayerDescription(
         wiring="residual_experts" if has_residual_mlp else spec.wiring,
-        input_norm=norm("" if block is not None else names.attention_norm),
+        input_norm=norm(
+            "" if block is not None or spec.altup is not None else names.attention_norm
+        ),
         attention=attention,
         attention_out_norm=norm(names.attention_out_norm),
         state=state,
@@ -92,13 +98,59 @@ def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
         if has_residual_mlp
         else None,
         shared=block,
+        altup=None if spec.altup is None else _altup(spec, spec.altup, index, prefix),
         cross=None if spec.cross is None else _cross(spec, spec.cross, prefix),
+    )
+
+
+def _altup(spec: DecoderSpec, altup: AltUpSpec, index: int, prefix: str) -> AltUpDescription:
+    hidden, count, size = spec.hidden_size, altup.num_states, altup.per_layer_size
+
+    def linear(name: str, rows: int, columns: int, quantized: bool = True) -> FusedLinear:
+        return _linear(prefix + name, rows, columns, False, quantized=quantized)
+
+    def norm(name: str) -> NormDescription:
+        return NormDescription(prefix + name, hidden)
+
+    return AltUpDescription(
+        input_norm=norm(spec.names.attention_norm),
+        router_norm=norm("altup.router_norm"),
+        router=linear("altup.modality_router", count, hidden, quantized=False),
+        prediction=linear("altup.prediction_coefs", count * count, count, quantized=False),
+        correction=linear("altup.correction_coefs", count, count, quantized=False),
+        output_scale=f"{prefix}altup.correct_output_scale" if altup.scales_output else "",
+        laurel_down=linear("laurel.linear_left", altup.laurel_rank, hidden),
+        laurel_up=linear("laurel.linear_right", hidden, altup.laurel_rank),
+        laurel_norm=norm("laurel.post_laurel_norm"),
+        gate=linear("per_layer_input_gate", size, hidden),
+        projection=linear("per_layer_projection", hidden, size),
+        projection_norm=norm("post_per_layer_input_norm"),
+        sparsity=altup.sparsity[index],
+    )
+
+
+def _altup_model(spec: DecoderSpec, altup: AltUpSpec) -> AltUpModelDescription:
+    hidden, size = spec.hidden_size, altup.per_layer_size
+    model = spec.names.embedding.rpartition(".")[0]
+
+    def squares(name: str) -> tuple[FusedLinear, ...]:
+        names = (f"{model}.{name}.{number}" for number in range(altup.num_states - 1))
+        return tuple(_linear(part, hidden, hidden, False) for part in names)
+
+    return AltUpModelDescription(
+        table=f"{model}.embed_tokens_per_layer",
+        projection=_linear(
+            f"{model}.per_layer_model_projection", spec.num_layers * size, hidden, False
+        ),
+        projection_norm=NormDescription(f"{model}.per_layer_projection_norm", size),
+        expand=squares("altup_projections"),
+        collapse=squares("altup_unembed_projections"),
     )
 
 
 def _shared_block(spec: DecoderSpec, shared: SharedBlockSpec, index: int) -> SharedBlockDescription:
     hidden, inner, number = spec.hidden_size, spec.intermediate_size, shared.occurrence(index)
-    own = spec.names.layer.format(index)
+    layer_prefix = spec.names.layer.format(index)
     source = f"{spec.names.layer.format(shared.sources[index])}shared_transformer."
     attention, mlp = f"{source}self_attn.", f"{source}feed_forward."
     sizes = {"q": spec.q_size, "k": spec.kv_size, "v": spec.kv_size}
@@ -132,8 +184,8 @@ def _shared_block(spec: DecoderSpec, shared: SharedBlockSpec, index: int) -> Sha
         ),
         up_adapter=f"{mlp}gate_up_proj_adapter_list.{number}.",
         adapter_rank=shared.adapter_rank,
-        output=_linear(f"{own}linear", hidden, hidden, False),
-        mixer_norm=NormDescription(f"{own}mamba_decoder.input_layernorm", hidden),
+        output=_linear(f"{layer_prefix}linear", hidden, hidden, False),
+        mixer_norm=NormDescription(f"{layer_prefix}mamba_decoder.input_layernorm", hidden),
     )
 
 
@@ -169,7 +221,7 @@ def _token_mixers(
     if spec.states is not None and spec.states.layers[index]:
         state_prefix = f"{prefix}mamba_decoder." if has_block else prefix
         state = _state(spec, spec.states, index, state_prefix)
-    if has_block or index not in spec.attention_layers:
+    if has_block or not spec.has_attention(index):
         return state, None
     if spec.latents is not None:
         return _latents(spec, spec.latents, prefix), state
@@ -182,15 +234,19 @@ def _attention(spec: DecoderSpec, index: int, prefix: str) -> AttentionDescripti
     kv_size = kv_heads * spec.head_dim
     queries = spec.q_size * (2 if spec.attention_output_gate else 1)
     sizes: tuple[int, ...] = (queries, kv_size, kv_size)
+    keeps_keys = spec.kv_source(index) == index
     order: RowOrder = ""
-    if len(names.qkv) == 1:
+    weights = names.qkv if keeps_keys else names.qkv[:1]
+    if not keeps_keys:
+        sizes = (queries,)
+    elif len(names.qkv) == 1:
         sizes = (sum(sizes),)
         order = "grouped" if spec.qkv_layout == "grouped" else ""
     elif spec.layer_kv_heads:
         order = "repeated"
     parts = tuple(
         LinearPart(prefix + name, rows, has_bias=spec.key_bias or index != 1)
-        for index, (name, rows) in enumerate(zip(names.qkv, sizes, strict=True))
+        for index, (name, rows) in enumerate(zip(weights, sizes, strict=True))
     )
     return AttentionDescription(
         qkv=FusedLinear(
@@ -199,12 +255,13 @@ def _attention(spec: DecoderSpec, index: int, prefix: str) -> AttentionDescripti
         o=_linear(prefix + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
         qk_norm=spec.qk_norm,
         q_norm=prefix + names.q_norm if spec.qk_norm else "",
-        k_norm=prefix + names.k_norm if spec.qk_norm else "",
+        k_norm=prefix + names.k_norm if spec.qk_norm and keeps_keys else "",
         kv_heads=kv_heads,
         rope=spec.rope_of(index),
         window=spec.sliding_windows[index] if spec.sliding_windows else 0,
         sinks=prefix + names.sinks if spec.sinks else "",
         sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
+        keeps_keys=keeps_keys,
     )
 
 

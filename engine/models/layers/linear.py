@@ -98,6 +98,7 @@ class AttentionDescription:
         window: in tokens; 0: all of them.
         sinks: name of each head's learned logit; "": none.
         sparse: blocks of tokens that are seen; None: all.
+        keeps_keys: otherwise `qkv` gives queries alone, and keys and values are another layer's.
     """
 
     qkv: FusedLinear
@@ -110,6 +111,7 @@ class AttentionDescription:
     window: int
     sinks: str
     sparse: BlockSparse | None = None
+    keeps_keys: bool = True
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
@@ -227,6 +229,53 @@ class SharedBlockDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpDescription:
+    """What a layer with several hidden states has beside attention and MLP; see
+    `engine.models.layers.altup`.
+
+    Attributes:
+        output_scale: name of a vector; "": there is none.
+        sparsity: of the MLP's gates.
+    """
+
+    input_norm: NormDescription
+    router_norm: NormDescription
+    router: FusedLinear
+    prediction: FusedLinear
+    correction: FusedLinear
+    output_scale: str
+    laurel_down: FusedLinear
+    laurel_up: FusedLinear
+    laurel_norm: NormDescription
+    gate: FusedLinear
+    projection: FusedLinear
+    projection_norm: NormDescription
+    sparsity: float
+
+    def linears(self) -> Iterator[FusedLinear]:
+        """Its linear layers."""
+        yield from (self.router, self.prediction, self.correction)
+        yield from (self.laurel_down, self.laurel_up, self.gate, self.projection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpModelDescription:
+    """What a model with several hidden states has before its first layer and after its last.
+
+    Attributes:
+        table: name of the layers' embeddings.
+        projection: of a token's embedding to what is added to them, normed by layer.
+        expand, collapse: of each hidden state but the first, from the embedding, and to the result.
+    """
+
+    table: str
+    projection: FusedLinear
+    projection_norm: NormDescription
+    expand: tuple[FusedLinear, ...]
+    collapse: tuple[FusedLinear, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossDescription:
     """Attention of one layer to an encoder's states.
 
@@ -287,6 +336,8 @@ class LayerDescription:
         mlp: None: the layer has none.
         residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
         shared: a block before the state, which has the norm then; None: there is none.
+        altup: what a layer with several hidden states has, the input's norm among it; None: there
+            is one.
         cross: attention to an encoder's states, before the MLP; None: there is no encoder.
     """
 
@@ -301,6 +352,7 @@ class LayerDescription:
     residual_norm: NormDescription | None = None
     residual_mlp: MlpDescription | None = None
     shared: SharedBlockDescription | None = None
+    altup: AltUpDescription | None = None
     cross: CrossDescription | None = None
 
     def attention_linears(self) -> Iterator[tuple[str, FusedLinear]]:
@@ -314,6 +366,8 @@ class LayerDescription:
         yield from (linear for _, linear in self.attention_linears())
         if self.shared is not None:
             yield from self.shared.linears()
+        if self.altup is not None:
+            yield from self.altup.linears()
         if self.cross is not None:
             yield from (self.cross.queries, self.cross.kv, self.cross.output)
         if isinstance(self.mlp, MoeBlock):
@@ -350,6 +404,7 @@ class ModelDescription:
         embedding: None: the head serves as the embedding, too.
         positions: name of the learned positions; "": none.
         embedding_norm: after the embedding.
+        altup: of a model with several hidden states; None: there is one.
     """
 
     embedding: TableDescription | None
@@ -358,6 +413,7 @@ class ModelDescription:
     embedding_norm: NormDescription
     layers: tuple[LayerDescription, ...]
     final_norm: NormDescription
+    altup: AltUpModelDescription | None = None
 
 
 def experts_of(experts: MoeBlock) -> Iterator[tuple[str, FusedLinear]]:
@@ -467,6 +523,43 @@ class SharedBlockWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpWeights:
+    """See `AltUpDescription`; `output_scale` is float32 [hidden] or None."""
+
+    input_norm: NormWeights
+    router_norm: NormWeights
+    router: LinearLayer
+    prediction: LinearLayer
+    correction: LinearLayer
+    output_scale: Tensor | None
+    laurel_down: LinearLayer
+    laurel_up: LinearLayer
+    laurel_norm: NormWeights
+    gate: LinearLayer
+    projection: LinearLayer
+    projection_norm: NormWeights
+    sparsity: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        products = (self.router, self.prediction, self.correction, self.laurel_down)
+        products += (self.laurel_up, self.gate, self.projection)
+        return sum(product.nbytes for product in products)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpModelWeights:
+    """See `AltUpModelDescription`; `table` has the layers' embeddings as its rows."""
+
+    table: LinearLayer
+    projection: LinearLayer
+    projection_norm: NormWeights
+    expand: tuple[LinearLayer, ...]
+    collapse: tuple[LinearLayer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CrossWeights:
     """See `CrossDescription`."""
 
@@ -500,6 +593,7 @@ class LayerWeights:
     residual_norm: NormWeights = NO_NORM
     residual_mlp: MlpWeights | None = None
     shared: SharedBlockWeights | None = None
+    altup: AltUpWeights | None = None
     cross: CrossWeights | None = None
 
     @property
@@ -507,7 +601,7 @@ class LayerWeights:
         """Bytes of weights that a pass over one token reads."""
         blocks = (
             self.attention, self.state, self.mlp, self.experts, self.residual_mlp, self.shared,
-            self.cross,
+            self.altup, self.cross,
         )  # fmt: skip
         return sum(block.nbytes for block in blocks if block is not None)
 
@@ -519,6 +613,9 @@ def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(weights, LinearLayer | MixtureOfExperts | PerHeadLinear):
         for part, tensor in weights.tensors().items():
             yield f"{name}.{part}", tensor
+    elif isinstance(weights, tuple):
+        for number, part in enumerate(weights):
+            yield from named_tensors(part, f"{name}.{number}")
     elif is_dataclass(weights):
         for field in fields(weights):
             yield from named_tensors(getattr(weights, field.name), f"{name}.{field.name}")

@@ -24,7 +24,7 @@ STATES = (
 )  # fmt: skip
 """What carries a state."""
 LATENTS = tuple(name for name, recipe in RECIPES.items() if "kv_lora_rank" in recipe)
-LAYER_BY_LAYER = ("arctic", *LATENTS, *STATES)
+LAYER_BY_LAYER = ("arctic", "gemma3n", *LATENTS, *STATES)
 """What doesn't run in one call: experts beside attention, latents, and what carries a state."""
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 

@@ -88,6 +88,13 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("Zamba2ForCausalLM", {"layers_block_type": ["mamba", "moe"]}, "layers_block_type"),
         ("Zamba2ForCausalLM", {"layers_block_type": ["mamba"]}, "layers_block_type"),
         ("Zamba2ForCausalLM", {"use_long_context": True}, "use_long_context"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ("Gemma3nForCausalLM", {"intermediate_size": [96, 64]}, "intermediate_size"),
+        (
+            "Gemma3nForCausalLM",
+            {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.5]},
+            "activation_sparsity_pattern",
+        ),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (
