@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.layers import LinearLayer, MixtureOfExperts, MlpWeights, NormWeights
 from kernels.lora import LayerLoras, LoraTable, TableSegment
+from kernels.ssm import ScanWeights
 
 
 class DecoderShape(Protocol):
@@ -25,6 +26,8 @@ class DecoderShape(Protocol):
         residual_scale: of what either adds.
         clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
         round_attention: see `AttentionArgs.round_inputs`.
+        attention_output_scale, mlp_output_scale: of their last products.
+        mlp_gate_scale: of what the MLP activates.
     """
 
     @property
@@ -61,17 +64,23 @@ class DecoderShape(Protocol):
     def clip_qkv(self) -> float: ...
     @property
     def round_attention(self) -> bool: ...
+    @property
+    def attention_output_scale(self) -> float: ...
+    @property
+    def mlp_gate_scale(self) -> float: ...
+    @property
+    def mlp_output_scale(self) -> float: ...
 
 
 class DecoderLayer(Protocol):
-    """One layer: norm, attention, norm, MLP or experts.
+    """One layer: norm, attention, norm, MLP or experts. Either half may be missing.
 
     Attributes:
-        attention: `AttentionWeights`; no other kind can be compiled.
+        attention: `AttentionWeights` of a layer that has a cache; no other kind can be compiled.
         attention_out_norm, mlp_out_norm: norms of what attention and MLP give, before it is added
             to the residual.
         mlp_norm: None in a parallel layer: the MLP takes what attention takes.
-        mlp, experts: one of the two.
+        mlp, experts: one of the two, or neither.
     """
 
     @property
@@ -88,6 +97,39 @@ class DecoderLayer(Protocol):
     def experts(self) -> MixtureOfExperts | None: ...
     @property
     def mlp_out_norm(self) -> NormWeights: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLayer:
+    """Mamba 2 in one layer, in the place of attention or beside it; all tensors are float32 but
+    `scan_states`.
+
+    Attributes:
+        inputs: hidden state to gate, values, keys, queries, rates of T tokens.
+        input_scales: of these; None: 1.
+        conv, conv_bias: [width, channels] and [channels], of values, keys and queries.
+        scan: by head.
+        norm: [values] of what the heads give, by key head; None: none.
+        norm_before_gate: otherwise the norm comes after the gate.
+        output: of that to the hidden state, times `output_scale`.
+        key_heads: of keys and queries.
+        conv_states, scan_states, scan_scales: by block, see `KernelSet.causal_conv` and
+            `KernelSet.linear_scan`.
+    """
+
+    inputs: LinearLayer
+    input_scales: Tensor | None
+    conv: Tensor
+    conv_bias: Tensor | None
+    scan: ScanWeights
+    norm: Tensor | None
+    norm_before_gate: bool
+    output: LinearLayer
+    output_scale: float
+    key_heads: int
+    conv_states: Tensor
+    scan_states: Tensor
+    scan_scales: Tensor | None
 
 
 #: Keys, values and their scales: see `rope_and_cache`.
@@ -131,7 +173,8 @@ class CompiledDecoder(ABC):
         tokens that go through one, as for `KernelSet.add_lora`. `inputs` gets what some layers
         begin with, of all tokens. The rest is as for `rope_and_cache` and `paged_attention`.
 
-        Raises ValueError for what doesn't fit together.
+        Raises ValueError for what doesn't fit together, and for layers with states, which run in
+        whole steps alone.
         """
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
@@ -178,6 +221,9 @@ class BatchTables:
         num_prompt, num_tokens, num_computed: int64 [R]; of the tokens, those that came with the
             request, all, and those whose KV is there.
         rope_offsets: int64 [R]; what is added to a token's position for its rotation.
+        state_blocks: int32 [R, 1], where layers' states are; None: no layer has any.
+        state_tokens: int64 by block of states, the tokens that it has taken in; -1 while a step is
+            under way.
     """
 
     tokens: Tensor
@@ -186,6 +232,8 @@ class BatchTables:
     num_tokens: Tensor
     num_computed: Tensor
     rope_offsets: Tensor
+    state_blocks: Tensor | None = None
+    state_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from kernels.compiled_decoder import (
     DecoderLayer,
     DecoderShape,
     KVCache,
+    StateLayer,
 )
 from kernels.layers import (
     NO_NORM,
@@ -180,14 +181,16 @@ class KernelSet(LinearFactory):
         self,
         shape: DecoderShape,
         layers: Sequence[DecoderLayer],
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | None],
         groups: Sequence[int],
         final_norm: NormWeights,
+        states: Sequence[StateLayer | None] = (),
     ) -> CompiledDecoder | None:
         """A decoder that runs all layers in one call, where this set has one; else None.
 
         `caches` and `groups` are each layer's; a group says which slots and block tables are the
-        layer's, where layers keep their tokens in different ones.
+        layer's, where layers keep their tokens in different ones. A layer without a cache has no
+        attention. `states` are each layer's, too; (): there are none.
 
         It does what the separate operations do, to the bit (LayerNorm and activations without a
         gate have none, and are near torch's). The linear layers and experts must be of this set.

@@ -7,12 +7,14 @@ log says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.models.decoder_spec import DecoderSpec
 from engine.models.forward_context import LayerCache
-from engine.models.layers.linear import LayerWeights
+from engine.models.layers.linear import LayerWeights, StateWeights
+from engine.models.layers.mamba import LayerStateCache
 from kernels import KernelSet
+from kernels.compiled_decoder import StateLayer
 from kernels.interface import CompiledDecoder, NormWeights
 from kernels.layers import ACTIVATIONS
 
@@ -26,23 +28,63 @@ def compile_decoder(
     final_norm: NormWeights,
     caches: Sequence[LayerCache],
     group_of: Sequence[int],
+    states: Mapping[int, LayerStateCache],
 ) -> CompiledDecoder | None:
     """The layers with the norm after them in one call; None, with the reason in the log: no.
 
     Args:
-        caches: each layer's.
-        group_of: each layer's KV cache group.
+        caches: of each layer that attends.
+        group_of: their KV cache groups.
+        states: of each layer that carries a state, by its number. Such a model's decode steps run
+            in one call, its prompts layer by layer.
     """
     reason, compiled = _obstacle(spec, layers), None
     if not reason:
+        attending = dict(
+            zip(spec.attention_layers, zip(caches, group_of, strict=True), strict=True)
+        )
+        by_layer = [attending.get(index, (None, 0)) for index in range(spec.num_layers)]
         try:
-            compiled = ops.compile_decoder(spec, layers, caches, group_of, final_norm)
+            compiled = ops.compile_decoder(
+                spec,
+                layers,
+                [cache for cache, _ in by_layer],
+                [group for _, group in by_layer],
+                final_norm,
+                [_state_layer(spec, layer, states.get(i)) for i, layer in enumerate(layers)],
+            )
             reason = f"{ops.name} kernels have no other way"
         except ValueError as error:
             reason = str(error)
     if compiled is None:
         log.info("%s runs layer by layer: %s", spec.architecture, reason)
     return compiled
+
+
+def _state_layer(
+    spec: DecoderSpec, layer: LayerWeights, cache: LayerStateCache | None
+) -> StateLayer | None:
+    """What a layer does to its states; None: it carries none."""
+    weights = layer.state if layer.state is not None else layer.attention
+    if spec.states is None or cache is None or not isinstance(weights, StateWeights):
+        return None
+    if weights.scan is None:
+        raise ValueError("a layer of Mamba 2 has a recurrence")
+    return StateLayer(
+        inputs=weights.inputs,
+        input_scales=weights.input_scales,
+        conv=weights.conv,
+        conv_bias=weights.conv_bias,
+        scan=weights.scan,
+        norm=weights.norm,
+        norm_before_gate=spec.states.norm_before_gate,
+        output=weights.output,
+        output_scale=spec.states.output_scale,
+        key_heads=spec.states.num_key_heads,
+        conv_states=cache.conv,
+        scan_states=cache.scan,
+        scan_scales=cache.scales,
+    )
 
 
 def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
@@ -55,10 +97,13 @@ def _obstacle(spec: DecoderSpec, layers: Sequence[LayerWeights]) -> str:
         return "its tokens have several hidden states"
     if spec.kv_sources or spec.value_norm:
         return "its layers share keys and values, or norm values"
-    if spec.states is not None:
-        return "some of its layers carry a state"
-    if spec.attends or spec.has_mlp:
+    exact = spec.norm == "rms" and (spec.gated or spec.activation in ("relu", "relu2"))
+    if spec.states is not None and (spec.states.kind != "mamba2" or not exact):
+        return "some of its layers carry a state that isn't Mamba 2's, or have torch's activations"
+    if spec.states is None and (spec.attends or spec.has_mlp):
         return "some of its layers have attention or an MLP alone"
+    if spec.shared is not None:
+        return "its layers share blocks"
     if spec.cross is not None:
         return "it attends to an encoder's states"
     if spec.latents is not None:

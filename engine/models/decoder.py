@@ -327,7 +327,13 @@ class NativeDecoder(SupportsLoRA):
         states = layout.state_group
         self._keep_by_layer(1 if states is None else states.num_blocks)
         self._compiled = compile_decoder(
-            self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
+            self.spec,
+            self.ops,
+            self.weights,
+            self.final_norm,
+            self.kv_caches,
+            self.group_of,
+            {} if self._states is None else self._states.layers,
         )
 
     def slots_by_stage(self, layout: KVCacheConfig) -> list[set[int]]:
@@ -405,6 +411,8 @@ class NativeDecoder(SupportsLoRA):
             self.embedding, self.lm_head, self._positions, offset, spec.embedding_scale,
             spec.logit_scale,
         )  # fmt: skip
+        if self._states is not None:
+            tables = replace(tables, state_tokens=self._states.num_tokens)
         return self._compiled.compile_step(ends, tables, taps)
 
     def lora_linears(self, layer: int) -> Mapping[str, AdaptableLinear]:
@@ -478,7 +486,7 @@ class NativeDecoder(SupportsLoRA):
         tables = adapters.tables()
         embeds = context.encoder_embeds
         deep = embeds is not None and embeds[1].shape[1] > self.spec.hidden_size
-        by_layer = deep or context.visible_ends is not None
+        by_layer = deep or context.visible_ends is not None or self._states is not None
         if self._compiled is not None and tables is not None and not by_layer:
             return self._compiled(
                 residual,

@@ -23,13 +23,16 @@ MAX_LOGITS = 1 << 23
 
 def tables_of(batch: InputBatch) -> BatchTables:
     """The batch's arrays, as tensors on the same memory."""
+    block_tables = [torch.from_numpy(table) for table in batch.block_tables]
+    states = block_tables.pop() if batch.has_states else None
     return BatchTables(
         torch.from_numpy(batch.tokens),
-        [torch.from_numpy(table) for table in batch.block_tables],
+        block_tables,
         torch.from_numpy(batch.num_prompt),
         torch.from_numpy(batch.num_tokens),
         torch.from_numpy(batch.num_computed),
         torch.from_numpy(batch.rope_offsets),
+        state_blocks=states,
     )
 
 
@@ -85,12 +88,13 @@ class CompiledStepRunner:
         changed = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
         if changed or plan.awaits_bitmask != self._masked:
             self._bind(plan)
-        if self._run is None:
+        if self._run is None or plan.block_copies or plan.checkpoints:
             return None
         counts, logits, sampled_logits = None, None, self._logits
         drafted: list[DraftedRow] = []
         if plan.num_scheduled != self._single_token_counts:
-            if plan.num_decodes < len(plan.seq_ids) or plan.num_tokens > self._max_rows:
+            drafts_fit = plan.num_tokens <= self._max_rows and not self._batch.has_states
+            if plan.num_decodes < len(plan.seq_ids) or not drafts_fit:
                 return None
             counts = [len(plan.drafts.get(plan.seq_ids[index], ())) for index in self._order]
             drafted, logits_rows = self._write_drafts(plan, counts)

@@ -109,7 +109,7 @@ class InputBatch:
         num_rows = (1 + max_steps_in_flight) * max_num_seqs
         layout = layout or single_group_config(1)
         self.groups = layout.groups
-        self._has_states = layout.state_group is not None
+        self.has_states = layout.state_group is not None
         try:
             # Pages are mapped when first written: a long max_model_len alone takes no memory.
             self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
@@ -304,7 +304,7 @@ class InputBatch:
             for group, described in enumerate(self.groups)
             if described.kind == "cross"
         )
-        if self._has_states:
+        if self.has_states:
             context.states = self._state_step(plan, order, rows, starts, query_start)
         if self.prompt_embeds:
             context.embeds = self._embeds(rows, starts, ends, query_start)

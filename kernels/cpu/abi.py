@@ -116,6 +116,17 @@ class DecoderShape(ctypes.Structure):
         ("num_blocks", L), ("block_size", L), ("max_position", L), ("rotary", L), ("eps", F),
         ("scale", F), ("soft_cap", F), ("residual_scale", F), ("cache_dtype", N), ("neox", N),
         ("gated", N), ("parallel", N), ("round_inputs", N), ("act", Activation), ("clip_qkv", F),
+        ("attention_output_scale", F), ("mlp_gate_scale", F), ("mlp_output_scale", F),
+    ]
+
+
+class StateLayer(ctypes.Structure):
+    _fields_ = [
+        ("inputs", P), ("output", P), ("input_scales", P), ("conv", P), ("conv_bias", P),
+        ("decay", P), ("rate_bias", P), ("skip", P), ("norm", P), ("conv_states", P),
+        ("scan_states", P), ("scan_scales", P), ("num_blocks", L), ("heads", L), ("key_heads", L),
+        ("value_size", L), ("key_size", L), ("width", L), ("least_rate", F), ("most_rate", F),
+        ("output_scale", F), ("norm_before_gate", N), ("states_dtype", N),
     ]
 
 
@@ -126,7 +137,7 @@ class DecoderLayer(ctypes.Structure):
         ("key_cache", P), ("value_cache", P), ("key_scales", P), ("value_scales", P), ("window", L),
         ("sparse", Sparse), ("alibi", P), ("sinks", P), ("o", P), ("attention_out_norm", Norm),
         ("mlp_norm", Norm), ("gate_up", P), ("down", P), ("experts", P), ("mlp_out_norm", Norm),
-        ("group", L),
+        ("group", L), ("state", P),
     ]
 
 
@@ -154,7 +165,7 @@ class StepTables(ctypes.Structure):
     _fields_ = [
         ("tokens", P), ("token_stride", L), ("block_tables", P), ("num_groups", L),
         ("num_prompt", P), ("num_tokens", P), ("num_computed", P), ("rope_offsets", P),
-        ("num_rows", L),
+        ("num_rows", L), ("state_blocks", P), ("state_tokens", P), ("num_state_blocks", L),
     ]
 
 

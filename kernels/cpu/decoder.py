@@ -5,11 +5,18 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from kernels.compiled_decoder import BatchTables, CompiledStep, EmbeddingAndHead, KVCache
+from kernels.compiled_decoder import (
+    BatchTables,
+    CompiledStep,
+    EmbeddingAndHead,
+    KVCache,
+    StateLayer,
+)
 from kernels.cpu import abi as c
 from kernels.cpu.library import (
     CACHE_DTYPES,
@@ -36,6 +43,8 @@ from kernels.interface import (
     NormWeights,
 )
 from kernels.lora import LayerLoras, LoraTable, TableSegment
+from kernels.ssm import STATE_DTYPES
+from kernels.tensors import describe
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
 
@@ -48,22 +57,38 @@ class CpuDecoder(CompiledDecoder):
         library: Library,
         shape: DecoderShape,
         layers: Sequence[DecoderLayer],
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | None],
         groups: Sequence[int],
         final_norm: NormWeights,
+        states: Sequence[StateLayer | None] = (),
     ) -> None:
-        attentions = [_attention(layer) for layer in layers]
-        _check(shape, attentions, caches, groups)
+        states = states or [None] * len(layers)
+        if not layers or not len(layers) == len(caches) == len(groups) == len(states):
+            raise ValueError("each layer has a cache and a group, and there are layers")
+        attentions = [
+            None if cache is None else _attention(layer) for layer, cache in zip(layers, caches)
+        ]
+        attending = [
+            (attention, cache)
+            for attention, cache in zip(attentions, caches)
+            if attention is not None and cache is not None
+        ]
+        _check(shape, attending, groups)
         self.hidden_size = shape.hidden_size
-        self._references = (layers, caches, final_norm)
+        self._has_attention = bool(attending)
+        self._state_blocks = {len(state.scan_states) for state in states if state is not None}
+        described_states = [None if state is None else _state(shape, state) for state in states]
+        self._references = (layers, caches, final_norm, states, described_states)
         table = (c.DecoderLayer * len(layers))(
             *(
-                _layer(shape, layer, attention, cache, group)
-                for layer, attention, cache, group in zip(layers, attentions, caches, groups)
+                _layer(shape, layer, attention, cache, group, state)
+                for layer, attention, cache, group, state in zip(
+                    layers, attentions, caches, groups, described_states
+                )
             )
         )
         last = _norm("final_norm", final_norm, shape.hidden_size)
-        described = _shape(shape, attentions, caches[0])
+        described = _shape(shape, attending)
         handle = library.decoder_new(
             ctypes.byref(described), table, len(layers), ctypes.byref(last)
         )
@@ -86,6 +111,8 @@ class CpuDecoder(CompiledDecoder):
         adapters: Sequence[TableSegment] = (),
         inputs: AuxStateBuffer | None = None,
     ) -> Tensor:
+        if self._state_blocks:
+            raise ValueError("layers with states run in whole steps alone")
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
@@ -121,6 +148,8 @@ class CpuDecoder(CompiledDecoder):
         return out
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        if self._state_blocks:
+            return None
         supported = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
         return CpuLoraTable(layers, self._sizes) if supported else None
 
@@ -128,13 +157,18 @@ class CpuDecoder(CompiledDecoder):
         self, ends: EmbeddingAndHead, tables: BatchTables, taps: Sequence[int] = ()
     ) -> CompiledStep:
         numbers = layer_indices(taps, len(self._sizes))
+        blocks = tables.state_tokens
+        if self._state_blocks != (set() if blocks is None else {len(blocks)}):
+            raise ValueError("tables with states go with layers that have some, of as many blocks")
+        if not self._has_attention:
+            tables = replace(tables, block_tables=())
         decoder = self._handle, self
         return CpuStep(self._library, decoder, self.hidden_size, ends, tables, numbers)
 
 
-def _sizes(layer: DecoderLayer, attention: AttentionWeights) -> dict[str, tuple[int, int]]:
+def _sizes(layer: DecoderLayer, attention: AttentionWeights | None) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the linear layers that adapters may change."""
-    slots = {"qkv": attention.qkv, "o": attention.o}
+    slots = {} if attention is None else {"qkv": attention.qkv, "o": attention.o}
     if layer.mlp is not None:
         slots |= {"up": layer.mlp.up, "down": layer.mlp.down}
     sizes = {slot: (linear.row_size, linear.out_features) for slot, linear in slots.items()}
@@ -148,12 +182,59 @@ def _attention(layer: DecoderLayer) -> AttentionWeights:
     return layer.attention
 
 
+def _state(shape: DecoderShape, state: StateLayer) -> c.StateLayer:
+    blocks, heads, value_size, key_size = state.scan_states.shape
+    values, keys = heads * value_size, state.key_heads * key_size
+    width, channels = state.conv.shape
+    if channels != values + 2 * keys or heads % state.key_heads:
+        raise ValueError("a state's convolution is over its values, keys and queries")
+    if state.scan_states.dtype not in STATE_DTYPES or not state.scan_states.is_contiguous():
+        raise ValueError(f"states {describe(state.scan_states)} must be contiguous, of few bits")
+    check_dense("conv", state.conv, (width, channels), torch.float32)
+    check_dense("conv_states", state.conv_states, (blocks, width - 1, channels), torch.float32)
+    if (state.scan_scales is None) == (state.scan_states.dtype == torch.int8):
+        raise ValueError("states of int8, and they alone, have scales")
+    if state.scan_scales is not None:
+        check_dense("scan_scales", state.scan_scales, (blocks, heads, value_size), torch.float32)
+    scan, rows = state.scan, 2 * values + 2 * keys + heads
+    if scan.delta:
+        raise ValueError("states by the delta rule aren't compiled")
+    return c.StateLayer(
+        inputs=handle_of("inputs", state.inputs, (shape.hidden_size, rows)),
+        output=handle_of("output", state.output, (values, shape.hidden_size)),
+        input_scales=_vector_address("input_scales", state.input_scales, rows),
+        conv=state.conv.data_ptr(),
+        conv_bias=_vector_address("conv_bias", state.conv_bias, channels),
+        decay=_vector_address("decay", scan.decay, heads),
+        rate_bias=_vector_address("rate_bias", scan.rate_bias, heads),
+        skip=_vector_address("skip", scan.skip, heads),
+        norm=_vector_address("norm", state.norm, values),
+        conv_states=state.conv_states.data_ptr(),
+        scan_states=state.scan_states.data_ptr(),
+        scan_scales=address(state.scan_scales),
+        num_blocks=blocks,
+        heads=heads,
+        key_heads=state.key_heads,
+        value_size=value_size,
+        key_size=key_size,
+        width=width,
+        least_rate=scan.limits[0],
+        most_rate=scan.limits[1],
+        output_scale=state.output_scale,
+        norm_before_gate=state.norm_before_gate,
+        states_dtype=CACHE_DTYPES[state.scan_states.dtype],
+    )
+
+
 def _shape(
-    shape: DecoderShape, attentions: list[AttentionWeights], cache: KVCache
+    shape: DecoderShape, attending: list[tuple[AttentionWeights, KVCache]]
 ) -> c.DecoderShape:
-    keys = cache[0]
-    blocks, _, block_size, _ = keys.shape
-    table = _rotary_table(attentions)
+    # Without attention nothing is looked up by blocks.
+    blocks, block_size, cache_dtype = 0, 1, torch.float32
+    if attending:
+        keys = attending[0][1][0]
+        (blocks, _, block_size, _), cache_dtype = keys.shape, keys.dtype
+    table = _rotary_table(attending)
     max_position, rotary = (0, 0) if table is None else table.shape
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
     return c.DecoderShape(
@@ -170,13 +251,16 @@ def _shape(
         scale=shape.attention_scale or shape.head_dim**-0.5,
         soft_cap=shape.attention_soft_cap,
         residual_scale=shape.residual_scale,
-        cache_dtype=CACHE_DTYPES[keys.dtype],
+        cache_dtype=CACHE_DTYPES[cache_dtype],
         neox=shape.rope_neox,
         gated=shape.gated,
         parallel=shape.wiring == "parallel",
         round_inputs=shape.round_attention,
         act=activation_of(act),
         clip_qkv=shape.clip_qkv,
+        attention_output_scale=shape.attention_output_scale,
+        mlp_gate_scale=shape.mlp_gate_scale,
+        mlp_output_scale=shape.mlp_output_scale,
     )
 
 
@@ -213,33 +297,15 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
 def _layer(
     shape: DecoderShape,
     layer: DecoderLayer,
-    attention: AttentionWeights,
-    cache: KVCache,
+    attention: AttentionWeights | None,
+    cache: KVCache | None,
     group: int,
+    state: c.StateLayer | None,
 ) -> c.DecoderLayer:
-    keys, values, key_scales, value_scales = cache
     mlp, mlp_norm = layer.mlp, layer.mlp_norm or NO_NORM
     hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
-    q, kv = shape.num_heads * size, shape.num_kv_heads * size
-    return c.DecoderLayer(
+    described = c.DecoderLayer(
         input_norm=_norm("input_norm", layer.input_norm, hidden),
-        qkv=handle_of("qkv", attention.qkv, (hidden, q + 2 * kv)),
-        q_norm=_vector_address("q_norm", attention.q_norm, size),
-        k_norm=_vector_address("k_norm", attention.k_norm, size),
-        q_full_norm=_vector_address("q_full_norm", attention.q_full_norm, q),
-        k_full_norm=_vector_address("k_full_norm", attention.k_full_norm, kv),
-        q_head_norm=_head_norm("q_head_norm", attention.q_head_norm, shape.num_heads, size),
-        k_head_norm=_head_norm("k_head_norm", attention.k_head_norm, shape.num_kv_heads, size),
-        cos_sin=address(attention.cos_sin),
-        key_cache=address(keys),
-        value_cache=address(values),
-        key_scales=address(key_scales),
-        value_scales=address(value_scales),
-        window=attention.window,
-        sparse=sparse_args(attention.sparse),
-        alibi=_vector_address("alibi", attention.alibi, shape.num_heads),
-        sinks=_vector_address("sinks", attention.sinks, shape.num_heads),
-        o=handle_of("o", attention.o, (q, hidden)),
         attention_out_norm=_norm("attention_out_norm", layer.attention_out_norm, hidden),
         mlp_norm=_norm("mlp_norm", mlp_norm, hidden),
         gate_up=handle_of(
@@ -249,12 +315,35 @@ def _layer(
         experts=_experts(shape, layer),
         mlp_out_norm=_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
         group=group,
+        state=None if state is None else ctypes.addressof(state),
     )
+    if attention is None or cache is None:
+        if state is None and described.gate_up is None and described.experts is None:
+            raise ValueError("a layer must have attention, a state, an MLP or experts")
+        return described
+    q, kv = shape.num_heads * size, shape.num_kv_heads * size
+    keys, values, key_scales, value_scales = cache
+    described.qkv = handle_of("qkv", attention.qkv, (hidden, q + 2 * kv))
+    described.q_norm = _vector_address("q_norm", attention.q_norm, size)
+    described.k_norm = _vector_address("k_norm", attention.k_norm, size)
+    described.q_full_norm = _vector_address("q_full_norm", attention.q_full_norm, q)
+    described.k_full_norm = _vector_address("k_full_norm", attention.k_full_norm, kv)
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    described.q_head_norm = _head_norm("q_head_norm", attention.q_head_norm, heads, size)
+    described.k_head_norm = _head_norm("k_head_norm", attention.k_head_norm, kv_heads, size)
+    described.cos_sin = address(attention.cos_sin)
+    described.key_cache, described.value_cache = address(keys), address(values)
+    described.key_scales, described.value_scales = address(key_scales), address(value_scales)
+    described.window, described.sparse = attention.window, sparse_args(attention.sparse)
+    described.alibi = _vector_address("alibi", attention.alibi, heads)
+    described.sinks = _vector_address("sinks", attention.sinks, heads)
+    described.o = handle_of("o", attention.o, (q, hidden))
+    return described
 
 
 def _experts(shape: DecoderShape, layer: DecoderLayer) -> int | None:
     experts = layer.experts
-    if (experts is None) == (layer.mlp is None):
+    if experts is not None and layer.mlp is not None:
         raise ValueError("a layer has either an MLP or experts")
     if experts is None:
         return None
@@ -267,22 +356,19 @@ def _experts(shape: DecoderShape, layer: DecoderLayer) -> int | None:
 
 def _check(
     shape: DecoderShape,
-    attentions: list[AttentionWeights],
-    caches: Sequence[KVCache],
+    attending: list[tuple[AttentionWeights, KVCache]],
     groups: Sequence[int],
 ) -> None:
     """Raise ValueError for layers that don't fit the shape or each other."""
-    if not attentions or shape.num_heads % shape.num_kv_heads:
-        raise ValueError("a decoder needs layers, and query heads that share the key/value heads")
-    if not len(attentions) == len(caches) == len(groups):
-        raise ValueError("each layer has a cache and a group")
+    if shape.num_heads % shape.num_kv_heads:
+        raise ValueError("a decoder needs query heads that share the key/value heads")
     if min(groups) < 0:
         raise ValueError("a layer's group must not be negative")
-    table = _rotary_table(attentions)
-    for attention, cache in zip(attentions, caches):
+    table = _rotary_table(attending)
+    for attention, cache in attending:
         if (attention.q_full_norm is None) != (attention.k_full_norm is None):
             raise ValueError("q_full_norm and k_full_norm go together")
-        _check_cache(shape, cache, caches[0][0])
+        _check_cache(shape, cache, attending[0][1][0])
         cos_sin = attention.cos_sin
         if table is None or cos_sin is None:
             continue
@@ -291,11 +377,10 @@ def _check(
             raise ValueError(f"cos_sin {list(cos_sin.shape)} doesn't fit heads of {shape.head_dim}")
 
 
-def _rotary_table(attentions: list[AttentionWeights]) -> Tensor | None:
+def _rotary_table(attending: list[tuple[AttentionWeights, KVCache]]) -> Tensor | None:
     """The table of the first layer that rotates; all tables have the same shape."""
-    return next(
-        (attention.cos_sin for attention in attentions if attention.cos_sin is not None), None
-    )
+    tables = (attention.cos_sin for attention, _ in attending)
+    return next((table for table in tables if table is not None), None)
 
 
 def _check_cache(shape: DecoderShape, cache: KVCache, first: Tensor) -> None:

@@ -44,6 +44,7 @@ from kernels.interface import (
     NormWeights,
     ScanInputs,
     ScanWeights,
+    StateLayer,
     StateRows,
 )
 from kernels.linear_factory import RowSlice, WeightFormat
@@ -141,11 +142,12 @@ class CpuKernels(KernelSet):
         self,
         shape: DecoderShape,
         layers: Sequence[DecoderLayer],
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | None],
         groups: Sequence[int],
         final_norm: NormWeights,
+        states: Sequence[StateLayer | None] = (),
     ) -> CompiledDecoder:
-        return CpuDecoder(self._library, shape, layers, caches, groups, final_norm)
+        return CpuDecoder(self._library, shape, layers, caches, groups, final_norm, states)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return lazy_zeros(shape, dtype)

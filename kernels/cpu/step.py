@@ -273,6 +273,12 @@ def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.
     counts = (tables.num_prompt, tables.num_tokens, tables.num_computed, tables.rope_offsets)
     for count in counts:
         check_dense("counts", count, (rows,), torch.int64)
+    blocks, state_tokens = tables.state_blocks, tables.state_tokens
+    if (blocks is None) != (state_tokens is None):
+        raise ValueError("state_blocks and state_tokens go together")
+    if blocks is not None and state_tokens is not None:
+        check_dense("state_blocks", blocks, (rows, 1), torch.int32)
+        check_dense("state_tokens", state_tokens, state_tokens.shape, torch.int64)
     return c.StepTables(
         tokens=tables.tokens.data_ptr(),
         token_stride=max_tokens,
@@ -283,6 +289,9 @@ def _tables(tables: BatchTables, block_tables: ctypes.Array[c.BlockTable]) -> c.
         num_computed=tables.num_computed.data_ptr(),
         rope_offsets=tables.rope_offsets.data_ptr(),
         num_rows=rows,
+        state_blocks=None if blocks is None else blocks.data_ptr(),
+        state_tokens=None if state_tokens is None else state_tokens.data_ptr(),
+        num_state_blocks=0 if state_tokens is None else len(state_tokens),
     )
 
 

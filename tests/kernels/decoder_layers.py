@@ -45,6 +45,9 @@ class Shape:
     residual_scale: float = 1.0
     clip_qkv: float = 0.0
     round_attention: bool = False
+    attention_output_scale: float = 1.0
+    mlp_gate_scale: float = 1.0
+    mlp_output_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

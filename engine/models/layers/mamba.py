@@ -69,14 +69,14 @@ class StateTable:
             if carried
         }
         #: Tokens that each block's state has taken in; -1 while a step is under way.
-        self._num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
+        self.num_tokens = torch.zeros(num_blocks, dtype=torch.int64)
         #: The step's blocks, and what their states will have taken in.
         self._under_way = no_rows.rows, no_rows.rows
 
     def tensors(self) -> tuple[Tensor, ...]:
         """What a block consists of: tensors whose first dimension is the block."""
         parts = [part for layer in self.layers.values() for part in layer.parts]
-        return (*parts, self._num_tokens)
+        return (*parts, self.num_tokens)
 
     def begin_step(self, context: AttentionMetadata) -> None:
         """Make the blocks ready for a step's sequences: those at position 0 start anew.
@@ -87,22 +87,22 @@ class StateTable:
         if states is None:
             raise RuntimeError("the step doesn't say where its states are")
         for source, target in states.copies:
-            self._num_tokens[target] = self._num_tokens[source]
+            self.num_tokens[target] = self.num_tokens[source]
             for layer in self.layers.values():
                 for part in layer.parts:
                     part[target] = part[source]
         starts, blocks = context.query_start_loc.long(), states.blocks
         first, counts = context.positions[starts[:-1]], starts.diff()
         new = blocks[first == 0]
-        self._num_tokens[new] = 0
-        if not torch.equal(self._num_tokens[blocks], first):
+        self.num_tokens[new] = 0
+        if not torch.equal(self.num_tokens[blocks], first):
             raise RuntimeError(
-                f"states of {self._num_tokens[blocks].tolist()} tokens can't go on at positions "
+                f"states of {self.num_tokens[blocks].tolist()} tokens can't go on at positions "
                 f"{first.tolist()}"
             )
         ends, saved = states.saves.unbind(1)
         # A step that fails leaves some layers ahead of others: its sequences must start anew.
-        self._num_tokens[blocks] = self._num_tokens[saved] = -1
+        self.num_tokens[blocks] = self.num_tokens[saved] = -1
         of = StateRows(context.query_start_loc, blocks, states.saves if len(saved) else None)
         for layer in self.layers.values():
             layer.of = of
@@ -117,7 +117,7 @@ class StateTable:
     def finish_step(self) -> None:
         """All layers have taken in the step's tokens."""
         blocks, num_tokens = self._under_way
-        self._num_tokens[blocks] = num_tokens
+        self.num_tokens[blocks] = num_tokens
 
 
 @dataclass(slots=True, kw_only=True)

@@ -178,11 +178,28 @@ struct DecoderShape {
   int32_t cache_dtype, neox, gated, parallel, round_inputs;
   Activation act;
   float clip_qkv;  // 0: none
+  float attention_output_scale, mlp_gate_scale, mlp_output_scale;
 };
 
+// What carries a state in the place of attention or beside it (Mamba 2): see kernels/ssm.py.
+struct StateLayer {
+  const Packed *inputs, *output;  // to gate, values, keys, queries, rates; of what the heads give
+  const float* input_scales;      // of the first product, or null
+  const float *conv, *conv_bias;  // [width, channels], [channels] or null
+  const float *decay, *rate_bias, *skip;  // [heads]; skip may be null
+  const float* norm;              // [heads * value_size], by key head; or null
+  float* conv_states;             // [num_blocks, width - 1, channels]
+  void* scan_states;              // [num_blocks, heads, value_size, key_size]
+  float* scan_scales;             // of int8 [num_blocks, heads, value_size], otherwise null
+  int64_t num_blocks, heads, key_heads, value_size, key_size, width;
+  float least_rate, most_rate, output_scale;
+  int32_t norm_before_gate, states_dtype;
+};
+
+// Attention and a state, one of them or neither; an MLP, experts or neither.
 struct DecoderLayer {
   Norm input_norm;
-  const Packed* qkv;
+  const Packed* qkv;                       // null: no attention
   const float *q_norm, *k_norm;            // RMS of heads, [head_size] or null
   const float *q_full_norm, *k_full_norm;  // RMS of all heads together, or null
   HeadNorm q_head_norm, k_head_norm;
@@ -195,10 +212,11 @@ struct DecoderLayer {
   const Packed* o;
   Norm attention_out_norm;             // of what attention adds to the residual
   Norm mlp_norm;                       // parallel: kNoNorm takes what attention took
-  const Packed *gate_up, *down;
+  const Packed *gate_up, *down;        // or null
   const Experts* experts;              // in place of both; or null
   Norm mlp_out_norm;                   // of what the MLP adds to the residual
   int64_t group;                       // whose slots and block table are this layer's
+  const StateLayer* state;             // or null
 };
 
 // Where the layers of one group keep the step's tokens, and find those before.
@@ -233,6 +251,9 @@ struct StepTables {
   int64_t *num_tokens, *num_computed;  // [num_rows]
   const int64_t* rope_offsets;         // [num_rows], added to positions for their rotation
   int64_t num_rows;
+  const int32_t* state_blocks;  // [num_rows], each sequence's block of states; or null
+  int64_t* state_tokens;        // [num_state_blocks]: tokens that a state has taken in, -1 in a step
+  int64_t num_state_blocks;
 };
 
 // In the order in which they act. Ids are those of the vocabulary, biased ones named once.

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "decoder.h"
+#include "states.h"
 
 namespace quire {
 namespace {
@@ -22,6 +23,7 @@ struct Run {
   float* attention;   // [tokens, q_width]
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
   float* other;       // [tokens, hidden]: attention's part of a parallel layer, or what experts give
+  float *projected, *convolved, *scanned;  // [tokens, ..] of a state's products
   float *kept_x, *kept_residual, *kept_attention;  // of the rows that are wanted
   const LoraGroup* adapters;  // of the rows that there are: first all tokens, then those kept
   int64_t num_adapters;
@@ -115,14 +117,25 @@ AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last)
   return a;
 }
 
+void scale(float* x, int64_t count, float factor) {
+  if (factor == 1.0f) return;
+  const vf by = vset(factor);
+  for_lanes(count, [&](int64_t i, int n) { vstore_some(x + i, vload_some(x + i, n) * by, n); });
+}
+
 // Turns what a block gives into what it adds to the residual.
 void finish(const Run& run, const Norm& out_norm, float* x, int64_t rows) {
   const DecoderShape& s = run.shape();
   if (out_norm.kind != kNoNorm) norm(out_norm, x, x, rows, s.hidden, s.eps, run.threads);
-  if (s.residual_scale == 1.0f) return;
-  const vf by = vset(s.residual_scale);
-  for_lanes(rows * s.hidden,
-            [&](int64_t i, int n) { vstore_some(x + i, vload_some(x + i, n) * by, n); });
+  scale(x, rows * s.hidden, s.residual_scale);
+}
+
+// [rows, width] times a vector.
+void scale_columns(float* x, const float* factors, int64_t rows, int64_t width) {
+  for (int64_t row = 0; row < rows; row++, x += width)
+    for_lanes(width, [&](int64_t i, int n) {
+      vstore_some(x + i, vload_some(x + i, n) * vload_some(factors + i, n), n);
+    });
 }
 
 void norm_heads(const Run& run, const HeadNorm& of, float* head, int64_t heads) {
@@ -188,8 +201,116 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   wrong = adapted_linear(adapters_of(run, index), &LoraLayer::o, *layer.o, out, run.attention,
                          run.q_width, 0, *rows, run.threads);
   if (wrong) return wrong;
+  scale(out, *rows * s.hidden, s.attention_output_scale);
   finish(run, layer.attention_out_norm, out, *rows);
   return wrong;
+}
+
+int64_t values_of(const StateLayer& s) { return s.heads * s.value_size; }
+int64_t channels_of(const StateLayer& s) {
+  return values_of(s) + 2 * s.key_heads * s.key_size;
+}
+
+// Blocks of sequences at their first token.
+void clear_states(const Run& run, const StateLayer& s) {
+  const DecoderBatch& b = run.batch;
+  const int64_t conv = (s.width - 1) * channels_of(s), vectors = values_of(s);
+  const int64_t scan = vectors * s.key_size * static_cast<int64_t>(size_of(s.states_dtype));
+  for (int64_t i = 0; i < b.num_seqs; i++) {
+    if (b.num_computed[i]) continue;
+    const int64_t block = b.state_blocks[i];
+    std::memset(s.conv_states + block * conv, 0, conv * sizeof(float));
+    std::memset(static_cast<char*>(s.scan_states) + block * scan, 0, scan);
+    if (s.scan_scales) std::memset(s.scan_scales + block * vectors, 0, vectors * sizeof(float));
+  }
+}
+
+// x [tokens, values] *= silu(gate), which lies `stride` from token to token.
+void gate_values(const Run& run, float* x, const float* gate, int64_t stride, int64_t values) {
+  const int64_t tokens = run.batch.tokens;
+  deal_ranges(worth(run.threads, tokens * values, 8192), tokens, 1, [&](int64_t low, int64_t high) {
+    for (int64_t t = low; t < high; t++)
+      for_lanes(values, [&](int64_t i, int n) {
+        float* at = x + t * values + i;
+        vstore_some(at, act<kSilu>(vload_some(gate + t * stride + i, n)) * vload_some(at, n), n);
+      });
+  });
+}
+
+// By key head.
+void norm_values(const Run& run, const StateLayer& s, float* x) {
+  if (!s.norm) return;
+  const int64_t tokens = run.batch.tokens, values = values_of(s), size = values / s.key_heads;
+  if (s.key_heads == 1)
+    return rms_norm(x, x, s.norm, tokens, values, run.shape().eps, run.threads);
+  deal_ranges(worth(run.threads, tokens * values, 16384), tokens, 1, [&](int64_t low, int64_t high) {
+    for (int64_t t = low; t < high; t++)
+      for (int64_t i = 0; i < values; i += size)
+        rms_norm(x + t * values + i, x + t * values + i, s.norm + i, 1, size, run.shape().eps, 1);
+  });
+}
+
+// From run.x to `out`, which may be run.x: a state takes in the step's tokens.
+int carry(Run& run, const DecoderLayer& layer, float* out) {
+  const StateLayer& s = *layer.state;
+  const DecoderBatch& b = run.batch;
+  const int64_t hidden = run.shape().hidden, width = s.inputs->n;
+  const int64_t values = values_of(s), channels = channels_of(s), keys = s.key_heads * s.key_size;
+  clear_states(run, s);
+  if (const int wrong = linear(*s.inputs, run.projected, run.x, hidden, b.tokens, kF32, run.threads))
+    return wrong;
+  if (s.input_scales) scale_columns(run.projected, s.input_scales, b.tokens, width);
+  const StateRows of{b.starts, b.state_blocks, nullptr, b.num_seqs, b.tokens, s.num_blocks, 0};
+  CausalConv c{};
+  c.out = run.convolved, c.x = run.projected + values, c.stride = width;
+  c.channels = channels, c.width = s.width, c.states = s.conv_states;
+  c.weight = s.conv, c.bias = s.conv_bias, c.silu = 1, c.of = of;
+  if (const int wrong = causal_conv(c, run.threads)) return wrong;
+  LinearScan l{};
+  l.out = run.scanned;
+  l.v = run.convolved, l.k = run.convolved + values, l.q = run.convolved + values + keys;
+  l.rate = run.projected + values + channels;
+  l.q_stride = l.k_stride = l.v_stride = channels, l.rate_stride = width;
+  l.decay = s.decay, l.rate_bias = s.rate_bias, l.skip = s.skip;
+  l.states = s.scan_states, l.state_scales = s.scan_scales;
+  l.heads = s.heads, l.key_heads = s.key_heads;
+  l.value_size = s.value_size, l.key_size = s.key_size;
+  l.least_rate = s.least_rate, l.most_rate = s.most_rate;
+  l.states_dtype = s.states_dtype, l.of = of;
+  if (const int wrong = linear_scan(l, run.threads)) return wrong;
+  if (s.norm_before_gate) norm_values(run, s, run.scanned);
+  gate_values(run, run.scanned, run.projected, width, values);
+  if (!s.norm_before_gate) norm_values(run, s, run.scanned);
+  const int wrong = linear(*s.output, out, run.scanned, values, b.tokens, kF32, run.threads);
+  scale(out, b.tokens * hidden, s.output_scale);
+  finish(run, layer.attention_out_norm, out, b.tokens);
+  return wrong;
+}
+
+void add(float* x, const float* y, int64_t count) {
+  for_lanes(count, [&](int64_t i, int n) {
+    vstore_some(x + i, vload_some(x + i, n) + vload_some(y + i, n), n);
+  });
+}
+
+// Attention, a state, or the sum of both. A layer with a state has all tokens go on.
+int mix(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
+  if (!layer.state) return attend(run, layer, out, last, rows);
+  if (!layer.qkv) return carry(run, layer, run.x);
+  int wrong = carry(run, layer, run.other);
+  if (!wrong) wrong = attend(run, layer, nullptr, last, rows);
+  if (!wrong) add(run.x, run.other, *rows * run.shape().hidden);
+  return wrong;
+}
+
+// As run_mlp, whose gates have a factor.
+int run_scaled_mlp(Run& run, const Mlp& w, float* x, int64_t rows) {
+  int wrong = linear(*w.gate_up, run.gated, x, w.gate_up->k, rows, kF32, run.threads);
+  if (wrong) return wrong;
+  for (int64_t row = 0; row < rows; row++)
+    scale(run.gated + row * 2 * w.inner, w.inner, run.shape().mlp_gate_scale);
+  gate_and_mul(run.inner, run.gated, rows, w.inner, w.act, run.threads);
+  return linear(*w.down, x, run.inner, w.inner, rows, kF32, run.threads);
 }
 
 int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
@@ -205,19 +326,26 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   for (int64_t row = 0; row < rows && !layer.experts && !wrong; row += kMlpRows) {
     float* x = run.x + row * s.hidden;
     const int64_t count = std::min(kMlpRows, rows - row);
-    wrong = run.num_adapters
-                ? run_adapted_mlp(run, index, mlp, x, row, count)
-                : run_mlp(mlp, x, x, count, run.inner, run.gated, run.threads);
+    if (run.num_adapters) wrong = run_adapted_mlp(run, index, mlp, x, row, count);
+    else if (s.mlp_gate_scale != 1.0f) wrong = run_scaled_mlp(run, mlp, x, count);
+    else wrong = run_mlp(mlp, x, x, count, run.inner, run.gated, run.threads);
+    scale(x, count * s.hidden, s.mlp_output_scale);
   }
   finish(run, layer.mlp_out_norm, run.x, rows);
   return wrong;
 }
 
-// residual += attention(norm(residual)); residual += mlp(norm(residual)).
+// residual += attention(norm(residual)); residual += mlp(norm(residual)). Either may be missing.
 int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  if (const int wrong = attend(run, layer, nullptr, last, rows)) return wrong;
-  add_norm(layer.mlp_norm, run.x, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
+  const bool mixes = layer.qkv || layer.state, feeds = layer.gate_up || layer.experts;
+  if (mixes) {
+    if (const int wrong = mix(run, layer, nullptr, last, rows)) return wrong;
+  } else if (last) {
+    *rows = keep_rows(run, *rows);
+  }
+  if (!feeds) return kOk;
+  if (mixes) add_norm(layer.mlp_norm, run.x, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
   return feed_forward(run, layer, *rows);
 }
 
@@ -273,7 +401,8 @@ int check_rows(const DecoderBatch& b) {
 const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
   const DecoderLayer* found = nullptr;
   for (const DecoderLayer& layer : decoder.layers) {
-    if (layer.group == group && (!found || (layer.cos_sin && !found->cos_sin))) found = &layer;
+    if (!layer.qkv || layer.group != group) continue;
+    if (!found || (layer.cos_sin && !found->cos_sin)) found = &layer;
   }
   return found;
 }
@@ -298,10 +427,21 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   layout.add(&run.kept_residual, kept * s.hidden);
   layout.add(&run.kept_attention, kept * q);
   layout.add(&run.other, batch.tokens * s.hidden);
+  int64_t inputs = 0, channels = 0, values = 0;
+  for (const DecoderLayer& layer : decoder.layers) {
+    if (!layer.state) continue;
+    inputs = std::max(inputs, layer.state->inputs->n);
+    channels = std::max(channels, channels_of(*layer.state));
+    values = std::max(values, values_of(*layer.state));
+  }
+  layout.add(&run.projected, batch.tokens * inputs);
+  layout.add(&run.convolved, batch.tokens * channels);
+  layout.add(&run.scanned, batch.tokens * values);
   layout.take(Scratch::kDecoder);
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
-    if (layer.group >= batch.num_groups) return kBadSequence;
+    if (layer.qkv && layer.group >= batch.num_groups) return kBadSequence;
+    if (layer.state && !batch.state_blocks) return kBadSequence;
   }
   for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
     if (const DecoderLayer* layer = layer_to_check(decoder, group)) {
@@ -319,13 +459,14 @@ namespace {
 
 std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLayer>& layers) {
   int64_t groups = 0;
-  for (const DecoderLayer& layer : layers) groups = std::max(groups, layer.group + 1);
+  for (const DecoderLayer& layer : layers)
+    if (layer.qkv) groups = std::max(groups, layer.group + 1);
   const int64_t row = s.head_size * static_cast<int64_t>(size_of(s.cache_dtype));
   std::vector<KvPages> pages;
   for (int64_t group = 0; group < groups; group++) {
     std::vector<char*> caches;
     for (const DecoderLayer& layer : layers) {
-      if (layer.group != group) continue;
+      if (!layer.qkv || layer.group != group) continue;
       caches.push_back(static_cast<char*>(layer.key_cache));
       caches.push_back(static_cast<char*>(layer.value_cache));
     }
@@ -358,7 +499,8 @@ extern "C" int quire_decoder_run(const void* decoder, float* out, float* residua
                                  int64_t num_adapters, const int64_t* taps, int64_t num_taps,
                                  float* tapped, int threads) {
   const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,     starts, num_seqs,
-                           rows,   num_rows,  adapters, num_adapters, taps, num_taps, tapped};
+                           rows,   num_rows,  adapters, num_adapters, taps, num_taps, tapped,
+                           nullptr, nullptr};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

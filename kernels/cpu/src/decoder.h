@@ -30,6 +30,8 @@ struct DecoderBatch {
   const int64_t* taps;  // layers, ascending, whose inputs are wanted
   int64_t num_taps;
   float* tapped;        // [tokens, num_taps * hidden], these side by side
+  const int64_t* state_blocks;  // [num_seqs], where the layers' states are; null: no layer has any
+  const int64_t* num_computed;  // [num_seqs]; at 0 a state begins anew
 };
 
 // residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens

@@ -59,6 +59,7 @@ struct Inputs {
   int64_t* slots;            // [num_groups, tokens]
   int32_t* tables;           // [num_groups, count, width]
   int32_t *seq_lens, *starts;  // [count], [count + 1]
+  int64_t *state_blocks, *num_computed;  // [count], of a model with states
 };
 
 int check_rows(const Step& step, const Rows& all) {
@@ -74,6 +75,11 @@ int check_rows(const Step& step, const Rows& all) {
     if (last + 1 >= t.token_stride) return kBadSequence;
     for (const BlockTable& table : step.block_tables)
       if (last / size >= table.stride) return kBadSequence;
+    if (t.state_blocks) {
+      const int64_t block = t.state_blocks[row];
+      if (tokens != 1 || block < 0 || block >= t.num_state_blocks) return kBadSequence;
+      if (position && t.state_tokens[block] != position) return kBadSequence;
+    }
     const int64_t learned = last + step.ends.position_offset;
     if (step.ends.positions && learned >= step.ends.num_positions) return kBadPosition;
   }
@@ -96,6 +102,7 @@ void gather(const Step& step, const Rows& all, const Inputs& in) {
     const int64_t start = in.starts[i];
     in.starts[i + 1] = static_cast<int32_t>(start + tokens);
     in.seq_lens[i] = static_cast<int32_t>(first + tokens);
+    if (t.state_blocks) in.state_blocks[i] = t.state_blocks[row], in.num_computed[i] = first;
     for (int64_t j = 0; j < tokens; j++) {
       in.positions[start + j] = first + j + t.rope_offsets[row];
       in.ids[start + j] = t.tokens[row * t.token_stride + first + j];
@@ -285,6 +292,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   layout.add(&in.seq_lens, count);
   layout.add(&in.starts, count + 1);
   layout.add(&group, groups);
+  layout.add(&in.state_blocks, step.tables.state_blocks ? 2 * count : 0);
   layout.add(&settings.temperature, drawn);
   layout.add(&settings.top_k, drawn);
   layout.add(&settings.top_p, drawn);
@@ -294,6 +302,7 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   layout.add(&x, tokens * hidden);
   layout.add(&logits, chosen ? tokens * vocab : 0);
   layout.take(Scratch::kStep);
+  in.num_computed = in.state_blocks + count;
   if (!chosen) logits = result.open;  // all of them are the caller's
   gather(step, all, in);
   for (int64_t g = 0; g < groups; g++)
@@ -307,8 +316,16 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   const bool tapped = result.hidden && ends.num_taps;
   const DecoderBatch batch{tokens,    in.positions, group,   groups, in.seq_lens,
                            in.starts, count,        nullptr, -1,     adapters,
-                           num_adapters, ends.taps, tapped ? ends.num_taps : 0, result.hidden};
+                           num_adapters, ends.taps, tapped ? ends.num_taps : 0, result.hidden,
+                           step.tables.state_blocks ? in.state_blocks : nullptr, in.num_computed};
+  // Of a step that fails some layers' states are ahead of others'.
+  const auto set_state_tokens = [&](bool done) {
+    for (int64_t i = 0; step.tables.state_blocks && i < count; i++)
+      step.tables.state_tokens[in.state_blocks[i]] = done ? in.num_computed[i] + 1 : -1;
+  };
+  set_state_tokens(false);
   if (!wrong) wrong = run_decoder(*ends.decoder, batch, residual, x, threads);
+  if (!wrong) set_state_tokens(true);
   if (!wrong) wrong = linear(*ends.head, logits, x, hidden, tokens, kF32, threads);
   if (wrong) return wrong;
   if (result.hidden && !tapped) std::copy(x, x + tokens * hidden, result.hidden);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.forward_context import AttentionMetadata, StateStep
 from engine.models.registry import decoder_spec
 from tests.engine.families.conftest import OUTPUT, Case
+from tests.engine.plain_paths import layer_by_layer
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import Oracle, make_checkpoint, prompts
 
@@ -134,6 +136,35 @@ def test_states_in_few_bits_are_the_same_however_a_prompt_is_cut(
     assert layers[0].scan.element_size() == num_bytes
     parts = [part for layer in layers for part in layer.parts]
     assert states.nbytes == sum(part[0].nbytes for part in parts)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", ["bamba", "falcon_h1", "falcon_h1-norm", "mamba2", "nemotron_h"])
+def test_decode_steps_in_one_call_give_the_same_bits(
+    name: str, dtype: str, case: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As layer by layer; some steps keep checkpoints, and run that way in any case."""
+    expected = case(name)
+    settings = {"mamba_ssm_cache_dtype": dtype, "block_size": 4, "max_num_batched_tokens": 48}
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=1)
+    passes = []
+    run_layers = NativeDecoder._run_layers
+
+    def counted(model: NativeDecoder, residual: torch.Tensor, *args: Any) -> torch.Tensor:
+        passes.append(len(residual))
+        return run_layers(model, residual, *args)
+
+    monkeypatch.setattr(NativeDecoder, "_run_layers", counted)
+    scores = []
+    for path in (contextlib.nullcontext, layer_by_layer):
+        with path():
+            llm = make(expected.folder, **settings)
+        passes.clear()
+        outputs = llm.generate(expected.prompts, params, use_tqdm=False)
+        scores.append([output.outputs[0].logprobs for output in outputs])
+        decodes = passes.count(len(expected.prompts))
+        assert decodes < 8 if path is contextlib.nullcontext else decodes > 12
+    assert scores[0] == scores[1]
 
 
 def test_a_format_of_states_is_refused_where_they_are_float32(case: Cases) -> None:
