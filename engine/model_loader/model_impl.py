@@ -302,6 +302,12 @@ def _check_device_support(spec: DecoderSpec, order: BuildRequest) -> None:
             "alone.",
             param="model",
         )
+    if order.ops.device != HOST and spec.latents is not None and spec.latents.index is not None:
+        raise ModelLoadError(
+            f"{spec.architecture} chooses the tokens that it attends to: it runs natively on a CPU "
+            "alone.",
+            param="model",
+        )
     if order.ops.device == HOST or spec.states is None:
         return
     raise ModelLoadError(

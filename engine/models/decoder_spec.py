@@ -229,6 +229,29 @@ class MambaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseIndexSpec:
+    """What chooses the tokens that a query attends to (DeepSeek Sparse Attention, arXiv
+    2512.02556): those with the best sums, over heads, of products with an index key that each token
+    keeps beside its latent. Names are relative to the layer.
+
+    Attributes:
+        num_heads, head_dim: of index queries; the key has one head.
+        top_k: tokens that are chosen.
+        queries: of the layer that makes index queries of the queries' latent.
+        keys, key_norm: of the layer that makes keys of the hidden state, and of their LayerNorm.
+        weights: of the layer that makes heads' weights of the hidden state.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    queries: str = "self_attn.indexer.wq_b"
+    keys: str = "self_attn.indexer.wk"
+    key_norm: str = "self_attn.indexer.k_norm"
+    weights: str = "self_attn.indexer.weights_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
     """Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", 2.1): a token keeps one latent,
     from which all heads' keys and values are made, and one rotated key that they share. Sizes are
@@ -246,6 +269,7 @@ class MlaSpec:
         query_latent, query_norm, query_heads: in its place where queries have a latent.
         latent: of the layer that gives the latent, then what is rotated.
         heads: of each head's keys over its values, of the latent.
+        index: what chooses the tokens that are attended to; None: all of them are.
     """
 
     query_rank: int
@@ -262,10 +286,17 @@ class MlaSpec:
     latent: str = "self_attn.kv_a_proj_with_mqa"
     latent_norm: str = "self_attn.kv_a_layernorm"
     heads: str = "self_attn.kv_b_proj"
+    index: SparseIndexSpec | None = None
 
     @property
     def width(self) -> int:
-        """Values that a token keeps: what is rotated, then the latent."""
+        """Values that a token keeps: what is rotated, then an index key, then the latent."""
+        index_dim = 0 if self.index is None else self.index.head_dim
+        return self.latent_rows + index_dim
+
+    @property
+    def latent_rows(self) -> int:
+        """Outputs of the layer that gives the latent and what is rotated."""
         return self.qk_rope_head_dim + self.kv_lora_rank
 
     @property
@@ -282,7 +313,7 @@ class MlaSpec:
         pairs = heads * (self.qk_nope_head_dim + self.value_size)
         return (
             query_parameters
-            + hidden * self.width
+            + hidden * self.latent_rows
             + self.kv_lora_rank * pairs
             + heads * self.value_size * hidden
         )

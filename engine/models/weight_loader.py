@@ -34,6 +34,8 @@ from engine.models.layers.linear import (
     NormDescription,
     SharedBlockDescription,
     SharedBlockWeights,
+    SparseIndexDescription,
+    SparseIndexWeights,
     StateDescription,
     StateWeights,
     TableDescription,
@@ -464,6 +466,17 @@ class WeightLoader:
             out_of=out_of,
             o=self.linear(described.o),
             cos_sin=self._table(described.rope),
+            index=None if described.index is None else self._index(described.index),
+        )
+
+    def _index(self, index: SparseIndexDescription) -> SparseIndexWeights:
+        norm = index.key_norm
+        return SparseIndexWeights(
+            queries=self.linear(index.queries),
+            keys=self.linear(index.keys),
+            key_norm=self.vector(f"{norm.name}.weight", norm.size),
+            key_norm_bias=self.vector(f"{norm.name}.bias", norm.size),
+            weights=self.linear(index.weights),
         )
 
     def _absorb_kv_b_proj(

@@ -174,7 +174,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "rotary_dim": 8,
         "n_positions": 512,
     },
-    "deepseek_v32": recipe("deepseek_v32", **LATENTS, **_ROUTED),
     "doge": recipe("doge"),
     "openai-gpt": {
         "model_type": "openai-gpt",

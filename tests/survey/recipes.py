@@ -421,6 +421,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         n_group=4,
         topk_group=2,
     ),
+    "deepseek_v32": recipe(
+        "deepseek_v32",
+        **LATENTS,
+        **_BEHIND_PLAIN,
+        n_group=2,
+        topk_group=1,
+        index_n_heads=3,
+        index_head_dim=16,
+        index_topk=20,
+    ),
     "deepseek_v3": recipe(
         "deepseek_v3",
         **LATENTS,

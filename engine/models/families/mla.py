@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.decoder_spec import MlaSpec, MoeSpec
+from engine.models.decoder_spec import MlaSpec, MoeSpec, SparseIndexSpec
 from engine.models.families.common import Config, Family, refuse
 from engine.models.families.llama import llama
 from engine.models.rotary_embedding import RopeSpec, rope_spec
@@ -50,6 +51,29 @@ def glm4_moe_lite(config: Config) -> dict[str, Any]:
         )
     sparse = tuple(kind == "sparse" for kind in types)
     return {**latent_attention(config), "moe": sigmoid_experts(config, sparse)}
+
+
+def deepseek_v32(config: Config) -> dict[str, Any]:
+    """DeepSeek V3.2: V3 whose queries choose the tokens that they attend to."""
+    fields = glm4_moe_lite({"mlp_layer_types": _mlp_types(config), **config})
+    index = SparseIndexSpec(
+        num_heads=_size(config, "index_n_heads"),
+        head_dim=_size(config, "index_head_dim"),
+        top_k=_size(config, "index_topk"),
+    )
+    latents = replace(fields["latents"], index=index)
+    if not latents.query_rank or index.head_dim < latents.qk_rope_head_dim:
+        raise BadModelConfig(
+            "config.json: index_head_dim must be at least qk_rope_head_dim, with a q_lora_rank.",
+            param="index_head_dim",
+        )
+    return {**fields, "latents": latents, "head_dim": latents.width}
+
+
+def _mlp_types(config: Config) -> list[str]:
+    """Experts on all layers but the first few."""
+    layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
+    return ["dense" if layer < first else "sparse" for layer in range(layers)]
 
 
 def minicpm3(config: Config) -> dict[str, Any]:
@@ -180,6 +204,9 @@ FAMILIES = {
     "DeepseekForCausalLM": Family(deepseek, _V2),
     "DeepseekV2ForCausalLM": Family(deepseek_v2, _V2),
     "DeepseekV3ForCausalLM": Family(deepseek_v3, _V3),
+    "DeepseekV32ForCausalLM": Family(
+        deepseek_v32, {**_V3, "index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    ),
     "Glm4MoeLiteForCausalLM": Family(glm4_moe_lite, _LITE),
     "MiniCPM3ForCausalLM": Family(minicpm3, _MINICPM3),
     "YoutuForCausalLM": Family(latent_attention, {"tie_word_embeddings": True}),

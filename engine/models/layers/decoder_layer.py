@@ -38,7 +38,7 @@ from engine.models.layers.linear import (
     TokenMixerWeights,
 )
 from engine.models.layers.mamba import StateMixer, make_mixer
-from engine.models.layers.mla import MlaAttention
+from engine.models.layers.mla import MlaAttention, SparseIndex
 from engine.models.layers.norm import (
     NoNorm,
     Norm,
@@ -414,6 +414,7 @@ def build_layer(
             scale=spec.attention_scale,
             neox=spec.rope_neox,
             round_inputs=spec.round_attention,
+            index=_make_index(ops, attention),
         )
     elif attention is not None:
         mixer = _make_attention(spec, ops, attention, keeps_keys=spec.kv_source(index) == index)
@@ -531,6 +532,19 @@ def _make_attention(
         alibi_slopes=weights.alibi,
         sinks=weights.sinks,
         round_inputs=spec.round_attention,
+    )
+
+
+def _make_index(ops: KernelSet, weights: LatentWeights) -> SparseIndex | None:
+    latents = weights.latents
+    if latents.index is None or weights.index is None:
+        return None
+    return SparseIndex(
+        ops=ops,
+        spec=latents.index,
+        latents=latents,
+        weights=weights.index,
+        cos_sin=weights.cos_sin,
     )
 
 

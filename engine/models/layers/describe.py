@@ -10,6 +10,7 @@ from engine.models.decoder_spec import (
     MlaSpec,
     MoeSpec,
     SharedBlockSpec,
+    SparseIndexSpec,
 )
 from engine.models.layers.linear import (
     AltUpDescription,
@@ -26,6 +27,7 @@ from engine.models.layers.linear import (
     NormDescription,
     RowOrder,
     SharedBlockDescription,
+    SparseIndexDescription,
     Split,
     StateDescription,
     TableDescription,
@@ -272,7 +274,10 @@ def _latents(spec: DecoderSpec, latents: MlaSpec, prefix: str) -> LatentDescript
     if rank:
         queries = _linear(prefix + latents.query_heads, rows, rank, False, "rows")
         name, rows = latents.query_latent, rank
-    parts = LinearPart(prefix + name, rows), LinearPart(prefix + latents.latent, latents.width)
+    parts = (
+        LinearPart(prefix + name, rows),
+        LinearPart(prefix + latents.latent, latents.latent_rows),
+    )
     pairs = heads * (latents.qk_nope_head_dim + latents.value_size)
     return LatentDescription(
         latents=latents,
@@ -291,6 +296,19 @@ def _latents(spec: DecoderSpec, latents: MlaSpec, prefix: str) -> LatentDescript
             "columns",
         ),
         rope=spec.rope,
+        index=None if latents.index is None else _index(spec, latents, latents.index, prefix),
+    )
+
+
+def _index(
+    spec: DecoderSpec, latents: MlaSpec, index: SparseIndexSpec, prefix: str
+) -> SparseIndexDescription:
+    hidden, queries = spec.hidden_size, index.num_heads * index.head_dim
+    return SparseIndexDescription(
+        queries=_linear(prefix + index.queries, queries, latents.query_rank, False),
+        keys=_linear(prefix + index.keys, index.head_dim, hidden, False),
+        key_norm=NormDescription(prefix + index.key_norm, index.head_dim),
+        weights=_linear(prefix + index.weights, index.num_heads, hidden, False, quantized=False),
     )
 
 

@@ -168,6 +168,20 @@ class StateDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseIndexDescription:
+    """See `SparseIndexSpec`; `key_norm` has a weight and a bias."""
+
+    queries: FusedLinear
+    keys: FusedLinear
+    key_norm: NormDescription
+    weights: FusedLinear
+
+    def linears(self) -> Iterator[FusedLinear]:
+        """Its linear layers."""
+        yield from (self.queries, self.keys, self.weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentDescription:
     """Attention over latents.
 
@@ -180,6 +194,7 @@ class LatentDescription:
             and behind the results, and no product of its own.
         o: the projection after attention.
         rope: None: no rotation.
+        index: what chooses tokens; None: nothing does.
     """
 
     latents: MlaSpec
@@ -190,6 +205,7 @@ class LatentDescription:
     heads: FusedLinear
     o: FusedLinear
     rope: RopeSpec | None
+    index: SparseIndexDescription | None = None
 
     def linears(self) -> Iterator[tuple[str, FusedLinear]]:
         """Its linear layers, by their slots."""
@@ -364,6 +380,8 @@ class LayerDescription:
     def linears(self) -> Iterator[FusedLinear]:
         """Its linear layers, but for the experts that tokens are sent to."""
         yield from (linear for _, linear in self.attention_linears())
+        if isinstance(self.attention, LatentDescription) and self.attention.index is not None:
+            yield from self.attention.index.linears()
         if self.shared is not None:
             yield from self.shared.linears()
         if self.altup is not None:
@@ -477,6 +495,22 @@ class StateWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseIndexWeights:
+    """See `SparseIndexDescription`; the norm's tensors are float32 [head_dim]."""
+
+    queries: LinearLayer
+    keys: LinearLayer
+    key_norm: Tensor
+    key_norm_bias: Tensor
+    weights: LinearLayer
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.queries.nbytes + self.keys.nbytes + self.weights.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentWeights:
     """See `LatentDescription`; norms are float32.
 
@@ -494,11 +528,12 @@ class LatentWeights:
     out_of: PerHeadLinear
     o: LinearLayer
     cos_sin: Tensor | None
+    index: SparseIndexWeights | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes that a pass over one token reads."""
-        parts = (self.inputs, self.queries, self.into, self.out_of, self.o)
+        parts = (self.inputs, self.queries, self.into, self.out_of, self.o, self.index)
         return sum(part.nbytes for part in parts if part is not None)
 
 

@@ -4,17 +4,21 @@ DeepSeek-AI 2024, "DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-E
 Model", 2.1. A head's keys and values are products of a token's latent, and are never made: the
 first is taken into the query, the second behind the result, so that all heads meet the latents
 themselves. Prompts go the same way, so that a token's bits are the same in both.
+
+With an index (DeepSeek-V3.2, arXiv 2512.02556) a token also keeps an index key, between what is
+rotated and the latent. A query with more than `top_k` tokens before it attends to the best of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from engine.models.decoder_spec import MlaSpec, SparseIndexSpec
 from engine.models.forward_context import AttentionMetadata, LayerCache
-from engine.models.layers.linear import LatentWeights
+from engine.models.layers.linear import LatentWeights, SparseIndexWeights
 from engine.models.layers.norm import Transform
 from kernels import KernelSet
 from kernels.interface import MlaArgs
@@ -29,6 +33,7 @@ class MlaAttention:
         heads: of queries.
         scale: of the products of queries and keys.
         neox: rotate halves; otherwise neighbours.
+        index: what chooses the tokens that are attended to; None: all are.
     """
 
     ops: KernelSet
@@ -38,36 +43,41 @@ class MlaAttention:
     scale: float
     neox: bool
     round_inputs: bool = False
+    index: SparseIndex | None = None
 
     def __call__(self, x: Tensor, context: AttentionMetadata, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's latents."""
-        weights, sizes = self.weights, self.weights.latents
-        projected, kv_latents = self._project(x)
+        weights, sizes, index = self.weights, self.weights.latents, self.index
+        projected, kv_latents = self._project(x, context.positions)
+        projected = self._normed_queries(projected)
         queries = self._queries(projected)
-        q = queries.new_empty((len(x), self.heads, sizes.width))
+        shape = (len(x), self.heads, sizes.width)
+        # No query meets the index keys.
+        q = queries.new_empty(shape) if index is None else queries.new_zeros(shape)
         q[..., : sizes.qk_rope_head_dim] = queries[..., sizes.qk_nope_head_dim :]
-        weights.into(queries[..., : sizes.qk_nope_head_dim], q[..., sizes.qk_rope_head_dim :])
+        weights.into(queries[..., : sizes.qk_nope_head_dim], q[..., -sizes.kv_lora_rank :])
         self._keep(q, kv_latents, context.positions, context.slot_mapping, cache)
-        attended = self.ops.mla_attention(
-            MlaArgs(
-                q=q,
-                cache=cache.keys,
-                latent=sizes.kv_lora_rank,
-                block_tables=context.block_tables,
-                seq_lens=context.seq_lens,
-                query_start_loc=context.query_start_loc,
-                scale=self.scale,
-                scales=cache.key_scales,
-                round_inputs=self.round_inputs,
-            )
+        args = MlaArgs(
+            q=q,
+            cache=cache.keys,
+            latent=sizes.kv_lora_rank,
+            block_tables=context.block_tables,
+            seq_lens=context.seq_lens,
+            query_start_loc=context.query_start_loc,
+            scale=self.scale,
+            scales=cache.key_scales,
+            round_inputs=self.round_inputs,
         )
+        attended = self.ops.mla_attention(args)
+        if index is not None and int(context.seq_lens.max()) > index.spec.top_k:
+            index.attend(args, attended, x, projected, context.positions)
         out = attended.new_empty((len(x), self.heads, sizes.value_size))
         weights.out_of(attended, out)
         return self.output(out.flatten(1))
 
     def write(self, x: Tensor, positions: Tensor, slots: Tensor, cache: LayerCache) -> None:
         """The latents alone, of x [n, hidden]; positions and slots int64 [n]."""
-        _, kv_latents = self._project(x)
+        _, kv_latents = self._project(x, positions)
         no_queries = kv_latents.new_empty((len(x), 0, self.weights.latents.width))
         self._keep(no_queries, kv_latents, positions, slots, cache)
 
@@ -86,21 +96,154 @@ class MlaAttention:
             cache.key_scales,
         )
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries or their latent, and what is kept of each token, to be rotated: [T, 1, width]."""
         weights, sizes = self.weights, self.weights.latents
         projected = weights.inputs(x)
-        first = projected.shape[1] - sizes.width
+        first = projected.shape[1] - sizes.latent_rows
         queries, latent, k_rope = projected.split(
             (first, sizes.kv_lora_rank, sizes.qk_rope_head_dim), dim=-1
         )
         normed = self.ops.rms_norm(latent.contiguous(), weights.latent_norm, sizes.norm_eps)
-        return queries, torch.cat((k_rope, normed), dim=-1).unsqueeze(1)
+        index_keys = [] if self.index is None else [self.index.keys(x, positions)]
+        return queries, torch.cat((k_rope, *index_keys, normed), dim=-1).unsqueeze(1)
+
+    def _normed_queries(self, projected: Tensor) -> Tensor:
+        """The queries' normed latent, or the queries where they have none."""
+        weights, eps = self.weights, self.weights.latents.norm_eps
+        if weights.query_norm is None:
+            return projected
+        return self.ops.rms_norm(projected.contiguous(), weights.query_norm, eps)
 
     def _queries(self, projected: Tensor) -> Tensor:
         """[T, heads, query_size], what is rotated last."""
-        weights, eps = self.weights, self.weights.latents.norm_eps
-        if weights.queries is not None and weights.query_norm is not None:
-            normed = self.ops.rms_norm(projected.contiguous(), weights.query_norm, eps)
-            projected = weights.queries(normed)
-        return projected.unflatten(-1, (self.heads, -1))
+        weights = self.weights
+        queries = projected if weights.queries is None else weights.queries(projected)
+        return queries.unflatten(-1, (self.heads, -1))
+
+
+#: Queries whose chosen latents are gathered at a time: V3.2's 2048 of 704 values are 92 MB then.
+_QUERIES_AT_ONCE = 16
+#: Of the index keys' LayerNorm, whatever the model's other norms have.
+_INDEX_NORM_EPS = 1e-6
+
+
+@dataclass(slots=True, kw_only=True)
+class SparseIndex:
+    """What chooses the tokens that a query attends to.
+
+    Attributes:
+        latents: sizes of what a token keeps.
+        cos_sin: rotary table, whose halves rotate index queries and keys as halves.
+    """
+
+    ops: KernelSet
+    spec: SparseIndexSpec
+    latents: MlaSpec
+    weights: SparseIndexWeights
+    cos_sin: Tensor | None
+
+    def keys(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[T, head_dim] of x [T, hidden]."""
+        weights = self.weights
+        keys = torch.nn.functional.layer_norm(
+            weights.keys(x), (self.spec.head_dim,), weights.key_norm, weights.key_norm_bias,
+            _INDEX_NORM_EPS,
+        )  # fmt: skip
+        return self._rotated(keys.unsqueeze(1), positions)[:, 0]
+
+    def attend(
+        self, args: MlaArgs, attended: Tensor, x: Tensor, latent: Tensor, positions: Tensor
+    ) -> None:
+        """Write attention to the chosen tokens over that to all of them, [T, Hq, latent], of the
+        queries that have more than `top_k` before them.
+
+        Args:
+            args: of attention to all tokens, which are in the cache.
+            x: [T, hidden].
+            latent: of the queries, normed, [T, query_rank].
+        """
+        spec, weights = self.spec, self.weights
+        queries = weights.queries(latent).unflatten(-1, (spec.num_heads, spec.head_dim))
+        queries = self._rotated(queries, positions)
+        factors = weights.weights(x) * spec.num_heads**-0.5
+        rows, slots = [], []
+        starts = args.query_start_loc.tolist()
+        for sequence, length in enumerate(args.seq_lens.tolist()):
+            start, end = starts[sequence : sequence + 2]
+            if length <= spec.top_k or start == end:
+                continue
+            sequence_slots = self._slots(args, sequence, length)
+            keys = self._cached(args, sequence_slots)[:, self._columns].float()
+            for row in range(start, end):
+                num_visible = length - (end - 1 - row)
+                if num_visible > spec.top_k:
+                    rows.append(row)
+                    slots.append(
+                        sequence_slots[self._choose(queries[row], factors[row], keys[:num_visible])]
+                    )
+        for first in range(0, len(rows), _QUERIES_AT_ONCE):
+            chunk = slice(first, first + _QUERIES_AT_ONCE)
+            self._attend_to(args, attended, torch.tensor(rows[chunk]), torch.stack(slots[chunk]))
+
+    @property
+    def _columns(self) -> slice:
+        """Of what a token keeps, its index key."""
+        first = self.latents.qk_rope_head_dim
+        return slice(first, first + self.spec.head_dim)
+
+    def _choose(self, queries: Tensor, factors: Tensor, keys: Tensor) -> Tensor:
+        """int64 [top_k], the best of the keys [n, head_dim] for one token's queries."""
+        products = (queries.float() @ keys.T * self.spec.head_dim**-0.5).relu_()
+        return (factors.float() @ products).topk(self.spec.top_k).indices
+
+    def _attend_to(self, args: MlaArgs, attended: Tensor, rows: Tensor, slots: Tensor) -> None:
+        """Attention of queries `rows`, each to the tokens of its `slots` [n, top_k]: sequences of
+        one token over a small cache.
+        """
+        count, block_size = len(rows), args.cache.shape[2]
+        blocks = -(-self.spec.top_k // block_size)
+        shape = (count, blocks * block_size)
+        padded = torch.nn.functional.pad(slots, (0, shape[1] - slots.shape[1]))
+        by_block = (count * blocks, 1, block_size)
+        scales = args.scales
+        if args.cache.dtype == torch.int8 and scales is not None:
+            scales = scales.view(-1)[padded].view(by_block)
+        attended[rows] = self.ops.mla_attention(
+            replace(
+                args,
+                q=args.q[rows],
+                cache=self._cached_rows(args.cache)[padded].view(*by_block, -1),
+                block_tables=torch.arange(count * blocks, dtype=torch.int32).view(count, blocks),
+                seq_lens=torch.full((count,), self.spec.top_k, dtype=torch.int32),
+                query_start_loc=torch.arange(count + 1, dtype=torch.int32),
+                scales=scales,
+            )
+        )
+
+    @staticmethod
+    def _cached_rows(cache: Tensor) -> Tensor:
+        """[slots, width] of a cache of one head."""
+        return cache.view(-1, cache.shape[-1])
+
+    def _slots(self, args: MlaArgs, sequence: int, length: int) -> Tensor:
+        """int64 [length], where a sequence's tokens are."""
+        size, positions = args.cache.shape[2], torch.arange(length)
+        return args.block_tables[sequence].long()[positions // size] * size + positions % size
+
+    def _cached(self, args: MlaArgs, slots: Tensor) -> Tensor:
+        """float32 [n, width]: what tokens keep."""
+        rows = self._cached_rows(args.cache)[slots].float()
+        if args.scales is None:
+            return rows
+        by_token = args.scales.numel() > 1
+        return rows * (args.scales.view(-1)[slots].unsqueeze(1) if by_token else args.scales)
+
+    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [T, heads, head_dim], whose first values are rotated as halves."""
+        if self.cos_sin is None:
+            return x
+        half = self.latents.qk_rope_head_dim // 2
+        cos, sin = self.cos_sin[positions].unsqueeze(1).split(half, dim=-1)
+        first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -20,7 +20,6 @@ from tests.engine.bridge.conftest import make
     [
         ("codegen", "doesn't go through transformers' attention interface"),
         ("gptj", "doesn't go through transformers' attention interface"),
-        ("deepseek_v32", "indexed_attention layers choose the tokens"),
         ("doge", "attention masks of its own"),
         ("rwkv", "state in a way of its own"),
         ("bart", "other logits than by its own attention"),
