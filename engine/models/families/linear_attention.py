@@ -426,6 +426,7 @@ FAMILIES = {
         },
     ),
     "MiniMaxText01ForCausalLM": Family(minimax, _MINIMAX_DEFAULTS, _minimax_names),
+    "MiniMaxM1ForCausalLM": Family(minimax, _MINIMAX_DEFAULTS, _minimax_names),
     "KimiLinearForCausalLM": Family(
         kimi_linear,
         {

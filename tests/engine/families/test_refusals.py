@@ -79,6 +79,7 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("MiniMaxForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
         ("MiniMaxText01ForCausalLM", {"postnorm": False}, "postnorm"),
         ("MiniMaxText01ForCausalLM", {"attn_type_list": [0, 2]}, "attn_type_list"),
+        ("MiniMaxM1ForCausalLM", {"postnorm": False}, "postnorm"),
         ("KimiLinearForCausalLM", {"mla_use_nope": False}, "mla_use_nope"),
         ("KimiLinearForCausalLM", {"layer_types": ["mamba"] * 2}, "layer_types"),
         ("KimiLinearForCausalLM", {"moe_layer_freq": 2}, "moe_layer_freq"),
