@@ -109,7 +109,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         hidden_size_per_layer_input=16,
         vocab_size_per_layer_input=300,
         laurel_rank=8,
-        activation_sparsity_pattern=[0.9, 0.5, 0, 0, 0, 0.8],
+        activation_sparsity_pattern=[0.9, 0.5, 0.0, 0.0, 0.0, 0.8],
         final_logit_softcapping=8.0,
     ),
     "gemma3": recipe(
@@ -268,6 +268,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         use_mem_rope=True,
         adapter_rank=8,
         add_bias_linear=True,
+        initializer_range=0.1,  # blocks without a residual multiply what sums leave out
     ),
     "zamba2-plain": recipe(
         "zamba2",
@@ -282,7 +283,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         lru_width=128,
         num_key_value_heads=1,
         num_hidden_layers=4,
-        attention_window_size=24,
+        attention_window_size=64,
         logits_soft_cap=8.0,
         block_types=["recurrent", "attention", "recurrent"],
     ),
@@ -427,7 +428,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         **_BEHIND_PLAIN,
         n_group=2,
         topk_group=1,
-        index_n_heads=3,
+        index_n_heads=16,  # so that scores are no ties of zeros
         index_head_dim=16,
         index_topk=20,
     ),

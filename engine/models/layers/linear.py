@@ -578,8 +578,10 @@ class AltUpWeights:
     @property
     def nbytes(self) -> int:
         """Bytes that a pass over one token reads."""
-        products = (self.router, self.prediction, self.correction, self.laurel_down)
-        products += (self.laurel_up, self.gate, self.projection)
+        products = (
+            self.router, self.prediction, self.correction, self.laurel_down, self.laurel_up,
+            self.gate, self.projection,
+        )  # fmt: skip
         return sum(product.nbytes for product in products)
 
 

@@ -18,7 +18,7 @@ from engine.contract.errors import ModelLoadError
 from engine.models.decoder_spec import COUNT, FAMILIES, DecoderSpec, num_mtp_layers, with_mtp_layer
 from engine.models.forward_context import AttentionMetadata, LayerCache
 from engine.models.layers.attention import SelfAttention
-from engine.models.layers.decoder_layer import MlpLayer, build_layer
+from engine.models.layers.decoder_layer import build_layer
 from engine.models.layers.describe import describe_layer
 from engine.models.layers.linear import (
     FusedLinear,
@@ -63,8 +63,8 @@ class MtpLayer(PagedLayer):
 
     def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
         super().__init__(ops, spec)
-        self._layer = build_layer(spec, ops, weights, NO_NORM)
-        attention = None if isinstance(self._layer, MlpLayer) else self._layer.attention
+        self._layer = build_layer(spec, ops, weights, NO_NORM, spec.num_layers - 1)
+        attention = getattr(self._layer, "attention", None)
         if not isinstance(attention, (SelfAttention, MlaAttention)) or (
             isinstance(attention, SelfAttention) and attention.gated
         ):
