@@ -38,7 +38,7 @@ def test_python_lays_structs_out_as_the_compiler_is_told(header: Header) -> None
         ("  int64_t window;", "  int64_t new_one, window;"),
         ("const void *q_norm, *k_norm;", "const void *k_norm, *q_norm;"),
         ("const double *top_p, *min_p;", "const double *bias, *top_p, *min_p;"),
-        ("  int64_t num_rows;\n};", "  int64_t num_rows, more;\n};"),
+        ("  int64_t num_state_blocks;\n};", "  int64_t num_state_blocks, more;\n};"),
         ("int quire_argmax(int64_t* out", "int quire_argmax(int32_t* out"),
     ],
     ids=["added", "swapped", "added to pointers", "added at the end", "argument of another type"],

@@ -82,7 +82,8 @@ def test_a_step_that_fails_leaves_no_state_half_way(
 ) -> None:
     """The first layer has taken in the step's tokens, the last one hasn't."""
     expected = case("granite4")
-    llm = make(expected.folder)
+    with layer_by_layer():
+        llm = make(expected.folder)
     model, calls = native(llm), iter(range(1000))
     last = model.layers[-1]
 

@@ -324,7 +324,9 @@ def test_experts_in_one_tensor_take_matrices_alone(more: str) -> None:
     parts.add(0, 16, delta, None)
     setattr(delta, more, torch.ones(16))
     model = cast(Any, SimpleNamespace(ops=SimpleNamespace(device="cpu")))
-    with pytest.raises(InvalidRequest, match="of experts aren't supported on this device"):
+    with pytest.raises(
+        InvalidRequest, match="of experts and kv_b_proj aren't supported on this device"
+    ):
         LayerDeltaBuilder(model, LinearSizes(8, 16), has_bias=True).add(0, 16, delta, None)
 
 
