@@ -425,7 +425,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "deepseek_v32": recipe(
         "deepseek_v32",
         **LATENTS,
-        **_BEHIND_PLAIN,
+        **_AFTER_DENSE,
         n_group=2,
         topk_group=1,
         index_n_heads=16,  # so that scores are no ties of zeros
