@@ -186,8 +186,8 @@ class MambaSpec:
     @property
     def channels(self) -> int:
         """What goes through the convolution: values, and keys and queries where it makes them."""
-        alone = self.kind in ("mamba1", "rg_lru")
-        return self.values if alone else self.values + 2 * self.keys
+        values_only = self.kind in ("mamba1", "rg_lru")
+        return self.values if values_only else self.values + 2 * self.keys
 
     @property
     def input_sizes(self) -> tuple[int, ...]:

@@ -170,8 +170,8 @@ class AltUpEnds:
 
     def expand(self, hidden: Tensor) -> Tensor:
         """[T, n, hidden]: the embedding [T, hidden], and products of it of its magnitude."""
-        others = [_with_magnitude(layer(hidden), hidden) for layer in self.weights.expand]
-        return torch.stack((hidden, *others), dim=1)
+        other_states = [_with_magnitude(layer(hidden), hidden) for layer in self.weights.expand]
+        return torch.stack((hidden, *other_states), dim=1)
 
     def collapse(self, hidden: Tensor) -> Tensor:
         """[T, hidden], the mean of the first state and of products of the others."""
