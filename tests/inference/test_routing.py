@@ -220,7 +220,7 @@ async def test_a_burst_of_512_is_dealt_evenly_to_two_replicas(
 ) -> None:
     fakes = [gateway.fake(replica_id=name, eos_after=8, token_delay=0.2) for name in ("a", "b")]
     async with fakes[0], fakes[1]:
-        await gateway.look()
+        await gateway.refresh()
         texts = ["the same words" if same_prefix else f"{number} words" for number in range(512)]
         replies = await asyncio.gather(*(gateway.client.chat(text) for text in texts))
     assert {reply.status for reply in replies} == {200}
