@@ -159,9 +159,12 @@ class Runner:
         match = re.search(r"(?:--model|serve)\s+(?!-)(\S+)", source)
         self.model = match[1] if match else DEFAULT_MODEL
         data = {"QUIRE_DATA_DIR": str(self.folder / f"data-{time.monotonic_ns()}")}
+        options = f"--port 0 --ready-file {ready}"
+        if "VLLM_PLUGINS" not in self.exports:  # a worker checks what resolvers of adapters find
+            options += " --no-worker"
         with log.open("wb") as output:
             self.server = subprocess.Popen(
-                ["bash", "-c", f"exec {source.strip()} --port 0 --no-worker --ready-file {ready}"],
+                ["bash", "-c", f"exec {source.strip()} {options}"],
                 cwd=self.folder,
                 env=self.variables | self.exports | data,
                 stdin=subprocess.DEVNULL,

@@ -146,7 +146,10 @@ def make_environment(folder: Path, hub: Hub) -> dict[str, str]:
     shutil.copytree(ROOT / "examples", folder / "examples")
     for name in ("stop_sign", "cherry_blossom"):
         Image.new("RGB", (56, 56), "red").save(folder / "images" / f"{name}.jpg")
-    make_adapter(hub.folder, folder / "adapters" / "my_sql_adapter")
+    adapter = make_adapter(hub.folder, folder / "adapters" / "my_sql_adapter")
+    path = adapter / "adapter_config.json"
+    config = {**json.loads(path.read_text()), "base_model_name_or_path": "facebook/opt-125m"}
+    path.write_text(json.dumps(config))
     variables = environment(folder / "data", **internal(engine_command=[]))
     del variables["QUIRE_DATA_DIR"]
     return {
