@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
+import demo.vision
 from demo.generator.splits import held_out
+from demo.vision.evaluate import count_right
 from demo.vision.pictures import KINDS, NO_PICTURE, draw
 from demo.vision.train import (
     IMAGE,
@@ -21,6 +25,9 @@ from demo.vision.train import (
     make_tokenizer,
 )
 from engine import LLM, SamplingParams
+from tests.demo.pictures import red_circle
+
+SHIPPED = Path(demo.vision.__file__).parent / "model"
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +83,27 @@ def test_the_engine_runs_what_is_exported_as_transformers_does(processor, tmp_pa
         SamplingParams(temperature=0, max_tokens=8, min_tokens=8),
     )
     assert list(result.outputs[0].token_ids) == expected_output.tolist()
+
+
+@pytest.fixture(scope="module")
+def shipped_model():
+    return LlavaForConditionalGeneration.from_pretrained(SHIPPED, dtype=torch.float32).eval()
+
+
+def test_the_shipped_model_is_small():
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 4 << 20
+
+
+@pytest.mark.parametrize(("kind", "min_right"), [("digit", 7), ("shape", 9), ("chart", 9)])
+def test_the_shipped_model_describes_held_out_pictures(shipped_model, kind, min_right):
+    processor = make_processor(PreTrainedTokenizerFast.from_pretrained(SHIPPED))
+    assert count_right(shipped_model, processor, kind, 10) >= min_right
+
+
+def test_the_engine_answers_about_a_picture_in_a_chat_with_the_shipped_model():
+    llm = LLM(str(SHIPPED), num_gpu_blocks_override=64)
+    part = {"type": "image_pil", "image_pil": red_circle()}
+    chat = [{"role": "user", "content": [part, {"type": "text", "text": "What is this?"}]}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    [result] = llm.chat(chat, params, use_tqdm=False)
+    assert result.outputs[0].text == "This is a red circle."
