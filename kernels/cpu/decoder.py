@@ -64,7 +64,7 @@ class CpuDecoder(CompiledDecoder):
     ) -> None:
         states = states or [None] * len(layers)
         if not layers or not len(layers) == len(caches) == len(groups) == len(states):
-            raise ValueError("each layer has a cache and a group, and there are layers")
+            raise ValueError("a decoder needs layers, each with a cache or None, and a group")
         attentions = [
             None if cache is None else _attention(layer) for layer, cache in zip(layers, caches)
         ]

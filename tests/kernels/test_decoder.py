@@ -328,7 +328,6 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("key_cache", key_cache=layer.key_cache.float())
     refused("key_scales", key_scales=torch.ones(40, 2, 8))
     refused("cos_sin", cos_sin=torch.ones(64, 10))
-    refused("either an MLP or experts", down=None)
     refused("go together", q_full_norm=vector(192))
     refused("must be one of", mlp_norm=NormWeights("batch"))
     refused("negative", group=-1)
