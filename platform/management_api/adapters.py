@@ -168,20 +168,26 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         responses=serializers.AdapterVersionSerializer,
         parameters=[
             OpenApiParameter("number", int, OpenApiParameter.PATH),
-            OpenApiParameter("deed", str, OpenApiParameter.PATH, enum=["check", "retire"]),
+            OpenApiParameter(
+                "operation",
+                str,
+                OpenApiParameter.PATH,
+                enum=["check", "retire"],
+                description="`check`: read its file again. `retire`: take it out of use.",
+            ),
         ],
     )
     @action(
         detail=True,
         methods=["post"],
-        url_path=r"versions/(?P<number>[0-9]{1,9})/(?P<deed>check|retire)",
+        url_path=r"versions/(?P<number>[0-9]{1,9})/(?P<operation>check|retire)",
     )
     def version_action(
-        self, request: Request, pk: str, number: str, deed: str, **where: Any
+        self, request: Request, pk: str, number: str, operation: str, **where: Any
     ) -> Response:
         """Check a version once more, or keep it from being promoted."""
         version_row = access.access_version(self.actor, self.row(), int(number))
-        doing = actions.revalidate_version if deed == "check" else actions.retire_version
+        doing = actions.revalidate_version if operation == "check" else actions.retire_version
         return self._version(doing(actor=self.actor, version=version_row))
 
     def _version(self, version: AdapterVersion, code: int = 200) -> Response:

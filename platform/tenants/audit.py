@@ -126,13 +126,14 @@ def log_action(
     tenant: Tenant | None = None,
     **details: Any,
 ) -> AuditEntry:
-    """Add an audit row to the transaction that does the deed.
+    """Add an audit row in the transaction of the operation that it records.
 
-    Raises: RuntimeError outside a transaction, where deed and row could come apart, and ValueError
-    when `details` holds a secret.
+    Raises:
+        RuntimeError: there is no transaction, so one could be committed alone.
+        ValueError: `details` holds a secret.
     """
     if not transaction.get_connection().in_atomic_block:
-        raise RuntimeError(f"{action}: an audit row must be written in the deed's transaction.")
+        raise RuntimeError(f"{action}: its audit row must be in the same transaction.")
     if leaked := SECRET_FIELDS & {*details, *details.get("changes", ())}:
         raise ValueError(f"{action}: {', '.join(leaked)} must not be audited.")
     return AuditEntry.objects.create(

@@ -83,7 +83,7 @@ def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion)
     assert "tone-next: version 2" in do(ada, tone, "promote", version="2", new_alias="tone-next")
     assert "is no longer a name of this" in do(ada, tone, "alias/delete", alias="tone-next")
     assert "is offline" in do(ada, tone, "offline")
-    assert "is retired" in do(ada, tone, "versions/2", deed="retire")
+    assert "is retired" in do(ada, tone, "versions/2", operation="retire")
     assert "is deleted with all" in do(ada, tone, "delete")
     assert not Adapter.objects.filter(pk=second.adapter_id).exists()
 
@@ -92,9 +92,9 @@ def test_who_may_not_changes_nothing(login: Login, tone: AdapterVersion) -> None
     actions.promote(actor=SYSTEM_ACTOR, version=tone)
     for name, status in (("member", 403), ("viewer", 403), ("olga", 404)):
         client = login(name)
-        for deed in ("promote", "rollback", "offline", "delete", "alias/delete"):
-            do(client, tone, deed, status, version="1")
-        do(client, tone, "versions/1", status, deed="retire")
+        for operation in ("promote", "rollback", "offline", "delete", "alias/delete"):
+            do(client, tone, operation, status, version="1")
+        do(client, tone, "versions/1", status, operation="retire")
     tone.refresh_from_db()
     assert tone.state == "live"
 
@@ -103,7 +103,7 @@ def test_who_may_not_changes_nothing(login: Login, tone: AdapterVersion) -> None
 def test_a_form_that_is_wrong_is_told_so(login: Login, tone: AdapterVersion, data: Any) -> None:
     do(login("ada"), tone, "promote", 400, **data)
     do(login("ada"), tone, "promote", 400, version="1", percent="101")
-    do(login("ada"), tone, "versions/1", 400, deed="burn")
+    do(login("ada"), tone, "versions/1", 400, operation="burn")
 
 
 def test_why_a_version_was_refused_is_shown(login: Login, tone: AdapterVersion) -> None:

@@ -64,8 +64,8 @@ def test_a_file_becomes_a_batch_that_is_cancelled(login: Login, sent: list[str])
     ada.post(f"/console/batches/{batch.public_id}/cancel/?tenant=acme")
     batch.refresh_from_db()
     assert batch.status == BatchStatus.CANCELLING
-    deeds = set(AuditEntry.objects.values_list("action", flat=True))
-    assert {"file.create", "batch.create", "batch.cancel"} <= deeds
+    operations = set(AuditEntry.objects.values_list("action", flat=True))
+    assert {"file.create", "batch.create", "batch.cancel"} <= operations
 
 
 @pytest.mark.usefixtures("committed", "folder")

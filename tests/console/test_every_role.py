@@ -159,7 +159,7 @@ ELSEWHERE = {
     "console/mcp-servers/set/",
 }
 ASKED = [(method, route) for method, routes in ROUTES.items() for route in routes]
-#: What is sent with every deed: forms take what they know.
+#: What is sent with every operation: forms take what they know.
 SENT = {
     "tenant": "acme",
     "email": "new@example.org",
@@ -170,7 +170,7 @@ SENT = {
     "per": "day",
     "tokens": "100",
     "url": "https://hooks.example.org/",
-    "deed": "check",
+    "operation": "check",
     "confirm": "no",
     "version": "1",
     "alias": "pirate",
@@ -311,7 +311,7 @@ def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
     people: dict[str, Client],
 ) -> None:
     rows, problems = rows_of(Tenant.objects.get(slug="acme")), []
-    deeds = AuditEntry.objects.count()
+    operations = AuditEntry.objects.count()
     for method, route in ASKED:
         with transaction.atomic():
             for name in (*OUTSIDE, *RANKS):
@@ -321,10 +321,10 @@ def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
                 response = ask(people[name], method, path_of(route, rows), rows)
                 if not right(name, response, allowed=allowed):
                     problems.append((method, route, name, response.status_code))
-                if not allowed and AuditEntry.objects.count() != deeds:
+                if not allowed and AuditEntry.objects.count() != operations:
                     problems.append((method, route, name, "did something"))
                 if allowed and method == "POST":
-                    break  # the deed is done
+                    break  # the operation is done
             transaction.set_rollback(True)
     assert not problems, "\n".join(map(str, problems))
 
@@ -339,14 +339,14 @@ def test_fault_80_what_needs_a_recent_login_by_rest_needs_one_in_the_console(
 ) -> None:
     rows, problems = rows_of(Tenant.objects.get(slug="acme")), []
     monkeypatch.setattr(reauthentication, "is_recently_authenticated", lambda request: False)
-    deeds = AuditEntry.objects.count()
+    operations = AuditEntry.objects.count()
     for route, rank in ROUTES["POST"].items():
         if not route.startswith(DONE_BY_KEYS):
             response = ask(people[rank], "POST", path_of(route, rows), rows)
             if "/account/reauthenticate/" not in response.headers.get("Location", ""):
                 problems.append((route, response.status_code))
     assert not problems, "\n".join(map(str, problems))
-    assert AuditEntry.objects.count() == deeds
+    assert AuditEntry.objects.count() == operations
 
 
 def may(name: str, minimum: str) -> bool:

@@ -65,7 +65,7 @@ def sample(route: str) -> str:
     """A path that the route matches."""
     text = re.sub(r"<tenant>|<slug>", "acme", route)
     text = text.replace("<uidb36>-<key>", "1-abc-def").replace("<content_type_id>", "1")
-    text = text.replace("<public_id>", f"upload-{0:032x}").replace("<deed>", "check")
+    text = text.replace("<public_id>", f"upload-{0:032x}").replace("<operation>", "check")
     return "/" + re.sub(r"<\w+>", "1", text)
 
 

@@ -141,11 +141,11 @@ def test_viewers_can_make_none_and_are_told(login: Login) -> None:
     assert ApiKey.objects.count() == 0
 
 
-@pytest.mark.parametrize("deed", ["rotate", "revoke"])
-def test_fault_23_foreign_keys_and_tenants_are_not_there(login: Login, deed: str) -> None:
+@pytest.mark.parametrize("operation", ["rotate", "revoke"])
+def test_fault_23_foreign_keys_and_tenants_are_not_there(login: Login, operation: str) -> None:
     client, key = login("olga"), key_of("ada")
     for tenant in ("acme", "rival", "nowhere"):
-        answer = client.post(f"{PAGE}{key.pk}/{deed}/", {"tenant": tenant})
+        answer = client.post(f"{PAGE}{key.pk}/{operation}/", {"tenant": tenant})
         assert answer.status_code == 404
         assert key.prefix not in answer.content.decode()
     assert client.get(f"{PAGE}?tenant=acme").status_code == 404

@@ -392,8 +392,8 @@ def test_a_tenants_data_is_its_owners(login: Login, acme: Tenant, name: str) -> 
     client = login(name)
     assert "Download" not in text_of(client, "/console/data/", tenant="acme")
     form = {"tenant": "acme", "days": "30", "confirm": "acme"}
-    for deed in ("keep", "export", "erase"):
-        assert client.post(f"/console/data/{deed}/", form).status_code == 403, deed
+    for operation in ("keep", "export", "erase"):
+        assert client.post(f"/console/data/{operation}/", form).status_code == 403, operation
 
 
 def test_an_owner_keeps_takes_along_and_erases(

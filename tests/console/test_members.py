@@ -48,7 +48,7 @@ def row_of(name: str) -> Membership:
     return Membership.objects.get(tenant__slug="acme", user__username=name)
 
 
-#: What each kind of person is answered, on the page and for each deed.
+#: What each kind of person is answered, on the page and for each operation.
 SEES = {
     "owner": 200,
     "admin": 200,
@@ -77,7 +77,7 @@ def test_each_kind_of_person_may_do_each_deed_or_not(people: dict[str, Client], 
     invited = actions.invite(actor=SYSTEM_ACTOR, tenant=acme, email="x@example.org")
     account = actions.create_service_account(actor=SYSTEM_ACTOR, tenant=acme, name="ci")
     initial_audit_entry_count = AuditEntry.objects.count()
-    deeds: dict[str, dict[str, str]] = {
+    operations: dict[str, dict[str, str]] = {
         f"{PAGE}invite/": {"email": "new@example.org", "role": "member"},
         f"/console/invitations/{invited.invitation.pk}/revoke/": {},
         "/console/service-accounts/add/": {"name": "nightly", "role": "member"},
@@ -86,8 +86,8 @@ def test_each_kind_of_person_may_do_each_deed_or_not(people: dict[str, Client], 
         f"{PAGE}{row_of('viewer').pk}/remove/": {},
     }
     if kind == "viewer":
-        deeds.popitem()  # anyone may leave
-    for address, data in deeds.items():
+        operations.popitem()  # anyone may leave
+    for address, data in operations.items():
         answer = people[kind].post(address, {"tenant": "acme", **data})
         assert answer.status_code == MAY[kind], address
         if kind == "stranger":

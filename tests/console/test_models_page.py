@@ -73,16 +73,21 @@ def test_a_tenants_people_see_their_models_and_no_more(
     assert names == {"quill", "acme-private", "shelved"}
 
 
-DEEDS = ("load", "unload", "sleep", "wake", "restart", "delete", "settings")
+OPERATIONS = ("load", "unload", "sleep", "wake", "restart", "delete", "settings")
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_only_operators_do_anything(login: Login, quill: ServedModel, deed: str) -> None:
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_only_operators_do_anything(login: Login, quill: ServedModel, operation: str) -> None:
     initial_served_model = ServedModel.objects.values().get(pk=quill.pk)
-    assert login("ada").post(f"/console/models/{quill.pk}/{deed}/", form()).status_code == 403
-    stranger = login("ada").post(f"/console/models/{private('rival-private').pk}/{deed}/", form())
+    assert login("ada").post(f"/console/models/{quill.pk}/{operation}/", form()).status_code == 403
+    stranger = login("ada").post(
+        f"/console/models/{private('rival-private').pk}/{operation}/", form()
+    )
     assert stranger.status_code in (403, 404)
-    assert login("nobody").post(f"/console/models/{private().pk}/{deed}/").status_code in (403, 404)
+    assert login("nobody").post(f"/console/models/{private().pk}/{operation}/").status_code in (
+        403,
+        404,
+    )
     assert ServedModel.objects.values().get(pk=quill.pk) == initial_served_model
 
 

@@ -166,9 +166,7 @@ NUMBERS = itertools.count()
 
 
 class Rows(dict[str, int]):
-    """Acme's row of each kind, made when it's first asked for: a deed takes it away, and to make
-    all that a route doesn't name takes longer than to ask it.
-    """
+    """Acme's row of each kind, created on first use, for an operation may remove it."""
 
     def __missing__(self, kind: str) -> int:
         self[kind] = row = row_of(kind, Tenant.objects.get(slug="acme"), next(NUMBERS))
@@ -232,7 +230,7 @@ def answers(callers: dict[str, Caller], method: str, path: str, body: str) -> di
         status_codes[name] = answer.status_code
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        elif method != "GET":  # the deed is done, and the next one needs a row to do it to
+        elif method != "GET":  # the operation is done, and the next one needs a row to do it to
             rows = Rows()
             Membership.objects.filter(user__username="nobody").delete()
     return status_codes

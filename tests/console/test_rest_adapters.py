@@ -87,7 +87,7 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
 
 @pytest.fixture
 def new_adapter(callers: dict[str, Caller], adapter_store: Any) -> Any:
-    """Rows of each kind: a deed takes them away."""
+    """Rows of each kind: an operation takes them away."""
     adapter_folder(adapter_store / "tone")
     acme, quill = Tenant.objects.get(slug="acme"), ServedModel.objects.get(name="quill")
     UsageEntry.objects.create(
@@ -153,7 +153,7 @@ def answers(
         status_codes[name] = answer.status_code
         if answer.status_code >= 400:
             assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        elif method != "GET":  # the deed is done, and the next one needs rows to do it to
+        elif method != "GET":  # the operation is done, and the next one needs rows to do it to
             rows = new()
     return status_codes
 

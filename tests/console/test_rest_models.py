@@ -76,14 +76,14 @@ def test_a_parser_that_nobody_knows_is_refused_before_a_model_is_loaded(
 
 
 @pytest.mark.parametrize(
-    "deed", ["sleep", "wake", "restart", "need", "download", "replicas", "log"]
+    "operation", ["sleep", "wake", "restart", "need", "download", "replicas", "log"]
 )
-def test_tenants_may_not(login: Login, quill: ServedModel, deed: str) -> None:
-    path = f"/api/models/{quill.pk}/{deed}/"
+def test_tenants_may_not(login: Login, quill: ServedModel, operation: str) -> None:
+    path = f"/api/models/{quill.pk}/{operation}/"
     ada = login("ada")
     answer = (
         ada.get(path)
-        if deed in ("need", "download", "replicas", "log")
+        if operation in ("need", "download", "replicas", "log")
         else ada.post(path, {}, "application/json")
     )
     assert answer.status_code == 403

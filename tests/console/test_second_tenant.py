@@ -58,7 +58,7 @@ def test_fault_23_pages_find_no_row_of_another_tenant_below_ones_own(
     people: dict[str, Client], way: str
 ) -> None:
     olga, rows = people["outsider"], rows_of(Tenant.objects.get(slug="acme"))
-    deeds = AuditEntry.objects.count()
+    operations = AuditEntry.objects.count()
     body = {} if way == "none" else {"tenant": "rival"}
     address = "?tenant=acme" if way.endswith("address") else ""
     problems = []
@@ -72,7 +72,7 @@ def test_fault_23_pages_find_no_row_of_another_tenant_below_ones_own(
                 response = olga.post(f"{path}{address}", {**sent, **body})
             # 401: asked in a thread, where these rows aren't yet.
             refused = response.status_code in (401, 403, 404)
-            if not refused or AuditEntry.objects.count() != deeds:
+            if not refused or AuditEntry.objects.count() != operations:
                 problems.append((method, route, response.status_code))
             transaction.set_rollback(True)
     assert len(OF_A_ROW) > 25

@@ -90,7 +90,7 @@ async def test_a_model_that_let_go_comes_back_for_a_request(gateway: Gateway) ->
     async with gateway.serving(gateway.fake()):
         answers = await asyncio.gather(*waiting)
     assert [answer.status for answer in answers] == [200, 200]
-    deeds = await asyncio.to_thread(
+    operations = await asyncio.to_thread(
         lambda: list(AuditEntry.objects.filter(action="model.wake").values_list("actor_kind"))
     )
-    assert deeds == [("system",)]
+    assert operations == [("system",)]

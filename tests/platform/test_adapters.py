@@ -95,9 +95,9 @@ def test_an_alias_of_its_own_tries_a_version_before_it_goes_live(world: World) -
 @database
 def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
     version = checked(world.owner, world.acme, served(), promote=True)
-    for deed in (actions.retire_version, actions.delete_version):
+    for operation in (actions.retire_version, actions.delete_version):
         with pytest.raises(Conflict):
-            deed(actor=world.owner, version=version)
+            operation(actor=world.owner, version=version)
     with pytest.raises(Conflict, match="offline"):
         actions.delete_adapter(actor=world.owner, adapter=version.adapter)
     actions.take_offline(actor=world.owner, adapter=version.adapter)

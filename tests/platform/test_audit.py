@@ -1,4 +1,4 @@
-"""Audit rows come with the deed or not at all, and stay."""
+"""Audit rows come with the operation or not at all, and stay."""
 
 from unittest.mock import patch
 

@@ -183,14 +183,14 @@ def test_only_operators_load_unload_share_and_delete(world: World, folder: str) 
     with pytest.raises(PermissionDenied):
         actions.load_model(actor=world.owner, name="m", source=folder)
     model = actions.load_model(actor=world.operator, name="m", source=folder)
-    for deed in (
+    for operation in (
         lambda: actions.unload_model(actor=world.owner, model=model),
         lambda: actions.update_model(actor=world.owner, model=model, num_replicas=2),
         lambda: actions.delete_model(actor=world.owner, model=model),
         lambda: actions.share_model(actor=world.owner, model=model, tenants=[], public=True),
     ):
         with pytest.raises(PermissionDenied):
-            deed()
+            operation()
 
 
 @database
@@ -243,12 +243,12 @@ def test_fault_42_a_load_while_draining_is_refused_until_the_replica_is_gone(fol
         last_seen=timezone.now(),
     )
     actions.unload_model(actor=SYSTEM_ACTOR, model=model)
-    for deed in (
+    for operation in (
         lambda: actions.load_model(actor=SYSTEM_ACTOR, name="m"),
         lambda: actions.delete_model(actor=SYSTEM_ACTOR, model=model),
     ):
         with pytest.raises(Conflict, match="still being unloaded"):
-            deed()
+            operation()
     replica.state = ReplicaState.STOPPED
     replica.save()
     assert actions.load_model(actor=SYSTEM_ACTOR, name="m").desired_state == "loaded"

@@ -85,12 +85,12 @@ def test_fault_38_a_link_opens_for_the_tenants_people_alone(world: World) -> Non
         access_conversation(world.owner, conversation.public_id)
     actions.share_conversation(**of, shared=True)
     assert access_conversation(world.owner, conversation.public_id).document["leaf"] == "2"
-    for deed in (
+    for operation in (
         lambda who: access_conversation(who, conversation.public_id),
         lambda who: access_own_conversation(who, conversation.public_id),
     ):
         with pytest.raises(NotFound):
-            deed(world.outsider)
+            operation(world.outsider)
     for who in (world.owner, world.outsider):  # to read isn't to write
         with pytest.raises(NotFound):
             actions.rename_conversation(actor=who, public_id=conversation.public_id, title="Mine")

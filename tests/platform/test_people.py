@@ -247,7 +247,7 @@ def test_fault_44_staff_cannot_raise_themselves(world: World, staff: User, clien
 
 @pytest.mark.database
 def test_fault_44_the_actions_hold_it_too(world: World, staff: User) -> None:
-    for deed in (
+    for operation in (
         lambda: actions.update_user(actor=staff, user=staff, is_superuser=True),
         lambda: actions.update_user(actor=staff, user=world.member, is_staff=True),
         lambda: actions.update_user(actor=staff, user=world.operator, email="a@b.example"),
@@ -259,7 +259,7 @@ def test_fault_44_the_actions_hold_it_too(world: World, staff: User) -> None:
         lambda: actions.set_password(actor=world.owner, user=world.member, password=PASSWORD),
     ):
         with pytest.raises(PermissionDenied):
-            deed()
+            operation()
     actions.update_user(actor=staff, user=world.member, email="new@example.org")
     entry = AuditEntry.objects.first()
     assert entry is not None
@@ -301,13 +301,13 @@ def test_weak_passwords_are_refused_by_name(world: World) -> None:
 
 @pytest.mark.database
 def test_the_last_operator_stays(world: World) -> None:
-    for deed in (
+    for operation in (
         lambda: actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_active=False),
         lambda: actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False),
         lambda: actions.delete_user(actor=SYSTEM_ACTOR, user=world.operator),
     ):
         with pytest.raises(Conflict, match="at least one operator"):
-            deed()
+            operation()
     actions.create_user(actor=SYSTEM_ACTOR, username="second", is_superuser=True)
     actions.update_user(actor=SYSTEM_ACTOR, user=world.operator, is_superuser=False)
 

@@ -94,9 +94,9 @@ def test_it_must_have_been_allowed(world: World) -> None:
 
 def test_only_operators_may(world: World) -> None:
     model = make(r1="ready")
-    for deed in (actions.sleep_model, actions.wake_model):
+    for operation in (actions.sleep_model, actions.wake_model):
         with pytest.raises(PermissionDenied):
-            deed(actor=world.owner, model=model)
+            operation(actor=world.owner, model=model)
 
 
 @pytest.mark.parametrize("options", [{"level": 0}, {"level": 3}])

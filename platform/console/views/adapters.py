@@ -191,9 +191,9 @@ def change(request: UserRequest, tenant: Tenant, adapter: Adapter, number: int) 
         "check": (actions.revalidate_version, "waits for its check"),
         "retire": (actions.retire_version, "is retired"),
         "delete": (actions.delete_version, "is deleted"),
-    }.get(request.POST.get("deed", ""), (None, ""))
+    }.get(request.POST.get("operation", ""), (None, ""))
     if action is None:
-        raise InvalidRequest("deed must be check, retire or delete.", param="deed")
+        raise InvalidRequest("operation must be check, retire or delete.", param="operation")
     action(actor=request.user, version=version)
     return f"Version {number} {text}."
 

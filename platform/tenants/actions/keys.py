@@ -291,7 +291,7 @@ def end_sessions(user: User) -> None:
 def revoke_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
     """End a person's sessions, and their keys and invitations in one tenant or all of them.
 
-    The caller has checked the actor's right, and writes the deed's own audit row.
+    The caller has checked the actor's right, and writes the operation's own audit row.
     """
     revoke_keys_of(actor=actor, user=user, tenant=tenant)
     invitations = Invitation.objects.filter(created_by=user, accepted_at=None, revoked_at=None)

@@ -214,7 +214,7 @@ def ready(walk: Walk, url: str) -> None:
         expect(page.locator("#kv-state")).to_have_text("Live")
         expect(page.locator("#kv-legend")).to_contain_text("free")
     elif walk.path == "/console/keys/":
-        page.locator(".deeds summary").first.click()
+        page.locator(".row-actions summary").first.click()
     elif walk.path == "/console/settings/":
         page.get_by_label("Search").fill("per minute")
     elif walk.path == "/reference/":
