@@ -59,7 +59,9 @@ class Block(BaseModel):
         default=None, description="Result of a tool, as text or blocks."
     )
     is_error: bool | None = None
-    tool_name: str | None = None
+    tool_name: str | None = Field(
+        default=None, description="Name of the tool that a `tool_reference` block names."
+    )
     source: dict[str, Any] | str | None = None
     title: str | None = None
     context: str | None = None
