@@ -130,7 +130,7 @@ def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFla
 
 
 @pytest.mark.parametrize(
-    ("settings", "ours"),
+    ("engine_settings", "ours"),
     [
         ({"task": "embed"}, {"runner": "pooling", "convert": "embed"}),
         ({"attention_config": {"backend": "CPU"}}, {"attention_backend": "CPU"}),
@@ -148,12 +148,14 @@ def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: VllmFla
         ({"max-num-seqs": 4}, {"max_num_seqs": 4}),
     ],
 )
-def test_some_stand_for_settings_of_ours(settings: dict[str, Any], ours: dict[str, Any]) -> None:
-    assert EngineConfig.from_mapping(settings) == EngineConfig(**ours)
+def test_some_stand_for_settings_of_ours(
+    engine_settings: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    assert EngineConfig.from_mapping(engine_settings) == EngineConfig(**ours)
 
 
 @pytest.mark.parametrize(
-    ("settings", "param"),
+    ("engine_settings", "param"),
     [
         ({"task": "fly"}, "task"),
         ({"compilation_config": {"use_inductor": True}}, "compilation_config"),
@@ -165,9 +167,9 @@ def test_some_stand_for_settings_of_ours(settings: dict[str, Any], ours: dict[st
         ({"speculative_disable_by_batch_size": 4}, "speculative_disable_by_batch_size"),
     ],
 )
-def test_what_cant_be_meant_is_refused_by_name(settings: dict[str, Any], param: str) -> None:
+def test_what_cant_be_meant_is_refused_by_name(engine_settings: dict[str, Any], param: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        EngineConfig.from_mapping(settings)
+        EngineConfig.from_mapping(engine_settings)
     assert refusal.value.param == param
 
 
@@ -191,7 +193,7 @@ def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
 
 
 @pytest.mark.parametrize(
-    ("line", "settings"),
+    ("line", "engine_settings"),
     [
         ("--max_num_seqs 4 --max_model_len=64", {"max_num_seqs": 4, "max_model_len": 64}),
         ("-tp 1 -pp 1 -q int8 -O1", {"quantization": "int8", "optimization_level": 1}),
@@ -228,8 +230,8 @@ def test_a_field_of_a_configuration_is_refused_with_its_own_reason(
         ),
     ],
 )
-def test_command_lines_as_vllm_takes_them(line: str, settings: dict[str, Any]) -> None:
-    assert parse(line) == EngineConfig(**settings)
+def test_command_lines_as_vllm_takes_them(line: str, engine_settings: dict[str, Any]) -> None:
+    assert parse(line) == EngineConfig(**engine_settings)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ def test_a_word_that_is_something_else_here_says_what_to_take(
 
 
 def test_a_file_of_settings_comes_before_the_command_line(tmp_path: Path) -> None:
-    file = tmp_path / "settings.yaml"
+    file = tmp_path / "engine_settings.yaml"
     file.write_text(
         "max_num_seqs: 8\nmax-model-len: 64\nenable-prefix-caching: false\n"
         'hf_overrides: {"rope_theta": 5}\ncudagraph-capture-sizes: [1, 2]\ndtype:\n'
