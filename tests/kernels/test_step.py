@@ -305,9 +305,8 @@ def tokens_of(run: BoundStep) -> list[int]:
 
 def slots(of: StepSamplingParams | BatchTables) -> list[Tensor]:
     fields = [getattr(of, field.name) for field in dataclasses.fields(of)]
-    return [
-        tensor for field in fields for tensor in (field if isinstance(field, list) else [field])
-    ]
+    lists = [field if isinstance(field, list) else [field] for field in fields]
+    return [tensor for tensors in lists for tensor in tensors if tensor is not None]
 
 
 def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
