@@ -452,6 +452,11 @@ def make_drafter(
         obstacle = "the model generates no text"
     elif facts.stateful and not facts.states_in_blocks:
         obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
+    elif facts.encoder_length and (host.heads is not None or host.model is not None):
+        obstacle = (
+            f"draft models and heads don't hear what {facts.architecture} hears; drafts from text "
+            "(ngram) can be used"
+        )
     elif overlaps:
         obstacle = (
             "with async_scheduling steps are planned before the tokens are known from which drafts "

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
-from tests.engine.models import make_model, make_tokenizer
+from tests.engine.models import VOCAB, make_model, make_tokenizer
 from tests.engine.multimodal.models import llava
+from tests.engine.speech.models import make_whisper
 from tests.features.heads import trained_head
 from tests.survey.recipes import RECIPES
 from tests.survey.tiny import make_checkpoint
@@ -24,7 +25,7 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window),
-    "llava" (it sees) or "lfm2" (every second one keeps a state).
+    "llava" (it sees), "whisper" (it hears) or "lfm2" (every second one keeps a state).
 
     `adapter` gives one that changes what is said, `merged` the model that has it inside, `draft`
     nearly the model itself: mostly right, and `head` an EAGLE head that learnt some texts.
@@ -46,6 +47,10 @@ class Checkpoints:
             return folder
         if kind == "llava":
             llava(folder)
+            return folder
+        if kind == "whisper":
+            make_whisper(folder, vocab_size=VOCAB, max_target_positions=256)
+            make_tokenizer().save_pretrained(folder)
             return folder
         return make_model(kind, folder, num_hidden_layers=2)
 
@@ -116,5 +121,8 @@ class Checkpoints:
 def _is_target(name: str) -> bool:
     module, _, kind = name.rpartition(".")
     return (
-        kind == "weight" and module.rpartition(".")[2] in TARGETS and "vision_tower" not in module
+        kind == "weight"
+        and module.rpartition(".")[2] in TARGETS
+        and "vision_tower" not in module
+        and "encoder" not in module
     )

@@ -21,7 +21,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from tests.features.checkpoints import Checkpoints
 from tests.features.guesses import Guesses
-from tests.features.workload import LENGTHS, Features, Output, Outputs, request
+from tests.features.workload import LENGTHS, NUM_STATES, Features, Output, Outputs, request
 
 BLOCK = 4
 BLOCKS = 600
@@ -112,6 +112,8 @@ class Lab:
             return "lfm2"
         if "pictures" in features:
             return "llava"
+        if "speech" in features:
+            return "whisper"
         return "qwen2-window" if "windows" in features else "llama"
 
     def core(self, features: Features, number: int = 0, **changes: Any) -> EngineCore:
@@ -128,7 +130,9 @@ class Lab:
             draft = str(self.checkpoints.draft(self.kind(features)))
             settings |= {"speculative_config": {"model": draft, "num_speculative_tokens": 4}}
         if "heads" in features:
-            head = str(self.checkpoints.head(self.kind(features), self._plain_texts))
+            # Whisper's own are refused, so that any will do.
+            kind = "llama" if "speech" in features else self.kind(features)
+            head = str(self.checkpoints.head(kind, self._plain_texts))
             config = {"method": "eagle", "model": head, "num_speculative_tokens": 4}
             settings |= {"speculative_config": config}
         if "disaggregated" in features:
@@ -172,6 +176,8 @@ class Lab:
             return self.run(features, max_num_batched_tokens=24)
         max_blocks = self.result(features - {"preemption"}).max_blocks
         needed = max(_max_tokens_of(request) for request in self.requests(features)) // BLOCK + 2
+        if "speech" in features:
+            needed += NUM_STATES // BLOCK + 1
         for part in _PREEMPTING:
             run = self.run(features, num_gpu_blocks_override=max(needed, int(part * max_blocks)))
             if run.num_preemptions:

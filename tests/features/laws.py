@@ -290,6 +290,20 @@ def pictures(lab: Lab, run: Run) -> None:
     assert any(changed.outputs[key].bits != run.outputs[key].bits for key in keys)
 
 
+def speech(lab: Lab, run: Run) -> None:
+    """What is said depends on the sound, and not on neighbours."""
+    _check_isolated(lab, run)
+    requests = lab.requests(run.features)
+    swapped = [
+        msgspec.structs.replace(
+            requests[number], media=requests[source].media, media_data=requests[source].media_data
+        )
+        for number, source in enumerate([1, 2, 3, 4, 5, 0])
+    ]
+    changed = lab.run(run.features, swapped)
+    assert any(changed.outputs[key].bits != run.outputs[key].bits for key in run.outputs)
+
+
 #: One that is greedy, one that doesn't ask for what the run is about, one that is drawn: the others
 #: are of these kinds too.
 _LOOKED_AT = (0, 3, 4)
@@ -319,6 +333,7 @@ LAWS: dict[str, Law] = {
     "pooling": pooling,
     "adapters": adapters,
     "pictures": pictures,
+    "speech": speech,
 }
 
 

@@ -16,7 +16,7 @@ NAMES = (
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
     *("speculation", "draft model", "heads", "pictures", "tier", "disaggregated"),
-    "ranks",
+    *("ranks", "speech"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
@@ -24,6 +24,9 @@ NEVER = {
     frozenset({"windows", "states"}): "no architecture that runs here has both",
     frozenset({"windows", "pictures"}): "Gemma 3 alone has both, and tests of its own",
     frozenset({"states", "pictures"}): "no architecture that runs here has both",
+    frozenset({"windows", "speech"}): "no architecture that runs here has both",
+    frozenset({"states", "speech"}): "no architecture that runs here has both",
+    frozenset({"pictures", "speech"}): "no architecture that runs here has both",
     frozenset({"pooling", "disaggregated"}): "a prompt without an answer is computed once",
     frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
     frozenset({"speculation", "heads"}): "an engine has one source of drafts",

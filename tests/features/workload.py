@@ -19,6 +19,7 @@ from engine.contract.messages import (
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import ReasoningParams, SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.multimodal.audio import FEATURES
 from engine.multimodal.inputs import encode_tensors, media_digest
 from inference.parsers.json_tools import HermesParser
 from inference.parsers.tool_grammar import ToolFunction
@@ -50,6 +51,8 @@ OF_TEXT = frozenset({"grammar", "tools", "reasoning", "logprobs", "n > 1", "beam
 PICTURE_START, PICTURE_TOKENS = 3, 16
 #: It means nothing to the models without pictures.
 IMAGE_TOKEN_ID = 312
+#: States that the encoder of the model with ears has.
+NUM_STATES = 50
 
 
 @dataclass(slots=True)
@@ -107,6 +110,16 @@ def pixels_of(number: int) -> dict[str, np.ndarray]:
     return {"pixel_values": values.astype(np.float32)}
 
 
+def sound_of(number: int) -> dict[str, np.ndarray]:
+    """A window of sound as its processor prepares it."""
+    values = np.random.default_rng(number).standard_normal((80, 2 * NUM_STATES))
+    return {FEATURES: values.astype(np.float32)}
+
+
+def _sound(number: int) -> MediaItem:
+    return MediaItem("audio", media_digest("audio", encode_tensors(sound_of(number))), ())
+
+
 def _picture(number: int) -> MediaItem:
     digest = media_digest("image", encode_tensors(pixels_of(number)))
     return MediaItem("image", digest, ((PICTURE_START, PICTURE_TOKENS),))
@@ -162,13 +175,18 @@ def request(
     """One request of a run."""
     pools = "pooling" in features and not features & OF_TEXT
     sees = "pictures" in features and asks(number)
-    picture = {PICTURES[number].digest: encode_tensors(pixels_of(number))} if sees else {}
+    media: list[MediaItem] = []
+    tensors: dict[str, np.ndarray] = {}
+    if sees:
+        media, tensors = [PICTURES[number]], pixels_of(number)
+    if "speech" in features:  # its model takes no prompt without sound
+        media, tensors = [SOUNDS[number]], sound_of(number)
     return EngineRequest(
         request_id=f"{run}-{number}",
         gateway_id="",
         prompt_token_ids=prompt_of(number, with_picture=sees),
-        media=[PICTURES[number]] if sees else [],
-        media_data=picture,
+        media=media,
+        media_data={item.digest: encode_tensors(tensors) for item in media},
         sampling=SamplingParams() if pools else params_of(number, features),
         pooling=PoolingParams(task="embed") if pools else None,
         adapter=adapter if asks(number) else None,
@@ -178,3 +196,4 @@ def request(
 
 #: By the number of the request.
 PICTURES = {number: _picture(number) for number in range(len(LENGTHS)) if asks(number)}
+SOUNDS = {number: _sound(number) for number in range(len(LENGTHS))}
