@@ -98,7 +98,7 @@ class AudioForm:
     prompt: str = ""
     response_format: str = "json"
     temperature: float | None = None
-    sampling: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     max_completion_tokens: int | None = None
     stream: bool = False

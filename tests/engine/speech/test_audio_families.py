@@ -343,7 +343,7 @@ def write_adapter(model: Path, folder: Path) -> tuple[Path, Path]:
     shutil.copytree(model, merged)
     weights = load_file(model / "model.safetensors")
     random = torch.Generator().manual_seed(4)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name in list(weights):
         is_encoder = "audio_tower" in name or "visual" in name
         if is_encoder or not name.endswith(("q_proj.weight", "down_proj.weight")):
