@@ -1,5 +1,5 @@
 """The gateway's side of the engine protocol: routing, streams, failover.
 
-One `EngineClient` an event loop: `get_engine_client()`. It gives requests to replicas, hands their
-tokens to whoever asked, and moves open requests to another replica when one is lost.
+One `EngineClient` per event loop: `get_engine_client()`. It sends requests to replicas, returns
+their tokens to the callers, and moves open requests to another replica when one is lost.
 """

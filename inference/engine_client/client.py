@@ -1,4 +1,4 @@
-"""`EngineClient`: hands requests to replicas and their tokens back, whatever happens between."""
+"""`EngineClient`: sends requests to replicas and returns their tokens, across failovers."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ from inference.metrics.flusher import Flusher, flush
 
 logger = logging.getLogger(__name__)
 
-#: Requests of one submission that are placed in one turn of the event loop.
+#: Maximum number of a submission's requests that are placed in one iteration of the event loop.
 MAX_PLACED_PER_TICK = 16
-#: Answers of one step that are begun as it arrives.
+#: Maximum number of first tokens that are dispatched while their batch is being received.
 MAX_STARTED_PER_TICK = 32
-#: For how long after a refusal the next one is expected.
+#: Seconds after a rejection during which another one is likely.
 RECENT_REJECTION_S = 2.0
-#: Of a prompt of vectors, what says which replica may have its beginning.
+#: Leading bytes of prompt embeddings that are hashed for prefix affinity.
 MAX_EMBEDS_BYTES = 16_384
 
 
 class EngineClient:
-    """One an event loop. All methods are called on that loop.
+    """Engine client of one event loop. All methods are called on that loop.
 
     Attributes:
-        gateway_id: this process's name; its outbox is called after it.
-        fleet: the replicas as last heard.
-        settings: those that it started with.
+        gateway_id: the name of this process, which its outbox is named after.
+        fleet: the replicas, as of their latest heartbeats.
+        settings: the settings that the client started with.
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -109,7 +109,7 @@ class EngineClient:
         self._failing = self._closed = False
 
     async def start(self) -> None:
-        """Start reading. Idempotent; waits for the first look at the replicas."""
+        """Start reading. Idempotent; waits for the first poll of the replicas."""
         task = self._started
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             with detached():
@@ -140,7 +140,7 @@ class EngineClient:
             logger.error("The engine client's background work failed.", exc_info=error)
 
     async def close(self) -> None:
-        """Abort what is open and stop reading."""
+        """Abort open requests and stop reading."""
         if self._closed:
             return
         self._closed = True
@@ -149,12 +149,12 @@ class EngineClient:
             self.abort_all(flight)
         self.expire_aborted(-1.0)
         await self._inbox.close()
-        # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
+        # Cancel repeatedly: Python 3.11's `wait_for`, below the Redis client, may swallow one.
         while pending := [task for task in self._tasks if not task.done()]:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.1)
-        # Metrics are a second old at most, and the outbox expires by itself.
+        # Metrics are at most a second old, and the outbox expires by itself.
         with contextlib.suppress(RedisError):
             await flush(self._redis, self.settings.key_prefix)
             await self.journal.save()
@@ -164,10 +164,10 @@ class EngineClient:
         await self._redis.aclose()
 
     def fail_all(self) -> None:
-        """Fail what is open, and whatever is submitted from now on: the process ends.
+        """Fail open requests and all later submissions because the process is shutting down.
 
-        Readers still tell their clients so and abort their requests, which the end of their tasks
-        would prevent.
+        The readers can then still report the error to their clients and abort their requests;
+        cancelling their tasks would prevent both.
         """
         self._failing = True
         for flight in self._flights.values():
@@ -182,15 +182,15 @@ class EngineClient:
         stream: str = "",
         resume_state: ResumeState | None = None,
     ) -> Submission:
-        """Hand in requests that belong together; pieces carry a request's place in the list.
+        """Submit requests that belong together; a chunk's `number` is its request's list index.
 
         Args:
-            tenant: whose they are.
-            stream: under which name they are kept for other gateways; "": they aren't.
-            resume_state: what another gateway had of them; only what comes behind it is handed out.
+            tenant: the tenant that the requests belong to.
+            stream: the name under which tokens are journaled for other gateways; "" for none.
+            resume_state: what another gateway received of them; only later tokens are returned.
 
         Never fails by itself: without a replica the submission waits, and then raises
-        `EngineUnavailable` at its reader; at the process's end `GatewayShuttingDown`.
+        `EngineUnavailable` at its reader, or `GatewayShuttingDown` when the process shuts down.
         """
         submission = Submission(self, TokenQueue(tenant))
         if self._failing:
@@ -221,26 +221,26 @@ class EngineClient:
             yield flight
 
     def _assign_next(self, submission: Submission, flights: Iterator[InFlightRequest]) -> None:
-        """Place the first of those that are left; others' tokens come before the next."""
+        """Place the next remaining request; other streams' tokens are handled in between."""
         if submission.closed or self._closed:
             return
         turn = list(islice(flights, MAX_PLACED_PER_TICK))
         submission.flights.extend(turn)
         unfinished = [flight for flight in turn if not flight.done]
-        # Should placing one fail, the watchman places these.
+        # If placing one fails, the failover monitor places the rest.
         self._flights.update((flight.engine_id, flight) for flight in unfinished)
         try:
             for flight in unfinished:
                 self.try_assign(flight)
-            self._link.flush()  # a turn of the loop is long while many begin
+            self._link.flush()  # an iteration of the loop takes long while many requests start
         finally:
             if len(turn) == MAX_PLACED_PER_TICK:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(self._assign_next, submission, flights)
 
     def check_queue(self, model: str, tenant: str, priority: int, *, timeout_s: float) -> None:
-        """Raise what `QueueLimit` does when too much waits for the model, or for a client that
-        waits `timeout_s` seconds.
+        """Raise what `QueueLimit` raises when too many requests wait for the model, or when a
+        client that waits `timeout_s` seconds would not be served in time.
         """
         load = Load.of(self.fleet.of_model(model))
         try:
@@ -252,11 +252,11 @@ class EngineClient:
 
     @property
     def rejected_recently(self) -> bool:
-        """Whether `check_queue` had to refuse something a moment ago."""
+        """Whether `check_queue` rejected a request a moment ago."""
         return time.monotonic() - self._refused_at < RECENT_REJECTION_S
 
     def check_any_queue(self, models: Iterable[str], tenant: str, priority: int) -> None:
-        """Raise what `check_queue` does for the last of the models, if it does for all."""
+        """Raise the last model's `check_queue` error if all models are over their limits."""
         refusal: Overloaded | EngineOverloaded | None = None
         for model in models:
             load = Load.of(self.fleet.of_model(model))
@@ -270,7 +270,7 @@ class EngineClient:
             raise refusal
 
     def try_assign(self, flight: InFlightRequest) -> bool:
-        """Give a waiting flight to a ready replica, if there's one."""
+        """Assign a waiting flight to a ready replica; return False if there is none."""
         slack = self.settings.affinity_slack
         of_model = self.fleet.of_model(flight.model)
         replicas = failover_candidates(flight, of_model)
@@ -301,23 +301,23 @@ class EngineClient:
             self._inbox.post(
                 beat.replica_id, message, lambda _: self._on_send_failed(flight, attempt)
             )
-        except (OverflowError, TypeError, ValueError):  # msgspec's, of what no message can hold
-            # No other try ends otherwise, and whoever waits for it must hear of it.
+        except (OverflowError, TypeError, ValueError):  # msgspec can't encode the message
+            # Every retry would fail too, so its reader must get the error now.
             with bound_request(**flight.log_fields):
                 logger.exception("Request %s can't be written.", flight.engine_id)
             self.fail(flight, EngineFault("The request can't be sent to an engine."))
         return True
 
     def _on_send_failed(self, flight: InFlightRequest, attempt: int) -> None:
-        """Redis did not take it. It is placed again after the next good look at Redis."""
+        """Redis did not accept the request. It is placed again after the next successful poll."""
         if flight.attempt == attempt and flight.placed and not flight.done:
             flight.refund_attempt()
             self._drop_replica(flight, "Redis did not take it")
 
     def _on_batch(self, batch: OutboxBatch) -> None:
-        """Hand out what begins answers, of a batch that arrives just now: whoever has no token yet
-        has waited longest. The rest of the batch, and of very many of these, is for
-        `_dispatch_batch`.
+        """Dispatch the first tokens of answers while a batch is being received: those clients have
+        waited longest. `_dispatch_batch` handles the rest of the batch, and first tokens beyond
+        `MAX_STARTED_PER_TICK`.
         """
         first = [delta for delta in batch.deltas if not delta.start][:MAX_STARTED_PER_TICK]
         if first:
@@ -329,7 +329,7 @@ class EngineClient:
     async def _dispatch_batch(self, batch: OutboxBatch) -> None:
         for reply in batch.replies:
             self.controls.on_reply(reply)
-        # A step may have thousands.
+        # A step may have thousands of deltas.
         async for delta in iterate_cooperatively(sorted(batch.deltas, key=_goes_on)):
             self._dispatch_delta(batch, delta)
 
@@ -342,8 +342,8 @@ class EngineClient:
         elif flight.runs_at(batch):
             self._apply_delta(flight, delta)
         else:
-            # The replica restarted and took up what it had left. It begins anew, and without
-            # a seed its tokens differ: go on from the tokens that the client has.
+            # The replica restarted and read its unfinished inbox again. It starts the request
+            # over, and without a seed its tokens differ: continue from the client's tokens.
             self.fleet.forget(flight.replica_id)
             flight.suspect()
             self.unassign(flight, "its replica restarted")
@@ -357,7 +357,7 @@ class EngineClient:
                 del self._leaving[delta.request_id]
 
     def _apply_prefill(self, flight: InFlightRequest, delta: TokenDelta) -> None:
-        """A prompt is computed, or its replica couldn't: another one answers it in either case."""
+        """A prefill ended or failed: in either case another replica answers the request."""
         if not delta.finish_reason:
             return
         if delta.stop_reason == ABORTED_BY_OPERATOR:
@@ -433,7 +433,7 @@ class EngineClient:
         flight.unassign(reason)
 
     def abort_all(self, flight: InFlightRequest) -> None:
-        """Nobody waits for it any more."""
+        """Abort all outputs of a flight that no reader waits for any more."""
         if self._flights.pop(flight.engine_id, None) is None or flight.done:
             return
         if flight.placed:
@@ -473,11 +473,11 @@ class EngineClient:
     def post(
         self, replica_id: str, message: ControlRequest, on_error: Callable[[RedisError], None]
     ) -> None:
-        """Send an operator's word to a replica, soon."""
+        """Send an operator's command to a replica, without waiting."""
         self._inbox.post(replica_id, message, on_error)
 
     def expire_aborted(self, older_than_s: float) -> None:
-        """Wait no more for engines that did not answer an abort."""
+        """Stop waiting for engines that did not reply to an abort."""
         limit = time.monotonic() - older_than_s
         for engine_id, flight in list(self._leaving.items()):
             if flight.last_heard_at < limit:
@@ -486,7 +486,7 @@ class EngineClient:
 
     @property
     def flights(self) -> list[InFlightRequest]:
-        """The open ones."""
+        """Open flights."""
         return list(self._flights.values())
 
     def is_idle(self) -> bool:
@@ -511,7 +511,7 @@ _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, EngineClient] = WeakKeyDi
 
 
 def get_engine_client() -> EngineClient:
-    """The client of this loop, made at the first call. `await client.start()` before use."""
+    """The client of this loop, created at the first call. `await client.start()` before use."""
     loop = asyncio.get_running_loop()
     client = _clients.get(loop)
     if client is None:

@@ -1,4 +1,4 @@
-"""An operator's words to replicas, and their answers."""
+"""Operators' commands to replicas, and the replies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class ReplicaCommands:
-    """Commands that wait for their answer."""
+    """Sends commands and waits for their replies."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[ControlReply]] = {}
 
     def on_reply(self, reply: ControlReply) -> None:
-        """An answer came; one that nobody waits for any more is dropped."""
+        """Resolve the command that this replies to; drop a reply that nobody waits for."""
         waiting = self._waiting.pop(reply.control_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply)
@@ -41,9 +41,9 @@ class ReplicaCommands:
         request_ids: Sequence[str] = (),
         running: bool = False,
     ) -> ControlReply:
-        """The replica's answer. Raises `EngineUnavailable` when there's none in time.
+        """Send a command and return its reply. Raises `EngineUnavailable` after a timeout.
 
-        The rest are `ControlRequest`'s.
+        The other arguments are those of `ControlRequest`.
         """
         control_id = uuid.uuid4().hex
         answer: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()

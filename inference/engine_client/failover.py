@@ -1,8 +1,8 @@
-"""`FailoverMonitor`: watches replicas and Redis, and moves the requests of those that are lost.
+"""`FailoverMonitor`: watches replicas and Redis, and moves requests away from lost replicas.
 
-A replica is lost to a request when its heartbeat has stopped, its incarnation has changed, it says
-"failed", or its engine's loop stands still. The request then goes to a ready replica as prompt and
-tokens so far, at once or when one comes back within `failover_wait_s`.
+A replica is lost to a request when its heartbeat has stopped, its incarnation has changed, it
+reports "failed", or its engine loop has stalled. The request then goes to a ready replica as prompt
+and tokens so far, at once or when one becomes ready within `failover_wait_s`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_EVERY_S = 15.0
-#: A replica that says it runs nothing, while a request of ours is out there unheard of for so long,
-#: never got it (a trimmed or lost inbox).
+#: If a replica reports no running requests, and a request of ours has had no delta for so long, the
+#: replica never received it (a trimmed or lost inbox).
 SILENCE_TIMEOUT_S = 10.0
-#: The same while it runs other requests, but queues none: longer than a prompt's computation takes.
+#: The same while it runs other requests but queues none: longer than any prefill takes.
 UNHEARD_BUSY_S = 180.0
-#: How long a draining replica gets for a first token before another one is asked.
+#: Seconds that a draining replica has for a first delta before the request moves elsewhere.
 UNREAD_S = 2.0
-#: A request that gets a token out of each attempt is hardly what kills its replicas: it gets so
+#: A request that gets tokens from each attempt hardly causes its replicas' crashes: it may have so
 #: many times `max_attempts`.
 ATTEMPTS_WITH_TOKENS = 10
-#: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
+#: Factor of `failover_wait_s` for a request that had started, while a replica is loading.
 LOADING_IS_WORTH = 4
-#: An abort that an engine did not answer for so long won't be answered.
+#: Seconds after which an engine won't reply to an abort any more.
 ABORT_REPLY_TIMEOUT_S = 10.0
 
 _STOPPED, _RESTARTED = "its replica's heartbeat stopped", "its replica restarted"
@@ -49,13 +49,13 @@ _STANDS_STILL = "its replica makes no progress"
 
 
 class FailoverMonitor:
-    """The client's. `tick` is one look; `run` looks for ever."""
+    """The engine client's monitor. `tick` polls once; `run` polls forever."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._redis_run: str | None = None
         self._redis_down = False
-        #: How Redis refused the last look: its own words; "" when it didn't.
+        #: Error message with which Redis rejected the last poll; "" if it didn't.
         self._refusal = ""
         self._last_keep_alive = -KEEP_ALIVE_EVERY_S
         self._looking = asyncio.Lock()
@@ -68,17 +68,17 @@ class FailoverMonitor:
         return "Redis can't be reached." if self._redis_down else ""
 
     async def run(self) -> None:
-        """Look every heartbeat interval."""
+        """Poll at every heartbeat interval."""
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             await self.tick()
 
     def mark_redis_suspect(self) -> None:
-        """A connection broke: at the next look, see whether it's still the same Redis."""
+        """A connection was lost: at the next poll, check whether Redis was restarted."""
         self._redis_down = True
 
     async def on_replica_event(self, news: ReplicaEvent) -> None:
-        """A replica is ready, or dead: requests move at once, not at the next look."""
+        """A replica became ready or died: requests move at once, not at the next poll."""
         if news.alive:
             await self.tick()
             return
@@ -99,7 +99,7 @@ class FailoverMonitor:
             )
 
     async def tick(self) -> None:
-        """Read the heartbeats and move what is lost. While Redis is away nothing is judged."""
+        """Read the heartbeats and move requests off lost replicas, unless Redis is unreachable."""
         async with self._looking:
             await self._tick()
 
@@ -125,8 +125,8 @@ class FailoverMonitor:
         client = self._client
         if self._redis_down or self._redis_run is None:
             await self._check_redis_run()
-        # Without replicas' writes nothing is known of them; and a Redis that is out of memory or
-        # can't write its files still answers all that is only read.
+        # If Redis can't be written, replicas can't report either, so their silence means nothing. A
+        # Redis that is out of memory or can't write its files still answers reads.
         await client.outbox.write_probe()
         await client.fleet.refresh()
         now = time.monotonic()
@@ -135,7 +135,7 @@ class FailoverMonitor:
             self._last_keep_alive = now
 
     async def _check_redis_run(self) -> None:
-        """After a pause: if it's another Redis process, streams may be lost or rolled back."""
+        """After an outage: another Redis process may have lost streams or rolled them back."""
         info = await self._client.redis.info("server")
         run = str(info["run_id"])
         if self._redis_run not in (None, run):
@@ -149,10 +149,10 @@ class FailoverMonitor:
         self._redis_run = run
 
     async def check(self) -> None:
-        """Orphan flights whose replica is lost; place those that wait."""
+        """Unassign flights whose replica is lost; assign those that wait."""
         lost: Counter[tuple[str, str]] = Counter()
         async for flight in iterate_cooperatively(self._client.flights):
-            if flight.done:  # since the look began
+            if flight.done:  # since the loop started
                 continue
             self._clear_suspicion(flight)
             if flight.placed:
@@ -165,7 +165,7 @@ class FailoverMonitor:
                 elif reason in (_STOPPED, _RESTARTED):
                     flight.suspect()
                 if not reason and (reason := self._is_unread(flight)):
-                    flight.refund_attempt()  # it drains at somebody's word
+                    flight.refund_attempt()  # an operator is draining the replica
                 if not reason and (reason := self._is_silent(flight)):
                     flight.suspect()
                 if reason:
@@ -177,16 +177,16 @@ class FailoverMonitor:
             logger.warning("moved %d requests from replica %s: %s", count, replica_id, reason)
 
     def _clear_suspicion(self, flight: InFlightRequest) -> None:
-        """Replicas that it left unheard and that are heard again were slow: not its fault."""
+        """Refund attempts at replicas that fell silent but are heard again: they were only slow."""
         for replica in self._client.fleet if flight.unresolved_replicas else ():
             if replica.heartbeat.incarnation in flight.unresolved_replicas and not replica.silent:
                 del flight.unresolved_replicas[replica.heartbeat.incarnation]
                 flight.refund_attempt()
 
     def _is_silent(self, flight: InFlightRequest) -> str:
-        """Of a replica that isn't heard its streams go to another, if one is; see `SILENT_AFTER_S`.
+        """Reason to move a flight from a silent replica, if another one is available; else "".
 
-        Should it only have been slow, some tokens are computed twice and none is lost.
+        If the replica was only slow, some tokens are computed twice and none is lost.
         """
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or not replica.silent or replica.heartbeat.state != "ready":
@@ -196,7 +196,7 @@ class FailoverMonitor:
         return "its replica is silent" if is_available else ""
 
     def _is_unread(self, flight: InFlightRequest) -> str:
-        """A draining replica reads nothing new: what it had not read by then goes elsewhere."""
+        """Reason to move a flight that a draining replica hasn't read, and won't read; else ""."""
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or replica.heartbeat.state != "draining" or flight.ran:
             return ""
@@ -205,7 +205,7 @@ class FailoverMonitor:
         return "its replica is draining" if waited and any(r.ready for r in candidates) else ""
 
     def replace(self, flight: InFlightRequest) -> None:
-        """Give a waiting flight to a replica, or end it when it has had its chances."""
+        """Assign a waiting flight to a replica, or fail it after too many attempts."""
         max_attempts = self._client.settings.max_attempts
         if (
             flight.attempts_without_output >= max_attempts
@@ -233,20 +233,20 @@ class FailoverMonitor:
         return EngineUnavailable(f"{fleet.unavailable_reason(flight.model)} Waited {limit:g} s.")
 
     def _queue_timeout(self, flight: InFlightRequest, limit: float) -> bool:
-        """Whether it has waited long enough. What a client has begun to read is worth more."""
+        """Whether it has waited too long. A flight that has started waits longer for a reload."""
         waited = self._client.waited(flight)
         patient = flight.ran and self._is_coming(flight.model)
         return waited > limit * (LOADING_IS_WORTH if patient else 1)
 
     def _is_coming(self, model: str) -> bool:
-        """Whether a replica that was here before loads again."""
+        """Whether a replica of a model that was served before is loading again."""
         is_registered = self._client.fleet.model(model) is not None
         replicas = self._client.fleet.of_model(model)
         return is_registered and any(replica.heartbeat.state == "loading" for replica in replicas)
 
 
 def _base_request_ids(request_ids: list[str] | None) -> frozenset[str] | None:
-    """Requests that a replica was at, as gateways call them."""
+    """Ids of a replica's requests without their attempt numbers, as gateways know them."""
     if request_ids is None:
         return None
     return frozenset(prefilled_request_id(base_request_id(name)) for name in request_ids)
@@ -260,7 +260,7 @@ def _loss_reason(flight: InFlightRequest, replica: Replica | None) -> str:
     if beat.incarnation != flight.incarnation:
         return _RESTARTED
     if beat.state == "sleeping" or beat.paused:
-        return ""  # it goes on with the flight when it wakes up, or is resumed
+        return ""  # it continues the flight when it wakes up or is resumed
     if beat.state not in ("ready", "draining"):
         return f"its replica is {beat.state}"
     if replica.stalled:

@@ -1,4 +1,4 @@
-"""`Fleet`: what the replicas' heartbeats say, read every half second."""
+"""`Fleet`: the replicas according to their heartbeats, read every half second."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ WAIT_S = 4.0
 
 
 class ReplicaEventReader:
-    """Reads the channel of `ReplicaEvent` for ever and gives each to `take`.
+    """Reads the channel of `ReplicaEvent` forever and passes each event to `take`.
 
-    What is missed while Redis is away is found by the looks at the heartbeats.
+    Events that are missed while Redis is unreachable show up in the next poll of the heartbeats.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ReplicaEventReader:
         self._channel = redis_keys.replica_events_channel(prefix)
 
     async def run(self) -> None:
-        """Listen until cancelled. Redis may come and go."""
+        """Listen until cancelled; reconnects to Redis when the connection is lost."""
         while True:
             try:
                 await self._listen()
@@ -74,13 +74,13 @@ class ReplicaEventReader:
         await self._callback(news)
 
 
-#: A model whose last replica vanished this long ago is still expected back.
+#: A model whose last replica vanished less than this long ago is expected to come back.
 REMEMBER_MODEL_S = 120.0
-#: States of a replica that knows its model; while it loads, it doesn't.
+#: States in which a replica knows its model; while it loads, it doesn't.
 RATE_SMOOTHING = ("ready", "sleeping", "draining")
-#: Dead incarnations that are remembered: their last heartbeats take seconds to expire.
+#: Maximum number of remembered dead incarnations: their last heartbeats take seconds to expire.
 MAX_DEAD_INCARNATIONS = 256
-#: The weight of the newest heartbeat in a replica's rate: a few seconds count.
+#: Weight of the newest heartbeat in a replica's smoothed rate, which so covers a few seconds.
 _NEW_RATE = 0.2
 
 
@@ -90,11 +90,11 @@ class Replica:
 
     Attributes:
         heartbeat: the latest.
-        changed_at: when (monotonic) a heartbeat last differed from the one before. Clocks of two
+        changed_at: when (monotonic) a heartbeat last differed from the previous one. Clocks of two
             machines are never compared.
-        submitted: requests that this gateway gave it since that heartbeat, less those that ended.
-        per_second: outputs that it ended in a second when others waited last; 0 while that isn't
-            known.
+        submitted: requests that this gateway sent to it since that heartbeat, minus those that
+            ended.
+        per_second: outputs finished per second while requests were last waiting; 0 if unknown.
     """
 
     heartbeat: Heartbeat
@@ -104,29 +104,29 @@ class Replica:
 
     @property
     def stalled(self) -> bool:
-        """The process beats, but its engine's loop does not come round."""
+        """Whether the process sends heartbeats but its engine loop makes no progress."""
         beat = self.heartbeat
         return beat.at - beat.progress_at > STALL_TIMEOUT_S
 
     @property
     def silent(self) -> bool:
-        """Nothing was heard of it for a while: its process may stand still, or its Redis link."""
+        """Whether its heartbeats stopped: its process may hang, or its Redis connection is lost."""
         return time.monotonic() - self.changed_at > HEARTBEAT_TIMEOUT_S
 
     @property
     def ready(self) -> bool:
-        """Whether it takes new requests."""
+        """Whether it accepts new requests."""
         return self.heartbeat.state == "ready" and not self.stalled
 
     @property
     def only_prefills(self) -> bool:
-        """Whether it computes prompts for others, and answers only while no other replica does."""
+        """Whether it prefills for other replicas, and decodes only while no other replica can."""
         handover = self.heartbeat.kv_handover
         return handover is not None and handover.role == KV_PRODUCER
 
     @property
     def kv_address(self) -> str:
-        """Where it serves its KV blocks to others, "": nowhere."""
+        """The address at which it serves its KV blocks to other replicas; "" for none."""
         handover = self.heartbeat.kv_handover
         return "" if handover is None else handover.address
 
@@ -138,7 +138,7 @@ class Replica:
 
 
 class Fleet:
-    """The live replicas. `refresh` is the only method that asks Redis."""
+    """The live replicas. Only `refresh` accesses Redis."""
 
     def __init__(self, redis: Redis, prefix: str) -> None:
         self._redis, self._prefix = redis, prefix
@@ -147,7 +147,7 @@ class Fleet:
         self._dead: deque[str] = deque(maxlen=MAX_DEAD_INCARNATIONS)
 
     async def refresh(self) -> None:
-        """Read all heartbeats. Raises redis.RedisError; then nothing has changed."""
+        """Read all heartbeats. Raises redis.RedisError, which leaves the fleet unchanged."""
         ids: set[bytes] = await self._redis.smembers(  # type: ignore[assignment]
             redis_keys.replicas_key(self._prefix)
         )
@@ -157,7 +157,7 @@ class Fleet:
         self.update(dict(zip(names, values, strict=True)), time.monotonic())
 
     def update(self, values: dict[str, bytes | None], now: float) -> None:
-        """Take in heartbeats by replica id; None for one whose key has expired."""
+        """Update from heartbeats by replica id; None for one whose key has expired."""
         seen: dict[str, Replica] = {}
         for replica_id, data in values.items():
             if data is None:
@@ -189,27 +189,27 @@ class Fleet:
         return Replica(beat, now, per_second=_rate(replica, beat))
 
     def forget(self, replica_id: str) -> None:
-        """Think it dead until the next refresh: what is known of it is out of date."""
+        """Treat it as dead until the next refresh: what is known of it is out of date."""
         self._replicas.pop(replica_id, None)
 
     def reset_timers(self) -> None:
-        """Nothing could be heard of any of them: their silence up to now means nothing."""
+        """Restart all heartbeat timeouts: no heartbeat could be read while Redis was away."""
         for replica in self._replicas.values():
             replica.changed_at = time.monotonic()
 
     def mark_dead(self, replica_id: str, incarnation: str) -> None:
-        """This incarnation is gone for good, whatever is still read of it."""
+        """Treat this incarnation as dead, even if an old heartbeat of it is still read."""
         self._dead.append(incarnation)
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.heartbeat.incarnation == incarnation:
             del self._replicas[replica_id]
 
     def clear(self) -> None:
-        """Think all of them dead until the next refresh."""
+        """Treat all replicas as dead until the next refresh."""
         self._replicas = {}
 
     def __iter__(self) -> Iterator[Replica]:
-        """The live ones: a heartbeat without TTL that stands still is a dead one's."""
+        """Live replicas. A heartbeat without TTL that no longer changes is of a dead one."""
         oldest = oldest_heartbeat_at()
         return iter([r for r in self._replicas.values() if r.changed_at >= oldest])
 
@@ -223,7 +223,7 @@ class Fleet:
         return [r for r in self if r.heartbeat.model.name == name]
 
     def unavailable_reason(self, name: str) -> str:
-        """Why nobody answers for the model right now, for its clients."""
+        """Why no replica answers for the model right now, as a message for clients."""
         for replica in self.of_model(name):
             beat = replica.heartbeat
             if beat.state == "loading":
@@ -243,14 +243,14 @@ class Fleet:
 
 
 def oldest_heartbeat_at() -> float:
-    """When a live replica was heard at the latest."""
+    """Time (monotonic) of the oldest heartbeat that a live replica may have."""
     return time.monotonic() - HEARTBEAT_TTL_S
 
 
 def _rate(replica: Replica | None, beat: Heartbeat) -> float:
-    """Outputs that a replica ends in a second while others wait, as its heartbeats tell.
+    """Smoothed number of outputs that a replica finishes per second while requests wait.
 
-    How few ended while hardly anything was asked says nothing of what it can do.
+    The rate of a replica without a queue says nothing about its capacity, so it isn't measured.
     """
     if replica is None or replica.heartbeat.incarnation != beat.incarnation:
         return 0.0
@@ -265,7 +265,7 @@ def _rate(replica: Replica | None, beat: Heartbeat) -> float:
     return replica.per_second + _NEW_RATE * (rate - replica.per_second)
 
 
-#: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
+#: Prompt tokens that are hashed: a few KV blocks, roughly the beginning of a system prompt.
 PREFIX_TOKENS = 64
 
 
@@ -281,7 +281,7 @@ PREFIX_BYTES = 4 * PREFIX_TOKENS
 
 
 def text_prefix_key(text: bytes, namespace: str) -> bytes:
-    """[16] bytes; as `prefix_key`, for those who don't tokenize."""
+    """[16] bytes; like `prefix_key`, for callers without a tokenizer."""
     digest = hashlib.blake2b(namespace.encode(), digest_size=16)
     digest.update(text[:PREFIX_BYTES])
     return digest.digest()
@@ -294,13 +294,13 @@ def choose_replica(
 
     Rendezvous hashing gives every gateway the same answer without communication: the prefix's
     hash ranks the replicas, and the first takes the request while it has at most `slack` requests
-    more than the idlest one. When a replica joins or leaves, only its own prefixes move.
+    more than the least loaded one. When a replica joins or leaves, only its own prefixes move.
 
-    `adapter`: its digest; replicas that have its weights loaded come first while they aren't busier
-    than the others by more than `slack`.
+    `adapter`: its digest; replicas that have its weights loaded are preferred while they have at
+    most `slack` requests more than the others.
 
     `local_id`: the replica in this gateway's pod. An endpoint picker has chosen it for the prefix,
-    so it takes the request while it has at most `slack` requests more than the idlest one.
+    so it takes the request while it has at most `slack` requests more than the least loaded one.
     """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready
@@ -321,16 +321,16 @@ def choose_replica(
 
 
 def has_adapter_loaded(replica: Replica, adapter: str) -> bool:
-    """Whether the adapter's weights are in its device's or its host's memory."""
+    """Whether the adapter's weights are in the replica's device or host memory."""
     states = replica.heartbeat.adapters
     return any(state.digest == adapter and state.tier != "disk" for state in states)
 
 
 def failover_candidates(flight: InFlightRequest, replicas: Sequence[Replica]) -> list[Replica]:
-    """Those that may go on with what a flight has.
+    """Replicas that may continue a flight.
 
-    Never one with other weights: the text would go on as another model's. Where a ready one makes
-    the very tokens that the last one would have made, only those.
+    Only replicas with the same weights: others would continue the text as a different model. If a
+    ready one has the same numerics as the last replica, only replicas with these.
     """
     mine = flight.numerics
     if not flight.has_output or mine is None:

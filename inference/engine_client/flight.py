@@ -1,5 +1,5 @@
-"""`InFlightRequest`: an engine request on its way, over as many replicas as it takes. `Submission`:
-the requests of one caller."""
+"""`InFlightRequest`: an engine request, across all replicas that run it. `Submission`: the requests
+of one caller."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """[prompt][output] tokens, and whether an output is over; `bits`: [prompt], what made them;
-    `epoch`: how often it was taken up.
+    """State from which a request is resumed: [prompt][output] tokens, and whether each output has
+    finished; `bits`: [prompt] numerics that produced them; `epoch`: number of takeovers.
 
-    Engines know the requests by other ids in each epoch.
+    Engines know the requests by different ids in each epoch.
     """
 
     tokens: Sequence[Sequence[list[int]]]
@@ -41,60 +41,56 @@ class ResumeState:
         return self.tokens[number], self.finished[number], self.bits[number], self.epoch
 
 
-#: Of one flight: changes of replica that are remembered.
+#: Maximum number of placements that a flight records.
 MAX_HOPS = 20
-#: After so many replicas in a row that died over a step of it among others, without a token in
-#: between, it runs in steps of its own: then a death says who is to blame.
+#: After so many consecutive crashes of replicas that were running it together with other requests,
+#: without a token in between, it runs in steps of its own: a further crash is then its own fault.
 MAX_SHARED_CRASHES = 2
 
 
 class LostTokens(Exception):
-    """An outbox entry never came: the tokens after what we have begin too late."""
+    """An outbox entry is missing: the received tokens begin after a gap."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
     """A request, what it has produced so far, and where it runs now.
 
-    Each attempt has an id of its own (`<request id>~<attempt>` from the second on), so what an
-    earlier attempt still sends can't be taken for the present one's.
+    Each attempt has its own id (`<request id>~<attempt>` from the second on), so that deltas of an
+    earlier attempt can't be mistaken for those of the current one.
 
     Attributes:
-        request: as first submitted. number: its place in the submission.
-        mailbox: where pieces go. model: the served model's name. key: for prefix affinity.
+        request: as first submitted. number: its index in the submission.
+        mailbox: where chunks go. model: the served model's name. key: for prefix affinity.
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
         last_replica_id: where it runs or ran last.
-        attempt: how often it was given to a replica. charged_attempts: the same but those that
-        ended for no
-            fault of its own. attempts_without_output: how many of these in a row brought no token,
-            and weren't
-            ended by the death of a replica that was at others' requests as well. resumed: the
-            present one goes on from tokens.
-        shared_crashes: replicas in a row that died while they were at this request and others, and
-        it
-            had no token of any. runs_isolated: it runs in steps of its own now.
-        numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
-        numerics_changed: whether a replica with others went on with tokens that were there.
+        attempt: number of times that it was assigned to a replica. charged_attempts: the same
+            without attempts that ended through no fault of the request. attempts_without_output:
+            how many of these in a row produced no token, apart from crashes that other requests
+            may have caused. resumed: whether the current attempt continues from tokens.
+        shared_crashes: consecutive replicas that died while they were running this request among
+            others, without a token from any of them. runs_isolated: it now runs in steps of its
+            own.
+        numerics: of the replica that produced the latest tokens; None: no tokens, or unknown.
+        numerics_changed: whether a replica with different numerics continued existing tokens.
         waiting_since: monotonic, while it waits.
-        last_heard_at: monotonic, when it was placed or last heard of.
+        last_heard_at: monotonic, when it was assigned or last received a delta.
         ran: whether an engine has computed anything for it.
-        stream: under which name its tokens are kept for other gateways, "": they aren't.
-        takeover_count: how often another gateway had taken it up before.
-        unresolved_replicas: incarnations that it left without knowing what became of them, since
-        its last
-            token, and whether it was isolated there.
-        abort_future: set when it was abandoned; done when the engine has answered the abort.
-        records: of the engine, by output, as far as they came. records_ready: set when it ended
-        here before
-            the engine said so; done when all records are there.
-        is_prefilling: the present attempt computes its prompt alone, on a prefill replica.
-        prefilled: a prefill replica has had it; whether or not that came to its end, none is asked
-        again. kv_peer: where that serves the prompt's blocks; "": nowhere.
+        stream: the name under which its tokens are journaled for other gateways, "" for none.
+        takeover_count: number of earlier takeovers by another gateway.
+        unresolved_replicas: incarnations that it left since its last token without knowing whether
+            they had crashed, and whether it ran isolated there.
+        abort_future: set when it was abandoned; done when the engine has replied to the abort.
+        records: the engine's records by output, as far as received. records_ready: set when it
+            ended here before the engine reported its end; done when all records have arrived.
+        is_prefilling: the current attempt only computes its prompt, on a prefill replica.
+        prefilled: it was sent to a prefill replica, which happens only once even if that failed.
+        kv_peer: the address that serves the prompt's blocks; "" for none.
         num_prefill_cached_tokens: prompt tokens that the prefill replica had cached.
-        placement_history: when it was given to which replica, or taken away for a reason
-        (`time.perf_counter`).
-        log_fields: of the lines about it, which others' tasks write as well.
+        placement_history: when it was assigned to which replica, or removed from it and why
+            (`time.perf_counter`).
+        log_fields: fields of log lines about it, which other tasks write as well.
     """
 
     request: EngineRequest
@@ -141,7 +137,7 @@ class InFlightRequest:
 
     @property
     def engine_id(self) -> str:
-        """The id under which the present attempt runs."""
+        """The id of the current attempt."""
         name = self.request.request_id
         if self.takeover_count:
             name = f"{name}~{self.takeover_count}.{self.attempt}"
@@ -152,7 +148,7 @@ class InFlightRequest:
     def resume_from(
         self, tokens: Sequence[list[int]], finished: Sequence[bool], bits: Bits, epoch: int
     ) -> None:
-        """Go on with what another gateway had."""
+        """Continue from another gateway's tokens."""
         self.numerics, self.numerics_changed = bits
         self.tokens = [list(token_ids) for token_ids in tokens]
         self.finished, self.takeover_count = list(finished), epoch
@@ -160,12 +156,12 @@ class InFlightRequest:
 
     @property
     def replica_state(self) -> Bits:
-        """Numerics of the replicas that made its tokens, for another gateway."""
+        """Numerics of the replicas that produced its tokens, for another gateway."""
         return self.numerics, self.numerics_changed
 
     @property
     def placed(self) -> bool:
-        """Whether a replica has it."""
+        """Whether it is assigned to a replica."""
         return bool(self.replica_id)
 
     @property
@@ -175,7 +171,7 @@ class InFlightRequest:
 
     @property
     def has_output(self) -> bool:
-        """Whether there are tokens to go on from."""
+        """Whether there are tokens to continue from."""
         return any(self.tokens) or any(self.finished)
 
     @property
@@ -191,9 +187,9 @@ class InFlightRequest:
         )
 
     def assign_prefill(self, beat: Heartbeat, kv_peer: str) -> EngineRequest:
-        """Begin an attempt that computes the prompt alone; the message to send.
+        """Start an attempt that only computes the prompt; return the message to send.
 
-        `kv_peer`: where the replica serves its blocks.
+        `kv_peer`: the address at which the replica serves its blocks.
         """
         self.is_prefilling = self.prefilled = True
         self.kv_peer = kv_peer
@@ -207,16 +203,16 @@ class InFlightRequest:
         )
 
     def finish_prefill(self, delta: TokenDelta) -> None:
-        """The prefill replica has computed the prompt, or won't."""
+        """The prefill replica has computed the prompt, or failed to."""
         self.num_prefill_cached_tokens = delta.num_cached_tokens
         self.ran = self.ran or delta.finish_reason != "error"
         self.refund_attempt()
 
     def assign(self, beat: Heartbeat, peers: Collection[str]) -> EngineRequest:
-        """Begin an attempt at a replica; the message to send: prompt and tokens so far.
+        """Start an attempt on a replica; return the message to send: prompt and tokens so far.
 
-        `peers`: where replicas serve their blocks: none is asked that isn't among them, since
-        clients may name any.
+        `peers`: addresses at which replicas serve their blocks. Clients may name any address, so
+        only these are used.
         """
         self.is_prefilling = False
         self._begin_attempt(beat)
@@ -234,7 +230,7 @@ class InFlightRequest:
         )
 
     def _begin_attempt(self, beat: Heartbeat) -> None:
-        """It is given to a replica."""
+        """Assign it to a replica."""
         self.attempt += 1
         self.replica_id, self.incarnation = beat.replica_id, beat.incarnation
         self.last_replica_id = beat.replica_id
@@ -242,18 +238,18 @@ class InFlightRequest:
         self.last_heard_at = time.monotonic()
         self.charged_attempts += 1
         self.attempts_without_output += 1
-        # What isn't known yet may turn out to have been a death in company.
+        # An unresolved replica may turn out to have crashed while running other requests too.
         self.runs_isolated = (
             self.shared_crashes + len(self.unresolved_replicas) >= MAX_SHARED_CRASHES
         )
 
     @property
     def has_all_records(self) -> bool:
-        """Whether the engine's records of all outputs are there."""
+        """Whether the engine's records of all outputs have arrived."""
         return len(self.records) >= len(self.finished)
 
     def await_records(self) -> None:
-        """It ends here before the engine has said so, and what that says is still wanted."""
+        """It ended here before the engine reported its end, and the report is still needed."""
         self.last_heard_at = time.monotonic()
         self.records_ready = asyncio.get_running_loop().create_future()
 
@@ -263,13 +259,13 @@ class InFlightRequest:
         self.attempts_without_output = max(0, self.attempts_without_output - 1)
 
     def suspect(self) -> None:
-        """It leaves its replica, and what became of that isn't known yet."""
+        """It leaves a replica that may have crashed."""
         self.unresolved_replicas[self.incarnation] = self.runs_isolated
 
     def blame(self, request_ids: Collection[str] | None, incarnation: str) -> None:
-        """A replica that had it died, or stands still, while it was at these requests.
+        """A replica that had it crashed, or stalled, while it was running these requests.
 
-        `request_ids`: without the numbers of attempts; None: not known, and then it counts.
+        `request_ids`: without attempt numbers; None: unknown, which charges the attempt.
         """
         isolated = self.unresolved_replicas.pop(incarnation, self.runs_isolated)
         if request_ids is None:
@@ -281,21 +277,21 @@ class InFlightRequest:
             self.attempts_without_output = max(0, self.attempts_without_output - 1)
 
     def _hop(self, reason: str) -> None:
-        """It comes to its replica, or leaves it for a reason."""
+        """Record that it was assigned to a replica, or removed from it for a reason."""
         if len(self.placement_history) < MAX_HOPS:
             self.placement_history.append((time.perf_counter(), self.replica_id, reason))
 
     def unassign(self, reason: str) -> None:
-        """No replica has it any more."""
+        """Remove it from its replica."""
         if self.placed:
             self._hop(reason)
         self.replica_id = self.incarnation = ""
         self.waiting_since = time.monotonic()
 
     def accept(self, delta: TokenDelta) -> TokenChunk | None:
-        """Take in a delta of the present attempt; the new part of it, or None if there's none.
+        """Apply a delta of the current attempt; return its new part, or None if there is none.
 
-        Raises: `LostTokens` when tokens between are missing.
+        Raises: `LostTokens` when tokens in between are missing.
         """
         index = delta.index
         if delta.flight is not None:
@@ -320,10 +316,10 @@ class InFlightRequest:
             self.attempts_without_output = self.shared_crashes = 0
             self.unresolved_replicas.clear()
         if self.resumed:
-            # A resumed request finds its own earlier tokens in the cache: that is no saving.
+            # A resumed request hits its own earlier tokens in the cache: that saves nothing.
             chunk.num_cached_tokens = 0
         elif self.prefilled:
-            # What came from the prefill replica was computed for this request.
+            # The prefill replica computed these blocks for this very request.
             chunk.num_cached_tokens = min(chunk.num_cached_tokens, self.num_prefill_cached_tokens)
         if chunk.flight is not None:
             chunk.flight.numerics_changed = self.numerics_changed
@@ -332,7 +328,7 @@ class InFlightRequest:
         return chunk
 
     def on_abort_reply(self, delta: TokenDelta | None) -> None:
-        """The engine's last word after an abort, or None when it's waited for no more."""
+        """The engine's reply to an abort, or None when waiting for it has timed out."""
         record = delta.flight if delta is not None else None
         self.ran = self.ran or (record is not None and record.num_steps > 0)
         if delta is not None:
@@ -347,19 +343,19 @@ class InFlightRequest:
             self.abort_future.set_result(None)
 
     def runs_at(self, batch: OutboxBatch) -> bool:
-        """Whether the batch comes from the very process that the flight was given to."""
+        """Whether the batch comes from the very process that the flight was assigned to."""
         return batch.replica_id == self.replica_id and batch.incarnation == self.incarnation
 
 
 class Submission:
-    """One or more engine requests whose pieces come through one mailbox.
+    """One or more engine requests whose chunks arrive through one mailbox.
 
-    Close it in a `finally`: that aborts what still runs.
+    Close it in a `finally`: that aborts requests that still run.
 
     Attributes:
-        mailbox: where the pieces come from.
-        flights: the requests on their way, in order. Of thousands the last ones follow soon.
-        closed: whether nobody waits for it any more.
+        mailbox: the source of the chunks.
+        flights: the requests, in order. In a submission of thousands the last ones are added later.
+        closed: whether its reader has left.
     """
 
     def __init__(self, client: EngineClient, mailbox: TokenQueue) -> None:
@@ -368,7 +364,7 @@ class Submission:
         self.closed = False
 
     def next_chunks(self, wait_s: float | None = None) -> Awaitable[list[TokenChunk]]:
-        """The next pieces, at most one an output; [] after `wait_s` seconds without any.
+        """The next chunks, at most one per output; [] after `wait_s` seconds without any.
 
         Raises: `QuireError` of the engine, or `EngineUnavailable`.
         """
@@ -380,42 +376,42 @@ class Submission:
 
     @property
     def replica_id(self) -> str:
-        """The replica that has the first request, or had it last; "" while none had it."""
+        """The first request's current or last replica; "" before it was assigned to one."""
         return self.flights[0].last_replica_id
 
     @property
     def waiting(self) -> bool:
-        """Whether a request that isn't over waits for a replica that could take it."""
+        """Whether an unfinished request waits for a replica."""
         return any(not flight.placed and not flight.done for flight in self.flights)
 
     def was_computed(self, number: int) -> bool:
-        """Whether the engine has computed anything for this request, as far as is known."""
+        """Whether the engine is known to have computed anything for this request."""
         return number < len(self.flights) and self.flights[number].ran
 
     @property
     def numerics_changed(self) -> bool:
-        """Whether a replica that computes other bits went on with any of them."""
+        """Whether a replica with different numerics continued any of them."""
         return any(flight.numerics_changed for flight in self.flights)
 
     def finish_output(self, number: int, index: int) -> None:
-        """The consumer needs no more of this output (a stop string was found): abort it."""
+        """Abort an output that the consumer has ended (a stop string matched)."""
         self._client.abort_output(self.flights[number], index, "stop")
 
     def close(self) -> None:
-        """Abort what has not finished. Idempotent, never blocks."""
+        """Abort unfinished requests. Idempotent, never blocks."""
         self.closed = True
         self.mailbox.close()
         for flight in self.flights:
             self._client.abort_all(flight)
 
     async def wait_aborted(self, timeout_s: float) -> None:
-        """After `close`: wait until the engine has answered the aborts, for at most so long."""
+        """After `close`: wait up to `timeout_s` seconds for the engine's replies to the aborts."""
         for flight in self.flights:
             if flight.abort_future is not None:
                 await asyncio.wait([flight.abort_future], timeout=timeout_s)
 
     async def wait_records(self, timeout_s: float) -> None:
-        """Wait until the engine's records of what ended early are there, for at most so long."""
+        """Wait up to `timeout_s` seconds for the engine's records of outputs that ended early."""
         waiting = [
             flight.records_ready for flight in self.flights if flight.records_ready is not None
         ]

@@ -1,4 +1,4 @@
-"""`PrefillPlanner`: which prompts a prefill replica computes before another one answers them."""
+"""`PrefillPlanner`: decides which prompts a prefill replica computes before another one decodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from inference.engine_client.flight import InFlightRequest
 
 
 class PrefillPlanner:
-    """Sends a prompt to a prefill replica where the replica that answers it would need several
-    steps for it, as far as this gateway knows what that has cached.
+    """Sends a prompt to a prefill replica if the replica that decodes it would need several steps
+    to compute it, judging by what this gateway has sent there before.
     """
 
     def __init__(self) -> None:
-        #: Of beginnings of prompts, the incarnation that answered them last; the last used last.
+        #: Prompt prefix -> the incarnation that last answered it, in LRU order.
         self._prefixes: OrderedDict[bytes, str] = OrderedDict()
 
     def choose(
         self, flight: InFlightRequest, replicas: Sequence[Replica], decode: Replica, slack: int
     ) -> Replica | None:
-        """The replica that computes a flight's prompt for `decode`; None: `decode` does.
+        """The replica that computes a flight's prompt for `decode`; None if `decode` does.
 
         `slack`: how many more requests than `decode` a prefill replica may have.
         """
@@ -51,9 +51,9 @@ class PrefillPlanner:
         return producer
 
     def _record_prefixes(self, flight: InFlightRequest, stride: int, beat: Heartbeat) -> int:
-        """Number of a prompt's tokens after the longest beginning that a replica has answered.
+        """Number of a prompt's tokens after the longest prefix that a replica has answered.
 
-        As many are remembered as its KV cache holds, in strides.
+        The remembered prefixes are limited to what its KV cache holds, in strides.
         """
         token_ids = flight.request.prompt_token_ids
         num_cached, is_cached = 0, True
@@ -69,8 +69,8 @@ class PrefillPlanner:
 
 
 def _prefixes(key: bytes, token_ids: Sequence[int], stride: int) -> Iterator[bytes]:
-    """[16] bytes of each beginning of `stride` tokens, twice as many and so on. `key`: of the cache
-    namespace and adapter, see `prefix_key`.
+    """[16]-byte hashes of the prefixes of `stride` tokens, twice as many, and so on. `key`: hash of
+    the cache namespace and adapter, see `prefix_key`.
     """
     digest = hashlib.blake2b(key, digest_size=16)
     for start in range(0, len(token_ids) - stride + 1, stride):

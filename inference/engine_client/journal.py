@@ -1,7 +1,7 @@
 """Journal of open streams in Redis, from which another gateway can continue them.
 
-Beside the outbox, whose entries are trimmed once they are handed out: a token is in the one or the
-other, or in both, until the stream has been over for a while.
+It complements the outbox, whose entries are trimmed once they are delivered: a token is in one or
+both of the two until some time after the stream has ended.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from engine.contract.replica_state import Numerics
 from engine.system.redis_client import RedisPipeline
 from inference.engine_client.mailbox import TokenChunk
 
-#: A stream can be gone on with for so long after it was last heard of, and after its end.
+#: Seconds that a stream can be resumed after its last token, and after its end.
 KEEP_S, KEEP_ENDED_S = 300, 60
 
-#: Streams that are written in one command, and in one turn of the event loop.
+#: Maximum number of streams written by one command, in one iteration of the event loop.
 MAX_SAVED_PER_TICK = 32
-#: KEYS: of each stream the list of its entries, and the stream itself. ARGV: when they expire; of
-#: each stream how many entries come, and these.
+#: KEYS: for each stream the list of its entries, and the stream itself. ARGV: seconds until they
+#: expire; for each stream the number of entries, then the entries.
 _SAVE = """
 local at = 2
 for i = 1, #KEYS, 2 do
@@ -40,7 +40,7 @@ end
 """
 
 Entry = tuple[int, TokenChunk]
-#: Of the replica that made the latest tokens, and whether others had made earlier ones.
+#: Numerics of the replica that produced the latest tokens, and whether earlier tokens had others.
 Bits = tuple[Numerics | None, bool]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -51,14 +51,14 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Stream description from which another gateway can continue it.
 
     Attributes:
-        tenant_id, holder: whose it is: the tenant's, and within it a key's or a person's.
-        print: of the request; the same request has the same one.
-        gateway: the process that let it in, for the ledger. ledger_id: under which it settles,
+        tenant_id, holder: the tenant that owns it, and the key or user within the tenant.
+        print: fingerprint of the request; equal requests have equal fingerprints.
+        gateway: the process that admitted it, for the ledger. ledger_id: under which it settles,
             "" for the stream's own id. outbox: its engine client.
-        requests: the engine's ids of its prompts. started_at, seed: as they were.
-        output_tokens: how many may be generated, None for no limit but the request's own.
-        read_until: the last item of the stored conversation that its prompt is made of.
-        adapter: the content that it goes through, wherever the adapter's name leads meanwhile.
+        requests: the engine's ids of its prompts. started_at, seed: of the original request.
+        output_tokens: maximum number of generated tokens, None for only the request's own limit.
+        read_until: the last item of the stored conversation that its prompt was built from.
+        adapter: the adapter version that it runs with, even if the adapter's name has moved on.
     """
 
     tenant_id: int
@@ -101,30 +101,30 @@ def decode_bits(data: bytes | None) -> Bits:
 
 
 class Journal:
-    """This gateway's open streams. What is noted is kept at the next `save`."""
+    """Journal of this gateway's open streams. Recorded tokens are written by the next `save`."""
 
     def __init__(self, link: RedisPipeline, prefix: str) -> None:
         self._link, self._prefix = link, prefix
         self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
-        #: Streams whose client was told tokens while Redis was away.
+        #: Streams whose delivery mark failed to reach Redis; `save` sends it again.
         self._untold: set[str] = set()
 
     def begin(self, stream: str, about: OpenStream) -> None:
-        """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
+        """A stream was opened or taken over. It can't be resumed if Redis fails to store this."""
         name = redis_keys.stream_key(stream, self._prefix)
         self._link.send("HSET", name, "open", msgspec.msgpack.encode(about))
         self._link.send("EXPIRE", name, KEEP_S)
 
     def record_placement(self, stream: str, number: int, bits: Bits) -> None:
-        """A replica was given one of the stream's requests."""
+        """One of the stream's requests was assigned to a replica."""
         name = redis_keys.stream_key(stream, self._prefix)
         self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
     def mark_delivered(self, stream: str) -> asyncio.Future[Any]:
-        """The first of its tokens have left for the client: from now on it's billed.
+        """The stream's first tokens were sent to the client: from now on it is billed.
 
-        What Redis doesn't take now is sent again by `save`.
+        If Redis fails to store this now, `save` sends it again.
         """
 
         def record_error(reply: asyncio.Future[Any]) -> None:
@@ -138,13 +138,13 @@ class Journal:
         return reply
 
     def record_tokens(self, stream: str, start: int, chunk: TokenChunk) -> None:
-        """Tokens came: `start` of the output were there before."""
+        """Record new tokens, of which the output had `start` before."""
         outputs = self._pending.setdefault(stream, {})
         entry = outputs.get((chunk.number, chunk.index))
         if entry is not None:
             entry[1].merge(chunk)
             return
-        copy = dataclasses.replace(  # a slow reader's pieces are merged, and these apart from them
+        copy = dataclasses.replace(  # both this copy and the reader's chunk are merged later
             chunk,
             token_ids=list(chunk.token_ids),
             logprobs=None if chunk.logprobs is None else list(chunk.logprobs),
@@ -152,7 +152,7 @@ class Journal:
         outputs[chunk.number, chunk.index] = start, copy
 
     async def save(self) -> None:
-        """Write what was noted. Raises redis.RedisError; then the next call tries again."""
+        """Write recorded tokens. Raises redis.RedisError; the next call then tries again."""
         pending, self._pending = self._pending, {}
         untold, self._untold = self._untold, set()
         replies = [self.mark_delivered(stream) for stream in untold]
@@ -160,14 +160,14 @@ class Journal:
             streams = iter(pending.items())
             while some := list(islice(streams, MAX_SAVED_PER_TICK)):
                 replies.append(self._write(some))
-                await asyncio.sleep(0)  # tokens come in between
+                await asyncio.sleep(0)  # let tokens be handled in between
             await asyncio.gather(*replies)
         except BaseException:
             newer, self._pending = self._pending, pending
             for stream, outputs in newer.items():
                 for start, chunk in outputs.values():
                     self.record_tokens(stream, start, chunk)
-            raise  # twice is no harm: entries say where they begin
+            raise  # writing an entry twice is harmless: entries carry their start position
 
     def _write(
         self, streams: list[tuple[str, dict[tuple[int, int], Entry]]]
@@ -181,12 +181,12 @@ class Journal:
         return self._link.send("EVAL", _SAVE, len(keys), *keys, *words)
 
     async def mark_settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """The stream is over here and will be billed: who goes on with it bills the rest."""
+        """The stream ended here and is billed: a gateway that resumes it bills only the rest."""
         name = redis_keys.stream_key(stream, self._prefix)
         counts = "prompt", prompt_tokens, "billed", completion_tokens
         replies = [self._link.send("HSET", name, *counts)]
         for key in (name, journal_key(self._prefix, stream)):
             replies.append(self._link.send("EXPIRE", key, KEEP_ENDED_S))
-        with contextlib.suppress(RedisError):  # without Redis nobody goes on with it
+        with contextlib.suppress(RedisError):  # without Redis no gateway can resume it
             await replies[-1]
         self._untold.discard(stream)

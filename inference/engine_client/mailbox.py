@@ -1,4 +1,4 @@
-"""`TokenQueue`: tokens on their way from the reader to one consumer, merged while it is slow."""
+"""`TokenQueue`: tokens between the outbox reader and one consumer, merged while it is slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.contract.errors import QuireError
 from engine.contract.messages import FlightRecord, TokenDelta, TokenLogprobs
 from inference.loop.fair_dispatch import wake_dispatch
 
-#: Pieces that a consumer takes in one turn of the event loop.
+#: Maximum number of chunks that a consumer gets in one iteration of the event loop.
 MAX_CHUNKS_PER_GET = 64
 
 
@@ -19,12 +19,12 @@ class TokenChunk:
     """New tokens of one output: a `TokenDelta` without duplicates, or several merged.
 
     Attributes:
-        number: which of the submission's requests. index: which of the request's outputs.
-        token_ids: new tokens. logprobs: one entry a token when asked for.
-        prompt_logprobs: once, on the request's first piece.
-        finish_reason, stop_reason: set on an output's last piece.
-        num_cached_tokens: prompt tokens that the engine found in its cache; on first and last.
-        flight: the engine's record, on the last.
+        number: index of the request in the submission. index: index of the output in the request.
+        token_ids: new tokens. logprobs: one entry per token if requested.
+        prompt_logprobs: once, on the request's first chunk.
+        finish_reason, stop_reason: set on an output's last chunk.
+        num_cached_tokens: prompt tokens that the engine had cached; on the first and last chunk.
+        flight: the engine's record, on the last chunk.
         pooled: a pooling model's result, see `TokenDelta`.
     """
 
@@ -40,7 +40,7 @@ class TokenChunk:
     pooled: bytes | None = None
 
     def merge(self, later: TokenChunk) -> None:
-        """Append a later piece of the same output."""
+        """Append a later chunk of the same output."""
         self.token_ids.extend(later.token_ids)
         if later.logprobs is not None:
             self.logprobs = (self.logprobs or []) + later.logprobs
@@ -53,7 +53,7 @@ class TokenChunk:
 
 
 def chunk_from_delta(delta: TokenDelta, number: int, skip: int) -> TokenChunk:
-    """A delta without its first `skip` tokens, which the consumer has already."""
+    """A delta without its first `skip` tokens, which the consumer already has."""
     logprobs = delta.logprobs
     return TokenChunk(
         number,
@@ -70,12 +70,13 @@ def chunk_from_delta(delta: TokenDelta, number: int, skip: int) -> TokenChunk:
 
 
 class TokenQueue:
-    """One consumer's pieces. The writer never waits; what a slow consumer leaves is merged.
+    """Chunks for one consumer. The writer never waits; chunks merge while the consumer is slow.
 
-    At most one piece an output waits here, so memory is bounded by the tokens that the request may
-    have, whatever the consumer's speed. A step's tokens of hundreds of consumers wake a few of them
-    in a turn of the loop, tenants one by one, and what comes until then is merged: the further the
-    loop is behind, the less it has to do. Not thread-safe: writer and consumer share a loop.
+    At most one chunk per output is queued, so memory is bounded by the request's maximum number of
+    tokens, however slow the consumer is. Of the hundreds of consumers of a step only a few are
+    woken per iteration of the loop, tenant by tenant, and tokens that arrive meanwhile are merged:
+    the further the loop falls behind, the less it has to do. Not thread-safe: writer and consumer
+    share a loop.
     """
 
     __slots__ = (
@@ -99,7 +100,7 @@ class TokenQueue:
         self._timer: asyncio.TimerHandle | None = None
 
     def push(self, chunk: TokenChunk) -> None:
-        """Add a piece and wake the consumer."""
+        """Add a chunk and wake the consumer."""
         key = (chunk.number, chunk.index)
         waiting = self._chunks.get(key)
         if waiting is None:
@@ -109,7 +110,7 @@ class TokenQueue:
         self._wake()
 
     def fail(self, error: QuireError) -> None:
-        """Raise `error` at the consumer once it has taken what is here."""
+        """Raise `error` at the consumer once it has read the queued chunks."""
         self._error = self._error or error
         self._wake()
 
@@ -120,11 +121,11 @@ class TokenQueue:
             wake_dispatch.current().admit(self._tenant, waiter)
 
     async def get(self, wait_s: float | None = None) -> list[TokenChunk]:
-        """Return received chunks, at most one an output; [] after `wait_s` seconds without any.
+        """Return queued chunks, at most one per output; [] after `wait_s` seconds without any.
 
-        Of thousands of outputs a few at a time: others' tokens come in between.
+        Of thousands of outputs it returns a few at a time, so that other consumers run in between.
 
-        Raises: the error that the writer left.
+        Raises: the error that the writer set with `fail`.
         """
         if not self._chunks and self._error is None:
             await self._wait(wait_s)
@@ -150,7 +151,7 @@ class TokenQueue:
             self._waiter = self._deadline = None
 
     def _schedule_timeout(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """A timer of an earlier wait does: one a token would cost more than the token."""
+        """Schedule a wake-up, unless one is scheduled: a timer per token would cost too much."""
         self._deadline = loop.time() + wait_s
         if self._timer is not None and self._timer.when() > self._deadline:
             self.close()
@@ -158,7 +159,7 @@ class TokenQueue:
             self._timer = loop.call_later(wait_s, self._on_timeout, loop)
 
     def _on_timeout(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The timer fired: the wait is over, or another one began since it was set."""
+        """The timer fired: end the wait, or reschedule if another wait began since it was set."""
         self._timer, deadline = None, self._deadline
         if deadline is None:
             return
@@ -170,7 +171,7 @@ class TokenQueue:
             self._timer = loop.call_later(remaining_s, self._on_timeout, loop)
 
     def close(self) -> None:
-        """Leave no timer behind."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

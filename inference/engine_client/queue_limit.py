@@ -1,8 +1,8 @@
-"""Limit on requests that wait for a model, and the order in which tenants are refused.
+"""Limit on requests that wait for a model, and the order in which tenants are rejected.
 
-Past the point where every seat is taken, more requests in the house make nobody's answer come
-sooner, but cost gateways and Redis their time. So what comes then is told when to come back, by
-the rate at which the replicas really end requests.
+Once the replicas run at capacity, queueing more requests gets no answer out sooner, but costs
+gateways and Redis time. Requests beyond the limit are therefore rejected with a `Retry-After` that
+is computed from the rate at which the replicas actually finish requests.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import InFlightRequest
 from inference.errors import Overloaded
 
-#: Requests of a model that may always wait; and with many that run, so many times these.
+#: Requests of a model that may always wait; and the limit as a multiple of its running requests.
 MIN_WAITING, WAITING_PER_RUNNING = 256, 4
-#: What may wait of requests that are less urgent than usual, or more, as a part of the others.
+#: Factors of the queue limit for requests of lower and of higher priority than the default.
 LESS_URGENT, MORE_URGENT = 0.5, 2.0
-#: Of what becomes free, the part for those who were told to come again; others come anew.
+#: Share of the freed capacity that is promised to retries; the rest is for new requests.
 RETRY_SHARE = 0.5
-#: For how long a tenant's are told to come one after the other: until what may wait has run so many
-#: times.
+#: Bound on how far ahead a tenant's retries are spread: so many times the time that a full queue
+#: takes to run.
 QUEUE_ROUNDS = 4.0
-#: A tenant within its share is let in beyond the bound, up to so many times of it.
+#: A tenant within its fair share is accepted beyond the limit, up to so many times the limit.
 FAIR_SHARE_HEADROOM = 2.0
 _COUNT_EVERY_S = 0.25
 _MAX_RETRY_S, _UNKNOWN_S = 60.0, 5.0
-#: Prompt tokens of a request without generation (an embedding, a score) that are as much work as
-#: one request that generates: about what a step computes, and generating takes many steps.
+#: Prompt tokens of a pooling request (an embedding, a score) that are as much work as one
+#: generating request: about what one step computes, and generating takes many steps.
 POOLED_TOKENS_PER_REQUEST = 2048
 
 
@@ -42,8 +42,8 @@ class Load:
     """Load of a model's replicas.
 
     Attributes:
-        running, waiting: requests.
-        per_second: requests that end in a second; 0 while that isn't known.
+        running, waiting: number of requests.
+        per_second: requests finished per second; 0 if unknown.
     """
 
     running: int = 0
@@ -66,24 +66,24 @@ class Load:
 
     @property
     def max_waiting(self) -> int:
-        """Requests of usual urgency that may wait."""
+        """Maximum number of waiting requests of default priority."""
         return max(MIN_WAITING, WAITING_PER_RUNNING * self.running)
 
     def seconds_until(self, waiting: float) -> float:
-        """Seconds until only so many requests wait, at least one."""
+        """Seconds, at least 1, until no more than `waiting` requests wait."""
         if not self.per_second:
             return _UNKNOWN_S
         return min(_MAX_RETRY_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
-#: Tenants' lines of those who were told to come again; more are looked through.
+#: Number of tenants' retry queues above which expired ones are removed.
 _MAX_RETRY_QUEUES = 1000
-#: Where no more wait, the rate of late says nothing of what comes: hardly anything was asked.
+#: With a shorter queue the recent rate says nothing about capacity: there was hardly any demand.
 _MIN_QUEUE_FOR_RATE = 16
 
 
 def check_client_timeout(model: str, load: Load, seconds: float) -> None:
-    """Raise `Overloaded` (503) when a request's turn would come after its client has left."""
+    """Raise `Overloaded` (503) if the client would time out before its request is served."""
     if not load.per_second or load.waiting <= max(_MIN_QUEUE_FOR_RATE, seconds * load.per_second):
         return
     error = Overloaded(
@@ -95,27 +95,27 @@ def check_client_timeout(model: str, load: Load, seconds: float) -> None:
 
 
 def _work(request: EngineRequest) -> float:
-    """A request's work, in requests that generate: at most 1."""
+    """Work of a request, in generating requests: at most 1."""
     if request.pooling is None:
         return 1.0
     return min(1.0, len(request.prompt_token_ids) / POOLED_TOKENS_PER_REQUEST)
 
 
 class QueueLimit:
-    """Lets requests of one gateway in, or not."""
+    """Accepts or rejects the requests of one gateway."""
 
     def __init__(self) -> None:
         self._counted_at = -math.inf
         self._open_work: dict[tuple[str, str], float] = {}
-        #: By model: work of an open request of this gateway, in requests that generate. The last
-        #: known one stays: replicas' heartbeats may be older than the end of what they count.
+        #: By model: mean work of this gateway's open requests, in generating requests. The last
+        #: known value stays: heartbeats may still count requests that have ended since.
         self._mean_work: dict[str, float] = {}
         self._retry_slots: dict[tuple[str, str, bool], float] = {}
 
     def check(
         self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[InFlightRequest]
     ) -> None:
-        """Let a request in.
+        """Raise if the request must be rejected.
 
         Args:
             model, tenant, priority: the request's. Less urgent ones are refused first.
@@ -123,7 +123,7 @@ class QueueLimit:
             flights: all requests that this gateway has open.
 
         Raises:
-            EngineOverloaded (429): the tenant has its share in the queue, and others wait too.
+            EngineOverloaded (429): the tenant has used its share of the queue, and others wait too.
             Overloaded (503): the queue is full.
         """
         max_waiting = float(load.max_waiting)
@@ -153,11 +153,10 @@ class QueueLimit:
     def _retry_after(
         self, whose: tuple[str, str, bool], load: Load, max_waiting: float, per_second: float
     ) -> float:
-        """In how many seconds this one shall come again: one after the other of a tenant's, at a
-        part of its rate, and not all of them at once to be refused again. The line ends where so
-        many have run as may wait, `QUEUE_ROUNDS` times: those who ask again and again put nobody
-        off for
-        longer.
+        """Seconds after which this request should be retried. A tenant's retries are spread at a
+        part of its rate, so that they don't all return at once and are rejected again. The queue of
+        retries ends `QUEUE_ROUNDS` full queues ahead, so that clients that retry too often delay
+        nobody for longer.
         """
         first = load.seconds_until(max_waiting)
         if not per_second:
@@ -175,7 +174,7 @@ class QueueLimit:
         return min(_MAX_RETRY_S, wait)
 
     def _count(self, flights: Iterable[InFlightRequest]) -> None:
-        """Count again, but not for each of thousands that are refused in a second."""
+        """Count open work, at most every `_COUNT_EVERY_S`, however often requests are rejected."""
         now = time.monotonic()
         if now - self._counted_at >= _COUNT_EVERY_S:
             self._counted_at = now

@@ -1,4 +1,4 @@
-"""Reading this gateway's outbox, and trimming what was handed out of it: two tasks a process."""
+"""Reads this gateway's outbox, and trims the entries that were delivered: two tasks a process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class InboxWriter:
         self._sent: set[asyncio.Future[Any]] = set()
 
     def post(self, replica_id: str, message: msgspec.Struct, on_error: OnError) -> None:
-        """Send soon. `on_error`: Redis failed, though it may have the message all the same."""
+        """Send without waiting. `on_error`: Redis failed, though it may have stored the message."""
         key = redis_keys.inbox_key(replica_id, self._prefix)
         reply = self._link.send("XADD", key, "*", STREAM_FIELD, encode(message))
         self._sent.add(reply)
@@ -52,9 +52,9 @@ class InboxWriter:
             on_error(error)
 
     def abort(self, replica_id: str, engine_id: str, index: int | None, reason: str) -> None:
-        """Tell a replica to stop. When that fails the engine runs on to nobody."""
+        """Abort a request at a replica. If sending fails, the engine finishes it for no reader."""
 
-        fields = request_fields()  # the answer comes in another task
+        fields = request_fields()  # the reply arrives in another task
 
         def on_error(error: RedisError) -> None:
             with bound_request(**fields):
@@ -64,14 +64,14 @@ class InboxWriter:
         self.post(replica_id, message, on_error)
 
     async def close(self) -> None:
-        """Wait until Redis has what was posted, for at most `CLOSE_TIMEOUT_S`."""
+        """Wait up to `CLOSE_TIMEOUT_S` until Redis has stored the posted messages."""
         if self._sent:
             await asyncio.wait(set(self._sent), timeout=CLOSE_TIMEOUT_S)
 
 
-#: A request that has ended is settled within so long.
+#: Seconds within which a finished request is settled.
 FORGET_ENDED_S = 15.0
-#: One of which nothing more was heard was aborted.
+#: A request without deltas for so many seconds was aborted.
 FORGET_SILENT_S = 600.0
 
 _SAVE = """
@@ -83,10 +83,10 @@ return redis.call('XTRIM', KEYS[2], 'MINID', '=', ARGV[1])
 
 
 class Progress:
-    """Output tokens by request and output, kept in Redis too.
+    """Output tokens by request and output, also stored in Redis.
 
-    What is read is trimmed from the outbox. If this process is killed, another one bills its
-    requests from these counts and from what waits in the outbox.
+    Delivered entries are trimmed from the outbox. If this process is killed, another one bills its
+    requests from these counts and from what is left in the outbox.
     """
 
     def __init__(self, gateway_id: str, prefix: str) -> None:
@@ -94,11 +94,11 @@ class Progress:
             redis_keys.progress_key(gateway_id, prefix),
             redis_keys.outbox_key(gateway_id, prefix),
         )
-        #: "request/output" -> tokens, and when it may be forgotten.
+        #: "request/output" -> number of tokens, and when (monotonic) it may be forgotten.
         self._counts: dict[str, tuple[int, float]] = {}
 
     def record_batch(self, batch: OutboxBatch) -> None:
-        """A batch was read."""
+        """Count the tokens of a batch."""
         now = time.monotonic()
         for delta in batch.deltas:
             name = f"{redis_keys.base_request_id(delta.request_id)}/{delta.index}"
@@ -110,41 +110,41 @@ class Progress:
             self._counts[name] = (so_far, now + keep)
 
     async def save_and_trim(self, link: RedisPipeline, min_id: str) -> None:
-        """Write the counts and trim the outbox before `min_id`, both or neither."""
+        """Write the counts and trim the outbox before `min_id`, atomically."""
         now = time.monotonic()
         self._counts = {name: entry for name, entry in self._counts.items() if entry[1] > now}
         values = [word for name, (count, _) in self._counts.items() for word in (name, count)]
-        # Lua's `unpack_bits` takes some thousands of values: more requests than that are left out.
+        # Lua's `unpack` takes at most a few thousand values: further requests are left out.
         await link.execute("EVAL", _SAVE, 2, *self._keys, min_id, OUTBOX_TTL_S, *values[-6000:])
 
 
 READ_COUNT = 256
-#: Entries that are looked into as they arrive; more wait for the loop's next turns.
+#: Entries that are decoded as they arrive; the rest wait for the loop's next iterations.
 MAX_SCANNED = 2
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
-#: An outbox that nobody refreshes vanishes after so long.
+#: Seconds after which an outbox expires unless it is refreshed.
 EXPIRE_S = OUTBOX_TTL_S
 RETRY_S = 0.2
 PROBE_EXPIRE_S = 60
 
 
-#: An entry's id, and what isn't read yet or is.
+#: An entry's id, and its undecoded bytes or its decoded batch.
 EntryBuffer = tuple[bytes, bytes | None, OutboxBatch | None]
 
 
 class OutboxReader:
-    """Reads `OutboxBatch`es and gives them to `deliver_event`, in order, each entry once.
+    """Reads `OutboxBatch`es and passes them to `deliver`, in order, each entry once.
 
-    `run` and `trim_forever` run side by side.
+    `run` and `trim_forever` run concurrently.
 
     Args:
-        reading: a link of its own, whose timeout allows for blocking reads.
+        reading: a dedicated link, whose timeout allows for blocking reads.
         link: for short commands.
-        begin: called with a batch as it arrives, if it's among the first that do; takes out of it
-            what can't wait for the loop's next turn, and does little.
+        begin: called with each of the first `MAX_SCANNED` batches as it arrives; removes what
+            can't wait for the loop's next iteration from it, and must be short.
         deliver: called on the loop with each batch; must not block.
-        save: keeps elsewhere what `deliver_event` was given; awaited before that is removed here.
+        save: stores elsewhere what `deliver` received; awaited before that is removed here.
         on_error: called when Redis could not be read.
     """
 
@@ -169,7 +169,7 @@ class OutboxReader:
         self._has_news = asyncio.Event()
 
     async def run(self) -> None:
-        """Read for ever. Redis may come and go."""
+        """Read forever; reconnects to Redis when the connection is lost."""
         while True:
             try:
                 await self._read()
@@ -193,8 +193,8 @@ class OutboxReader:
             self._has_news.set()
 
     def _decode_entries(self, arrived: list[EntryBuffer], entries: Any) -> None:
-        """Take what Redis has sent, as it arrives, and of its first entries what can't wait."""
-        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
+        """Buffer the entries that Redis sent, and pass the first of them to `begin`."""
+        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing arrived.
         for entry_id, fields in entries[0][1] if entries else ():
             is_batch = fields and len(fields) > 1 and fields[0] == STREAM_FIELD
             data, batch = fields[1] if is_batch else None, None
@@ -205,13 +205,13 @@ class OutboxReader:
             arrived.append((entry_id, data, batch))
 
     def _read_of(self, data: bytes | None) -> OutboxBatch | None:
-        """The batch, which counts as read; None for an entry that isn't one."""
+        """Decode a batch and mark it as read; None for an invalid entry."""
         if data is None:
             return None
         try:
             batch = decode_outbox(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            # The gap that this leaves is found by the tokens' positions and repaired.
+            # The gap that this leaves is detected by the tokens' positions and repaired.
             logger.error("An outbox entry can't be read: %s", error)
             return None
         self._progress.record_batch(batch)
@@ -230,9 +230,9 @@ class OutboxReader:
             logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
 
     async def trim_forever(self) -> None:
-        """For ever: have kept elsewhere what was handed out, then remove it here.
+        """Forever: have delivered entries stored elsewhere, then remove them from the outbox.
 
-        Beside the reading: no token waits for it.
+        Runs concurrently with the reading, so that no token waits for it.
         """
         while True:
             await self._has_news.wait()
@@ -251,19 +251,19 @@ class OutboxReader:
         await self._progress.save_and_trim(self._link, _next_id(last))
 
     def restart(self) -> None:
-        """Read from the beginning: Redis lost the stream, and what is in it now is new."""
+        """Read from the beginning: Redis lost the stream, and all of its entries are new."""
         self._last = self._handed_out = b"0-0"
 
     async def refresh_ttl(self) -> None:
-        """Make sure that the stream is there and expires unless this is called again."""
+        """Create the stream if it is missing, and renew its expiry."""
         if not await self._link.execute("EXPIRE", self.key, EXPIRE_S):
-            # An empty entry makes the stream; the reader passes over it.
+            # An empty entry creates the stream; the reader skips it.
             empty = encode(OutboxBatch(replica_id="", incarnation="", step=0))
             await self._link.execute("XADD", self.key, "*", STREAM_FIELD, empty)
             await self._link.execute("EXPIRE", self.key, EXPIRE_S)
 
     async def write_probe(self) -> None:
-        """Write something that expires by itself. Raises `redis.RedisError` where Redis can't."""
+        """Write a key that expires by itself. Raises `redis.RedisError` if Redis can't write."""
         await self._link.execute("SET", f"{self.key}:probe", b"", "EX", PROBE_EXPIRE_S)
 
     async def delete(self) -> None:
@@ -278,10 +278,10 @@ def _next_id(entry_id: bytes) -> str:
 
 
 def short_link(url: str) -> RedisPipeline:
-    """For requests, on their way in and out."""
+    """A link for requests and replies."""
     return RedisPipeline(url, timeout_s=TIMEOUT_S)
 
 
 def reading_link(url: str) -> RedisPipeline:
-    """For blocking reads, which would hold up any other command."""
+    """A link for blocking reads, which would hold up any other command."""
     return RedisPipeline(url, timeout_s=TIMEOUT_S + BLOCK_MS / 1000)
