@@ -89,7 +89,10 @@ async def resolve_model(
     info = client.fleet.model(base)
     if info is None:
         raise EngineUnavailable(client.fleet.unavailable_reason(base))
-    _refuse_if_asleep(client.fleet.of_model(base), base)
+    if _is_asleep(client.fleet.of_model(base)):
+        await client.watchman.tick()  # it may have been woken since the last heartbeats were read
+        if _is_asleep(client.fleet.of_model(base)):
+            raise EngineSleeping(f"The model '{base}' sleeps until an operator wakes it up.")
     if task is not None:
         check_task(target.card.id, info.tasks, task)
     tokenizer = await tokenizers.get(caller.tenant, info.path, info.chat_template)
@@ -165,7 +168,6 @@ def _sticky_key(caller: Caller, sticky: str) -> str:
     return f"user {caller.user_id}" if caller.user_id is not None else ""
 
 
-def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:
-    """Raise `EngineSleeping` for a model that an operator put to sleep."""
-    if replicas and all(replica.heartbeat.state == "sleeping" for replica in replicas):
-        raise EngineSleeping(f"The model '{name}' sleeps until an operator wakes it up.")
+def _is_asleep(replicas: list[Replica]) -> bool:
+    """Whether an operator put all replicas of a model to sleep."""
+    return bool(replicas) and all(replica.heartbeat.state == "sleeping" for replica in replicas)

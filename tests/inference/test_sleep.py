@@ -88,7 +88,6 @@ async def test_a_request_to_a_model_that_sleeps_gets_a_typed_error(
         assert health.status == 503
         assert "sleeping" in health.body.decode()
         await operator.client.post("/wake_up")
-        await operator.refresh()
         assert (await operator.client.post("/v1/completions", body)).status == 200
 
 
