@@ -193,7 +193,6 @@ class HeartbeatWriter(threading.Thread):
         self._prefix = prefix
         self._make, self._tell_watched = make, tell_watched
         self._stopping = threading.Event()
-        self._is_due = threading.Event()
         self._writing = threading.Lock()
         self._script = client.register_script(_BEAT)
         self._written_state = ""
@@ -201,13 +200,8 @@ class HeartbeatWriter(threading.Thread):
 
     def run(self) -> None:
         while not self._stopping.is_set():
-            self._is_due.clear()
             self.write_now()
-            self._is_due.wait(protocol.HEARTBEAT_INTERVAL_S)
-
-    def write_soon(self) -> None:
-        """Have the thread write a heartbeat at once; the caller doesn't wait for Redis."""
-        self._is_due.set()
+            self._stopping.wait(protocol.HEARTBEAT_INTERVAL_S)
 
     def write_now(self) -> None:
         """Write one heartbeat now. Where Redis can't take it, the next one tries again."""
@@ -267,7 +261,6 @@ class HeartbeatWriter(threading.Thread):
         `in_flight`: the requests that the end may be due to.
         """
         self._stopping.set()
-        self._is_due.set()
         self.join(timeout=2.0)
         if not remove_key:
             return

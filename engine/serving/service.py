@@ -465,7 +465,6 @@ class EngineService:
         finally:
             if not self.draining:
                 self.state = "sleeping" if core.is_sleeping else "ready"
-                self._heartbeat.write_soon()  # who gets the reply sends the next request at once
         return True, ""
 
     def _queue_deltas(self, deltas: list[TokenDelta]) -> None:

@@ -17,7 +17,6 @@ from engine.serving import inbox as fence_module
 from engine.serving.heartbeat import HeartbeatWriter
 from engine.serving.inbox import InboxReader, IncarnationFence, IncarnationReplaced
 from engine.serving.outbox import OutboxWriter, StepOutput
-from tests.waiting import wait_until
 
 REPLICA = "r"
 
@@ -122,23 +121,3 @@ def test_a_replica_whose_redis_lost_everything_takes_its_id_again(
     client.delete(redis_keys.owner_key(REPLICA, key_prefix))
     replica.heart.write_now()
     assert client.get(redis_keys.owner_key(REPLICA, key_prefix)) == b"only"
-
-
-def test_a_new_state_is_in_redis_before_the_next_heartbeat_is_due(
-    client: redis.Redis, key_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "HEARTBEAT_INTERVAL_S", 600.0)
-    replica = Sleeper(client, key_prefix, "only")
-    replica.heart.start()
-
-    def written_at() -> float:
-        data = client.get(redis_keys.replica_key(REPLICA, key_prefix))
-        return protocol.decode_heartbeat(data).at if isinstance(data, bytes) else 0.0
-
-    wait_until(written_at)
-    first = written_at()
-    replica.heart.write_soon()
-    wait_until(lambda: written_at() > first)
-    replica.heart.stop(REPLICA, remove_key=True)
-    replica.heart.join(timeout=60)
-    assert not replica.heart.is_alive()
