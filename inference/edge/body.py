@@ -1,4 +1,4 @@
-"""Reading request bodies within limits: whole into memory, or an upload into a temporary file."""
+"""Reads request bodies within limits: into memory, or an upload into a temporary file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tenants.authentication import Caller, authenticate, cached_tenant
 
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
-#: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
-#: each fill a gigabyte.
+#: Maximum bytes of a body that are read before its sender is authenticated. Otherwise a hundred
+#: strangers who send 10 MB each would fill a gigabyte.
 ANONYMOUS_MAX_BYTES = 16 << 10
 
 
@@ -37,15 +37,15 @@ def is_upload(scope: Scope, path: str) -> bool:
 
 
 async def read_body(scope: Scope, receive: Receive, check: Check | None = None) -> bytes:
-    """The whole body, refused as soon as it's known to be too large.
+    """Read a body, and reject it as soon as it is known to be too large.
 
     Args:
-        check: awaited before more than `ANONYMOUS_MAX_BYTES` are read; what it raises ends the
-        reading.
+        check: awaited before more than `ANONYMOUS_MAX_BYTES` are read; an error that it raises ends
+            the reading.
 
     Raises:
-        PayloadTooLarge: more than `max_body_bytes`, announced or sent.
-        RequestTimeout: not complete within `body_timeout_s`, be it begun or not.
+        PayloadTooLarge: more than `max_body_bytes`, announced or received.
+        RequestTimeout: not complete within `body_timeout_s`, whether started or not.
         ClientGone: the connection closed first.
     """
     quire = settings.QUIRE
@@ -53,7 +53,7 @@ async def read_body(scope: Scope, receive: Receive, check: Check | None = None) 
     if check is not None and announced > ANONYMOUS_MAX_BYTES:
         await check()
         check = None
-    body = io.BytesIO()  # gives its bytes away uncopied: of 10 MB a copy takes milliseconds
+    body = io.BytesIO()  # returns its bytes without a copy, which takes milliseconds for 10 MB
     async with _read_timeout(quire.body_timeout_s):
         async for part in _parts(receive, quire.max_body_bytes):
             body.write(part)
@@ -75,7 +75,7 @@ async def authenticate_scope(scope: Scope) -> Caller:
 
 
 def tenant_hint(scope: Scope) -> str:
-    """Tenant that the request claims, for fair scheduling alone. "" for strangers."""
+    """Tenant that the request claims, for fair scheduling only; "" without a known key."""
     authorization = key = None
     for name, value in scope["headers"]:
         if name == b"authorization":
@@ -86,16 +86,16 @@ def tenant_hint(scope: Scope) -> str:
 
 
 async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
-    """The body as a temporary file, for a caller who is known: strangers fill no disk.
+    """Read a body into a temporary file, for authenticated callers: strangers fill no disk.
 
-    Its true length replaces what the headers in `scope` say.
+    Its actual length replaces the length in the headers of `scope`.
 
     Raises: what `read_body` raises, within `max_file_bytes` and `upload_timeout_s`; what
     `authenticate` raises, before anything is read.
     """
     quire = settings.QUIRE
     await authenticate_scope(scope)
-    # Boundaries and the other fields of the form come on top of the file.
+    # The form's boundaries and other fields add to the size of the file.
     limit = quire.max_file_bytes + SPOOL_BYTES
     check_content_length(scope, limit)
     file: IO[bytes] = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - the caller closes
@@ -106,7 +106,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     except BaseException:
         file.close()
         raise
-    # Django's parser of forms believes in Content-Length alone; a chunked upload has none.
+    # Django's form parser relies on Content-Length, which a chunked upload lacks.
     size = str(file.tell()).encode()
     headers = [
         (name, value) for name, value in scope["headers"] if name.lower() != b"content-length"
@@ -118,7 +118,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
 
 
 def check_content_length(scope: Scope, limit: int) -> int:
-    """The length that Content-Length says, or 0. Raises `PayloadTooLarge` beyond the limit."""
+    """The value of Content-Length, or 0. Raises `PayloadTooLarge` beyond the limit."""
     announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
     length = int(announced[:20]) if announced.isdigit() else 0
     if length > limit:
@@ -139,7 +139,7 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
 
 
 class _read_timeout:
-    """`asyncio.timeout` that ends in a `RequestTimeout`."""
+    """`asyncio.timeout` that raises `RequestTimeout`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._timeout = seconds, asyncio.timeout(seconds)
@@ -162,7 +162,7 @@ async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
 
 
 def body_timeout(seconds: float) -> RequestTimeout:
-    """Error for a body that is not complete in time."""
+    """Error for a body that isn't complete in time."""
     return RequestTimeout(f"The request body did not arrive within {seconds:g} s.")
 
 
@@ -174,9 +174,9 @@ def body_too_large(limit: int) -> PayloadTooLarge:
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Paths below which a form or a piece carries a file.
+#: Paths whose body is a form with a file, or a part of a file.
 FILES = re.compile(r"/console/files/upload/|/api/(?:.*/)?adapters/uploads/[^/]+/files/[^/]+/")
-#: Of the page that refuses a body, as every page has one.
+#: Content security policy of the page that rejects a body, like that of every page.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -184,17 +184,17 @@ POLICY = (
 
 
 class BodyLimitMiddleware:
-    """Gives the application bodies within limits; answers 413 or 408 to all others itself.
+    """Limits the size and duration of bodies; responds with 413 or 408 beyond the limits.
 
-    Django's own handler spools a whole body to disk before any view sees it. Here strangers have a
-    few kilobytes, and whoever is logged in or has a key what their page takes, within a time.
+    Django's own handler spools a whole body to disk before any view sees it. Here anonymous senders
+    are limited to a few kilobytes, and authenticated ones to the limits of their page.
     """
 
     def __init__(self, application: Application) -> None:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
-        """Serve a request. `path`: below where Quire is mounted."""
+        """Serve a request. `path`: relative to the mount point of Quire."""
         body = _LimitedBody(scope, receive, path)
         has_started = False
 
@@ -213,7 +213,7 @@ class BodyLimitMiddleware:
 
 
 class _LimitedBody:
-    """One body: how much of it came, and how much may."""
+    """One body: its received size and its limits."""
 
     def __init__(self, scope: Scope, receive: Receive, path: str) -> None:
         quire_settings = settings.QUIRE
@@ -228,12 +228,12 @@ class _LimitedBody:
         self.refusal: QuireError | None = None
 
     async def check(self) -> None:
-        """Raise if what is announced is too much."""
+        """Raise if the announced size is over the limit."""
         with self._counting_receive():
             await self._check_size(check_content_length(self._scope, self._limit))
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """The next part, as ASGI has it; raises `refusal`."""
+        """The next ASGI message; raises `refusal` if it exceeds a limit."""
         if self._is_complete:
             return await self._receive()
         with self._counting_receive():
@@ -267,7 +267,7 @@ class _LimitedBody:
 
 
 async def _check_authenticated(scope: Scope) -> None:
-    """Raise unless it's somebody who is logged in, or has a key."""
+    """Raise unless the sender is logged in or has a key."""
     if any(name.lower() in (b"authorization", b"x-api-key") for name, _ in scope["headers"]):
         await authenticate_scope(scope)
         return
@@ -282,7 +282,7 @@ async def _check_authenticated(scope: Scope) -> None:
 
 
 async def _refuse(scope: Scope, path: str, error: QuireError, send: Send) -> None:
-    """A page for browsers' forms, the API's error for everybody else."""
+    """Reject with a page for browsers' forms, and with the API's error for other clients."""
     accept = next((value for name, value in scope["headers"] if name.lower() == b"accept"), b"")
     if b"text/html" in accept and not path.startswith(("/api/", "/console/api/")):
         page = render_to_string("413.html", {"error": error})
@@ -290,7 +290,7 @@ async def _refuse(scope: Scope, path: str, error: QuireError, send: Send) -> Non
         answer["Content-Security-Policy"] = POLICY
     else:
         answer = error_response(error)
-    # The rest of the body is not read: the connection can't be used again.
+    # The rest of the body is not read, so the connection can't be reused.
     answer["Connection"] = "close"
     answer["Content-Length"] = str(len(answer.content))
     headers = [(name.encode("ascii"), value.encode("latin1")) for name, value in answer.items()]

@@ -1,4 +1,4 @@
-"""The data plane's ASGI handler: Django's without what an API request doesn't need.
+"""The data plane's ASGI handler: Django's, reduced to what an API request needs.
 
 Django's stock handler spools the body without a limit, fires request signals and runs each
 synchronous middleware in a thread: 2-4 ms a request on two cores, `docs/gateway.md` has the
@@ -72,13 +72,13 @@ def _nothing(request: HttpRequest) -> HttpResponseBase:
     return HttpResponse()
 
 
-#: Decides which pages of other sites a browser lets call the API: none until
-#: `QUIRE_CORS_ORIGINS` names them. Only requests with an `Origin` pay for it.
+#: Decides which other sites' pages may call the API from a browser: none unless
+#: `QUIRE_CORS_ORIGINS` lists them. Only requests with an `Origin` header are checked.
 _cors = CorsMiddleware(_nothing)
 
 
 def preflight(request: HttpRequest) -> HttpResponseBase | None:
-    """The answer to a browser's question before the request itself; None when it's no such."""
+    """The response to a CORS preflight; None for any other request."""
     if "HTTP_ORIGIN" not in request.META or request.method != "OPTIONS":
         return None
     response = _cors.check_preflight(request)
@@ -86,7 +86,7 @@ def preflight(request: HttpRequest) -> HttpResponseBase | None:
 
 
 def allow(request: HttpRequest, response: HttpResponseBase) -> None:
-    """Tell the browser whether the page may read this response."""
+    """Add the CORS headers that allow the page to read this response."""
     if "HTTP_ORIGIN" in request.META:
         _cors.add_response_headers(request, response)
 
@@ -95,7 +95,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 URLCONF = "inference.urls"
-#: Paths that this handler serves; everything below /v1 too. `inference.urls` has the same.
+#: Paths that this handler serves besides everything below /v1; must match `inference.urls`.
 PATHS = frozenset(
     f"/{name}"
     for name in (
@@ -111,24 +111,24 @@ PATHS = frozenset(
     )
 )
 
-#: Paths whose clients read Anthropic's envelope.
+#: Path whose clients expect Anthropic's error envelope.
 ANTHROPIC = "/v1/messages"
-#: How long a request whose client is gone gets to end before it's cancelled once more.
+#: Seconds after which the request of a disconnected client is cancelled again.
 CANCEL_RETRY_S = 0.5
 
 
 class GatewayHandler(ASGIHandler):
-    """Serves `inference.urls`. Tested under uvicorn, granian and daphne."""
+    """Serves `inference.urls`. Tested with uvicorn, granian and daphne."""
 
     def load_middleware(self, is_async: bool = False) -> None:
-        """None: views authenticate, limit and render errors themselves."""
+        """Load none: views authenticate, limit and render errors themselves."""
         self._view_middleware: list[Any] = []
         self._middleware_chain = self._get_response_async  # type: ignore[attr-defined]  # no stub
 
     async def __call__(  # type: ignore[override]  # Django's messages are read-only
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Serve one request; return when the response is sent or the client is gone."""
+        """Serve one request; return when the response is sent or the client has disconnected."""
         try:
             if is_upload(scope, gateway_path(scope)):
                 body: IO[bytes] = await read_upload(scope, receive)
@@ -157,8 +157,8 @@ class GatewayHandler(ASGIHandler):
 
     @staticmethod
     async def _allows_large_body(scope: Scope) -> None:
-        """Raise unless the path takes large bodies, from whoever sends this one, and a queue that
-        it could come into has room: to refuse it nothing of the body is needed.
+        """Raise unless the path accepts large bodies, the sender is authenticated, and a queue that
+        the request may enter has room: it can be rejected before its body is read.
         """
         path = gateway_path(scope)
         try:
@@ -187,7 +187,7 @@ class GatewayHandler(ASGIHandler):
 
     @staticmethod
     async def _refused_early(scope: Scope, body: bytes) -> HttpResponseBase | None:
-        """The answer to what a full queue refuses at a glance; None where a view must see it."""
+        """The rejection of a request by a full queue; None if a view must handle the request."""
         if scope["method"] != "POST" or not get_engine_client().rejected_recently:
             return None
         path = gateway_path(scope)
@@ -208,13 +208,13 @@ class GatewayHandler(ASGIHandler):
         return refusal
 
     def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
-        """The answer to a request whose body wasn't read: it has met no view."""
+        """The response to a request whose body wasn't read, and which reached no view."""
         request, response = self.create_request(scope, io.BytesIO())
         if request is None:
             return cast(HttpResponseBase, response)
         scope[ERROR] = error.code
         refusal = _error_for_path(gateway_path(scope), error, _request_id(scope))
-        # The rest of the body is not read: the connection can't be used again.
+        # The rest of the body is not read, so the connection can't be reused.
         refusal["Connection"] = "close"
         allow(request, refusal)
         return refusal
@@ -233,8 +233,8 @@ class GatewayHandler(ASGIHandler):
             gone = True
             while task is not None:
                 task.cancel()
-                # Again until it ends: Python 3.11's wait_for, below the Redis client, swallows a
-                # cancellation that comes together with its result.
+                # Cancel repeatedly: Python 3.11's `wait_for`, below the Redis client, swallows a
+                # cancellation that coincides with its result.
                 await asyncio.sleep(CANCEL_RETRY_S)
 
         watcher = asyncio.create_task(watch())
@@ -245,11 +245,11 @@ class GatewayHandler(ASGIHandler):
         except asyncio.CancelledError:
             if not gone or task is None:
                 raise
-            # Ours: the connection is closed and there's nobody to tell.
+            # Our own cancellation: the client has closed the connection.
             while task.uncancel():
                 pass
         except OSError:
-            # Some servers say that the client is gone by failing the write.
+            # With some servers, a write fails once the client has disconnected.
             logger.debug("The client closed the connection while a response was sent.")
         finally:
             watcher.cancel()
@@ -269,7 +269,7 @@ class GatewayHandler(ASGIHandler):
         try:
             match = _resolve(request.path_info)
             request.resolver_match = match
-            if not match.route.startswith("^"):  # else it's one for what doesn't exist
+            if not match.route.startswith("^"):  # such a route is a catch-all for unknown paths
                 scope = cast(Scope, cast(ASGIRequest, request).scope)
                 scope[HANDLER] = f"/{match.route}"
             return await match.func(request, *match.args, **match.kwargs)
@@ -277,7 +277,7 @@ class GatewayHandler(ASGIHandler):
             return error_response(error)
 
     async def send_response(self, response: HttpResponseBase, send: Send) -> None:
-        """Streams are written chunk by chunk, each as soon as it's there."""
+        """Send a response. Streams are sent chunk by chunk, as soon as a chunk is available."""
         if not isinstance(response, EventStreamResponse):
             await super().send_response(response, cast(Any, send))
             return
@@ -293,7 +293,7 @@ class GatewayHandler(ASGIHandler):
 
 
 def _request_id(scope: Scope) -> str:
-    """By which it's told apart before it meets a view; the same each time."""
+    """Id of a request before it reaches a view; the same on every call."""
     if (request_id := scope.get(REQUEST_ID)) is not None:
         return str(request_id)
     theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
@@ -303,7 +303,7 @@ def _request_id(scope: Scope) -> str:
 
 
 def _error_for_path(path: str, error: QuireError, request_id: str) -> HttpResponse:
-    """The answer to a request that has met no view."""
+    """The error response to a request that reached no view."""
     anthropic = path.startswith(ANTHROPIC)
     refusal = (anthropic_error if anthropic else error_response)(error, request_id)
     refusal["X-Request-Id"] = request_id
@@ -314,36 +314,36 @@ def _error_for_path(path: str, error: QuireError, request_id: str) -> HttpRespon
 
 @lru_cache(maxsize=1024)
 def _resolve(path: str) -> ResolverMatch:
-    """The view for a path. Raises `Resolver404`, which is not remembered."""
+    """The view for a path. Raises `Resolver404`, which is not cached."""
     return get_resolver(URLCONF).resolve(path)
 
 
 def _run_closers(response: HttpResponseBase) -> None:
-    """Run the response's closers. Django's `close` would fire a signal besides."""
+    """Run the response's closers. Django's `close` would also send a signal."""
     for closer in resource_closers(response):
         closer()
 
 
 def gateway_path(scope: Scope) -> str:
-    """The path below where the application is mounted."""
+    """The path relative to the mount point of the application."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and path.startswith(root) else path
 
 
 def is_gateway_path(scope: Scope) -> bool:
-    """Whether the data plane serves this path. The raw path decides nothing: views authenticate."""
+    """Whether the data plane serves this path. Not an access check: views authenticate."""
     path = gateway_path(scope)
     return path in PATHS or path.startswith("/v1/")
 
 
 def http_application(django_application: Application) -> Application:
-    """The API to `GatewayHandler`, everything else to Django's own handler."""
+    """Route the API to `GatewayHandler` and everything else to Django's own handler."""
     gateway, pages = GatewayHandler(), BodyLimitMiddleware(django_application)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         set_script_prefix(scope.get("root_path", "") or "/")
-        end_request()  # a server may begin a request in the task of the connection's last one
+        end_request()  # a server may start a request in the task of the connection's previous one
         of_api, exchange = is_gateway_path(scope), RequestLog(scope, send)
         try:
             if of_api:

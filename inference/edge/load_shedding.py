@@ -1,9 +1,9 @@
 """Rejects requests that would wait too long, before they are parsed.
 
-In an overload most requests are rejected, and the time for that is taken from those that run. So
-after the first rejection, a request is rejected by its key and the few fields of its body that
-decide, as its view would do: it isn't validated, and reaches neither Django nor the database. A
-request that isn't certain to be rejected goes on to its view.
+In an overload most requests are rejected, and the time for that is taken from running requests.
+After the first rejection, further requests are therefore rejected by their key and a few fields of
+their bodies, as their view would do: without validation, Django's request handling or database
+queries. A request that isn't certain to be rejected goes to its view.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from tenants.authentication import Caller, get_cached_caller
 
 Scope = MutableMapping[str, Any]
 
-#: Headers of requests that may have a stored response, or must be read otherwise.
+#: Headers of requests that only a view handles: stored responses, resumed streams, encoded bodies,
+#: and CORS.
 _EXCLUDED_HEADERS: Final = frozenset(
     {"idempotency-key", "last-event-id", "content-encoding", "origin"}
 )
@@ -45,7 +46,7 @@ DEFAULT_PRIORITY: Final = (None, "auto", "default", "standard_only")
 
 
 class RequestHead(msgspec.Struct):
-    """The fields of a body that decide; the rest is skipped."""
+    """The fields of a body that decide; others are skipped."""
 
     model: str | None = None
     stream: bool | None = None
@@ -59,7 +60,7 @@ _decode = msgspec.json.Decoder(RequestHead).decode
 async def shed_load(
     scope: Scope, path: str, body: bytes, view: type[Any], request_id: str
 ) -> EngineOverloaded | Overloaded | None:
-    """The error that rejects a POST to this view, logged; None where the view must decide.
+    """The error that rejects a POST to this view, logged; None if the view must handle it.
 
     Worthwhile only while requests are being rejected (`EngineClient.rejected_recently`).
 
@@ -119,7 +120,7 @@ def _check(
 
 
 def is_model_served(model: str) -> bool:
-    """Whether a replica is ready for it; else a fallback may answer."""
+    """Whether a ready replica serves the model; otherwise a fallback may answer."""
     fleet = get_engine_client().fleet
     info = fleet.model(model)
     ready = any(replica.ready for replica in fleet.of_model(model))

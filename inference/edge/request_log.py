@@ -1,5 +1,4 @@
-"""`RequestLog`: what is known of an HTTP request once its response has ended: metrics, a log
-line."""
+"""`RequestLog`: metrics and the access log line of an HTTP request, when its response ends."""
 
 from __future__ import annotations
 
@@ -21,18 +20,17 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Scope = MutableMapping[str, Any]
 
 access_log = logging.getLogger("quire.access")
-#: Asked every few seconds by machines.
+#: Paths that are polled every few seconds.
 UNLOGGED_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/load"})
-#: What nginx logs for a client that didn't wait.
+#: The status that nginx logs when the client closed the connection.
 CLIENT_LEFT = 499
 
 
 class RequestLog:
-    """Passes a response on and notes its status, size and request id.
+    """Passes a response on, and records its status, size and request id.
 
-    Call `log_completed` when nothing more is sent. The line of the log has no query, headers,
-    bodies or
-    tokens.
+    Call `log_completed` when nothing more is sent. The log line contains no query, headers, bodies
+    or tokens.
     """
 
     __slots__ = (
@@ -69,7 +67,7 @@ class RequestLog:
         await self._send(message)
 
     def log_completed(self, *, of_api: bool) -> None:
-        """Count it, and write its line where access lines are wanted."""
+        """Count the request, and write its line if access logging is enabled."""
         seconds, scope = time.perf_counter() - self._started, self._scope
         status = self._status if self.completed else CLIENT_LEFT
         if of_api:
@@ -132,10 +130,10 @@ SECONDS = Histogram(
 
 
 def count_websockets(application: Application) -> Application:
-    """The application, its accepted WebSockets counted under vLLM's names.
+    """Wrap the application so that accepted WebSockets are counted under vLLM's metric names.
 
-    What it sends once a socket is closed, or its client gone, is dropped: servers raise for it, and
-    the application hears of the end from `receive`.
+    Messages that it sends after a socket was closed, or its client left, are dropped: servers raise
+    an error for them, and `receive` reports the end to the application.
     """
 
     async def counting(scope: Message, receive: Receive, send: ASGISend) -> None:

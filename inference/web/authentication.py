@@ -1,6 +1,6 @@
 """DRF's authentication, permission and throttle of the API.
 
-A key comes as `Authorization: Bearer sk-quire-...` or as `x-api-key`.
+A key is sent as `Authorization: Bearer sk-quire-...` or as `x-api-key`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-#: Unknown keys that an address may try in a window.
+#: Unknown keys that an address may try per window, and the window in seconds.
 MAX_FAILED_KEYS, WINDOW_S = 50, 60
-#: Counted here while Redis is away; the oldest go beyond it.
+#: Maximum number of addresses counted in this process while Redis is away; the oldest are dropped.
 MAX_TRACKED_ADDRESSES = 10_000
 _local: dict[str, tuple[float, int]] = {}
 
 
 class FailedKeyLimiter:
-    """The wrong keys that came from one address. All gateways count together, in Redis."""
+    """Counts the invalid keys from one address. All gateways share the counts in Redis."""
 
     def __init__(self, address: str) -> None:
         self._origin = client_network(address)
 
     async def check(self) -> None:
-        """Raise `RateLimited` (429) when the address has tried too many."""
+        """Raise `RateLimited` (429) when the address has tried too many keys."""
         name = self._name()
         try:
             value = await redis_link().execute("GET", name)
@@ -60,7 +60,7 @@ class FailedKeyLimiter:
             )
 
     async def count(self) -> None:
-        """One more."""
+        """Count one more invalid key."""
         name = self._name()
         self._count_locally()
         try:
@@ -85,10 +85,10 @@ class FailedKeyLimiter:
 
 
 def client_network(address: str) -> str:
-    """An IPv4 address, or the network of 64 bits that an IPv6 one can change within."""
+    """An IPv4 address, or the /64 network of an IPv6 address, which its host can vary."""
     try:
         parsed = ipaddress.ip_address(address)
-    except ValueError:  # a Unix socket has none
+    except ValueError:  # a Unix socket has no address
         return "unknown"
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is not None:
@@ -98,7 +98,7 @@ def client_network(address: str) -> str:
 
 
 class ApiKeyAuthentication(BaseAuthentication):
-    """Asks `tenants.authentication`, which holds the one cached look-up."""
+    """Authenticates through `tenants.authentication`, which caches the look-ups."""
 
     # DRF's is synchronous; `GatewayView` awaits this one.
     async def authenticate(  # type: ignore[override]
@@ -117,12 +117,12 @@ class ApiKeyAuthentication(BaseAuthentication):
         return caller, None
 
     def authenticate_header(self, request: HttpRequest) -> str:
-        """For `WWW-Authenticate`."""
+        """The value of `WWW-Authenticate`."""
         return 'Bearer realm="quire"'
 
 
 class HasScope(BasePermission):
-    """The view's `required_scope` must be among the key's scopes."""
+    """Requires the view's `required_scope` among the key's scopes."""
 
     def check(self, caller: Caller, scope: str) -> None:
         """Raise `PermissionDenied` (403) when the scope is missing."""
@@ -134,7 +134,7 @@ class KeyRateThrottle(BaseThrottle):
     """Counts a call in the token buckets of its key and its tenant."""
 
     async def check(self, caller: Caller, cost: int) -> None:
-        """Raise `RateLimited` (429) when either has made too many."""
+        """Raise `RateLimited` (429) when the key or the tenant has made too many calls."""
         await admit_call(caller, cost)
 
 
@@ -142,9 +142,10 @@ BEARER = "bearer "
 
 
 async def require_monitoring_access(request: HttpRequest) -> None:
-    """Let an operator's key, the metrics token or a named address pass.
+    """Allow only an operator's key, the metrics token, or a configured address.
 
-    Loopback is no named address by itself: a proxy's requests come from there, whoever sent them.
+    Loopback isn't allowed by default: requests through a local proxy come from there, whoever sent
+    them.
 
     Raises: `AuthenticationFailed` (401) without a key, `PermissionDenied` (403) for a tenant's.
     """

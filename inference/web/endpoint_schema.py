@@ -12,13 +12,13 @@ from drf_spectacular.utils import OpenApiParameter
 
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
 
-#: Error statuses of any endpoint without a key, and with one.
+#: Error statuses of endpoints that need no key, and of those that do.
 PUBLIC_ERRORS = (400, 406, 408, 413, 500, 503)
 KEY_ERRORS = (*PUBLIC_ERRORS, 401, 403, 429)
-#: In addition, of requests with a body. 409 and 422 come from idempotency keys.
+#: Additional error statuses of requests with a body. 409 and 422 come from idempotency keys.
 BODY_ERRORS = (404, 409, 415, 422)
 
-#: Of lists that `parse_page_query` reads.
+#: Parameters of lists, as `parse_page_query` reads them.
 PAGE_PARAMETERS = (
     OpenApiParameter("after", str, description="The id of the last object that you have."),
     OpenApiParameter("limit", int, description="Objects on a page."),
@@ -46,7 +46,7 @@ class Endpoint:
         parameters: query parameters and headers; those in the path are added.
         media_types: schemas of a 200 that isn't JSON, by media type.
         responses: schemas of further JSON bodies by status.
-        operation_id: in place of the one made from path and method.
+        operation_id: replaces the one made from path and method.
     """
 
     summary: str

@@ -1,8 +1,8 @@
-"""`Idempotency-Key`: a request that is sent again gets the answer it had, and runs once.
+"""`Idempotency-Key`: a repeated request gets the stored response, and runs only once.
 
-A key belongs to its tenant for a day. What is kept is a whole successful answer; after an error the
-key is free again, for the same request may well succeed next time. All that is kept of a tenant is
-bounded: the oldest answers give way to new ones, and their keys are free again.
+A key belongs to its tenant for a day. Only complete, successful responses are stored; after an
+error the key is released, because the same request may succeed next time. Storage per tenant is
+bounded: the oldest responses are evicted for new ones, which releases their keys.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ logger = logging.getLogger(__name__)
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 RESPONSE_TTL_S = 24 * 3600
-#: A gateway that dies in the middle frees its keys after so long: its clients wait no longer.
+#: Seconds after which the keys of a crashed gateway are released, so that clients may retry.
 LOCK_TTL_S = 12
-#: Larger answers are not kept, or keys would fill Redis: theirs is free again.
+#: Larger responses are not stored, so that they don't fill Redis; their keys are released.
 MAX_BYTES = 1 << 18
-#: Each does something to a key as long as it's held by us, who may have slept through the hold.
+#: Start of a script that changes a key only while we hold it: the lock may have expired meanwhile.
 CLAIM_SCRIPT = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end "
 _RELEASE = CLAIM_SCRIPT + "return redis.call('del', KEYS[1])"
 _EXTEND = CLAIM_SCRIPT + "return redis.call('expire', KEYS[1], ARGV[2])"
-#: What Redis needs for an entry beside its text: names, an expiry, a line in the tenant's index.
+#: Bytes that Redis needs per entry besides its content: names, an expiry, a line in the index.
 ENTRY_OVERHEAD_BYTES = 400
-#: KEYS: the entry, the tenant's index (`digest size` by the time it was kept), the index's sum.
-#: ARGV: what is held, seconds to keep, the entry, its digest, its size, the tenant's most bytes,
-#: what names of entries begin with, seconds to keep the marks. Further KEYS: marks that say so.
+#: KEYS: the entry, the tenant's index (`digest size`, scored by time stored), the index's sum.
+#: ARGV: the expected entry, TTL in seconds, the new entry, its digest, its size, the tenant's
+#: maximum bytes, the prefix of entry names, TTL of the marks. Further KEYS: marks to set, one per
+#: request whose response is stored.
 _STORE = (
     CLAIM_SCRIPT
     + """
@@ -80,7 +81,7 @@ return 1
 
 
 class KeyReused(InvalidRequest):
-    """The key came with another request before."""
+    """The key was already used for a different request."""
 
     status = 422
     code = "idempotency_key_reused"
@@ -94,7 +95,7 @@ class InFlight(Conflict):
 
 
 class IdempotencyEntry(msgspec.Struct):
-    """Entry of a key in Redis. `body` None: its request is running."""
+    """Entry of a key in Redis. `body` None: its request is still running."""
 
     fingerprint: bytes
     token: bytes
@@ -108,7 +109,7 @@ def fingerprint(method: str, path: str, body: bytes) -> bytes:
 
 
 class IdempotencyKey:
-    """One request's hold on its key."""
+    """One request's lock on its key."""
 
     def __init__(self, redis: Redis, prefix: str, digest: str, entry: IdempotencyEntry) -> None:
         self._redis, self._prefix, self._digest, self._entry = redis, prefix, digest, entry
@@ -118,7 +119,7 @@ class IdempotencyKey:
 
     @classmethod
     def of(cls, key: str, tenant_id: int, print_of_request: bytes) -> IdempotencyKey:
-        """Raises `InvalidRequest` for what is no key."""
+        """Raises `InvalidRequest` for an invalid key."""
         if not _KEY.fullmatch(key):
             raise InvalidRequest(
                 "Idempotency-Key must be 1 to 255 printable ASCII characters.",
@@ -167,12 +168,12 @@ class IdempotencyKey:
         return response
 
     async def _acquire(self) -> HttpResponseBase | None:
-        """Take the key; the kept answer when it has one. Raises `KeyReused`, `InFlight`."""
+        """Lock the key, or return its stored response. Raises `KeyReused`, `InFlight`."""
         for _ in range(3):
             if await self._redis.set(self._name, self._encoded_entry, nx=True, ex=LOCK_TTL_S):
                 return None
             data: bytes | None = await self._redis.get(self._name)  # type: ignore[assignment]
-            if data is None:  # it was freed just now
+            if data is None:  # it was released just now
                 continue
             entry = msgspec.msgpack.decode(data, type=IdempotencyEntry)
             if entry.fingerprint != self._entry.fingerprint:
@@ -189,7 +190,7 @@ class IdempotencyKey:
     async def _extend_lock(self) -> None:
         while True:
             await asyncio.sleep(LOCK_TTL_S / 3)
-            with contextlib.suppress(RedisError):  # the next round tries again, in time
+            with contextlib.suppress(RedisError):  # the next iteration retries before it expires
                 await self._run_if_locked(_EXTEND, LOCK_TTL_S)
 
     async def _save(self, content_type: str, body: bytes, marks: Iterable[str] = ()) -> None:
@@ -212,12 +213,12 @@ class IdempotencyKey:
             self._prefix,
         ]
         values.append(ANSWERED_S)
-        with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
+        with contextlib.suppress(RedisError):  # the client has its response; the lock expires
             await self._redis.eval(_STORE, len(names), *names, *values)
 
     async def _release(self) -> None:
         self._stop_extending()
-        with contextlib.suppress(RedisError):  # the hold expires
+        with contextlib.suppress(RedisError):  # the lock expires
             await self._run_if_locked(_RELEASE)
 
     async def _run_if_locked(self, script: str, *more: int | bytes) -> None:
@@ -244,7 +245,7 @@ class IdempotencyKey:
                     failed |= b"event: error\n" in chunk or b"event: response.failed\n" in chunk
                     if size <= MAX_BYTES:
                         chunks.append(chunk)
-                    yield bytes(chunk)  # never a `LastChunk`: the end waits until it's kept
+                    yield bytes(chunk)  # never a `LastChunk`: the stream ends once it is stored
             is_complete = True
         finally:
             if is_complete and not failed and size <= MAX_BYTES:
@@ -254,7 +255,7 @@ class IdempotencyKey:
 
 
 def _replay(entry: IdempotencyEntry) -> HttpResponseBase:
-    """A kept answer."""
+    """A stored response."""
     body = entry.body or b""
     response = HttpResponse(body, content_type=entry.content_type)
     response["Content-Length"] = str(len(body))
@@ -269,9 +270,9 @@ class TenantRef(Protocol):
 
 
 def delete_idempotent_responses(tenant: TenantRef) -> int:
-    """Remove the answers that are kept for a tenant's keys, and return how many.
+    """Delete the stored responses of a tenant's keys, and return their number.
 
-    Without Redis none: they end by themselves within a day.
+    Without Redis it deletes none; they expire within a day.
     """
     client = sync_client()
     try:

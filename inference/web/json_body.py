@@ -1,8 +1,8 @@
 """JSON bodies, read strictly: size, depth, duplicate keys, NaN and lone surrogates.
 
-The standard library's parser is used because only it shows duplicate keys; its C scanner reads a
-chat request in microseconds. Over a body of megabytes it would hold everything else up (it takes
-half a second for five million escapes in a string): msgspec reads those, beside the event loop.
+The standard library's parser is used because only it reports duplicate keys; its C scanner reads a
+chat request in microseconds. With a body of megabytes it would block everything else (half a second
+for five million escapes in a string): msgspec parses those, in a thread.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedMediaType
 from inference.loop.offload import MAX_INLINE_CHARS
 
-#: Values of all kinds in one body. Prompts of token ids are the longest lists there are.
+#: Maximum number of values in one body. Prompts of token ids are the longest lists in practice.
 MAX_VALUES = 500_000
-#: Objects, arrays and the entries of objects in one body: what validation takes its time for.
+#: Maximum number of objects, arrays and entries of objects in one body: these take validation time.
 MAX_NODES = 50_000
-#: Entries of an array with one of these names.
+#: Maximum number of entries of an array with one of these names.
 MAX_ITEMS = {"messages": 8192, "input": 8192, "content": 8192}
-#: Bytes that are looked at in one go, so that other threads come in between.
+#: Bytes that are scanned in one go, so that other threads can run in between.
 _CHUNK_BYTES = 1 << 18
 
 
 class JsonTokenCounts(NamedTuple):
-    """Signs of a JSON text that stand outside its strings."""
+    """Counts of a JSON text's structural characters outside of strings."""
 
     commas: int = 0
     brackets: int = 0
@@ -42,7 +42,7 @@ class JsonTokenCounts(NamedTuple):
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether they stand for more values, or for more objects, than a body may hold."""
+        """Whether they imply more values, or more objects, than a body may have."""
         nodes = self.brackets + self.colons
         return self.commas + self.brackets > MAX_VALUES or nodes > MAX_NODES
 
@@ -50,17 +50,17 @@ class JsonTokenCounts(NamedTuple):
 def check_values(body: bytes) -> None:
     """Raise `InvalidRequest` for a body of too many values, without parsing it.
 
-    A body within the limit of bytes can still hold millions of objects. Python's parsers and
-    pydantic go through them in one piece while all other streams wait, so they're counted first.
+    A body within the byte limit can still hold millions of objects. Python's parsers and pydantic
+    process them without a pause while all other streams wait, so they are counted first.
     """
     if not _marks_anywhere(body).exceeds_limit:
-        return  # with those in strings counted too
+        return  # even if those inside strings are counted
     if count_tokens_outside_strings(body).exceeds_limit:
         raise _too_many(_largest_field(body))
 
 
 def _marks_anywhere(body: bytes) -> JsonTokenCounts:
-    """Cheap upper bound of the counts, which includes marks within strings."""
+    """Cheap upper bound of the counts, which includes characters inside strings."""
     counts = JsonTokenCounts()
     for start in range(0, len(body), _CHUNK_BYTES):
         chunk_counts = _marks(body[start : start + _CHUNK_BYTES])
@@ -71,7 +71,7 @@ def _marks_anywhere(body: bytes) -> JsonTokenCounts:
 
 
 def count_tokens_outside_strings(body: bytes) -> JsonTokenCounts:
-    """Counts that stop where there are too many."""
+    """Count structural characters outside of strings, up to the limits."""
     counts, inside = JsonTokenCounts(), 0
     for chunk in _chunks(body):
         parts = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
@@ -84,7 +84,7 @@ def count_tokens_outside_strings(body: bytes) -> JsonTokenCounts:
 
 
 def _chunks(body: bytes) -> Iterator[bytes]:
-    """The body in pieces that don't end within an escape."""
+    """The body in chunks that don't end within an escape."""
     start = 0
     while start < len(body):
         chunk = body[start : start + _CHUNK_BYTES]
@@ -99,7 +99,7 @@ def _marks(text: bytes) -> JsonTokenCounts:
 
 
 def _largest_field(body: bytes) -> str | None:
-    """The body's field that takes most bytes."""
+    """The field that takes up most of the body's bytes."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
@@ -118,7 +118,7 @@ def _too_many(field: str | None) -> InvalidRequest:
 
 
 def check_node_count(body: dict[str, Any]) -> None:
-    """Raise `InvalidRequest` that names the field which holds too much."""
+    """Raise `InvalidRequest` naming the field that has too many nodes."""
     remaining = MAX_NODES
     for name, value in body.items():
         remaining -= _nodes(name, value, remaining)
@@ -127,7 +127,7 @@ def check_node_count(body: dict[str, Any]) -> None:
 
 
 def _nodes(field: str, value: Any, max_nodes: int) -> int:
-    """Objects, arrays and entries of objects in a value, counted until there are too many."""
+    """Number of objects, arrays and entries of objects in a value, counted up to the limit."""
     count, level = 0, [(field, value)]
     while level and count <= max_nodes:
         name, parent = level.pop()
@@ -150,9 +150,9 @@ def _nodes(field: str, value: Any, max_nodes: int) -> int:
 
 #: Bodies beyond this are parsed in a thread.
 LARGE_BYTES = MAX_INLINE_CHARS
-#: Fewer brackets than this can't be too many objects.
+#: With fewer brackets than this there can't be too many objects.
 FAST_PATH_MAX_BRACKETS = 1024
-#: Escapes in a large body with lone surrogates, which only the slow parser reads.
+#: Maximum number of escapes in a large body with lone surrogates, which only the slow parser reads.
 _MAX_ESCAPES = 200_000
 _BOM = b"\xef\xbb\xbf"
 #: A JSON escape of a surrogate. Only a body with one can hold a lone surrogate.
@@ -162,11 +162,11 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """The JSON object in a request body.
 
-    Lone surrogates, which no UTF-8 can carry, become U+FFFD.
+    Lone surrogates, which UTF-8 can't encode, become U+FFFD.
 
     Raises:
-        InvalidRequest: no UTF-8, no JSON, a duplicate key, NaN or infinity, deeper than
-            `max_depth`, more values than anyone needs, or not an object.
+        InvalidRequest: invalid UTF-8 or JSON, a duplicate key, NaN or infinity, deeper than
+            `max_depth`, too many values, or not an object.
     """
     check_values(body)
     try:
@@ -187,7 +187,7 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         raise _invalid_json(f"The body is not valid JSON: {str(error).split(';')[0]}.") from None
     if not isinstance(value, dict):
         raise _invalid_json("The body must be a JSON object.")
-    # Counting brackets is cheap and an upper bound of the depth: most bodies are done here.
+    # Counting brackets is cheap and gives an upper bound of the depth, enough for most bodies.
     brackets = body.count(b"{") + body.count(b"[")
     if brackets > max_depth and _deeper_than(value, max_depth):
         raise _too_deep(max_depth)
@@ -207,7 +207,7 @@ def _parse_large(body: bytes) -> Any:
     try:
         value = msgspec.json.decode(body.removeprefix(_BOM))
     except msgspec.DecodeError:
-        # It takes no lone surrogates, and no integer beyond 64 bits.
+        # msgspec accepts neither lone surrogates nor integers beyond 64 bits.
         if body.count(b"\\") > _MAX_ESCAPES:
             raise
         return _parse(body)
@@ -217,7 +217,7 @@ def _parse_large(body: bytes) -> Any:
 
 
 def _count_keys(value: Any) -> int:
-    """Keys of all objects in a value."""
+    """Number of keys of all objects in a value."""
     count, level = 0, [value]
     while level:
         parent = level.pop()
@@ -238,7 +238,7 @@ def _too_deep(max_depth: int) -> InvalidRequest:
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's pairs as a dict. Raises `InvalidRequest` naming a key that comes twice."""
+    """An object's pairs as a dict. Raises `InvalidRequest` naming a duplicate key."""
     result = dict(pairs)
     if len(result) != len(pairs):
         seen: set[str] = set()
@@ -263,7 +263,7 @@ _decoder = json.JSONDecoder(
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
-    """Whether containers lie more than `limit` deep. No recursion."""
+    """Whether containers are nested more than `limit` deep, without recursion."""
     level: list[Any] = [value]
     for _ in range(limit):
         level = [
@@ -278,7 +278,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """Replace each lone surrogate by U+FFFD, in keys too. Depth is bounded already."""
+    """Replace each lone surrogate by U+FFFD, in keys too. The depth was checked before."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -303,7 +303,7 @@ def check_content_type(content_type: str) -> None:
 
 
 def check_content_encoding(coding: str | None) -> None:
-    """Raise `UnsupportedMediaType` for a compressed body: nothing that grows is unpacked here."""
+    """Raise `UnsupportedMediaType` for a compressed body: decompression bombs aren't unpacked."""
     if coding and coding.strip().lower() != "identity":
         raise UnsupportedMediaType(
             f"Content-Encoding {coding[:100]!r} is not supported. Send the body as it is."

@@ -1,4 +1,4 @@
-"""DRF's content negotiation, remembered by header: clients send the same few again and again."""
+"""DRF's content negotiation, cached by header: clients send the same few headers repeatedly."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rest_framework.renderers import BaseRenderer, JSONRenderer
 from common.errors import NotFound
 from engine.contract.errors import InvalidRequest
 
-#: Reads only those attributes of a request that are set below.
+#: Reads only the attributes of a request that are set below.
 _negotiator: Any = DefaultContentNegotiation()
 
 
 class EventStreamRenderer(BaseRenderer):
-    """Names the media type of streams for the negotiation; the stream writes itself."""
+    """Declares the media type of streams for the negotiation; the stream renders itself."""
 
     media_type = "text/event-stream"
     format = "event-stream"
@@ -30,7 +30,7 @@ class EventStreamRenderer(BaseRenderer):
 
 
 class PlainTextRenderer(EventStreamRenderer):
-    """Prometheus's text."""
+    """Prometheus text."""
 
     media_type = "text/plain"
     format = "txt"
@@ -42,7 +42,7 @@ JSON_OR_EVENTS = (JSONRenderer, EventStreamRenderer)
 
 @dataclass(frozen=True)
 class PageQuery:
-    """Which page a client asks for. `after`: the id of the last object it has."""
+    """The page that a client requests. `after`: the id of the last object that it has."""
 
     limit: int
     after: str | None
@@ -52,7 +52,7 @@ class PageQuery:
 def parse_page_query(
     request: HttpRequest, *, default: int, max_limit: int, orders: Sequence[str] = ("desc", "asc")
 ) -> PageQuery:
-    """From the query. The first of `orders` is the default. Raises `InvalidRequest`."""
+    """Parse the query. The first of `orders` is the default. Raises `InvalidRequest`."""
     query = request.GET
     text = query.get("limit", str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= max_limit):
@@ -66,7 +66,7 @@ def parse_page_query(
 
 
 def paginate_items(items: Sequence[dict[str, Any]], asked: PageQuery) -> dict[str, Any]:
-    """A page of items that are stored together, the oldest first. Raises `NotFound` for `after`."""
+    """A page of stored items, sorted oldest first. Raises `NotFound` for an unknown `after`."""
     ordered = list(reversed(items)) if asked.newest_first else list(items)
     if asked.after:
         ids = [item["id"] for item in ordered]
@@ -91,7 +91,7 @@ def list_response(
 
 
 class BinaryRenderer(EventStreamRenderer):
-    """Bytes as they are; clients ask for them under several names."""
+    """Raw bytes, which clients request under several media types."""
 
     media_type = "application/octet-stream"
     format = "bin"
@@ -107,7 +107,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class LastChunk(bytes):
-    """A stream's last chunk: the end of the response can leave in the same write."""
+    """A stream's last chunk: the end of the response can be sent in the same write."""
 
 
 def resource_closers(response: HttpResponseBase) -> list[Callable[[], object]]:
@@ -120,9 +120,9 @@ class EventStreamResponse(StreamingHttpResponse):
     """Server-sent events from an asynchronous generator of whole chunks.
 
     An asynchronous generator that was never started runs no `finally`. So `release` is called when
-    the response is closed, whichever handler serves it and however far it came, and when it's
-    forgotten: Django's own handler drops it unclosed when the client leaves while middleware has
-    it. `release` must be idempotent, must not block, and is called in any thread.
+    the response is closed, whichever handler serves it and however far it came, and when it is
+    garbage-collected: Django's own handler drops it unclosed if the client leaves while middleware
+    holds it. `release` must be idempotent, must not block, and is called in any thread.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class EventStreamResponse(StreamingHttpResponse):
         self.events = events
         resource_closers(self).append(release)
         self["Cache-Control"] = "no-cache"
-        # nginx would collect the stream before it passes it on.
+        # Otherwise nginx would buffer the stream.
         self["X-Accel-Buffering"] = "no"
 
     def __del__(self) -> None:

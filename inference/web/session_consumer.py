@@ -1,4 +1,4 @@
-"""`SessionConsumer`: WebSockets of pages, for people who are logged in."""
+"""`SessionConsumer`: the WebSockets of pages, for logged-in users."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SessionConsumer(AsyncJsonWebsocketConsumer):
-    """Knows its user, and closes within two seconds of the session's end.
+    """Authenticates its user, and closes within two seconds of the session's end.
 
-    The socket is accepted before anything is checked, so that a refusal carries a close code that
+    The socket is accepted before anything is checked, so that a rejection carries a close code that
     the page understands.
 
     Attributes:
         user: None before the checks, and once the session has ended.
-        max_frame_chars: of a frame from the page; a longer one closes the socket.
-        max_depth: of its JSON.
-        max_bad_frames: frames with errors after which the socket is closed.
+        max_frame_chars: maximum size of a frame from the page; a longer one closes the socket.
+        max_depth: maximum depth of its JSON.
+        max_bad_frames: number of frames with errors after which the socket is closed.
     """
 
-    # Of those that have no groups: an idle socket holds no subscription in Redis.
+    # A channel layer without groups: an idle socket has no subscription in Redis.
     channel_layer_alias = "none"
     user: Any = None
     max_frame_chars = 1 << 14
@@ -45,15 +45,15 @@ class SessionConsumer(AsyncJsonWebsocketConsumer):
     _num_bad_frames = 0
 
     async def on_open(self) -> None:
-        """The person is known. Raises `QuireError` for one who may not have this socket."""
+        """Called once the user is authenticated. Raises `QuireError` for one without access."""
 
     async def on_close(self) -> None:
-        """The socket is closed."""
+        """Called when the socket is closed."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Serve the socket, and clean up when it's gone.
+        """Serve the socket, and clean up when it is closed.
 
-        Not in `disconnect`, which isn't called where anything before it raises.
+        The clean-up isn't in `disconnect`, which isn't called if an earlier step raises.
         """
         try:
             await super().__call__(*args, **kwargs)
@@ -104,7 +104,7 @@ class SessionConsumer(AsyncJsonWebsocketConsumer):
                 await self.close(BAD_MESSAGES)
 
     async def send_error(self, error: QuireError) -> None:
-        """Tell the page of an error."""
+        """Send an error to the page."""
         await self.send_json({"type": "error", **envelope(error)})
 
     @classmethod

@@ -1,8 +1,8 @@
 """`GatewayView`: DRF's `APIView` with a dispatch that never leaves the event loop.
 
 DRF's (and adrf's) dispatch runs authentication, permissions and throttling synchronously, which on
-an event loop means a hop into a thread and back for each request. The policies here are DRF's
-classes, awaited in place. `docs/gateway.md` has the measurements behind this.
+an event loop means a hop into a thread and back per request. The policies here are DRF's classes,
+awaited directly. `docs/gateway.md` has the measurements behind this.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Check = Callable[[], Awaitable[None]]
 
-#: Paths whose POST carries a file or a part of one: authenticated callers have a larger limit.
+#: Paths whose POST carries a file or a part of one, with a larger limit for authenticated callers.
 UPLOADS = re.compile(
     r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches|/v1/audio/(transcriptions|translations)"
 )
-#: Key in the scope of the file with such a body, for views that read it themselves.
+#: Scope key of the file with such a body, for views that read it themselves.
 BODY = "quire.body"
 
 
@@ -121,16 +121,16 @@ class ClientDisconnected(Exception):
     """The client closed the connection before its request was complete."""
 
 
-#: Keys in the scope of what the access log needs from views.
+#: Scope keys of what the access log needs from views.
 HANDLER, RECEIVED = "quire.handler", "quire.received"
-#: When (`time.perf_counter`) a request was complete, before it waited for its turn.
+#: Scope key of when (`time.perf_counter`) a request was complete, before it was queued.
 ARRIVED = "quire.arrived"
 TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
-#: The id of a request that was rejected before it met a view.
+#: Scope key of the id of a request that was rejected before it reached a view.
 REQUEST_ID = "quire.request_id"
 
 
-#: Calls that a report, a search or a list counts as.
+#: Number of calls that a report, a search or a list counts as.
 LIST_COST = 10
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
@@ -143,7 +143,7 @@ class GatewayRequest(HttpRequest):
     received: float
     caller: Caller
     ctx: RequestContext
-    #: A large body that was parsed beside the event loop.
+    #: A large body that was parsed in a thread.
     parsed: dict[str, Any]
     scope: MutableMapping[str, Any]
 
@@ -154,8 +154,8 @@ class GatewayView(APIView):
     Attributes:
         required_scope: scope that the key needs; "" for none.
         public: whether no key is needed.
-        generates: whether its POST runs a model and counts when it's admitted (`metering.admit`).
-            All else counts as `call_cost` of the calls per minute that the key may make.
+        generates: whether its POST runs a model and counts when it is admitted (`metering.admit`).
+            Any other request counts as `call_cost` of the key's calls per minute.
         queues_for_model: whether its requests wait for a model, and are rejected when too many do.
         supports_load_shedding: whether `inference.edge.load_shedding` can read the model and the
             priority from its body.
@@ -175,7 +175,7 @@ class GatewayView(APIView):
     queues_for_model: ClassVar[bool] = False
     supports_load_shedding: ClassVar[bool] = False
     streams_request_body: ClassVar[bool] = False
-    #: How any exception becomes a response: OpenAI's envelope.
+    #: Renders any exception as a response in OpenAI's envelope.
     render_error = staticmethod(error_response)
     #: Its schema.
     error_schema: ClassVar[type[BaseModel]] = ErrorAnswer
@@ -214,7 +214,7 @@ class GatewayView(APIView):
         return response
 
     def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
-        """The response to a request that failed."""
+        """The response to a failed request."""
         return self.render_error(error, request.request_id)
 
     def _handler(self, request: HttpRequest) -> Handler:
@@ -229,7 +229,7 @@ class GatewayView(APIView):
     async def _run_idempotent(
         self, handler: Handler, request: GatewayRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        """The handler's response, or the one that the idempotency key has already."""
+        """The handler's response, or the one stored for the idempotency key."""
         key = request.META.get("HTTP_IDEMPOTENCY_KEY")
         if key is None or request.method != "POST" or self.public:
             return await handler(request, *args, **kwargs)
@@ -293,7 +293,8 @@ class GatewayView(APIView):
     def read_json(self, request: GatewayRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors.
 
-        From then on `request.ctx` names no event to resume behind, unless the body says `stream`.
+        Unless the body sets `stream`, it also clears the event id in `request.ctx` from which a
+        stream would be resumed.
         """
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
@@ -329,7 +330,7 @@ class NotFoundView(GatewayView):
 def json_response(body: bytes, status: int = 200) -> HttpResponse:
     """Encoded JSON as a response, with its length: no middleware adds it later.
 
-    A 503 asks its client to retry after a second, unless the caller sets another time.
+    A 503 asks the client to retry after a second, unless the caller sets another time.
     """
     response = HttpResponse(body, content_type="application/json", status=status)
     response["Content-Length"] = str(len(body))
