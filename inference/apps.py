@@ -17,7 +17,7 @@ from inference.parsers.registry import reasoning_parsers, tool_parsers
 
 
 def check_gateway(**_: Any) -> list[CheckMessage]:
-    """Parsers that can't be loaded."""
+    """Check that the configured parsers can be loaded."""
     messages: list[CheckMessage] = []
     registries: tuple[ParserRegistry[Any], ...] = (tool_parsers, reasoning_parsers)
     for number, registry in enumerate(registries, start=1):
@@ -53,7 +53,7 @@ def _delete_idempotent_responses(tenant: Any) -> int:
 
 
 def _check_template_kwargs() -> None:
-    """Raise ImproperlyConfigured for variables that no chat template may be given."""
+    """Raise ImproperlyConfigured for variables that chat templates must not be passed."""
     if kwargs := settings.QUIRE.default_chat_template_kwargs:
         from engine.text.chat_messages import check_template_kwargs
 

@@ -1,4 +1,4 @@
-"""Start and end of a gateway process: the engine client, tracing and the garbage collector."""
+"""Startup and shutdown of a gateway process: the engine client, tracing, garbage collection."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from inference.web.views import Receive, Scope
 
 logger = logging.getLogger(__name__)
 
-#: Looks at the newest objects before what is left of them is looked through again: some two
-#: minutes while 250 streams run. Every few seconds one request in a hundred stood still for it.
+#: Collections of the newest generation before the next older one is collected: about two minutes
+#: while 250 streams run. At every few seconds, it delayed one request in a hundred.
 GEN1_THRESHOLD = 20_000
-#: So many, and it's done in the next quiet moment.
+#: After so many of them, the older generations are collected at the next idle moment.
 OLDER_WHEN_IDLE_AFTER = 10
 IDLE_CHECK_INTERVAL_S = 5.0
-#: Nobody waits for so long before a moment is a quiet one: many clients' answers may end together,
-#: and they ask again at once.
+#: Seconds without requests before the process counts as idle: many responses may end together, and
+#: their clients send the next requests at once.
 IDLE_S = 0.25
 
 
 def set_gc_thresholds(threshold: int) -> None:
-    """Collect new objects when there are `threshold` more, and never what was loaded so far;
-    0 leaves the collector as Python has it.
+    """Collect the newest generation after `threshold` new objects, and exclude the objects loaded
+    so far; 0 keeps Python's settings.
 
     Python's own thresholds cost a tenth of the event loop's time, and with a threshold of 10,000
-    all of 250 running streams stand still for 20 to 56 ms. Requests leave hardly any cycles.
+    all of 250 running streams pause for 20 to 56 ms. Requests leave hardly any cycles.
     """
     if threshold:
         gc.collect()
@@ -45,7 +45,7 @@ def set_gc_thresholds(threshold: int) -> None:
 
 
 async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
-    """For ever: look through all that isn't frozen while there's nobody to wait for it."""
+    """Forever: collect all objects that aren't frozen while no request is open."""
     while True:
         await asyncio.sleep(IDLE_CHECK_INTERVAL_S)
         if gc.get_count()[1] < OLDER_WHEN_IDLE_AFTER or not is_idle():
@@ -55,18 +55,18 @@ async def collect_when_idle(is_idle: Callable[[], bool]) -> None:
             gc.collect()
 
 
-#: How long a server that stops waits for the usage of what it served.
+#: Seconds that a stopping server waits until the usage of its requests is settled.
 SHUTDOWN_TIMEOUT_S = 5.0
 
 
 async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
-    """ASGI's lifespan: the engine client starts with the server and is closed with it."""
+    """ASGI's lifespan: start the engine client with the server, and close it at shutdown."""
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
             try:
-                tracing()  # refuses an endpoint that is none
-                lora_resolvers()  # refuses a package that can't be loaded
+                tracing()  # raises for an invalid endpoint
+                lora_resolvers()  # raises for a package that can't be loaded
                 client = get_engine_client()
                 await client.start()
                 set_gc_thresholds(settings.QUIRE.gc_threshold)

@@ -42,9 +42,9 @@ TAGS = {
     "Service": "The state of this installation. No key is needed.",
     "Operator": "For keys with the operator's scope.",
 }
-#: As text: the URLs import this module.
+#: As a string, because the URLs import this module.
 _URLS = "inference.urls"
-#: `manage.py openapi` writes it.
+#: Written by `manage.py openapi`.
 SNAPSHOT = Path(settings.BASE_DIR) / "docs" / "openapi.json"
 
 
@@ -82,7 +82,7 @@ class ApiKeyScheme(OpenApiAuthenticationExtension):
 def document() -> dict[str, Any]:
     """The OpenAPI document of this gateway, as plain JSON.
 
-    Read from the repository if it has one, because generating it takes half a second of CPU time.
+    Read from the repository if it is there, because generating it takes half a second of CPU time.
     """
     try:
         snapshot: dict[str, Any] = msgspec.json.decode(SNAPSHOT.read_bytes())
@@ -106,7 +106,7 @@ def generate() -> dict[str, Any]:
     )
     generated["info"] |= {"version": __version__, "description": INTRODUCTION}
     generated["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
-    # Lazy strings become text.
+    # Converts lazy strings to text.
     described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(generated, enc_hook=str))
     describe_fields(described)
     return described

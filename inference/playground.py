@@ -33,9 +33,9 @@ from tenants.websockets import SessionExpired, user_of_session
 logger = logging.getLogger(__name__)
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-#: Seconds between two checks of the session while no token comes.
+#: Seconds between two checks of the session while no token arrives.
 SESSION_POLL_INTERVAL_S = 1.0
-#: Fields of a chat request that a frame may have besides `sampling`.
+#: Fields of a chat request that a frame may have in addition to `sampling`.
 CHAT_FIELDS = ("tools", "tool_choice", "response_format")
 #: Fields of a chat request that `sampling` must not have.
 NON_SAMPLING_FIELDS = frozenset(
@@ -44,11 +44,12 @@ NON_SAMPLING_FIELDS = frozenset(
 
 
 class PlaygroundAnswer:
-    """Generates and sends frames. Errors become an `error` frame; cancelling its task aborts.
+    """Generates an answer and sends its frames. Errors are sent as an `error` frame; cancelling its
+    task aborts the generation.
 
     Args:
         message: a `generate` frame with a checked id.
-        check: called between frames; raises `SessionExpired` when the session is over.
+        check: called between frames; raises `SessionExpired` when the session has ended.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PlaygroundAnswer:
         self._stopped = False
 
     def stop(self) -> None:
-        """End it early for the user, with a `done` frame."""
+        """Stop early at the user's request, with a `done` frame."""
         if self._task is not None and not self._stopped:
             self._stopped = True
             self._task.cancel()
@@ -134,7 +135,7 @@ class PlaygroundAnswer:
         return reason
 
     async def _send_frames(self, frames: list[dict[str, Any]], position: str | None = None) -> None:
-        """Send frames that belong together. The last has the position after them, `position`."""
+        """Send frames that belong together. The last one carries the `position` after them."""
         for frame in frames[:-1]:
             await self._send({**frame, "id": self.name, "more": True})
         for frame in frames[-1:]:
@@ -179,14 +180,14 @@ def _short(token: dict[str, Any]) -> list[Any]:
 
 
 def _resume_id(turn: ChatSession) -> str:
-    """The event id behind which the page can resume; see `StreamPosition`."""
+    """The event id after which the page can resume; see `StreamPosition`."""
     output = turn.generation.outputs[0][0]
     end = "." if output.finish_reason is not None else ""
     return f"{turn.job.request_id}:2:{output.num_tokens}{end}"
 
 
 def _after(message: dict[str, Any]) -> str | None:
-    """The event id behind which the page resumes its answer. Raises `InvalidRequest`."""
+    """The event id after which the page resumes its answer. Raises `InvalidRequest`."""
     after = message.get("after")
     if not isinstance(after, str | None):
         raise InvalidRequest("after must be the `at` of a frame.", param="after")
@@ -208,7 +209,7 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokens_per_s(generation: Generation) -> float:
-    """Tokens per second after the first; 0 where it's unknown, or the time says nothing."""
+    """Tokens per second after the first; 0 if unknown, or if the time is too short to tell."""
     count = generation.usage.completion_tokens
     if generation.first_token_at is None or generation.resumed_from is not None:
         return 0.0
@@ -223,11 +224,11 @@ RECHECK_SESSION_S = 1.0
 
 
 class PlaygroundConsumer(SessionConsumer):
-    """`/ws/playground/`: one browser tab, in which up to `MAX_RUNNING_ANSWERS` answers and calls
-    of tools run at a time.
+    """`/ws/playground/`: one browser tab, with up to `MAX_RUNNING_ANSWERS` concurrent answers and
+    tool calls.
 
     Frames are JSON text, listed in `docs/gateway.md`. The session is checked when the socket opens
-    and while it's used. A frame may name one of the user's tenants; the default is the first that
+    and while it is used. A frame may name one of the user's tenants; the default is the first that
     the user joined.
     """
 
@@ -247,7 +248,7 @@ class PlaygroundConsumer(SessionConsumer):
         keep_open_while(self.scope, lambda: bool(self._answers))
 
     async def on_close(self) -> None:
-        """Abort what runs."""
+        """Abort running answers and calls."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -276,7 +277,7 @@ class PlaygroundConsumer(SessionConsumer):
             )
 
     async def _start(self, message: dict[str, Any]) -> None:
-        """Begin an answer or the call of a tool, in a task of its own."""
+        """Start an answer or a tool call in its own task."""
         name = _id_of(message)
         if not isinstance(message.get("sampling"), dict | None):
             raise InvalidRequest("sampling must be an object.", param="sampling")
@@ -341,7 +342,7 @@ def _tenant_of(message: dict[str, Any]) -> str | None:
 
 
 def _id_of(message: dict[str, Any]) -> str:
-    """The answer's id: the client's own word for it. Raises `InvalidRequest`."""
+    """The answer's id, chosen by the client. Raises `InvalidRequest`."""
     name = message.get("id")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ID_CHARS or not name.isprintable():
         raise InvalidRequest(f"id must be a word of 1 to {MAX_ID_CHARS} characters.", param="id")

@@ -1,4 +1,4 @@
-"""Calls of tools of MCP servers, from a `call_tool` frame of the playground to `tool_result`."""
+"""Tool calls on MCP servers, from a `call_tool` frame of the playground to `tool_result`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tenants.authentication import Caller
 
 logger = logging.getLogger(__name__)
 
-#: Answers with calls to one question; each is another prompt that is billed.
+#: Maximum number of answers with calls to one question; each needs another prompt, which is billed.
 MAX_ROUNDS = 10
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -47,7 +47,7 @@ async def add_offered_tools(body: dict[str, Any], names: Any, caller: Caller) ->
     offered = await run_in_db_thread(offered_tools, caller.tenant_id, names)
     tools = body.get("tools") or []
     if not isinstance(tools, list):
-        return  # the body's own check names it
+        return  # validating the body reports this
     functions = {tool["function"]["name"] for tool in offered}
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -61,7 +61,7 @@ async def add_offered_tools(body: dict[str, Any], names: Any, caller: Caller) ->
 
 
 def _num_rounds(messages: Any) -> int:
-    """Answers with calls since the last question."""
+    """Number of answers with calls since the last question."""
     rounds = 0
     for message in reversed(messages if isinstance(messages, list) else []):
         role = message.get("role") if isinstance(message, dict) else None
@@ -72,7 +72,7 @@ def _num_rounds(messages: Any) -> int:
 
 
 class ToolCall:
-    """Runs a tool and sends its result as a frame; errors become an `error` frame.
+    """Calls a tool and sends its result as a frame; errors are sent as an `error` frame.
 
     Args:
         message: a `call_tool` frame with a checked id: {"function", "arguments"}.
@@ -85,13 +85,13 @@ class ToolCall:
         self._stopped = False
 
     def stop(self) -> None:
-        """End it early for the user, with a result that says so."""
+        """Stop early at the user's request, with a result that says so."""
         if self._task is not None and not self._stopped:
             self._stopped = True
             self._task.cancel()
 
     async def run(self) -> None:
-        """Send the result."""
+        """Call the tool and send the result."""
         self._task = asyncio.current_task()
         try:
             result = await self._call()

@@ -1,4 +1,4 @@
-"""Celery's tasks. Each is short: what takes time runs on the worker's own loop."""
+"""Celery's tasks. They return at once: long work runs on the worker's own event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage.actions import remove_ended_uploads, remove_expired
 
 logger = logging.getLogger(__name__)
 
-#: Pieces of work of each kind that one worker process runs at a time.
+#: Maximum number of jobs of each kind that a worker process runs at a time.
 LIMITS = {"batch": 16, "response": 32, KIND: 4}
 
 WAITING = {
@@ -32,7 +32,7 @@ _loop: JobRunner | None = None
 
 
 def work_loop() -> JobRunner:
-    """This process's loop, started at the first call, whichever thread makes it."""
+    """This process's job runner, started by the first call from any thread."""
     global _loop
     runners: dict[str, Runner] = {
         "batch": run_batch,
@@ -47,13 +47,13 @@ def work_loop() -> JobRunner:
 
 @shared_task(name=RUN_TASK)
 def run(kind: str, public_id: str) -> None:
-    """Work on a batch or a background response, unless another worker does."""
+    """Run a batch or a background response, unless another worker does."""
     work_loop().start(kind, public_id)
 
 
 @shared_task(name="inference.sweep")
 def sweep() -> None:
-    """Find work that nobody does: its message was lost, its worker died, or all were busy."""
+    """Find jobs that no worker runs: a message was lost, a worker died, or all were busy."""
     for kind, waiting in WAITING.items():
         for public_id in waiting():
             send_job(kind, public_id)
@@ -61,7 +61,7 @@ def sweep() -> None:
 
 @shared_task(name="inference.expire")
 def expire() -> None:
-    """Remove files and responses past their end."""
+    """Delete expired files and responses."""
     removed = remove_expired() + remove_ended_uploads()
     if removed:
         logger.info("removed %d expired objects", removed)
@@ -69,6 +69,6 @@ def expire() -> None:
 
 @worker_shutdown.connect
 def _stop_loop(**_: object) -> None:
-    """A worker that is told to end gives its work back."""
+    """Release a worker's jobs when it shuts down."""
     if _loop is not None:
         _loop.stop()

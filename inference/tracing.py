@@ -1,6 +1,6 @@
-"""Spans of the gateway: a request's, and what it generates below it; the engine's follow.
+"""Spans of the gateway: a request's, and its generations' below it; the engine's follow.
 
-Without an endpoint nothing of OpenTelemetry is imported, and a request costs one comparison.
+Without an endpoint OpenTelemetry isn't imported, and a request costs one comparison.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def tracing() -> Tracing | None:
 
 
 def close_tracing() -> None:
-    """Send what is left, within seconds. Spans begun later start a new exporter."""
+    """Send remaining spans, within seconds. Later spans start a new exporter."""
     current = tracing()
     tracing.cache_clear()
     if current is not None:
@@ -57,9 +57,9 @@ def close_tracing() -> None:
 
 
 class RequestSpan:
-    """The span of an HTTP request, current while it's being served.
+    """The span of an HTTP request, current while it is being served.
 
-    It goes on in the trace that the client's `traceparent` names.
+    It continues the trace of the client's `traceparent`.
     """
 
     def __init__(self, current: Tracing, scope: Scope) -> None:
@@ -87,20 +87,20 @@ class RequestSpan:
 
     @property
     def response_header(self) -> tuple[bytes, bytes]:
-        """`traceresponse`: tells a client where its request is in the traces."""
+        """`traceresponse`: the request's place in the traces, for the client."""
         return b"traceresponse", headers_of(self._span)["traceparent"].encode()
 
     @property
     def trace_id(self) -> str:
-        """For the line of the log."""
+        """The trace id, for log lines."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def end(self, handler: str, status: int, tenant: str, request_id: str, error: str) -> None:
-        """The response has ended.
+        """End the span with the response.
 
         Args:
-            handler: the path's pattern, "" if there's none.
-            request_id: what `x-request-id` says. error: the code that the client was told, or "".
+            handler: the path's pattern, "" if there is none.
+            request_id: the value of `x-request-id`. error: the code sent to the client, or "".
         """
         from opentelemetry.trace import StatusCode
 
@@ -158,7 +158,7 @@ class GenerationSpan:
     def end(
         self, usage: Usage, reasons: list[str], error: str | None, ttft_s: float | None
     ) -> None:
-        """The job is over. `error`: the code of what it failed with."""
+        """End the span with the job. `error`: the code of its error."""
         from opentelemetry.trace import StatusCode
 
         self._span.set_attributes(
@@ -178,7 +178,7 @@ class GenerationSpan:
 
 
 def current_traceparent() -> str:
-    """The `traceparent` of the span that's current here; "" where there's none."""
+    """The `traceparent` of the current span; "" if there is none."""
     if tracing() is None:
         return ""
     from opentelemetry.trace import get_current_span
@@ -188,10 +188,10 @@ def current_traceparent() -> str:
 
 @contextmanager
 def background_span(name: str, origin: str = "", **attributes: str) -> Iterator[Span | None]:
-    """A span of work that nobody waits for: a line of a batch, a background response.
+    """A span of background work: a line of a batch, a background response.
 
-    It begins a trace of its own, with a link to the span of `origin`, a `traceparent`: the request
-    that asked for it. What runs within is below it. An exception that leaves it is its error.
+    It starts its own trace, linked to the span of `origin`, the `traceparent` of the request that
+    enqueued the work. Spans within are its children. It records an exception that leaves it.
     """
     current = tracing()
     if current is None:
@@ -224,12 +224,12 @@ def set_span_result(span: Span | None, status: int, request_id: str, error: str)
 
 
 def request_span(scope: Scope) -> RequestSpan | None:
-    """Begin a request's span, where spans are wanted."""
+    """Start a request's span if tracing is enabled."""
     current = tracing()
     return None if current is None else RequestSpan(current, scope)
 
 
 def generation_span(job: Job) -> GenerationSpan | None:
-    """Begin a job's span, where spans are wanted."""
+    """Start a job's span if tracing is enabled."""
     current = tracing()
     return None if current is None else GenerationSpan(current, job)

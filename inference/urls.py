@@ -85,7 +85,7 @@ from inference.openapi import OpenApiView
 urlpatterns = [
     path("v1/load_lora_adapter", LoadAdapterView.as_view()),
     path("v1/unload_lora_adapter", UnloadAdapterView.as_view()),
-    # The same two under shorter paths.
+    # The same two endpoints under shorter paths.
     path("v1/lora/load", LoadAdapterView.as_view()),
     path("v1/lora/unload", UnloadAdapterView.as_view()),
     path("v1/models", ModelsView.as_view()),
@@ -98,7 +98,7 @@ urlpatterns = [
     path("v1/completions", CompletionsView.as_view()),
     path("v1/completions/render", CompletionRenderView.as_view()),
     path("inference/v1/generate", TokensView.as_view()),
-    # vLLM's older path of the same.
+    # vLLM's older path of the same endpoint.
     path("v1/generate", TokensView.as_view()),
     path("generate", GenerateView.as_view()),
     path("invocations", InvocationsView.as_view()),

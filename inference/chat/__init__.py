@@ -1,5 +1,5 @@
 """A chat turn: render, admit, generate, split into reasoning, content and calls.
 
-Every endpoint that answers chats is built on it: `ChatSession.start` takes a checked `ChatRequest`,
-and `next` gives `TurnDelta`s until `finished`.
+All chat endpoints are built on it: `ChatSession.start` takes a validated `ChatRequest`, and `next`
+returns `TurnDelta`s until `finished`.
 """

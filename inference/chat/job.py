@@ -1,4 +1,4 @@
-"""A checked chat request as a `Job`: rendered, with its sampling and its parsers."""
+"""Builds a `Job` from a validated chat request: rendered, with its sampling and its parsers."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from inference.schemas.sampling import OutputConstraint
 @dataclass(frozen=True)
 class ChatOptions:
     """Attributes:
-    role: the answer's. echo_last_message: text before it. top_logprobs: None for no log
-    probabilities.
-    service_tier, metadata: to be shown with the answer.
-    parsers: how reasoning and calls are found in each output.
-    unsupported_fields: fields that this model has no use for.
-    wants_tokens: log probabilities are wanted of tokens that the client named.
+    role: of the response's message. echo_last_message: text before it. top_logprobs: None for no
+    log probabilities.
+    service_tier, metadata: echoed in the response.
+    parsers: how reasoning and calls are parsed from each output.
+    unsupported_fields: fields that this model doesn't support.
+    wants_tokens: log probabilities are requested for token ids that the client named.
     shows_all_tokens: log probabilities also of tokens that the text leaves out.
     """
 
@@ -73,7 +73,7 @@ class ChatOptions:
         parsers: OutputParserConfig,
         unfollowed: tuple[str, ...] = (),
     ) -> ChatOptions:
-        """The options of a checked request."""
+        """The options of a validated request."""
         last = chat.messages[-1]
         role = settings.QUIRE.response_role if chat.add_generation_prompt else last.role
         echoes = chat.echo and last.role == role and isinstance(last.content, str)
@@ -104,7 +104,7 @@ async def build_chat_job(
     endpoint: str,
     id_prefix: str,
 ) -> tuple[Job, ChatOptions]:
-    """The chat rendered, with its sampling, and what shapes the answer.
+    """The job of a rendered chat, and the options that shape its response.
 
     Raises:
         InvalidRequest: with the name of the client's field.
@@ -180,7 +180,7 @@ def _resolve_output_format(
 
 
 def clamp_max_tokens(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) -> None:
-    """Make an output limit that is over the context, or the KV cache, what is left there."""
+    """Reduce an output limit to what the context or the KV cache has left after the prompt."""
     if sampling.max_tokens is None:
         return
     max_total_tokens = min(model.max_model_len, model.kv_capacity_tokens or model.max_model_len)
@@ -197,9 +197,9 @@ async def prompt_token_ids(
 async def render_prompt(
     chat: ChatRequest, served: ResolvedModel, ctx: RequestContext, *, generates: bool = False
 ) -> ChatPrompt:
-    """The chat as a prompt. `generates`: it is to fit the model's context, unless cut to it.
+    """Render the chat as a prompt. `generates`: it must fit the model's context, unless truncated.
 
-    Raises: what `admit_sources`, `chat_token_ids`, `read_documents` and `insert_media_tokens` do.
+    Raises: as `admit_sources`, `chat_token_ids`, `read_documents` and `insert_media_tokens`.
     """
     options = MediaOptions.from_chat(chat, served.info)
     requested = await ctx.offload(find_media, chat.raw_messages, served.info)
@@ -236,7 +236,7 @@ async def render_prompt(
 def _messages(
     chat: ChatRequest, contents: list[dict[str, Any]], tokenizer: Tokenizer
 ) -> list[dict[str, Any]]:
-    """As the model's template reads them."""
+    """The messages in the form that the model's template reads."""
     messages = template_messages(contents, tokenizer.chat_template or "")
     return merge_late_system_messages(messages, tokenizer) if chat.system_anywhere else messages
 

@@ -1,4 +1,4 @@
-"""Which parsers read a model's answers to a request."""
+"""Selects the parsers for a model's answers to a request."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class OutputParserConfig:
     """Parser configuration shared by all outputs of a request.
 
     Attributes:
-        reasoning, tools: make a parser for one output; None where there is nothing to find.
+        reasoning, tools: create a parser for one output; None if there is nothing to parse.
         parallel: False: calls after the first are left out.
         shows_reasoning: False: reasoning is left out.
-        named_tool: the client said which function to call.
-        forced_tool: nothing but calls may come: the beginning of one that was cut off is no text.
-        custom: tools whose calls hold a text instead of arguments.
-        thinking: how reasoning is told in tokens, to count them; None where there can't be any.
+        named_tool: the client named the function to call.
+        forced_tool: only calls are allowed: the beginning of a truncated call is not text.
+        custom: tools whose calls contain text instead of arguments.
+        thinking: detects reasoning by its tokens, to count them; None if there can't be any.
     """
 
     reasoning: Callable[[], ReasoningParser] | None = None
@@ -54,7 +54,7 @@ class OutputParserConfig:
 
 
 class OutputParser:
-    """Text in, parts out. All parts together don't depend on how the text was cut."""
+    """Splits text into parts. The parts don't depend on how the text was cut into chunks."""
 
     def __init__(self, plan: OutputParserConfig) -> None:
         self._plan = plan
@@ -64,7 +64,7 @@ class OutputParser:
         self.num_calls = 0
 
     def push(self, text: str, *, is_final: bool = False) -> list[Part]:
-        """Return the parts that are certain after this text; with `is_final`, all others too."""
+        """Return the parts that are final after this text; with `is_final`, all remaining ones."""
         parts = self._split(text, is_final)
         read = list(self._read(parts))
         if is_final and self._tools is not None:
@@ -87,7 +87,7 @@ class OutputParser:
     def _read(self, parts: Iterable[Part]) -> Iterable[Part]:
         for part in parts:
             if self._tools is None:
-                if part.kind == "arguments":  # of a function that nobody offered
+                if part.kind == "arguments":  # of a function that wasn't offered
                     yield Part("content", part.text)
                 elif part.kind != "call":
                     yield part
@@ -109,8 +109,8 @@ class ModelParsers:
     """The parsers of one request's model.
 
     Attributes:
-        tools: None when the request offers no tools. functions: those it offers.
-        reasoning: None for a model that doesn't reason.
+        tools: None if the request offers no tools. functions: the offered ones.
+        reasoning: None for a model without reasoning.
         preserved_token_ids: control tokens that must stay in the text.
     """
 
@@ -122,7 +122,7 @@ class ModelParsers:
 
     @classmethod
     def resolve(cls, chat: ChatRequest, served: ResolvedModel) -> ModelParsers:
-        """Raises `UnsupportedField` for tools that the model has no use for."""
+        """Raises `UnsupportedField` for tools that the model doesn't support."""
         functions = chat.functions_in_use
         tools = _tool_parser(chat, served) if functions else None
         reasoning = reasoning_parser(served)
@@ -152,18 +152,18 @@ class ModelParsers:
 
     @property
     def call_format(self) -> ToolCallFormat:
-        """Format of enforced calls. Only with `tools`."""
+        """Format of enforced calls. Available only with `tools`."""
         return (self.tools or JsonParser).layout
 
     @property
     def callable_functions(self) -> tuple[ToolFunction, ...]:
-        """The functions that may be called now: the one that was named, or all."""
+        """The functions that may be called now: the named one, or all."""
         named = self.chat.named_function
         return tuple(function for function in self.functions if named in (None, function.name))
 
 
 def _tool_parser(chat: ChatRequest, served: ResolvedModel) -> type[ToolCallParser]:
-    """The model's own parser; where calls are enforced any model can make them, as JSON."""
+    """The model's own parser. If calls are enforced any model can make them, as JSON."""
     template, configured = served.tokenizer.chat_template or "", served.info.tool_call_parser
     if configured:
         parser = tool_parsers.get(configured)
@@ -182,7 +182,7 @@ def _tool_parser(chat: ChatRequest, served: ResolvedModel) -> type[ToolCallParse
 
 
 def reasoning_parser(served: ResolvedModel) -> type[ReasoningParser] | None:
-    """The model's configured parser ("none" for none), or the one that its template tells of."""
+    """The model's configured parser ("none" for none), or the one that fits its template."""
     configured = served.info.reasoning_parser
     if configured == "none":
         return None
@@ -202,7 +202,7 @@ def _unknown_parser(setting: str, name: str, param: str) -> UnsupportedField:
 
 
 def _special_token_ids(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
-    """Ids of those markers that are special tokens, which texts usually leave out."""
+    """Ids of the markers that are special tokens, which detokenised text usually omits."""
     special = tokenizer.special_tokens
     return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)
 
@@ -210,13 +210,13 @@ def _special_token_ids(tokenizer: Tokenizer, markers: list[str]) -> frozenset[in
 def build_constraint(
     chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokenizer
 ) -> OutputConstraint:
-    """The form of the answer.
+    """The constraint on the answer's format.
 
-    Where calls are required, or a function is named, the answer is calls alone. Where the model
-    chooses, calls of `strict` functions follow their schemas, and calls may come instead of JSON.
+    If calls are required, or a function is named, the answer consists of calls only. If the model
+    chooses, calls of `strict` functions follow their schemas, and calls may replace a JSON answer.
 
     Raises:
-        InvalidRequest: a bad form, or two that contradict each other.
+        InvalidRequest: an invalid format, or two that contradict each other.
     """
     constraint = chat.constraint()
     if parsers.tools is None:
@@ -252,7 +252,7 @@ def _tool_call_grammar(
     required: bool,
     answer: dict[str, object] | None = None,
 ) -> OutputConstraint:
-    """Calls of the offered functions in the model's own way; or a JSON document (`answer`)."""
+    """Calls of the offered functions in the model's format, or a JSON document (`answer`)."""
     layout = parsers.call_format
     if not required and not layout.allows_text:
         raise UnsupportedField(
@@ -276,7 +276,7 @@ def _tool_call_grammar(
 
 
 def _json_or_tools_schema(constraint: OutputConstraint) -> dict[str, object] | None:
-    """The schema of a JSON answer that may take turns with calls."""
+    """The schema of a JSON answer that calls may replace."""
     params = constraint.params
     if params is None or constraint.source != "response_format":
         return None
@@ -291,9 +291,9 @@ def _json_or_tools_schema(constraint: OutputConstraint) -> dict[str, object] | N
 
 
 def grammar_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Added tokens that a grammar must name by id: special ones, and any that look like tags.
+    """Added tokens that a grammar must refer to by id: special tokens, and tokens like tags.
 
-    The grammar backend reads those two kinds apart from their characters.
+    The grammar backend doesn't match these by their characters.
     """
     return {
         text: token

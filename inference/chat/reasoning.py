@@ -1,4 +1,4 @@
-"""Reasoning budgets, and the markers by which the engine tells reasoning from the answer."""
+"""Reasoning budgets, and the markers by which the engine separates reasoning from the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inference.chat.parsers import ModelParsers
 from inference.parsers.reasoning_parser import ReasoningMarkers, ReasoningParser
 from inference.schemas.chat import ChatRequest
 
-#: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
+#: Token budgets of `reasoning_effort` for models whose templates don't know it; None: no limit.
 BUDGETS: dict[str, int | None] = {
     "none": 0,
     "minimal": 512,
@@ -22,18 +22,18 @@ BUDGETS: dict[str, int | None] = {
     "xhigh": None,
     "max": None,
 }
-#: What templates call the switch.
+#: Names of the variable that turns reasoning on or off in chat templates.
 _SWITCHES = ("enable_thinking", "thinking")
-#: Tokens at a prompt's end that tell whether the reasoning has begun.
+#: Tokens at a prompt's end that are searched for the start of the reasoning.
 TAIL_TOKENS = 32
-#: The same for a prompt that ends inside of a message.
+#: The same for a prompt that ends inside a message.
 OPEN_TAIL_TOKENS = 4096
 
 
 def unsupported_reasoning_fields(
     chat: ChatRequest, template: str, reasoning: type[ReasoningParser] | None
 ) -> tuple[str, ...]:
-    """Fields about reasoning that mean nothing to a model that doesn't reason."""
+    """Fields about reasoning that a model without reasoning doesn't support."""
     if reasoning is not None:
         return ()
     effort = chat.reasoning_effort
@@ -70,9 +70,9 @@ def _switches(chat: ChatRequest, template: str) -> dict[str, Any]:
 def prompt_opens_reasoning(
     chat: ChatRequest, parser: type[ReasoningParser], tokenizer: Tokenizer, prompt: list[int]
 ) -> bool | None:
-    """Whether a prompt ends inside the reasoning; None when nothing tells.
+    """Whether a prompt ends inside the reasoning; None if unknown.
 
-    Its end is asked first, then the variables that its template knows.
+    The prompt's end decides first, then the variables that its template knows.
     """
     if not chat.continue_final_message:
         opens = parser.prompt_opens_reasoning(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
@@ -89,7 +89,7 @@ def prompt_opens_reasoning(
 def _reasoning_switch(
     chat: ChatRequest, parser: type[ReasoningParser], template: str
 ) -> bool | None:
-    """Whether thinking is off (False), or on in a way that opens the reasoning (True)."""
+    """Whether reasoning is off (False), or on in a way that opens the reasoning (True)."""
     variables = template_variables(chat, template)
     template_values = {name: value for name, value in variables.items() if name in template}
     on = parser.switched(template_values)
@@ -110,8 +110,8 @@ def thinking_params(
 
     Args:
         in_reasoning: whether the prompt ends inside the reasoning.
-        constrained: the answer has a form, which must not begin earlier.
-        calls: which may be that of calls.
+        constrained: the answer has a constrained format, which only applies after the reasoning.
+        calls: whether that format may be one of calls.
     """
     budget, parser = _budget(chat, template), parsers.reasoning
     if parser is None:
@@ -161,7 +161,7 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _mark_token_ids(tokenizer: Tokenizer, text: str) -> list[list[int]]:
-    """A mark's tokens; one made of ordinary words has others after a space or a line."""
+    """A marker's tokens. One made of ordinary words has other tokens after a space or newline."""
     first = _ids(tokenizer, text)
     if len(first) == 1:
         return [first]

@@ -1,4 +1,4 @@
-"""`ChatSession`: one answer to a chat, from a checked request to parsed deltas."""
+"""`ChatSession`: one answer to a chat, from a validated request to parsed deltas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inference.request.job import Job, Usage
 from inference.schemas.chat import ChatRequest
 from metering.access import Admission
 
-#: What parsers make up.
+#: Call ids that parsers generate.
 MODEL_CALL_ID = re.compile("call_[0-9a-f]{24}")
 
 
@@ -30,9 +30,9 @@ class TurnDelta:
     """Increment of one output.
 
     Attributes:
-        index: which output.
-        parts: the new text, taken apart, in the model's order.
-        increment: the tokens behind it, their log probabilities, the stop reason.
+        index: of the output.
+        parts: the new text, parsed, in the model's order.
+        increment: the tokens of the text, their log probabilities, the stop reason.
         finish_reason: OpenAI's, on the last delta: "stop", "length" or "tool_calls".
     """
 
@@ -76,7 +76,7 @@ class ChatSession:
 
         Raises:
             InvalidRequest: with the name of the client's field. ModelNotFound, EngineUnavailable.
-            RateLimited: not now. ServiceUnavailable: the limits can't be read.
+            RateLimited: a limit is reached. ServiceUnavailable: the limits can't be read.
         """
         served = await resolve_model(ctx, chat.model, sticky=chat.sticky_key)
         priority, _ = chat.resolve_service_tier(ctx.caller.max_priority)
@@ -90,7 +90,7 @@ class ChatSession:
     async def start_many(cls, chats: Sequence[ChatRequest], ctx: RequestContext) -> ChatSession:
         """Start several conversations with the same settings as one request.
 
-        Deltas name the conversation by `increment.number`.
+        `increment.number` of a delta is the conversation's index.
         """
         served = await resolve_model(ctx, chats[0].model, sticky=chats[0].sticky_key)
         check_queue(ctx, served, chats[0].resolve_service_tier(ctx.caller.max_priority)[0])
@@ -119,18 +119,18 @@ class ChatSession:
 
     @property
     def finished(self) -> bool:
-        """Whether every output has its end."""
+        """Whether every output has ended."""
         return self.generation.finished
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Token counts so far."""
         return self.generation.usage
 
     async def next(self, wait_s: float | None = None) -> list[TurnDelta]:
-        """The next deltas, at most one an output; [] after `wait_s` seconds without any.
+        """The next deltas, at most one per output; [] after `wait_s` seconds without any.
 
-        Raises: what the engine or the gateway refuses or fails with. The turn is released.
+        Raises: errors of the engine or the gateway. The turn is released then.
         """
         return [self._delta(increment) for increment in await self.generation.next(wait_s)]
 
@@ -153,12 +153,12 @@ class ChatSession:
         return TurnDelta(increment.index, parts, increment, reason)
 
     def _call_id(self, increment: OutputDelta, call: int) -> str:
-        """For a call that the model gave no id: the same, whichever gateway reads it."""
+        """Id of a call to which the model gave none; the same in every gateway that reads it."""
         source = f"{self.job.request_id}/{increment.number}/{increment.index}/{call}"
         return f"call_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
 
     def _count(self, increment: OutputDelta) -> None:
-        """Count the tokens of the reasoning, marks included."""
+        """Count the reasoning tokens, markers included."""
         thinking = self._thinking[increment.number][increment.index]
         if thinking is not None and thinking.phase is not ReasoningPhase.PAST:
             counted = sum(map(thinking.advance, increment.token_ids))
@@ -166,14 +166,14 @@ class ChatSession:
             self.generation.reasoning_tokens = so_far + counted
 
     def release(self) -> None:
-        """Abort what runs and settle, once. Any thread."""
+        """Abort what still runs and settle the usage, once. Callable from any thread."""
         self.generation.release()
 
 
 def build_message(parts: list[Part]) -> dict[str, Any]:
     """All parts of an output as OpenAI's message fields: content, reasoning, tool_calls.
 
-    `content` is None where there is none but calls. Fields without anything are left out.
+    `content` is None if there are only calls. Empty fields are left out.
     """
     texts = {"content": "", "reasoning": ""}
     calls: list[dict[str, Any]] = []

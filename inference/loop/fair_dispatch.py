@@ -1,9 +1,9 @@
-"""Spreads work that becomes due at once over turns of the event loop, tenant by tenant.
+"""Spreads work that is due at once over iterations of the event loop, tenant by tenant.
 
-Two hundred requests of one tenant that begin or end block the loop for hundreds of milliseconds,
-and the tokens of as many streams for tens. Another tenant's request would wait for all of them, in
-each of the turns that it takes until its first token is sent. With a dispatcher it doesn't even
-wait for the next turn: a tenant without waiting work proceeds at once.
+Two hundred requests of one tenant that start or end together block the loop for hundreds of
+milliseconds, and the tokens of as many streams for tens. Another tenant's request would wait for
+all of them in each iteration that it needs until its first token is sent. With a dispatcher it
+doesn't even wait for the next iteration: a tenant without waiting work proceeds at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 
 class Waiter(Protocol):
-    """The part of a future that a dispatcher uses."""
+    """The methods of a future that a dispatcher uses."""
 
     def done(self) -> bool:
         """Whether it was cancelled or has its result."""
@@ -31,10 +31,10 @@ class FairDispatcher:
     """Lets waiters proceed. All methods are called on one event loop.
 
     Args:
-        max_per_turn: waiters that proceed in one turn of the loop. As many more may be the first of
-            a tenant in that turn.
-        lower_priority, max_when_busy: limit while waiters queue at that dispatcher, whose turns are
-            long.
+        max_per_turn: waiters that proceed per iteration of the loop. The first waiters of tenants
+            in that iteration may be as many again.
+        lower_priority, max_when_busy: limit while waiters queue at that dispatcher, whose
+            iterations are long.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class FairDispatcher:
         self._max_per_turn = self._num_remaining = self._num_extra = max_per_turn
         self._lower_priority, self._max_when_busy = lower_priority, max_when_busy
         self._queues: OrderedDict[str, deque[Waiter]] = OrderedDict()
-        #: Tenants that proceeded in this turn.
+        #: Tenants that proceeded in this iteration.
         self._served_tenants: set[str] = set()
         self._counting = False
 
     def admit(self, tenant: str, waiter: Waiter) -> None:
-        """Set the waiter's result in its turn: now, unless several came before it."""
+        """Set the waiter's result: now, unless several came before it in this iteration."""
         if not self._counting:
             self._counting = True
             loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class FairDispatcher:
             self._queues.setdefault(tenant, deque()).append(waiter)
 
     def _admit_now(self, tenant: str) -> bool:
-        """Whether a waiter proceeds at once; it's counted then."""
+        """Whether a waiter proceeds at once, which is then counted."""
         if self._num_remaining and not self._queues:
             self._num_remaining -= 1
         elif self._num_extra and tenant not in self._served_tenants and tenant not in self._queues:
@@ -88,7 +88,7 @@ class FairDispatcher:
             tenant, queue = self._queues.popitem(last=False)
             waiter = queue.popleft()
             if queue:
-                self._queues[tenant] = queue  # behind the others
+                self._queues[tenant] = queue  # to the end of the rotation
             if not waiter.done():
                 waiter.set_result(None)
                 self._served_tenants.add(tenant)
@@ -115,7 +115,7 @@ class LoopFairDispatcher:
         self._last: tuple[Callable[[], object], FairDispatcher] | None = None
 
     def current(self) -> FairDispatcher:
-        """The running loop's."""
+        """The running loop's dispatcher."""
         loop = asyncio.get_running_loop()
         # Called for every token: the lookup takes as long as the dispatch.
         if self._last is not None and self._last[0]() is loop:
@@ -129,10 +129,10 @@ class LoopFairDispatcher:
         return dispatcher
 
 
-#: Requests that begin (a millisecond or two each), and those that end.
+#: Requests that start (a millisecond or two each), and requests that end.
 start_dispatch, finish_dispatch = LoopFairDispatcher(1), LoopFairDispatcher(4)
-#: Streams with new tokens. Fewer while requests queue to begin: tokens of the other streams are
-#: merged meanwhile, which leaves more time for those requests.
+#: Streams with new tokens. Fewer while requests wait to start: other streams' tokens are merged
+#: meanwhile, which leaves more time for those requests.
 wake_dispatch = LoopFairDispatcher(16, start_dispatch, 6)
 #: Requests that are rejected before they are parsed.
 rejection_dispatch = LoopFairDispatcher(8)
@@ -148,7 +148,7 @@ SLICE_S = 0.003
 
 
 async def iterate_cooperatively(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items in their order, yielding to the event loop every `SLICE_S` seconds."""
+    """Yield the items in order, and yield to the event loop every `SLICE_S` seconds."""
     since = time.monotonic()
     for item in items:
         if time.monotonic() - since > SLICE_S:

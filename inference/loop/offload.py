@@ -27,10 +27,10 @@ MAX_IDLE_TENANTS = 1000
 
 
 class FairThreadPool:
-    """Runs jobs, next those of the tenant that has had the least thread time.
+    """Runs jobs, always next of the tenant that has used the least thread time.
 
-    So hundreds of one tenant's long prompts delay another tenant by no more than the job that runs.
-    An idle tenant saves up no time.
+    Hundreds of one tenant's long prompts thus delay another tenant by no more than the running job.
+    An idle tenant accumulates no credit.
 
     Args:
         jobs: name of the jobs in errors.
@@ -45,7 +45,7 @@ class FairThreadPool:
         self._queues: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         #: Number of jobs that wait or run, by tenant.
         self._jobs: dict[str, int] = {}
-        #: Thread seconds by tenant, counted from the others' level when it came.
+        #: Thread seconds by tenant, starting from the level of the others when it arrived.
         self._served: dict[str, float] = {}
 
     def submit(self, tenant: str, job: Callable[[], T]) -> Future[T]:
@@ -105,9 +105,9 @@ MAX_INLINE_CHARS = 128 * 1024
 
 
 class RenderPool:
-    """Renders short prompts in place, long ones in threads, with a time limit.
+    """Renders short prompts on the event loop, long ones in threads, with a time limit.
 
-    A job that exceeded its limit counts until its thread is free.
+    A job that exceeds its limit counts until its thread is free.
     """
 
     def __init__(self, threads: int) -> None:
@@ -116,11 +116,11 @@ class RenderPool:
     async def run(
         self, tenant: str, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Call the function, in place when the text is short.
+        """Call the function, on the event loop if the text is short.
 
         Args:
-            tenant: whose thread time it uses.
-            chars: characters that the function goes through.
+            tenant: the tenant whose thread time is used.
+            chars: number of characters that the function processes.
 
         Raises:
             InvalidRequest: it took longer than `render_timeout_s`.
@@ -140,7 +140,7 @@ class RenderPool:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call the function in a thread, in the tenant's turn. Raises as `run` does."""
+        """Call the function in a thread, when it is the tenant's turn. Raises as `run` does."""
         job = self._threads.submit(tenant, partial(function, *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
@@ -156,14 +156,14 @@ def get_render_pool() -> RenderPool:
     return RenderPool(settings.QUIRE.render_threads)
 
 
-#: Reports, searches and lists: in a few threads that only they wait for, tenants in turn.
+#: A few threads only for reports, searches and lists, shared fairly between tenants.
 _report_threads = FairThreadPool(2, "quire-reports", "reports and lists")
 
 
 async def in_report_thread(
     caller: Caller, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """`function(...)`, which only reads from the database. Not begun once the client has left.
+    """Call a function that only reads the database, unless the client has left before it starts.
 
     Raises: `QueryTimeout` as `with_time_limit`; `Overloaded` when too many wait.
     """

@@ -1,4 +1,4 @@
-"""`kv_transfer_params` of answers, by vLLM's names."""
+"""`kv_transfer_params` of responses, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from inference.generation.generation import Generation
 
 
 def transfer_params(generation: Generation) -> dict[str, Any] | None:
-    """What the request of the replica that goes on with a prompt is to say; None: nothing, since
-    this request said of none, or its replica has no tier that others share.
+    """Parameters for the request that decodes this prompt elsewhere; None if this request didn't
+    ask for a remote decode, or its replica has no shared KV tier.
     """
     params = generation.job.kv_transfer
     if params is None or not params.do_remote_decode:

@@ -1,4 +1,4 @@
-"""Shared steps of generating endpoints: parsing, headers, waiting for a stream's first token."""
+"""Steps shared by generating endpoints: parsing, headers, waiting for a stream's first token."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ REQUEST_HEADER = "HTTP_ENDPOINT_LOAD_METRICS_FORMAT"
 
 
 async def add_orca_header(request: GatewayRequest, response: HttpResponseBase, model: str) -> None:
-    """Add the header of a load report to a whole answer whose client asked for it and may read
-    `/metrics`: load is all tenants'. A format that isn't known gets none.
+    """Add a load report's header to a complete response, if the client asked for it and may read
+    `/metrics`, because load includes all tenants. Unknown formats are ignored.
 
     https://github.com/cncf/xds/blob/main/xds/data/orca/v3/orca_load_report.proto
     """
@@ -52,7 +52,7 @@ async def add_orca_header(request: GatewayRequest, response: HttpResponseBase, m
 
 
 def load_report(form: str, replicas: Iterable[Replica]) -> str:
-    """The header's value, in the format "TEXT" or "JSON", of a model's replicas."""
+    """The header's value for a model's replicas, in the format "TEXT" or "JSON"."""
     ready = [replica for replica in replicas if replica.ready]
     usage = sum(replica.heartbeat.stats.kv_cache_usage_perc for replica in ready)
     figures = {
@@ -65,7 +65,7 @@ def load_report(form: str, replicas: Iterable[Replica]) -> str:
 
 
 def usage_object(counts: dict[str, int]) -> dict[str, Any]:
-    """Token counts in the Responses API's words, as OpenAI's batches have them."""
+    """Token counts as the Responses API names them, which OpenAI's batches use too."""
     return {
         "input_tokens": counts.get("input", 0),
         "input_tokens_details": {"cached_tokens": counts.get("cached", 0)},
@@ -113,28 +113,29 @@ class AdmittedRequest(Protocol):
 
 
 class OutputStream(AdmittedRequest, Protocol[N_co]):
-    """Running output: a `Generation`, whose deltas are increments, or a `ChatSession`, whose are
-    deltas."""
+    """Running output: a `Generation`, which yields increments, or a `ChatSession`, which yields
+    deltas.
+    """
 
     @property
     def finished(self) -> bool:
-        """Whether every output has its end."""
+        """Whether every output has ended."""
 
     async def next(self, wait_s: float | None = None) -> Sequence[N_co]:
-        """Return new deltas; [] after `wait_s` seconds without anything."""
+        """Return new deltas; [] after `wait_s` seconds without any."""
 
     def release(self) -> None:
-        """Abort what runs and settle, once. Any thread."""
+        """Abort what still runs and settle the usage, once. Callable from any thread."""
 
 
 class ResponseBuilder(Protocol[N_contra]):
-    """Collects one endpoint's whole answer."""
+    """Collects the complete response of one endpoint."""
 
     def append(self, deltas: N_contra) -> None:
-        """Add what is new."""
+        """Add new deltas."""
 
     def body(self) -> dict[str, Any]:
-        """The answer, when all is there."""
+        """The response body, once the output has ended."""
 
 
 async def respond(
@@ -144,10 +145,10 @@ async def respond(
     writer: Callable[[], EventWriter[N]],
     answer: Callable[[], ResponseBuilder[N]],
 ) -> HttpResponseBase:
-    """Respond with a running output, in the form that its client asked for.
+    """Respond with a running output, as a stream or as a whole, as its client requested.
 
-    Raises: what the engine or the gateway refuses or fails with before the first byte. The source
-    is released in any case.
+    Raises: errors of the engine or the gateway before the first byte. The source is released in
+    any case.
     """
     response: HttpResponseBase
     try:
@@ -167,9 +168,9 @@ async def respond(
 
 
 async def stream_response(source: OutputStream[N], writer: EventWriter[N]) -> EventStreamResponse:
-    """A response that streams what runs.
+    """A response that streams a running output.
 
-    Waits for the first news, but not for ever: until then errors are HTTP errors.
+    Waits a limited time for the first delta: until then errors are HTTP errors.
     """
     first = await source.next(settings.QUIRE.stream_start_wait_s)
     events = stream_events(source, writer, first)
@@ -179,7 +180,7 @@ async def stream_response(source: OutputStream[N], writer: EventWriter[N]) -> Ev
 async def stream_events(
     source: OutputStream[N], writer: EventWriter[N], deltas: Sequence[N]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a stream, beginning with news that are there already."""
+    """The events of a stream, beginning with deltas that have arrived already."""
     writer = with_event_ids(source, writer)
     heartbeat_s = settings.QUIRE.sse_heartbeat_s or None
     written_at = time.monotonic()
@@ -191,12 +192,12 @@ async def stream_events(
                 written_at = time.monotonic()
             deltas = await source.next(heartbeat_s)
             chunk = writer.write(deltas) if deltas else b""
-            # Often tokens come, but none that the client sees: pieces of a character or a stop.
+            # Tokens may arrive without visible text: parts of a character or of a stop string.
             if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
                 chunk = writer.heartbeat
         yield LastChunk(chunk + writer.finish())
     except Exception as error:
-        # The status line is long gone: the error is the stream's last event, without a [DONE].
+        # The status line was sent before: the error is the stream's last event, without a [DONE].
         report(error, source.job.request_id)
         yield LastChunk(writer.error(as_quire_error(error)))
     finally:
@@ -204,15 +205,15 @@ async def stream_events(
 
 
 async def collect(source: OutputStream[N], append: Callable[[N], None]) -> None:
-    """Run to the end."""
+    """Read the output to its end."""
     while not source.finished:
         for news in await source.next():
             append(news)
 
 
 def add_headers(response: HttpResponseBase, source: AdmittedRequest, ignored: list[str]) -> None:
-    """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, the model in
-    whose place another one does, and the fields that were not understood.
+    """Add OpenAI's `x-ratelimit-*`, the digest of the adapter that responds, the model that a
+    fallback replaces, and the fields that were ignored.
     """
     for name, value in rate_limit_headers(source.admission).items():
         response[name] = value
@@ -224,7 +225,7 @@ def add_headers(response: HttpResponseBase, source: AdmittedRequest, ignored: li
 
 
 def set_ignored_fields_header(response: HttpResponseBase, ignored: list[str]) -> None:
-    """`x-quire-ignored-fields`: the fields that were not understood."""
+    """Set `x-quire-ignored-fields`: the unknown fields that were ignored."""
     if ignored:
         names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
         safe = "".join(char if char.isprintable() else "?" for char in names)
@@ -232,20 +233,20 @@ def set_ignored_fields_header(response: HttpResponseBase, ignored: list[str]) ->
 
 
 async def check_response_quota(caller: Caller) -> None:
-    """Raise `StorageFull` (413) when the tenant has no room for an answer; before it's made."""
+    """Raise `StorageFull` (413) if the tenant has no space left for a response."""
     if not is_usage_cached(caller.tenant_id):
         await run_in_db_thread(check_storage_quota, caller.tenant_id)
 
 
 class StoredEventWriter(Protocol):
-    """A stream writer that has the whole answer in the end."""
+    """A stream writer that has the complete response in the end."""
 
     @property
     def final(self) -> dict[str, Any] | None:
-        """The answer, once its last event is written."""
+        """The response, once its last event is written."""
 
     def error(self, error: QuireError) -> bytes:
-        """The stream's last event when something failed."""
+        """The stream's last event after an error."""
 
 
 async def store_before_last_event(
@@ -255,7 +256,7 @@ async def store_before_last_event(
     answer: StoredEventWriter,
     keep: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> AsyncGenerator[bytes, None]:
-    """`stream_events`, with `keep` before what comes last. What can't be kept is an error."""
+    """`stream_events` that calls `keep` before the last event; ends with an error if it fails."""
     async with aclosing(stream_events(source, writer, news)) as events:
         async for chunk in events:
             if answer.final is not None:

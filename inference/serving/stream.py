@@ -1,4 +1,4 @@
-"""A stream's events with ids, and without those that its client has already."""
+"""Event ids of a stream, and skipping events that its client already has."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ChunkEncoder:
-    """Encodes one stream's chunks. The frequent one, text alone, is three joined pieces."""
+    """Encodes one stream's chunks. The usual chunk, text only, is joined from three parts."""
 
     def __init__(
         self, head: dict[str, Any], generation: Generation, *, usage: bool, continuous: bool
     ) -> None:
-        """`head`: id, object, created, model, fingerprint. `usage`: a `usage` field on each."""
+        """`head`: id, object, created, model, fingerprint. `usage`: each chunk has a `usage` field."""
         self._head, self._generation = head, generation
         self._usage, self._continuous = usage, continuous
         # `{"id":...,"choices":[` with the closing brace of the head cut off.
@@ -41,7 +41,7 @@ class ChunkEncoder:
     def first_chunk(
         self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None
     ) -> bytes:
-        """A chunk with one choice, before any token: the prompt's are all that is used so far."""
+        """A chunk with one choice, before any token: the usage is the prompt's alone."""
         chunk: dict[str, Any] = {
             **self._head,
             "prompt_token_ids": prompt_token_ids,
@@ -68,7 +68,7 @@ class ChunkEncoder:
         return b'],"usage":' + _encode(self._generation.usage.to_openai()) + b"}\n\n"
 
     def final_usage(self) -> bytes:
-        """The chunk after the last choice: the whole usage and no choices; b"" if not asked for."""
+        """The chunk after the last choice: total usage, no choices; b"" if not requested."""
         if not self._usage:
             return b""
         usage = _encode(self._generation.usage.to_openai())
@@ -77,7 +77,7 @@ class ChunkEncoder:
         return self._start + b'],"usage":' + usage + encoded_metrics + b"}\n\n"
 
 
-#: A comment, and no blank line: behind an event with an id, OpenAI's and Anthropic's clients take
+#: A comment without a blank line: after an event with an id, OpenAI's and Anthropic's clients take
 #: a blank line for an event without data, and fail on it.
 HEARTBEAT = b": keep-alive\n"
 DONE = b"data: [DONE]\n\n"
@@ -89,8 +89,8 @@ class EventWriter(ABC, Generic[N]):
     """Writes one endpoint's events.
 
     Attributes:
-        heartbeat: what is written after a while without a token.
-        content_type: of the response.
+        heartbeat: bytes written after a while without a token.
+        content_type: media type of the response.
     """
 
     heartbeat: bytes = HEARTBEAT
@@ -102,14 +102,14 @@ class EventWriter(ABC, Generic[N]):
 
     @abstractmethod
     def write(self, news: Iterable[N]) -> bytes:
-        """Events for what is new; b"" for none."""
+        """Events for new deltas; b"" for none."""
 
     @abstractmethod
     def finish(self) -> bytes:
         """Bytes after the last token."""
 
     def assign_ids(self, events: int) -> None:
-        """The client has so many events: for those that carry numbers of their own."""
+        """The client has received so many events: for writers that number their events."""
 
     def error(self, error: QuireError) -> bytes:
         """The stream's last event when the generation failed in the middle."""
@@ -122,20 +122,20 @@ END = b"\n\n"
 def with_event_ids(source: Any, writer: EventWriter[Any]) -> EventWriter[Any]:
     """Wrap a writer so that events have ids; the writer itself if the stream isn't resumable.
 
-    `source`: a `Generation`, or what has one.
+    `source`: a `Generation`, or an object with one.
     """
     generation: Generation = getattr(source, "generation", source)
     outputs = sum(map(len, generation.outputs))
-    if outputs > MAX_OUTPUTS or writer.content_type != EVENT_STREAM:  # lines have no ids
+    if outputs > MAX_OUTPUTS or writer.content_type != EVENT_STREAM:  # plain lines have no ids
         return writer
     return EventIdWriter(generation, writer)
 
 
 class EventIdWriter(EventWriter[Any]):
-    """Writes what another writer writes, event by event.
+    """Adds ids to the events of another writer.
 
-    Of a stream that is gone on with, the first news are what the client has; the writer hears of
-    them and its events are dropped. See `Generation.take_up`.
+    When a stream is resumed, the first deltas are those that the client already has: the writer
+    processes them, and its events are dropped. See `Generation.has_told_tokens`.
     """
 
     def __init__(self, generation: Generation, writer: EventWriter[Any]) -> None:
@@ -165,7 +165,7 @@ class EventIdWriter(EventWriter[Any]):
         return b""
 
     def write(self, news: Iterable[Any]) -> bytes:
-        """Events of what is new."""
+        """Events for new deltas."""
         if not self._silent:
             return b"".join([self._write(delta) for delta in news])
         self._silent = False
@@ -190,7 +190,7 @@ class EventIdWriter(EventWriter[Any]):
         return self._write_many(_events_of(chunk), index, previous_tokens)
 
     def _write_many(self, events: list[bytes], index: int, previous_tokens: int) -> bytes:
-        """Events that tell of the same tokens; an id in their middle says how many there were."""
+        """Several events for the same tokens; the ids of all but the last carry their number."""
         skip = self._from.part if self._from is not None else 0
         self._from = None
         out, last = [], len(events)
@@ -206,13 +206,13 @@ class EventIdWriter(EventWriter[Any]):
         return b"".join(out)
 
     def _count(self, increment: OutputDelta, finish_reason: str | None) -> tuple[int, int]:
-        """Record an output's tokens. Returns its index and how many tokens it had before."""
+        """Record an output's tokens. Return its index and its previous number of tokens."""
         index = increment.number * self._choices + increment.index
         previous_tokens = self._counts[index]
         output = self._generation.outputs[increment.number][increment.index]
         self._counts[index] = output.num_tokens
         self._finished[index] = finish_reason is not None
-        if len(self._counts) == 1:  # as nearly always
+        if len(self._counts) == 1:  # the usual case
             self._encoded_counts = (b"%d" if finish_reason is None else b"%d.") % output.num_tokens
         else:
             states = zip(self._counts, self._finished, strict=True)
@@ -240,7 +240,7 @@ class EventIdWriter(EventWriter[Any]):
         return b"".join(out)
 
     def error(self, error: QuireError) -> bytes:
-        """The stream's last event when it failed. Without an id: what was before it counts."""
+        """The last event of a failed stream. It has no id: the previous event's id still counts."""
         return self._writer.error(error)
 
 
