@@ -1,8 +1,9 @@
 """Messages of Envoy's external processing and of gRPC's health checks: the fields that are used.
 
-On the wire a field is its number, and unknown ones are skipped, so a table stands for hundreds of
-generated files. Numbers are those of `envoy/service/ext_proc/v3/external_processor.proto`,
-`envoy/config/core/v3/base.proto` and `grpc/health/v1/health.proto`.
+On the wire a field is identified by its number, and unknown ones are skipped, so this table
+replaces hundreds of generated files. Numbers are those of
+`envoy/service/ext_proc/v3/external_processor.proto`, `envoy/config/core/v3/base.proto` and
+`grpc/health/v1/health.proto`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PROCESS = ("envoy.service.ext_proc.v3.ExternalProcessor", "Process")
 HEALTH_CHECK = ("grpc.health.v1.Health", "Check")
 #: `ProcessingMode.BodySendMode`.
 BUFFERED, BUFFERED_PARTIAL = 2, 3
-#: `HeaderValueOption.HeaderAppendAction`: no client may name the endpoint.
+#: `HeaderValueOption.HeaderAppendAction`: no client may set the endpoint itself.
 OVERWRITE_IF_EXISTS_OR_ADD = 2
 #: `HealthCheckResponse.ServingStatus`.
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
@@ -30,9 +31,9 @@ _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "int": FieldDescriptorProto.TYPE_INT32,
 }
-#: Message -> field -> its number and type; "*" before the type: any number of them.
+#: Message -> field -> its number and type; "*" before the type: repeated.
 _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
-    # Of Envoy's to the picker.
+    # From Envoy to the picker.
     "HeaderValue": {"key": (1, "string"), "value": (2, "string"), "raw_value": (3, "bytes")},
     "HeaderMap": {"headers": (1, "*HeaderValue")},
     "FilterMetadata": {"key": (1, "string"), "value": (2, "Struct")},
@@ -48,7 +49,7 @@ _FIELDS: dict[str, dict[str, tuple[int, str]]] = {
         "metadata_context": (8, "Metadata"),
         "protocol_config": (11, "ProtocolConfiguration"),
     },
-    # Of the picker's to Envoy.
+    # From the picker to Envoy.
     "HeaderValueOption": {"header": (1, "HeaderValue"), "append_action": (3, "int")},
     "HeaderMutation": {"set_headers": (1, "*HeaderValueOption")},
     "StreamedBodyResponse": {"body": (1, "bytes"), "end_of_stream": (2, "bool")},
@@ -101,7 +102,7 @@ def _build() -> dict[str, Any]:
     return GetMessages([file], pool=descriptor_pool.Default())
 
 
-#: Message's name -> its class.
+#: Message name -> its class.
 CLASSES = {name.removeprefix(f"{_PACKAGE}."): cls for name, cls in _build().items()}
 ProcessingRequest = CLASSES["ProcessingRequest"]
 ProcessingResponse = CLASSES["ProcessingResponse"]

@@ -1,4 +1,4 @@
-"""`EndpointPicker`: which pod answers a request, by what replicas' heartbeats in Redis say."""
+"""`EndpointPicker`: chooses a request's pod by the replicas' heartbeats in Redis."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from inference.engine_client.fleet import Fleet, Replica, ReplicaEventReader, ch
 
 logger = logging.getLogger(__name__)
 
-#: Endpoints of an answer: the proxy tries the others where the first can't be reached.
+#: Maximum number of returned endpoints: the proxy tries the next if one is unreachable.
 MAX_ENDPOINTS = 3
 
 
 class EndpointPicker:
-    """Follows the replicas. Pickers share nothing but Redis, so any number may be active.
+    """Tracks the replicas. Pickers share only Redis, so any number of them may be active.
 
     Attributes:
         ready: whether the heartbeats have been read once.
     """
 
     def __init__(self, gateways: str) -> None:
-        """`gateways`: "host:port" of a name whose addresses are gateways; "" for none."""
+        """`gateways`: "host:port" of a name that resolves to gateways; "" for none."""
         self.ready = False
         self._redis = async_client(settings.REDIS_URL)
         self._slack = settings.QUIRE.affinity_slack
@@ -41,7 +41,7 @@ class EndpointPicker:
         self._gateways: list[str] = []
 
     async def run(self) -> None:
-        """Follow replicas and gateways until cancelled."""
+        """Track replicas and gateways until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._events.run())
@@ -54,7 +54,7 @@ class EndpointPicker:
             await self._redis.aclose()
 
     async def _follow_gateways(self) -> None:
-        # Apart from heartbeats: a name server that says nothing would make replicas look dead.
+        # Separate from heartbeats: a name server that hangs must not make replicas look dead.
         while True:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             await self._resolve_gateways()
@@ -63,7 +63,7 @@ class EndpointPicker:
         try:
             await self._fleet.refresh()
         except RedisError as error:
-            # Nothing is heard of replicas, which says nothing of them: the last state stays true.
+            # Without Redis nothing is known about the replicas: keep the last state.
             self._fleet.reset_timers()
             logger.warning("Redis can't be read: %s", error)
         else:
@@ -90,8 +90,8 @@ class EndpointPicker:
 
     def pick(self, request: RequestFacts) -> list[str]:
         """Endpoints ("host:port"), best first: the pod of the replica that a gateway would choose
-        by queues and prefixes, then gateways. Gateways alone where no replica of the model is ready
-        or the model isn't known: they let it wait, or answer with the API's error. [] for none.
+        by queues and prefixes, then gateways. Only gateways if no replica of the model is ready or
+        the model is unknown: they queue the request, or respond with the API's error. [] for none.
         """
         replica = self._choose(request)
         endpoints = []
@@ -119,7 +119,7 @@ class EndpointPicker:
         return choose_replica(reachable, request.prefix_key, self._slack, digest)
 
     def _adapter_digest(self, name: str) -> str:
-        """Of an adapter that a replica was asked for by this name; "" for none."""
+        """Digest of an adapter that a replica has used under this name; "" for none."""
         states = (state for replica in self._fleet for state in replica.heartbeat.adapters)
         return next((state.digest for state in states if name and state.name == name), "")
 

@@ -1,4 +1,4 @@
-"""One HTTP request on an external processing stream: its headers and body in, its endpoint out."""
+"""One HTTP request on an external processing stream: reads headers and body, sets the endpoint."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from inference.endpoint_picker.messages import (
 from inference.endpoint_picker.picker import EndpointPicker
 from inference.endpoint_picker.request import RequestFacts
 
-#: The endpoint picker protocol's names.
+#: Names of the endpoint picker protocol.
 DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 METADATA_NAMESPACE = "envoy.lb"
 
 
 class RequestProcessor:
-    """Collects a request and routes it. After that the stream is closed cleanly, so the proxy asks
-    no more: a picker that ends takes no response with it.
+    """Collects a request and routes it. Then the stream is closed cleanly, so that the proxy sends
+    no more messages and a picker that shuts down interrupts no response.
     """
 
     def __init__(self, picker: EndpointPicker, max_body_bytes: int) -> None:
@@ -34,7 +34,7 @@ class RequestProcessor:
         self._chunks: list[bytes] = []
 
     async def run(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """`ProcessingRequest`s in, `ProcessingResponse`s out, until the request is routed."""
+        """Read `ProcessingRequest`s and yield `ProcessingResponse`s until the request is routed."""
         num_bytes = 0
         async for message in messages:
             if message.HasField("protocol_config"):
@@ -74,7 +74,7 @@ class RequestProcessor:
                 self._subset = {value.string_value for value in values}
 
     def _route(self, last: Any) -> Iterator[Any]:
-        """The answer to a complete request; `last`: its last message, None for its headers."""
+        """The response to a complete request; `last`: its last message, None for its headers."""
         body = b"".join(self._chunks)
         endpoints = self._picker.pick(RequestFacts.from_http(self._headers, body, self._subset))
         if not endpoints:

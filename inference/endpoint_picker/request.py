@@ -1,4 +1,4 @@
-"""What a picker reads of a request: its model and what its prompt begins with."""
+"""The facts that a picker reads from a request: its model and the start of its prompt."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _DECODER = msgspec.json.Decoder(_Body)
 class RequestFacts:
     """
     Attributes:
-        model: as the body names it; "" where it doesn't, or isn't JSON.
-        prefix_key: equal for requests with one key and model whose prompts begin alike.
+        model: the body's model; "" if it has none, or isn't JSON.
+        prefix_key: equal for requests with the same key and model whose prompts begin alike.
         subset: endpoints ("host:port") that may be picked; None for any.
     """
 
@@ -43,13 +43,13 @@ class RequestFacts:
     def from_http(
         cls, headers: Mapping[str, str], body: bytes, subset: Collection[str] | None
     ) -> RequestFacts:
-        """Read a request. What can't be read is for a gateway to refuse, so nothing is raised."""
+        """Read a request. Gateways reject invalid requests, so this raises nothing."""
         try:
             fields = _DECODER.decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError):
             fields = _Body()
         parts = (fields.instructions, fields.system, fields.messages, fields.prompt, fields.input)
         text = b"".join(bytes(part)[:PREFIX_BYTES] for part in parts)
-        # Caches are apart by tenant, which a key stands for here: it isn't checked.
+        # Caches are separated by tenant, which the API key identifies here without being checked.
         client = headers.get("authorization") or headers.get("x-api-key", "")
         return cls(fields.model, text_prefix_key(text, f"{client}\n{fields.model}"), subset)

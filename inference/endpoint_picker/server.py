@@ -31,7 +31,7 @@ from inference.endpoint_picker.processor import RequestProcessor
 logger = logging.getLogger(__name__)
 
 LIVENESS = "liveness"
-#: Of a message, besides a body: names, lengths and metadata.
+#: Maximum bytes of a message in addition to a body: names, lengths and metadata.
 _MESSAGE_OVERHEAD_BYTES = 1 << 20
 
 
@@ -42,7 +42,7 @@ class ServerOptions:
         address: "host:port" to listen on.
         gateways: see `EndpointPicker`.
         certificate, private_key: PEM files; None: no TLS.
-        grace_s: how long open requests get after SIGTERM, in seconds.
+        grace_s: seconds that open requests may take after SIGTERM.
     """
 
     address: str
@@ -53,12 +53,12 @@ class ServerOptions:
 
 
 async def serve(options: ServerOptions) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `ConfigError` where that can't begin."""
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError` if the server can't start."""
     picker = EndpointPicker(options.gateways)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    # A buffered body comes in one message; gRPC's own limit is 4 MiB.
+    # A buffered body arrives in one message; gRPC's default limit is 4 MiB.
     max_message_bytes = settings.QUIRE.max_body_bytes + _MESSAGE_OVERHEAD_BYTES
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", max_message_bytes)])
     server.add_generic_rpc_handlers(tuple(_handlers(picker, stopping)))

@@ -1,7 +1,6 @@
-"""Prometheus metrics, with vLLM's names, right with any number of gateway processes.
+"""Prometheus metrics with vLLM's names, correct for any number of gateway processes.
 
-A process counts in plain numbers (`recorder`), adds what is new to one hash in Redis every second
-(`flusher`), and `/metrics` shows the hash, the replicas' heartbeats and what each process says of
-itself (`exposition`): the same answer whichever gateway is asked. So one of them is scraped, not
-each.
+A process counts in plain numbers (`recorder`) and adds the increments to one hash in Redis every
+second (`flusher`). `/metrics` shows the hash, the replicas' heartbeats and each process's own
+metrics (`exposition`), so every gateway returns the same and only one of them must be scraped.
 """

@@ -15,7 +15,7 @@ from engine.contract.metrics import (
 
 
 def cumulative(bounds: tuple[float, ...], counts: Sequence[float]) -> list[tuple[str, float]]:
-    """(upper bound, all that is not above it). `counts`: by bucket, one more than bounds."""
+    """(upper bound, count up to it). `counts`: by bucket, one more than bounds."""
     buckets, total = [], 0.0
     for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
         total += count
@@ -26,7 +26,7 @@ def cumulative(bounds: tuple[float, ...], counts: Sequence[float]) -> list[tuple
 PREFIX = "vllm:"
 TENANT = "tenant"
 ENGINE = "engine"
-#: What tenants beyond the bound are shown as, and labels that aren't known.
+#: Label for tenants beyond the limit, and for unknown values.
 OTHER, NONE = "other", "none"
 
 
@@ -35,9 +35,9 @@ class Family:
     """A metric.
 
     Attributes:
-        kind: "counter", "histogram", or "summary" of a count and a sum alone.
-        labels: their names, in order.
-        buckets: of a histogram: upper bounds, ascending; +Inf is understood.
+        kind: "counter", "histogram", or "summary" with only a count and a sum.
+        labels: label names, in order.
+        buckets: upper bounds of a histogram, ascending; +Inf is implied.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Family:
     buckets: tuple[float, ...] = ()
 
 
-#: `engine` is the replica that served a request last, "" where none did.
+#: `engine` is the last replica that served a request, "" for none.
 _MODEL = ("model_name", ENGINE)
 _BY_TENANT = (TENANT, "model_name")
 
@@ -116,7 +116,7 @@ _TENANTS = {
         _BY_TENANT,
     ),
 }
-#: Of the API; the pages' are django-prometheus's. `handler` is the path's pattern.
+#: Metrics of the API; the pages' are django-prometheus's. `handler` is the path's pattern.
 _HTTP = {
     "http_requests": Family("counter", "Requests to the API.", ("handler", "method", "status")),
     "http_request_duration_seconds": _histogram(

@@ -1,4 +1,4 @@
-"""`/metrics`: Prometheus text from the installation's counts, its replicas and its processes."""
+"""`/metrics`: Prometheus text from the gateways' counts, the replicas and the processes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from inference.metrics.recorder import split_field
 from inference.metrics.replicas import process_metrics, replica_metrics
 
 EVERY_S = 10.0
-#: A process that is silent for so long has ended.
+#: Seconds without a report after which a process counts as ended.
 EXPIRE_S = 45
 PROCESS = "process"
 
 
 class Snapshot(msgspec.Struct, array_like=True):
-    """One family of one process. `samples`: name, labels, value."""
+    """One metric family of one process. `samples`: name, labels, value."""
 
     name: str
     help: str
@@ -40,8 +40,8 @@ _decoder = msgspec.msgpack.Decoder(list[Snapshot])
 def process_metric_families() -> bytes:
     """This process's own metrics and Django's, encoded.
 
-    `prometheus_client` keeps these in each process. So that a scrape of any gateway shows them all,
-    every process writes its own to Redis, under a key that expires. Reads /proc: takes a few
+    `prometheus_client` keeps these per process. So that a scrape of any gateway shows them all,
+    each process writes its own to Redis, under a key that expires. Reads /proc, which takes a few
     milliseconds, so call it in a thread.
     """
     snapshots = []
@@ -65,7 +65,7 @@ def _names_key(prefix: str) -> str:
 
 
 async def publish(redis: Redis, prefix: str, process: str, families: bytes) -> None:
-    """Write what this process says. Raises redis.RedisError."""
+    """Write this process's metrics. Raises redis.RedisError."""
     now = time.time()
     pipeline = redis.pipeline(transaction=False)
     pipeline.set(_key(prefix, process), families, ex=EXPIRE_S)
@@ -75,7 +75,7 @@ async def publish(redis: Redis, prefix: str, process: str, families: bytes) -> N
 
 
 async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
-    """Metrics that all live processes have written, by process. Raises redis.RedisError."""
+    """Metrics of all live processes, by process. Raises redis.RedisError."""
     encoded_names: Any = await redis.zrange(_names_key(prefix), 0, -1)
     names = [name.decode() for name in encoded_names]
     if not names:
@@ -85,7 +85,7 @@ async def published(redis: Redis, prefix: str) -> dict[str, bytes]:
 
 
 def merged(families: Iterable[tuple[str, bytes]]) -> Iterator[Metric]:
-    """Each family once, with the samples of all processes, told apart by the label `process`."""
+    """Each family once, with the samples of all processes, distinguished by the label `process`."""
     metrics: dict[str, Metric] = {}
     for process, encoded in families:
         for family in _decoder.decode(encoded):
@@ -106,13 +106,13 @@ def exposition(
     processes: Mapping[str, bytes] | None = None,
     queues: Iterable[TaskQueue] = (),
 ) -> bytes:
-    """The text.
+    """The exposition text.
 
     Args:
-        stored: the hash's fields as `Recorder.take` names them.
-        beats: of the live replicas.
-        processes: what gateways and workers say of themselves (`published`).
-        queues: Celery's.
+        stored: the fields of the Redis hash, named as in `Recorder.drain`.
+        beats: heartbeats of the live replicas.
+        processes: metrics of gateways and workers (`published`).
+        queues: Celery's queues.
     """
     live = list(beats)
     families = [*_stored(stored), *replica_metrics(live), *queue_metrics(queues)]
@@ -120,17 +120,17 @@ def exposition(
     return text_format(families)
 
 
-#: Of OpenMetrics' types, what Prometheus' text has in their place.
+#: Suffixes of metric names in Prometheus' text, by OpenMetrics type.
 SUFFIXES = {"counter": "_total", "info": "_info"}
 TEXT_TYPES = {"info": "gauge", "unknown": "untyped"}
 
 
 def text_format(families: Iterable[Metric]) -> bytes:
-    """Prometheus' text, as `prometheus_client.generate_latest` writes it for names without
-    characters that must be escaped.
+    """Prometheus' text, as `prometheus_client.generate_latest` writes it for names that need no
+    escaping.
 
-    That checks every label's name of every sample, which takes four times as long, beside the event
-    loop and with the interpreter's lock.
+    The library checks every label name of every sample, which takes four times as long and holds
+    the interpreter's lock.
     """
     lines = []
     for family in families:
@@ -152,11 +152,11 @@ def _escape(value: str) -> str:
 
 
 def _stored(stored: Mapping[str, float]) -> Iterator[PrometheusMetric]:
-    """Every family of the gateways, with series or without."""
+    """All metric families of the gateways, with samples or without."""
     series: dict[str, Parts] = {name: {} for name in FAMILIES}
     for field, amount in stored.items():
         name, labels, part = split_field(field)
-        # An older or newer gateway may count what this one doesn't know.
+        # A gateway of another version may count metrics that this one doesn't know.
         if name in series and len(labels) == len(FAMILIES[name].labels):
             series[name].setdefault(labels, {})[part] = amount
     for name, family in FAMILIES.items():
@@ -182,7 +182,7 @@ def _family(name: str, family: Family, series: Parts) -> PrometheusMetric:
 
 
 def _processes(beats: list[Heartbeat], written: Mapping[str, bytes]) -> Iterator[PrometheusMetric]:
-    """Gateways', workers' and replicas' processes, each family once."""
+    """Metrics of gateway, worker and replica processes, each family once."""
     families = {metric.name: metric for metric in merged(written.items())}
     for process, process_metric in process_metrics(beats):
         metric = families.setdefault(

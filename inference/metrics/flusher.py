@@ -1,4 +1,4 @@
-"""Adds this process's measurements to the installation's, one pipeline a second."""
+"""Adds this process's measurements to the shared counts, in one pipeline a second."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from inference.metrics.recorder import field_of, history, recorder, split_field
 
 logger = logging.getLogger(__name__)
 
-#: The series of a tenant or a replica that sent nothing for so long are dropped.
+#: Seconds without measurements after which a tenant's or replica's series are dropped.
 LABEL_TTL_S = 24 * 3600
-#: KEYS: a sorted set of names by when they were last heard of. ARGV: now, the bound, names. Returns
-#: 1 for each that has a place.
+#: KEYS: a sorted set of names by when they last sent. ARGV: now, the limit, names. Returns 1 for
+#: each name within the limit.
 _ADMIT = """
 local places = {}
 for i = 3, #ARGV do
@@ -38,20 +38,20 @@ return places
 
 
 def label_key(prefix: str, label: str) -> str:
-    """Key of the values of a label and when each was last heard of."""
+    """Key of the values of a label and when each was last used."""
     return f"{prefix}:metrics:labels:{label}"
 
 
 async def limit_label_values(
     redis: Redis, prefix: str, increments: dict[str, float], max_tenants: int
 ) -> dict[str, float]:
-    """The increments, with tenants that have no place as "other". Raises redis.RedisError."""
+    """The increments, with tenants beyond the limit as "other". Raises redis.RedisError."""
     split = [(*split_field(field), amount) for field, amount in increments.items()]
     is_admitted = await _admit_values(redis, prefix, split, max_tenants)
     merged: dict[str, float] = {}
     for name, labels, part, amount in split:
         if name in _OF_TENANTS:
-            # A tenant is the first label of what has one.
+            # If a metric has a tenant label, it is the first one.
             tenant = labels[0] if is_admitted[labels[0]] else OTHER
             labels = (tenant, *labels[1:])
         field = field_of(name, labels, part)
@@ -69,7 +69,7 @@ async def _admit_values(
     split: list[tuple[str, tuple[str, ...], str, float]],
     max_tenants: int,
 ) -> dict[str, bool]:
-    """Which tenants have a series of their own; replicas always have."""
+    """Which tenants have series of their own; replicas always have."""
     now = time.time()
     engines = {labels[1]: now for name, labels, *_ in split if name in _OF_ENGINES}
     tenants = sorted({labels[0] for name, labels, *_ in split if name in _OF_TENANTS})
@@ -84,7 +84,7 @@ async def _admit_values(
 
 
 async def prune(redis: Redis, prefix: str, hash_key: str) -> None:
-    """Drop the series of tenants and replicas that are long silent. Raises redis.RedisError."""
+    """Drop the series of inactive tenants and replicas. Raises redis.RedisError."""
     limit = time.time() - LABEL_TTL_S
     for label, position, names in ((TENANT, 0, _OF_TENANTS), (ENGINE, 1, _OF_ENGINES)):
         key = label_key(prefix, label)
@@ -113,7 +113,7 @@ def metrics_key(prefix: str) -> str:
 
 
 async def flush(redis: Redis, prefix: str) -> None:
-    """Write what is new. Raises redis.RedisError; then it is kept for the next time."""
+    """Write new increments. If it raises redis.RedisError, they stay for the next call."""
     increments, counts = recorder.drain(), history.drain()
     if not increments and not counts:
         return
@@ -135,10 +135,10 @@ async def flush(redis: Redis, prefix: str) -> None:
 
 
 class Flusher:
-    """Flushes every second, and does what is due more seldom.
+    """Flushes every second, and runs less frequent tasks when they are due.
 
     Args:
-        process: this process's name among those of the installation.
+        process: this process's name within the installation.
     """
 
     def __init__(self, redis: Redis, prefix: str, process: str) -> None:
@@ -146,11 +146,11 @@ class Flusher:
         self._publish_at = self._prune_at = 0.0
 
     def publish_soon(self) -> None:
-        """Have what this process says published within a second."""
+        """Publish this process's metrics within a second."""
         self._publish_at = 0.0
 
     async def run(self) -> None:
-        """For ever. Without Redis the numbers wait in this process."""
+        """Run forever. Without Redis the numbers accumulate in this process."""
         failing = False
         while True:
             await asyncio.sleep(FLUSH_EVERY_S)

@@ -1,4 +1,4 @@
-"""Celery's queues as `/metrics` shows them."""
+"""Metrics of Celery's queues for `/metrics`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.conf import settings
 from prometheus_client.core import GaugeMetricFamily
 from redis.asyncio import Redis
 
-#: Header of a task's message: when it was sent, in seconds since the epoch.
+#: Header of a task's message with its send time, in seconds since the epoch.
 SENT_AT = "quire_sent_at"
 
 
@@ -24,7 +24,7 @@ class TaskQueue(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """The part that is read of a message as kombu writes it."""
+    """The fields of kombu's messages that are read."""
 
     headers: dict[str, Any]
 
@@ -55,7 +55,7 @@ def _age_s(message: bytes | None) -> float:
 
 
 def queue_metrics(queues: Iterable[TaskQueue]) -> list[GaugeMetricFamily]:
-    """Prometheus's families of the queues."""
+    """Metric families of the queues."""
     length = GaugeMetricFamily(
         "quire_task_queue_length", "Tasks that wait for a worker.", labels=["queue"]
     )

@@ -1,4 +1,4 @@
-"""`Recorder`: this process's measurements since they were last taken away."""
+"""`Recorder`: this process's measurements since they were last drained."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from inference.request.job import Job, Usage
 
 
-#: Series that a process tells apart between two writes; more are counted together by model.
+#: Maximum number of series between two writes; further ones are counted together by model.
 MAX_SERIES = 1000
 _FIRST = [f"{FIRST_TOKEN}{index}" for index in range(LAST_BUCKET + 1)]
 _GAPS = [f"{GAP}{index}" for index in range(LAST_BUCKET + 1)]
 
 
 class TrafficCounters:
-    """Plain numbers, written on the event loop alone."""
+    """Plain numbers, updated only on the event loop."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[TrafficSeries, str], int] = {}
         self._series: set[TrafficSeries] = set()
 
     def first_token(self, job: Job, seconds: float) -> None:
-        """A request's first token has come, so long after the request."""
+        """A request's first token arrived `seconds` after the request."""
         self._add(job, _FIRST[bucket_index(seconds)], 1)
 
     def gap(self, job: Job, seconds: float, num_tokens: int) -> None:
-        """Record `count` tokens of an output and the seconds since the previous ones."""
+        """Record `num_tokens` tokens of an output and the seconds since the previous ones."""
         series = _series_of(job)
         self._count(series, _GAPS[bucket_index(seconds / num_tokens)], num_tokens)
         self._count(series, "completion_tokens", num_tokens)
@@ -43,7 +43,7 @@ class TrafficCounters:
         self._add(job, "completion_tokens", num_tokens)
 
     def record_request_end(self, job: Job, usage: Usage, reason: str) -> None:
-        """A request is over. Tokens of its answer were counted as they came."""
+        """A request has ended. The tokens of its answer were counted as they arrived."""
         self._add(job, "requests", 1)
         if reason == "error":
             self._add(job, "errors", 1)
@@ -51,16 +51,16 @@ class TrafficCounters:
         self._add(job, "cached_tokens", usage.cached_tokens)
 
     def refused(self, job: Job) -> None:
-        """Limits or budgets refused a request."""
+        """A request was rejected by limits or budgets."""
         self._add(job, "refused", 1)
 
     def drain(self) -> dict[tuple[TrafficSeries, str], int]:
-        """Remove and return all."""
+        """Remove and return all counts."""
         counts, self._counts, self._series = self._counts, {}, set()
         return counts
 
     def restore(self, counts: dict[tuple[TrafficSeries, str], int]) -> None:
-        """Put back what could not be written."""
+        """Restore counts that could not be written."""
         for (series, what), count in counts.items():
             self._count(series, what, count)
 
@@ -87,7 +87,7 @@ history = TrafficCounters()
 
 
 Series = tuple[str, tuple[str, ...]]
-#: Between tokens, and under which other name the same is told: it's counted once a token.
+#: Time between tokens, counted once per token; also published under its older name.
 _GAP_BUCKETS = "vllm:inter_token_latency_seconds"
 _OLDER_NAMES = {_GAP_BUCKETS: "vllm:time_per_output_token_seconds"}
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -109,18 +109,18 @@ class _Distribution:
 
 
 def field_of(name: str, labels: tuple[str, ...], part: str) -> str:
-    """The field of the hash in Redis: `part` is a bucket's number, "sum", or "" of a counter."""
+    """Field of the Redis hash: `part` is a bucket's number, "sum", or "" for a counter."""
     return json.dumps([name, *labels, part])
 
 
 def split_field(field: str) -> tuple[str, tuple[str, ...], str]:
-    """Name, values of the labels, part: what `field_of` was given."""
+    """Name, label values and part: the arguments of `field_of`."""
     name, *labels, part = json.loads(field)
     return name, tuple(labels), part
 
 
 class Recorder:
-    """Plain numbers, written on the event loop alone: an observation costs about a microsecond."""
+    """Plain numbers, updated only on the event loop: an observation costs about a microsecond."""
 
     def __init__(self) -> None:
         self._distributions: dict[Series, _Distribution] = {}
@@ -140,12 +140,12 @@ class Recorder:
         self._counters[series] = self._counters.get(series, 0) + amount
 
     def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
-        """Record `count` tokens of an output and the seconds since the previous ones."""
+        """Record `num_tokens` tokens of an output and the seconds since the previous ones."""
         history.gap(job, seconds, num_tokens)
         self.observe(_GAP_BUCKETS, (job.model.base, engine), seconds / num_tokens, num_tokens)
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
-        """A request's first token has come."""
+        """A request's first token has arrived."""
         model = job.model.base
         history.first_token(job, seconds)
         self.observe("vllm:time_to_first_token_seconds", (model, engine), seconds)
@@ -165,15 +165,15 @@ class Recorder:
         decode_s: float | None,
         longest: int,
     ) -> None:
-        """All that is known once a request is over.
+        """Record all that is known of a request at its end.
 
-        `refused`: it failed by its client's fault. `decode_s`: from its first token to its end,
-        None without a token; `longest`: the tokens of its longest output.
+        `refused`: it failed through a fault of the client. `decode_s`: from its first token to its
+        end, None without tokens; `longest`: number of tokens of its longest output.
         """
         model, params = job.model.base, job.sampling
         labels = (model, engine)
         counter = "vllm:request_success" if finished else "vllm:request_failure"
-        # What a client asked wrongly shall wake nobody: alerts look at "error".
+        # Alerts are based on "error", which must not include clients' mistakes.
         self.count(counter, (*labels, "refused" if refused else reason))
         self.observe("vllm:e2e_request_latency_seconds", labels, duration_s)
         self.observe("vllm:request_prompt_tokens", labels, usage.prompt_tokens)
@@ -197,7 +197,7 @@ class Recorder:
         self.count("quire:tenant_generation_tokens", labels, usage.completion_tokens)
 
     def record_tool_parse(self, job: Job, *, called: bool) -> None:
-        """An output was read to its end by a tool parser."""
+        """A tool parser has read an output to its end."""
         kind = job.endpoint.replace(".", "_")
         labels = (
             job.model.base,
@@ -208,7 +208,7 @@ class Recorder:
         self.count("vllm:tool_call_parser_invocations", labels)
 
     def refused(self, job: Job, error: QuireError) -> None:
-        """Limits or budgets refused a request."""
+        """A request was rejected by limits or budgets."""
         labels = (job.caller.tenant, job.model.base, error.code)
         self.count("quire:tenant_refusals", labels)
         history.refused(job)
@@ -232,7 +232,7 @@ class Recorder:
         self.observe("http_response_size_bytes", (handler,), sent)
 
     def drain(self) -> dict[str, float]:
-        """Remove and return the increments, by the field of the hash that they belong to."""
+        """Remove and return the increments, by field of the Redis hash."""
         increments: dict[str, float] = {}
         for (name, labels), distribution in self._distributions.items():
             for metric_name in (name, _OLDER_NAMES[name]) if name in _OLDER_NAMES else (name,):
@@ -246,11 +246,11 @@ class Recorder:
         return increments
 
     def restore(self, increments: dict[str, float]) -> None:
-        """Put increments back that could not be written."""
+        """Restore increments that could not be written."""
         for field, amount in increments.items():
             name, labels, part = split_field(field)
             if name in _OLDER_NAMES.values():
-                continue  # it comes with the other
+                continue  # restored together with the other
             if not part:
                 self.count(name, labels, int(amount))
                 continue

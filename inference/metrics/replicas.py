@@ -1,6 +1,6 @@
-"""The families that come from replicas' heartbeats, by replica.
+"""Metric families by replica, from the replicas' heartbeats.
 
-A replica's totals start anew with each start, which Prometheus sees as a counter that was reset.
+A replica's totals start at zero when it restarts, which Prometheus handles as a counter reset.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TOTALS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
 
 
 def adapter_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
-    """Which adapters requests run with and wait for, where all lie, and what loading them took."""
+    """Adapters that requests use and wait for, where all are stored, and what loading them cost."""
     yield _in_use(beats)
     tiers = GaugeMetricFamily(
         "quire:adapters", "LoRA adapters that a replica knows.", labels=(*_LABELS, "tier")
@@ -62,7 +62,7 @@ def adapter_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
 
 
 def _in_use(beats: list[Heartbeat]) -> Metric:
-    """vLLM's: a time, with `max_loras` (0: no limit) and two lists of names."""
+    """vLLM's format: a time, with `max_loras` (0: no limit) and two lists of names."""
     family = GaugeMetricFamily(
         PREFIX + "lora_requests_info",
         "Running stats on LoRA requests.",
@@ -191,13 +191,13 @@ TOTALS: dict[str, tuple[str, Value]] = {
         lambda s: s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total,
     ),
 }
-#: Older names of histograms.
+#: Legacy names of histograms.
 _OLDER = {"time_in_queue_requests": "request_queue_time_seconds"}
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
 def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
-    """All families of the replicas' engines."""
+    """All metric families of the replicas' engines."""
     yield from _numbers(beats)
     yield from _by_reason(beats)
     yield from _tiers(beats)
@@ -323,7 +323,7 @@ def _tiers(beats: list[Heartbeat]) -> Iterator[Metric]:
 
 
 def _ranks(beats: list[Heartbeat]) -> Iterator[Metric]:
-    """Replicas whose model several processes share; others have no samples."""
+    """Replicas whose model is split over several processes; others have no samples."""
     ranks = GaugeMetricFamily(
         "quire:ranks", "Number of processes that share a replica's model.", labels=ENGINE_LABELS
     )
@@ -365,7 +365,7 @@ def _sleep_state(beats: list[Heartbeat]) -> Metric:
 
 
 def process_metrics(beats: list[Heartbeat]) -> Iterator[tuple[str, Metric]]:
-    """The families of the replicas' processes; with each the process that it is of."""
+    """Metric families of the replicas' processes, each with its process."""
     for beat in beats:
         stats = beat.process
         gauges = {

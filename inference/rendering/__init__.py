@@ -1,1 +1,1 @@
-"""From messages and texts to token ids, where that can't block the event loop."""
+"""Turns messages and texts into token ids without blocking the event loop."""

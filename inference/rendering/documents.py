@@ -1,4 +1,4 @@
-"""Documents of a chat: their pages as pictures and texts, in place of the parts that name them."""
+"""Documents of a chat: their pages replace the parts that name them, as images and text."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from inference.rendering.media_pool import get_media_pool
 from inference.rendering.media_sources import MediaSource, check_num_media
 from tenants.authentication import Caller
 
-#: The field of a part that is a document's page: its picture's file.
+#: The field of a document page's part that holds the page's image file.
 PAGE_IMAGE = "page_image"
 
 
 async def read_documents(
     sources: Sequence[MediaSource], info: ModelInfo, caller: Caller
 ) -> dict[str, list[dict[str, Any]]]:
-    """The documents among admitted sources as parts, by the names of the parts that they replace.
+    """Read the documents among admitted sources; return parts by the names that they replace.
 
-    A page of a PDF is a picture and its text, or text alone for a model that takes no images.
+    A page of a PDF becomes an image and its text, or only text for a model without image input.
 
     Raises:
-        InvalidRequest: one can't be fetched or read; the part is named.
+        InvalidRequest: a document can't be fetched or read; names the part.
         Overloaded: too many of the tenant's documents wait.
     """
     pool, max_images = get_media_pool(), info.max_images if info.sees else 0
     parts = {}
     num_images = num_chars = 0
-    # One after the other: together, a request's documents would take gigabytes before they are
-    # counted.
+    # One at a time: processed together, a request's documents would take gigabytes before their
+    # pages are counted.
     for source in sources:
         if source.kind != "document":
             continue
@@ -74,7 +74,7 @@ def _document_parts(pages: Sequence[DocumentPage], filename: str) -> list[dict[s
 def insert_documents(
     messages: Sequence[dict[str, Any]], documents: Mapping[str, Sequence[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The messages with the parts of `read_documents` in place of their documents."""
+    """Replace the documents in the messages by the parts of `read_documents`."""
     if not documents:
         return list(messages)
     inserted = []
@@ -93,7 +93,7 @@ def insert_pages(
     documents: Mapping[str, Sequence[dict[str, Any]]],
     info: ModelInfo,
 ) -> list[MediaSource]:
-    """The sources with the pictures of pages in place of their documents.
+    """Replace the documents among the sources by the images of their pages.
 
     Raises `InvalidRequest` for more images than the model takes.
     """

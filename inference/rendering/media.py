@@ -1,4 +1,4 @@
-"""A chat's media in its prompt."""
+"""Inserts the tokens of a chat's media into its prompt."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ChatPrompt:
     """A rendered chat.
 
     Attributes:
-        media, media_data: its pictures and sounds, and what the encoder reads of each.
-        audio_ms: milliseconds of all sounds.
+        media, media_data: its images and sounds, and the encoder's input for each.
+        audio_ms: total milliseconds of audio.
     """
 
     token_ids: list[int]
@@ -38,13 +38,13 @@ async def insert_media_tokens(
     tokenizer: Tokenizer,
     caller: Caller,
 ) -> ChatPrompt:
-    """A chat's prompt with as many tokens for each picture as the model takes.
+    """The prompt of a chat, with the model's number of placeholder tokens for each medium.
 
-    `sources`: admitted, and pages in place of documents.
+    `sources`: admitted, with documents replaced by their pages.
 
     Raises:
-        InvalidRequest: one can't be fetched or read; the part is named.
-        Overloaded: too many of the tenant's pictures wait.
+        InvalidRequest: a medium can't be fetched or read; names the part.
+        Overloaded: too many of the tenant's media wait.
     """
     if not sources:
         return ChatPrompt(token_ids, [], {})

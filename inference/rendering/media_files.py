@@ -1,4 +1,4 @@
-"""The bytes of a medium's file: from its address, from the tenant's files, or from the disk."""
+"""Reads the bytes of a medium's file from its URL, the tenant's stored files, or the disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FETCH_TIMEOUT_S = 10.0
 
 
 def read_source(source: MediaSource) -> tuple[bytes, bytes]:
-    """A medium's file and its sha256. Raises `InvalidRequest`."""
+    """Return a medium's file and its sha256. Raises `InvalidRequest`."""
     if source.data:
         data = source.data
     elif source.file_id:
@@ -47,15 +47,15 @@ def read_source(source: MediaSource) -> tuple[bytes, bytes]:
 
 
 def _local_path(source: MediaSource) -> Path:
-    """The path of a `file:` address. Raises `InvalidRequest` unless the operator allows it."""
+    """The path of a `file:` URL. Raises `InvalidRequest` unless the operator allows it."""
     folder = settings.QUIRE.allowed_local_media_path
     refusal = InvalidRequest("The file of this address may not be read.", param=source.param)
     try:
         parts = urlsplit(source.url)
         path = Path(unquote(parts.path)).resolve(strict=True)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of symbolic links
         raise refusal from None
-    # Whether a file outside of the folder exists isn't told.
+    # The error doesn't reveal whether a file outside of the folder exists.
     if (
         folder is None
         or parts.netloc not in ("", "localhost")

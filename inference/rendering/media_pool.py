@@ -1,4 +1,4 @@
-"""`MediaPool`: fetches media, and prepares them in processes of their own."""
+"""`MediaPool`: fetches media, and decodes them in separate processes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from inference.schemas.chat import ChatRequest
 from metering.media import admit_media, charge_media
 from tenants.authentication import Caller
 
-#: Processes that prepare pictures, and threads that fetch them.
+#: Number of processes that decode media, and of threads that fetch them.
 NUM_WORKERS, NUM_FETCHERS = 2, 8
-#: Of one picture, video or document; then its process is killed.
+#: Seconds for one image, video or document, after which its process is killed.
 PREPARE_TIMEOUTS_S = {"image": 20.0, "audio": 20.0, "video": 60.0, "document": 60.0}
-#: The same for a file of sound, which may be hours long.
+#: The same for an audio file, which may be hours long.
 SOUND_TIMEOUT_S = 120.0
-#: What prepared media may take in this process, the least recently used go first.
+#: Maximum bytes of decoded media cached in this process, evicted least recently used first.
 CACHE_BYTES = 128 << 20
 
 _COMMAND = "engine.multimodal.worker"
@@ -53,11 +53,11 @@ _COMMAND = "engine.multimodal.worker"
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """How a request's media are prepared.
+    """How a request's media are decoded.
 
     Attributes:
         processor: mm_processor_kwargs.
-        sampling: of videos, see `read_video`.
+        sampling: of video frames, see `read_video`.
     """
 
     processor: dict[str, Any]
@@ -65,8 +65,8 @@ class MediaOptions:
 
     @classmethod
     def from_chat(cls, chat: ChatRequest, info: ModelInfo) -> MediaOptions:
-        """Options of a chat. "fps" and "num_frames" may be among mm_processor_kwargs, as vLLM has
-        it. Raises `InvalidRequest` for a model that takes no media.
+        """Options of a chat. As in vLLM, mm_processor_kwargs may include "fps" and "num_frames".
+        Raises `InvalidRequest` for a model without media input.
         """
         for name in ("mm_processor_kwargs", "media_io_kwargs"):
             if getattr(chat, name) and not (info.sees or info.max_audios):
@@ -79,14 +79,14 @@ class MediaOptions:
 
 
 class MediaPool:
-    """Fetches and prepares media, fair between tenants and beside the event loop."""
+    """Fetches and decodes media off the event loop, shared fairly between tenants."""
 
     def __init__(self) -> None:
         self._fetchers = FairThreadPool(NUM_FETCHERS, "quire-fetch", "images")
         self._preparers = FairThreadPool(NUM_WORKERS, "quire-media", "images")
         self._worker = threading.local()
-        #: Least recently used first. By tenant: how soon an answer comes tells nobody what others
-        #: have sent.
+        #: Least recently used first. Keyed by tenant: response times must not reveal what other
+        #: tenants have sent.
         self._prepared: OrderedDict[bytes, PreparedPicture | PreparedDocument] = OrderedDict()
         self._preparing: dict[bytes, asyncio.Future[Answer]] = {}
         self._cached_bytes = 0
@@ -94,7 +94,7 @@ class MediaPool:
     async def prepare(
         self, source: MediaSource, options: MediaOptions, folder: str, caller: Caller
     ) -> PreparedPicture:
-        """One picture or video for the model of a folder; the same one of a tenant only once.
+        """Decode one image or video for a model's folder; cached per tenant.
 
         Raises as `insert_media_tokens`.
         """
@@ -119,7 +119,7 @@ class MediaPool:
         return answer
 
     async def fetch(self, source: MediaSource, caller: Caller) -> bytes:
-        """A source's file as it is. Raises `InvalidRequest`, `Overloaded`."""
+        """Fetch a source's file unchanged. Raises `InvalidRequest`, `Overloaded`."""
         [located] = await locate_files([source], caller)
         data, _ = await asyncio.wrap_future(
             self._fetchers.submit(caller.tenant, lambda: read_source(located))
@@ -129,7 +129,7 @@ class MediaPool:
     async def read_document(
         self, source: MediaSource, max_images: int, caller: Caller
     ) -> PreparedDocument:
-        """One document; the same one of a tenant only once. `max_images`: as of `read_pdf`.
+        """Read one document; cached per tenant. `max_images`: as for `read_pdf`.
 
         Raises as `read_documents`.
         """
@@ -167,7 +167,7 @@ class MediaPool:
             )
             self._preparing[key] = running
             running.add_done_callback(lambda done: self._finish(key, done))
-        # A client that goes away doesn't take the picture from another that waits for it.
+        # A client that disconnects must not cancel the work for others that wait for it.
         answer = await asyncio.shield(running)
         if isinstance(answer, Refusal):
             if answer.is_model:
@@ -176,7 +176,7 @@ class MediaPool:
         return answer
 
     def forget_prepared(self) -> None:
-        """Drop what was prepared for requests that may come."""
+        """Drop the cache of decoded media."""
         self._prepared.clear()
         self._cached_bytes = 0
 
@@ -188,11 +188,11 @@ class MediaPool:
         caller: Caller,
         detection: VoiceDetection | None = None,
     ) -> PreparedSound:
-        """The stretches of a file of sound, for a model's encoder.
+        """Split an audio file into segments for a model's encoder.
 
         Raises:
-            InvalidRequest: it can't be read as sound. Overloaded: too many of the tenant's wait.
-            RateLimited: over a limit on media; before it is decoded.
+            InvalidRequest: the audio can't be decoded. Overloaded: too many of the tenant's wait.
+            RateLimited: over a limit on media, before decoding.
         """
         await admit_media(caller, count=1, num_bytes=len(data), param="file")
         request = msgspec.msgpack.encode(PrepareSoundRequest(data, num_mels, num_frames, detection))
@@ -214,13 +214,13 @@ class MediaPool:
                 self._cached_bytes -= _num_bytes(oldest)
 
     async def _ask(self, request: bytes, timeout_s: float, kind: str, caller: Caller) -> Answer:
-        """Ask a worker and charge the caller the time that it took."""
+        """Send a request to a worker and charge the caller for its time."""
         loop = asyncio.get_running_loop()
 
         def ask() -> tuple[Answer, Future[None]]:
             started = time.perf_counter()
             answer = self._ask_worker(request, timeout_s, kind)
-            # From here: a client that has gone away is charged, too.
+            # In this thread, so that clients that have disconnected are charged too.
             charge = charge_media(caller, seconds=time.perf_counter() - started)
             return answer, asyncio.run_coroutine_threadsafe(charge, loop)
 
@@ -229,7 +229,7 @@ class MediaPool:
         return answer
 
     def _ask_worker(self, request: bytes, timeout_s: float, kind: str) -> Answer:
-        """In one of the threads, each of which has a worker."""
+        """Send a request to this thread's worker; each thread has one."""
         worker: WorkerProcess | None = getattr(self._worker, "process", None)
         if worker is None or not worker.alive:
             worker = self._worker.process = WorkerProcess(_COMMAND, "media worker", nice=10)
@@ -240,7 +240,7 @@ class MediaPool:
 
 
 async def _charge_fetched(caller: Caller, source: MediaSource, data: bytes) -> None:
-    """Charge the bytes of a file whose size wasn't known before."""
+    """Charge for a fetched file whose size wasn't known before."""
     if not source.data and source.num_bytes is None:
         await charge_media(caller, num_bytes=len(data))
 
@@ -253,7 +253,7 @@ def _num_bytes(answer: PreparedPicture | PreparedDocument) -> int:
 
 
 def _text_of(data: bytes) -> str | None:
-    """A file's text in UTF-8; None where it isn't text, or is a PDF, whose bytes may be ASCII."""
+    """A file's text in UTF-8; None if it isn't text, or is a PDF, whose bytes may be ASCII."""
     if data.startswith(b"%PDF-") or b"\0" in data:
         return None
     try:

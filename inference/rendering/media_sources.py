@@ -1,4 +1,4 @@
-"""Media of a chat: as its parts name them, counted, and admitted."""
+"""Finds the media that a chat's parts name, and admits them within limits."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from metering.media import admit_media
 from storage.access import access_file
 from tenants.authentication import Caller
 
-#: The field and the kind of parts that are pictures.
+#: The field and the kind of image parts.
 _IMAGE = ("image_url", "image")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """A picture, video, sound or document of a message.
+    """An image, video, sound or document in a message.
 
     Attributes:
         kind: "image", "video", "audio" or "document".
-        url: `data:`, https, or `file:` where the operator allows it; "" of a stored file.
-        param: names it in errors.
-        file_id: of a file that the tenant has uploaded.
+        url: `data:`, https, or `file:` if the operator allows it; "" for a stored file.
+        param: its name in errors.
+        file_id: id of a file that the tenant has uploaded.
         tenant_id: that file's owner.
         filename: of a document, or "".
-        data: the file itself, of a document's page; vectors of sound, float32.
-        file_bytes: of a stored file.
-        embeds_size: length of each vector, where sound comes as vectors.
+        data: the file of a document's page; or audio embeddings, float32.
+        file_bytes: size of a stored file.
+        embeds_size: size of each vector of audio embeddings.
     """
 
     url: str
@@ -48,14 +48,14 @@ class MediaSource:
 
     @property
     def num_bytes(self) -> int | None:
-        """Of the file, if they are known before it's fetched."""
+        """Size of the file, if it is known before fetching."""
         if self.embeds_size:
             return len(self.data)
         return len(self.url) * 3 // 4 if self.url.startswith("data:") else self.file_bytes
 
 
 def iterate_parts(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The parts of checked messages with the names that errors call them by."""
+    """Parts of validated messages, with the names that errors use for them."""
     for number, message in enumerate(messages):
         content = message.get("content")
         for index, part in enumerate(content if isinstance(content, list) else ()):
@@ -64,7 +64,7 @@ def iterate_parts(messages: Sequence[dict[str, Any]]) -> Iterator[tuple[str, dic
 
 
 def find_media(messages: Sequence[dict[str, Any]], info: ModelInfo) -> list[MediaSource]:
-    """The media of checked messages, in their order.
+    """The media of validated messages, in order.
 
     Raises `InvalidRequest` as `check_num_media` does.
     """
@@ -110,7 +110,7 @@ def _document_source(file: Mapping[str, str | None], param: str) -> MediaSource:
 
 
 def check_num_media(sources: Sequence[MediaSource], info: ModelInfo) -> None:
-    """Raise `InvalidRequest` for media that the model doesn't take, and for more than it takes."""
+    """Raise `InvalidRequest` for media that the model doesn't accept, or for too many."""
     limits = (
         ("image", "images (parts of type image_url)", info.max_images if info.sees else 0),
         ("video", "videos (parts of type video_url)", info.max_videos),
@@ -131,13 +131,13 @@ def check_num_media(sources: Sequence[MediaSource], info: ModelInfo) -> None:
 
 
 async def admit_sources(sources: Sequence[MediaSource], caller: Caller) -> list[MediaSource]:
-    """Count a request's media in the limits on them, all at once, before any is fetched.
+    """Count all of a request's media against the limits, before any is fetched.
 
     Returns the sources with owners, names and sizes of stored files.
 
     Raises:
-        InvalidRequest: a stored file isn't there, or is another tenant's.
-        RateLimited: over a limit, now or for ever; see `admit_media`.
+        InvalidRequest: a stored file doesn't exist, or belongs to another tenant.
+        RateLimited: over a limit, temporarily or permanently; see `admit_media`.
     """
     if not sources:
         return []
@@ -149,8 +149,8 @@ async def admit_sources(sources: Sequence[MediaSource], caller: Caller) -> list[
 
 
 async def locate_files(sources: Sequence[MediaSource], caller: Caller) -> Sequence[MediaSource]:
-    """The sources with owners, names and sizes of stored files. Raises `InvalidRequest` for
-    another's.
+    """Add owners, names and sizes of stored files to the sources. Raises `InvalidRequest` for
+    another tenant's file.
     """
     if any(source.file_id for source in sources):
         return await run_in_db_thread(_locate_files, caller, sources)

@@ -1,9 +1,9 @@
-"""Tensors of vectors that `torch.save` wrote, read without torch and without unpickling: of
-`prompt_embeds` and `audio_embeds`.
+"""Reads tensors for `prompt_embeds` and `audio_embeds` that `torch.save` wrote, without torch and
+without unpickling.
 
-Such a file is a zip archive: the numbers as they lie in memory, and a pickle that says their type
-and shape. Of the pickle's operations the few that such a tensor needs are followed here as data:
-nothing is imported and nothing is called, whatever it asks for.
+Such a file is a zip archive of the raw numbers, and a pickle that describes their type and shape.
+Only the few pickle operations that such a tensor needs are interpreted, as data: nothing is
+imported or called, whatever the pickle contains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from engine.contract.errors import InvalidRequest
 from engine.contract.messages import ITEM_BYTES, PromptEmbeds
 
-#: Of the part that says type and shape; a tensor's has about 200 bytes.
+#: Maximum size of the pickle that describes type and shape; a tensor's has about 200 bytes.
 _MAX_HEAD_BYTES = 4096
 _MAX_FILES = 16
 _MAX_OPERATIONS = 256
@@ -34,7 +34,7 @@ _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _VALUES = frozenset({"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"})
 IGNORED_OPS = frozenset({"PROTO", "BINPUT", "LONG_BINPUT", "MEMOIZE", "FRAME"})
 _MARK = object()
-#: What reading a damaged archive may end with.
+#: Errors that reading a damaged archive may raise.
 CorruptFile = (
     zipfile.BadZipFile,
     EOFError,
@@ -70,9 +70,9 @@ class _Call(NamedTuple):
 def read_embeds(
     text: str, size: int, field: str = "prompt_embeds", param: str = "prompt_embeds"
 ) -> PromptEmbeds:
-    """The vectors of one prompt, [rows, size], from base64 of a file.
+    """The vectors of one prompt, [rows, size], from a base64-encoded file.
 
-    Raises `InvalidRequest` for anything else, which names `field` and has `param`.
+    Raises `InvalidRequest` for anything else, with `field` in its message and `param` set.
     """
     try:
         return _read_embeds(text, size)
@@ -90,11 +90,11 @@ def to_float32(embeds: PromptEmbeds) -> bytes:
 
 
 class _RefusedTensor(Exception):
-    """Why a field isn't a tensor that is taken."""
+    """Reason why a field is not an accepted tensor."""
 
 
 def _read_embeds(text: str, size: int) -> PromptEmbeds:
-    """The same. Raises `_RefusedTensor`."""
+    """Implements `read_embeds`. Raises `_RefusedTensor`."""
     try:
         file = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -116,7 +116,7 @@ def _read_embeds(text: str, size: int) -> PromptEmbeds:
 
 
 def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], bytes, str]:
-    """Where the numbers begin with rows and size; the numbers; their type."""
+    """Return (offset of the numbers, rows, size), the numbers, and their type."""
     files = archive.infolist()
     if len(files) > _MAX_FILES or any(file.compress_type != zipfile.ZIP_STORED for file in files):
         raise _RefusedTensor("must be a tensor that torch.save wrote")
@@ -130,7 +130,7 @@ def _split_storage(archive: zipfile.ZipFile) -> tuple[tuple[int, int, int], byte
 
 
 def _read_pickle_ops(pickled: bytes) -> Any:
-    """Read a pickle's operations as data. Raises `_RefusedTensor` for what no tensor needs."""
+    """Interpret a pickle's operations as data. Raises `_RefusedTensor` for unexpected ones."""
     stack: list[Any] = []
     try:
         for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
@@ -168,14 +168,14 @@ def _read_pickle_ops(pickled: bytes) -> Any:
 
 
 def _collect_tuple(stack: list[Any], start: int) -> None:
-    """Put what stands from `start` on into a tuple."""
+    """Replace the items from `start` on by a tuple of them."""
     if start < 0:
         raise IndexError
     stack[start:] = [tuple(stack[start:])]
 
 
 def _tensor(call: Any) -> tuple[str, str, int, int, int]:
-    """Type and name of the numbers, where they begin, rows and size."""
+    """Type and name of the storage, offset of the numbers, rows and size."""
     match call:
         case _Call(
             _Name("torch._utils _rebuild_tensor_v2"),

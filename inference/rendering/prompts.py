@@ -1,4 +1,4 @@
-"""Prompts to token ids: chats, texts and ready-made ids, with every bound checked."""
+"""Converts chats, texts and token ids to prompts, and checks every bound."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from inference.schemas.chat import AUDIO_PARTS, IMAGE_PARTS, TEXT_PARTS, VIDEO_P
 
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
-#: A conversation with a system message in its middle, which some templates refuse.
+#: A conversation with a late system message, which some templates reject.
 PROBE_MESSAGES = [{"role": role, "content": "x"} for role in ("system", "user", "system", "user")]
 
 
 def template_messages(messages: Sequence[Message], template: str) -> list[Message]:
-    """The client's (checked) messages, adapted to what the template can read.
+    """The client's validated messages, adapted to the template.
 
-    OpenAI's newer role "developer" is "system" to templates that don't know it; its oldest way to
-    call, `function_call` and the role "function", becomes today's.
+    OpenAI's newer role "developer" becomes "system" for templates that don't know it; the legacy
+    `function_call` and role "function" become tool calls and the role "tool".
     """
     knows_developer = "developer" in template
     return [_adapt_message(message, knows_developer) for message in messages]
@@ -61,7 +61,7 @@ def _as_tool_calls(message: Message) -> list[Message]:
 
 
 def _text_part(part: str | Message) -> str | Message:
-    """A part under the one name that templates know."""
+    """A text part under the one type name that templates know."""
     if isinstance(part, str) or part.get("type") == "text":
         return part
     if (kind := part_type(part)) in IMAGE_PARTS:
@@ -76,8 +76,8 @@ def _text_part(part: str | Message) -> str | Message:
 def merge_late_system_messages(messages: Sequence[Message], tokenizer: Tokenizer) -> list[Message]:
     """Move system messages to the front, for templates that accept them nowhere else.
 
-    Those at the front become one. A later one becomes part of the user's turn beside it: moved to
-    the front, it would change the whole prompt, and nothing of the last turn would be cached.
+    Those at the front are joined. A later one is joined with an adjacent user message: moving it to
+    the front would change the start of the prompt, so that nothing of the last turn stays cached.
     """
     late = any(message["role"] in _SYSTEM for message in messages[1:])
     if not late or _supports_late_system(tokenizer):
@@ -99,7 +99,7 @@ def merge_late_system_messages(messages: Sequence[Message], tokenizer: Tokenizer
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Two contents as one: text, or parts if one of them has parts."""
+    """Join two contents: as text, or as parts if either of them has parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     contents = ([{"type": "text", "text": c}] if isinstance(c, str) else c for c in (first, second))
@@ -115,12 +115,12 @@ def _supports_late_system(tokenizer: Tokenizer) -> bool:
     return True
 
 
-#: No vocabulary has longer pieces in characters: a longer text than this many a token of context
-#: can't fit, and isn't tokenised at all.
+#: No vocabulary has tokens of more characters: a text longer than this many per token of context
+#: can't fit, and isn't tokenized at all.
 MAX_PIECE_CHARS = 512
-#: What a template may take on the event loop; a few milliseconds.
+#: Limits for rendering a template on the event loop; a few milliseconds.
 INLINE_LIMITS = RenderLimits(steps=5_000, seconds=0.02)
-#: What a value costs a template besides its characters.
+#: Rendering cost of a value in addition to its characters.
 PER_VALUE_CHARS = 8
 
 
@@ -136,11 +136,11 @@ async def chat_token_ids(
     """Token ids of a chat. Options are `engine.text.render_chat`'s.
 
     Args:
-        tenant: in whose turn a long one is rendered.
+        tenant: the tenant in whose turn a long chat is rendered.
         chars: `count_chars` of the messages, tools and documents.
 
     Raises:
-        InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
+        InvalidRequest, ContextLengthExceeded: the chat template or the tokenizer rejects the chat.
     """
     check_prompt_length(chars, model, "messages")
     quire = settings.QUIRE
@@ -150,7 +150,7 @@ async def chat_token_ids(
         try:
             token_ids = render_chat(tokenizer, messages, limits=INLINE_LIMITS, **options)
         except TemplateLimit:
-            token_ids = None  # a template that takes its time does so in a thread
+            token_ids = None  # a slow template is rendered in a thread
     if token_ids is None:
         limit_s = quire.render_timeout_s
         options["limits"] = RenderLimits(seconds=limit_s)
@@ -171,10 +171,10 @@ async def text_token_ids(
     add_special_tokens: bool = True,
     limit: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of plain prompts, in their order. `limit`: as of `Tokenizer.encode`.
+    """Token ids of plain prompts, in order. `limit`: as for `Tokenizer.encode`.
 
     Raises:
-        InvalidRequest, ContextLengthExceeded: an empty one, or one too long to fit in any case.
+        InvalidRequest, ContextLengthExceeded: an empty prompt, or one that is certainly too long.
     """
     for text in texts:
         if not text:
@@ -196,14 +196,14 @@ async def text_token_ids(
 
 
 def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo, vocab_size: int) -> list[int]:
-    """A client's own token ids. Raises `InvalidRequest` for none, or one out of the vocabulary."""
-    check_context(len(token_ids), None, model.max_model_len)  # before each of them is looked at
+    """A client's own token ids. Raises `InvalidRequest` for none, or for one out of range."""
+    check_context(len(token_ids), None, model.max_model_len)  # before each token is checked
     check_vocabulary(token_ids, vocab_size)
     return list(token_ids)
 
 
 def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
-    """Raise `InvalidRequest` for no ids at all, or one that isn't in the vocabulary."""
+    """Raise `InvalidRequest` for no ids, or for an id that isn't in the vocabulary."""
     if not token_ids:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
     for token in token_ids:
@@ -220,7 +220,7 @@ def check_vocabulary(token_ids: Sequence[Any], vocab_size: int) -> None:
 def truncate_tokens(token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
     """The last `limit` tokens (`truncate_prompt_tokens`); all without a limit.
 
-    `side`: where tokens are cut off; at the "right" the first ones stay.
+    `side`: the side on which tokens are cut off; "right" keeps the first tokens.
     """
     if limit is None or len(token_ids) <= limit:
         return token_ids
@@ -228,7 +228,7 @@ def truncate_tokens(token_ids: list[int], limit: int | None, side: str | None = 
 
 
 def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
-    """Raise `ContextLengthExceeded` for more characters than any vocabulary could fit."""
+    """Raise `ContextLengthExceeded` for more characters than fit with any vocabulary."""
     if chars > model.max_model_len * MAX_PIECE_CHARS:
         raise ContextLengthExceeded(
             f"The prompt has {chars} characters, which can't fit the model's context of "
@@ -238,7 +238,7 @@ def check_prompt_length(chars: int, model: ModelInfo, param: str) -> None:
 
 
 def count_chars(value: Any) -> int:
-    """About how much there is to render: characters of all strings, and a little for each value."""
+    """Approximate rendering cost: characters of all strings, plus a constant for each value."""
     if isinstance(value, str):
         return len(value) + PER_VALUE_CHARS
     if isinstance(value, dict):
@@ -248,8 +248,8 @@ def count_chars(value: Any) -> int:
     return PER_VALUE_CHARS
 
 
-#: The tokens before the prefix, the suffix and the middle. A vocabulary that has all three of a
-#: form belongs to a model that was trained with it.
+#: The control tokens before the prefix, the suffix and the middle. A vocabulary with all three of a
+#: format belongs to a model that was trained with it.
 FIM_FORMATS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite Code
@@ -260,7 +260,7 @@ FIM_FORMATS = (
 
 
 def fim_tokens(tokenizer: Tokenizer) -> tuple[int, int, int]:
-    """The three tokens. Raises `UnsupportedField` for a model without any."""
+    """The three control tokens. Raises `UnsupportedField` for a model without them."""
     ids = {text: token for token, text in tokenizer.added_tokens.items()}
     for form in FIM_FORMATS:
         if all(text in ids for text in form):
@@ -281,13 +281,13 @@ async def fim_prompt(
     tenant: str,
     add_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """Token ids of each prefix with the suffix. Control tokens in them stay text.
+    """Token ids of each prefix with the suffix. Control tokens in their text stay text.
 
     Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv
-    2207.14255): prefix, suffix, and then the middle, which the model writes.
+    2207.14255): prefix, suffix, and then the middle, which the model generates.
 
     Raises:
-        InvalidRequest: the model can't, an empty prefix, one too long to fit in any case.
+        InvalidRequest: unsupported by the model, an empty prefix, or certainly too long.
     """
     prefix_id, suffix_id, middle_id = fim_tokens(tokenizer)
     for prefix in prefixes:

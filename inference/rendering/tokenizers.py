@@ -1,4 +1,4 @@
-"""Tokenizers by model folder: loaded once in a thread, a bounded number kept."""
+"""Tokenizers by model folder: loaded once in a thread, with a bounded cache."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from inference.loop.offload import get_render_pool
 logger = logging.getLogger(__name__)
 
 MAX_TOKENIZERS = 16
-#: A folder's files are looked at again after so long: a model may be replaced under its name. Who
-#: asks in the second half of that time has them looked at meanwhile, so a busy model's requests
-#: don't wait for it.
+#: Seconds after which a folder's files are checked again: a model may be replaced under its name.
+#: A request in the second half of that time starts the check in the background, so that a busy
+#: model's requests don't wait for it.
 CHECK_EVERY_S = 10.0
 LOAD_TIMEOUT_S = 120.0
 
-#: A folder, and the source of a chat template in the place of the folder's ("": none).
+#: A folder, and the source of a chat template that overrides the folder's ("": none).
 CacheKey = tuple[str, str]
 Signature = tuple[tuple[str, int, int], ...]
 
@@ -43,15 +43,15 @@ class _Entry:
 
 
 class TokenizerCache:
-    """The last `MAX_TOKENIZERS` tokenizers. Callers who miss at the same moment share one load."""
+    """The last `MAX_TOKENIZERS` tokenizers. Concurrent callers share one load."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[CacheKey, _Entry] = OrderedDict()
         self._loading: dict[CacheKey, asyncio.Task[_Entry]] = {}
 
     async def get(self, tenant: str, path: str, chat_template: str = "") -> Tokenizer:
-        """The tokenizer of a model folder, perhaps with another chat template than the folder's.
-        It's loaded in the turn of the tenant that misses it first.
+        """The tokenizer of a model folder, with an overridden chat template if one is passed.
+        It is loaded in the turn of the first tenant that needs it.
 
         Raises:
             EngineUnavailable: the folder can't be read here (gateways and replicas must share it).
@@ -74,7 +74,7 @@ class TokenizerCache:
     def _revalidate(
         self, tenant: str, name: CacheKey, cached: _Entry | None
     ) -> asyncio.Task[_Entry]:
-        """The look at the folder that runs, or one that begins now."""
+        """The running check of the folder, or a new one."""
         loop = asyncio.get_running_loop()
         task = self._loading.get(name)
         if task is None or task.done() or task.get_loop() is not loop:
@@ -86,7 +86,7 @@ class TokenizerCache:
         if self._loading.get(name) is task:
             del self._loading[name]
         if not task.cancelled():
-            task.exception()  # seen: where nobody waits, who asks when it's too old is told
+            task.exception()  # marks it as retrieved: a request that needs it reports a new error
 
     async def _load(self, tenant: str, name: CacheKey, cached: _Entry | None) -> _Entry:
         pool = get_render_pool()
@@ -111,7 +111,7 @@ def _load(path: str, chat_template: str, cached: _Entry | None) -> _Entry:
 
 
 def _signature(path: str) -> Signature:
-    """Names, sizes and times of the folder's small files."""
+    """Names, sizes and modification times of the folder's small files."""
     files = sorted(Path(path).glob("*.json")) + sorted(Path(path).glob("*.jinja"))
     stats = [(file.name, file.stat()) for file in files]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
@@ -121,16 +121,16 @@ tokenizers = TokenizerCache()
 
 
 class AdapterTokenizerCache:
-    """The adapters' own. Callers who miss at the same moment share one load."""
+    """Tokenizers of adapters. Concurrent callers share one load."""
 
     def __init__(self) -> None:
         self._tokenizers = AdapterTokenizers()
         self._loading: dict[tuple[str, int], asyncio.Task[Tokenizer]] = {}
 
     async def get(self, tenant: str, adapter: AdapterRef | None, base: Tokenizer) -> Tokenizer:
-        """By what an adapter's prompts and texts are: its own tokenizer, else the model's, `base`.
+        """The adapter's own tokenizer, or `base`, the model's, if it has none.
 
-        Raises `EngineUnavailable`: its files can't be read here (gateways and replicas must share
+        Raises `EngineUnavailable` if its files can't be read here (gateways and replicas must share
         them).
         """
         tokenizer = self._tokenizers.get_cached(adapter, base)

@@ -26,7 +26,7 @@ class ChunkEncoder:
     def __init__(
         self, head: dict[str, Any], generation: Generation, *, usage: bool, continuous: bool
     ) -> None:
-        """`head`: id, object, created, model, fingerprint. `usage`: each chunk has a `usage` field."""
+        """`head`: fields of every chunk (id, model ...). `usage`: whether chunks have `usage`."""
         self._head, self._generation = head, generation
         self._usage, self._continuous = usage, continuous
         # `{"id":...,"choices":[` with the closing brace of the head cut off.
