@@ -1,4 +1,4 @@
-"""The one way to set prices and budgets; see `tenants.actions` for how such functions work."""
+"""The only functions that set prices and budgets; see `tenants.actions` for their conventions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tenants.actors import Actor, require_operator, require_role, to_actor
 from tenants.audit import log_action
 from tenants.models import ApiKey, Role, Tenant, User
 
-#: A price may begin so long ago: the time that it takes to send it.
+#: How far in the past a price may begin: allows for the time that the request takes to arrive.
 CLOCK_SKEW = timedelta(minutes=1)
 
 
 def decimal_of(
     value: Decimal | int | str, name: str, *, max_decimals: int, max_value: Decimal
 ) -> Decimal:
-    """A decimal in [0, most] with so many places. Raises `InvalidRequest` with `name`."""
+    """A decimal in [0, `max_value`]. Raises `InvalidRequest` with `name` as its parameter."""
     try:
         number = Decimal(value)
     except (InvalidOperation, TypeError, ValueError):
@@ -63,14 +63,14 @@ def set_price(
     per_audio_minute: Decimal | str | None = None,
     valid_from: datetime | None = None,
 ) -> Price:
-    """Set a model's prices per million tokens, image and minute of audio, from a time on (default:
-    now).
+    """Set a model's prices per million tokens, image and minute of audio, from a time on.
 
-    The past stays as it was: a price that has begun is never changed, a new one follows it.
-    `cached_per_million` None: as the input; `per_image`, `per_audio_minute` None: as in the price
-    that applies until then, 0 without one.
+    `starts_at` defaults to now. A price that has begun never changes, a new one follows it.
+    `cached_per_million` None: same as the input; `per_image`, `per_audio_minute` None: as in the
+    price in effect until then, or 0 without one.
 
-    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two that begin at the
+        same moment.
     """
     actor = to_actor(actor)
     _check_name(model, access_catalog(actor))
@@ -105,7 +105,7 @@ def set_price(
 
 @transaction.atomic
 def delete_price(*, actor: Actor | User, price: Price) -> None:
-    """Delete a price by which nothing was billed. Raises `PermissionDenied`, `Conflict`."""
+    """Delete a price that nothing was billed at. Raises `PermissionDenied`, `Conflict`."""
     actor = to_actor(actor)
     require_operator(actor)
     if is_price_billed(price):
@@ -127,10 +127,10 @@ def set_budget(
     amount: Decimal | str | None = None,
     alert_percent: int | None = None,
 ) -> Budget:
-    """Create a budget, or change the existing one, which keeps its spending.
+    """Create a budget, or change the existing one without resetting what was spent.
 
-    The tenant's admins set budgets of its keys; the operator sets those of the tenant. A budget of
-    a key holds for those, too, that follow it by rotation.
+    A tenant's admins set the budgets of its keys; operators set those of the tenant. A key's budget
+    also applies to the keys that replace it by rotation.
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
@@ -166,7 +166,7 @@ def set_budget(
 
 
 def _check_name(model: str, served: QuerySet[ServedModel]) -> None:
-    """Refuse a model's other name: what is asked under it is counted under the model's own."""
+    """Refuse a model's alias: usage is counted under the model's own name."""
     for name, aliases in served.values_list("name", "aliases"):
         if model in aliases:
             raise InvalidRequest(f"{model} is another name of {name}: use that one.", param="model")
@@ -174,7 +174,7 @@ def _check_name(model: str, served: QuerySet[ServedModel]) -> None:
 
 @transaction.atomic
 def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
-    """Lift a limit. Raises what `set_budget` raises."""
+    """Remove a budget. Raises the same errors as `set_budget`."""
     actor = to_actor(actor)
     _check_right(actor, budget.tenant, budget.api_key)
     log_action(actor=actor, action="budget.delete", target=budget, tenant=budget.tenant)
@@ -184,9 +184,9 @@ def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
 
 @transaction.atomic
 def set_webhook(*, actor: Actor | User, tenant: Tenant | None, url: str) -> Webhook:
-    """Set the webhook of a tenant, for its admins, or for None of the operators; with a new secret.
+    """Set a tenant's webhook, as its admin, or the operators' (None). Generates a new secret.
 
-    The address is looked up when something is sent, and refused then if it's a private one.
+    The address is resolved at each delivery, which is refused if it is private.
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
@@ -194,7 +194,7 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant | None, url: str) -> Webh
     require_webhook_manager(actor, tenant)
     check_public(url)
     if tenant is not None:
-        Tenant.objects.select_for_update().get(pk=tenant.pk)  # one at a time: a tenant has one
+        Tenant.objects.select_for_update().get(pk=tenant.pk)  # serialize: one webhook per tenant
     Webhook.objects.filter(tenant=tenant).delete()
     hook = Webhook(tenant=tenant, url=url, secret=secrets.token_hex(32))
     save_valid(hook, unchecked=("tenant",))
@@ -204,9 +204,10 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant | None, url: str) -> Webh
 
 @transaction.atomic
 def send_test_event(*, actor: Actor | User, tenant: Tenant | None) -> WebhookDelivery:
-    """Send the webhook an event of the kind `webhook.test`; its delivery tells how that went.
+    """Send a `webhook.test` event to the webhook; its delivery shows the result.
 
-    Raises: `NotFound` without a webhook, too; `PermissionDenied`; `RateLimited` when many wait.
+    Raises: `NotFound`, also without a webhook; `PermissionDenied`; `RateLimited` if too many events
+        are pending.
     """
     actor = to_actor(actor)
     require_webhook_manager(actor, tenant)
@@ -219,10 +220,10 @@ def send_test_event(*, actor: Actor | User, tenant: Tenant | None) -> WebhookDel
 
 @transaction.atomic
 def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDelivery:
-    """Try an event that was given up once more, under the same id.
+    """Retry a failed event under the same id.
 
-    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was taken or still waits;
-    `RateLimited` when many wait.
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was delivered or is still
+        pending; `RateLimited` if too many events are pending.
     """
     actor = to_actor(actor)
     require_webhook_manager(actor, delivery.tenant)
@@ -239,7 +240,7 @@ def redeliver(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDeliv
 
 @transaction.atomic
 def delete_webhook(*, actor: Actor | User, tenant: Tenant | None) -> None:
-    """Tell nobody any more. Raises `NotFound` without one, `PermissionDenied`."""
+    """Delete the webhook. Raises `NotFound` without one, `PermissionDenied`."""
     actor = to_actor(actor)
     require_webhook_manager(actor, tenant)
     hook = Webhook.objects.filter(tenant=tenant).first()

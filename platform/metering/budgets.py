@@ -1,4 +1,4 @@
-"""Filling a budget's counters from the ledger: for a new period, or when Redis lost them."""
+"""Initializing a budget's counters from the ledger: for a new period, or after Redis lost them."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ from tenants.access import access_role
 from tenants.actors import Actor, require_operator, require_role, to_actor
 from tenants.models import Role, Tenant, User
 
-#: A counter stays so long beyond its period: for requests that end late and clocks that go wrong.
+#: Counters outlive their period by this much: for requests that end late and clocks that are off.
 COUNTER_GRACE = timedelta(days=2)
 MAX_TRIES = 100
-#: Ids of one query: a spool that waits for a database holds a million records.
+#: Maximum number of ids per query: a spool may hold a million records while the database is down.
 PART = 1000
 
 
 def rebuild_counters(limit: BudgetLimit) -> None:
-    """Make sure that the counters are there. May block.
+    """Make sure that the counters exist. May block.
 
-    They begin as what ledger and spool say of the period, and as what requests hold that run: these
-    were let in before the budget was set, or before the tenant's time zone moved its period. When a
-    request was settled meanwhile, which may or may not be in what was read, all is read again.
+    They start from the usage of the period in the ledger and the spool, plus the reservations of
+    running requests: those may have been admitted before the budget was set, or before a change of
+    the tenant's time zone moved its period. If a request is settled meanwhile, it is unknown
+    whether the data just read include it, so everything is read again.
 
     Raises: `ServiceUnavailable` without the database; RedisError.
     """
@@ -75,13 +76,13 @@ def rebuild_counters(limit: BudgetLimit) -> None:
 
 
 def spent_from_ledger(limit: BudgetLimit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
-    """Tokens and nanos of the period in the ledger and in records that wait for it."""
+    """Tokens and nanos of the period, in the ledger and in records that wait in the spool."""
     start, end = moment_of(limit.start), moment_of(limit.end)
     using = router.db_for_read(UsageEntry)
     tokens = nanos = 0
     with transaction.atomic(using):
         if connections[using].vendor == "postgresql":
-            with connections[using].cursor() as cursor:  # one picture of the ledger for all of it
+            with connections[using].cursor() as cursor:  # one snapshot for all queries
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         for sums in _sums(limit, start, end):
             tokens += (sums["prompt"] or 0) + (sums["completion"] or 0)
@@ -102,7 +103,7 @@ def spent_from_ledger(limit: BudgetLimit, waiting: dict[str, UsageRecord]) -> tu
 def _counts(
     request: UsageRecord | OpenRequest, limit: BudgetLimit, start: datetime, end: datetime
 ) -> bool:
-    """Whether a request is of the budget and of its period."""
+    """Whether a request counts against the budget in its period."""
     started_at = request.started_at
     moment = started_at if isinstance(started_at, datetime) else moment_of(started_at)
     return (
@@ -113,10 +114,10 @@ def _counts(
 
 
 def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
-    """As `rebuild_counters.lua` has them: the gateway's open requests, the request's id and
-    reservation, its
-    prompt's tokens and the most that it may generate, picos of a prompt's and of an output token,
-    nanos of its media.
+    """Open requests in the form that `rebuild_counters.lua` reads.
+
+    One entry a request: its gateway, id and reservation, its prompt tokens and maximum output
+    tokens, picos per prompt token and per output token, nanos for its media.
     """
     start, end = moment_of(limit.start), moment_of(limit.end)
     requests: list[list[Any]] = []
@@ -127,7 +128,7 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
             try:
                 request = OpenRequest.decode(data)
             except (msgspec.DecodeError, msgspec.ValidationError):
-                continue  # the keeper says so
+                continue  # the gateway's recovery thread logs it
             if _counts(request, limit, start, end):
                 rates, prompt = Rates(*request.rates), sum(request.prompts)
                 where = [name, request.request_id, reservation_key(request.request_id)]
@@ -137,13 +138,13 @@ def _running(client: redis.Redis, limit: BudgetLimit) -> list[list[Any]]:
 
 
 def _of_model(name: str) -> Q:
-    """Rows of the ledger, or of its sums, that `billing_names` calls so."""
+    """Rows of the ledger, or of its sums, that match one of the budget's `billing_names`."""
     base, _, adapter = name.rpartition(":")
     return Q(model=name) | Q(adapter=name) | Q(model=base, adapter=adapter)
 
 
 def _sums(limit: BudgetLimit, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Whole days and hours from the roll-ups, what sticks out at both ends from the ledger."""
+    """Sum whole days and hours from the roll-ups, partial hours at both ends from the ledger."""
     first_hour, last_hour = _ceil(start, timedelta(hours=1)), _floor(end, timedelta(hours=1))
     first_day, last_day = _ceil(start, timedelta(days=1)), _floor(end, timedelta(days=1))
     of = Q(tenant_id=limit.tenant_id)
@@ -184,11 +185,11 @@ def _ceil(moment: datetime, step: timedelta) -> datetime:
 
 
 def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
-    """The spool's last id, and what waits in it."""
+    """The spool's last id and its pending records."""
     name = redis_key("usage")
     try:
         info: Any = client.xinfo_stream(name)
-    except redis.ResponseError:  # nothing was ever settled
+    except redis.ResponseError:  # the stream doesn't exist: nothing was ever settled
         return "0-0", {}
     last_id = info["last-generated-id"]
     last_id = last_id.decode() if isinstance(last_id, bytes) else last_id
@@ -200,16 +201,16 @@ def _spooled(client: redis.Redis) -> tuple[str, dict[str, UsageRecord]]:
             try:
                 record = decode_record(fields[b"r"])
             except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
-                continue  # the drainer sets it apart
+                continue  # the drainer moves it to the dead letters
             records.setdefault(record.request_id, record)
     return last_id, records
 
 
 @dataclass(frozen=True)
 class BudgetState:
-    """A budget now.
+    """A budget's current state.
 
-    `tokens`, `nanos`: spent in this period; `held_*`: reserved by requests that run. `start`,
+    `tokens`, `nanos`: spent in this period; `held_*`: reserved by running requests. `start`,
     `end`: the period.
     """
 
@@ -234,9 +235,9 @@ class BudgetState:
 
 
 def access_budgets(user: Actor | User, tenant: Tenant) -> QuerySet[Budget]:
-    """All budgets of a tenant for its admins; for other members the tenant's and their own keys'.
+    """A tenant's budgets: all for admins; the tenant's and their own keys' for other members.
 
-    Raises `NotFound` for a stranger.
+    Raises `NotFound` for users who aren't members.
     """
     role = access_role(user, tenant)
     budgets = Budget.objects.filter(tenant=tenant).select_related("tenant", "api_key")
@@ -260,7 +261,7 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
 
 
 def require_webhook_manager(actor: Actor, tenant: Tenant | None) -> None:
-    """Require an admin of the tenant, or for None an operator.
+    """Require an admin of the tenant, or an operator if `tenant` is None.
 
     Raises `NotFound`, `PermissionDenied`.
     """
@@ -271,7 +272,7 @@ def require_webhook_manager(actor: Actor, tenant: Tenant | None) -> None:
 
 
 def access_webhooks(user: Actor | User, tenant: Tenant | None) -> QuerySet[Webhook]:
-    """The webhook of the tenant, or for None of the operators, if any.
+    """The tenant's webhook, or the operators' if `tenant` is None; None if there isn't one.
 
     Raises as `require_webhook_manager`.
     """
@@ -294,14 +295,14 @@ def access_delivery(user: Actor | User, tenant: Tenant | None, pk: int) -> Webho
 
 
 def access_prices() -> QuerySet[Price]:
-    """All prices with their history, of all models and tenants: for operators and for billing."""
+    """All prices of all models and tenants with their history, for operators and billing."""
     return Price.objects.all()
 
 
 def is_price_billed(price: Price) -> bool:
-    """Whether a request that it may have priced cost something."""
+    """Whether any billed request may have used this price."""
     base, _, adapter = price.model.partition("#")[0].rpartition(":")
-    name = Q(model=adapter) | Q(adapter=adapter)  # a bare name is a model's, or an adapter's
+    name = Q(model=adapter) | Q(adapter=adapter)  # a bare name may be a model or an adapter
     if base:
         name = Q(model=base, adapter=adapter) | Q(model=f"{base}:{adapter}")
     entries = UsageEntry.objects.filter(name, started_at__gte=price.valid_from, cost_nanos__gt=0)
@@ -309,9 +310,9 @@ def is_price_billed(price: Price) -> bool:
 
 
 def states_of(budgets: Sequence[Budget], moment: datetime | None = None) -> list[BudgetState]:
-    """Current states of budgets, read together. May block.
+    """Current states of budgets, read in one round trip. May block.
 
-    What Redis doesn't know the ledger tells, for one budget at a time. Raises
+    Counters that Redis lacks are rebuilt from the ledger, one budget at a time. Raises
     `ServiceUnavailable` without the database.
     """
     if not budgets:
@@ -344,7 +345,7 @@ def _limits(budgets: Sequence[Budget], moment: datetime) -> list[BudgetLimit]:
 
 
 def _counters(limits: Sequence[BudgetLimit]) -> list[list[int]]:
-    """Each budget's spent and reserved tokens and nanos; [] where Redis has none."""
+    """Spent and reserved tokens and nanos per budget; [] for those that Redis lacks."""
     names = ("tokens", "nanos", "held_tokens", "held_nanos")
     client = sync_client()
     try:

@@ -1,4 +1,4 @@
-"""Writing usage records into the ledger, each once, and into its sums by hour and day."""
+"""Writing usage records into the ledger exactly once, and adding them to hourly and daily sums."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from metering.models import SUM_FIELDS, UsageDay, UsageEntry, UsageHour
 from metering.usage_record import UsageRecord
 
 _OF = ("tenant_id", "start", "model", "adapter", "key_id", "user_id", "endpoint")
-#: Rows of one statement: any SQLite takes their values.
+#: Maximum number of rows per statement, within SQLite's limit on parameters.
 ROWS = 60
 
 Name = tuple[int, datetime, str, str, int, int, str]
 
 
 def hour_of(moment: datetime) -> datetime:
-    """The beginning of its hour, UTC."""
+    """The start of the record's hour, UTC."""
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def day_of(moment: datetime) -> datetime:
-    """The beginning of its day, UTC."""
+    """The start of the record's day, UTC."""
     return hour_of(moment).replace(hour=0)
 
 
 def update_rollups(
     records: Sequence[UsageRecord], connection: BaseDatabaseWrapper, cursor: Any
 ) -> None:
-    """Add records that were just written into the ledger, in the same transaction."""
+    """Add records to the sums, in the transaction that writes them into the ledger."""
     for table, start_of in ((UsageHour, hour_of), (UsageDay, day_of)):
         sums: dict[Name, list[int]] = defaultdict(lambda: [0] * len(SUM_FIELDS))
         for record in records:
@@ -52,7 +52,7 @@ def update_rollups(
             total = sums[name]
             for index, amount in enumerate(_amounts(record)):
                 total[index] += amount
-        # In one order everywhere: two writers can't each wait for a row that the other has.
+        # A fixed order prevents deadlocks between concurrent writers.
         _add(table, sorted(sums.items()), connection, cursor)
 
 
@@ -86,7 +86,7 @@ def _add(
 
 
 def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
-    """`INSERT`, or add to the row that is there: the same words for SQLite and PostgreSQL."""
+    """`INSERT`, or add to the existing row: a statement for both SQLite and PostgreSQL."""
     quote = connection.ops.quote_name
     name = quote(table)
     columns = ", ".join(map(quote, (*_OF, *SUM_FIELDS)))
@@ -98,7 +98,7 @@ def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
     )
 
 
-#: Of one statement. Any SQLite takes their 920 values.
+#: Maximum number of rows per statement: 920 parameters, within SQLite's limit.
 LEDGER_ROWS = 40
 #: Columns in the order of `_row`.
 _FIELDS = (
@@ -110,10 +110,10 @@ _FIELDS = (
 
 
 def insert_records(records: Sequence[UsageRecord]) -> None:
-    """Add rows; a request id that is there already changes nothing. Raises DatabaseError.
+    """Insert rows; those whose request id exists already are skipped. Raises DatabaseError.
 
-    `bulk_create` takes ten times as long, and a statement a row would take Python's lock from the
-    event loop each time, in a process that serves.
+    `bulk_create` takes ten times as long. One statement per row would contend with the event loop
+    for the GIL each time, in a process that serves requests.
     """
     if not records:
         return
@@ -122,7 +122,7 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
     now = connection.ops.adapt_datetimefield_value(timezone.now())
     by_id = {record.request_id: record for record in reversed(records)}
     new: set[str] = set()
-    # On SQLite a conflict that is ignored would also hide a row that is wrong; records are checked.
+    # SQLite's OR IGNORE would also hide invalid rows; records are validated beforehand.
     with transaction.atomic(using), connection.cursor() as cursor:
         for start in range(0, len(records), LEDGER_ROWS):
             part = records[start : start + LEDGER_ROWS]
@@ -130,13 +130,13 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
             cursor.execute(_insert_statement(connection, len(part)), values)
             new.update(row[0] for row in cursor.fetchall())
         if new:
-            # The first of several with one id is the one that was written.
+            # Of several records with one id, the first is the one that was inserted.
             written = [by_id[request_id] for request_id in new]
             update_rollups(written, connection, cursor)
 
 
 def _insert_statement(connection: BaseDatabaseWrapper, rows: int) -> str:
-    """`INSERT` that passes over what is there, in the database's own words."""
+    """The database's own `INSERT` that skips existing rows."""
     ops, meta = connection.ops, UsageEntry._meta
     quote = ops.quote_name
     column_by_field = {field.name: str(field.column) for field in meta.concrete_fields}

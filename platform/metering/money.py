@@ -1,8 +1,8 @@
-"""Amounts as whole numbers: sums in binary fractions would drift.
+"""Amounts of money as integers: sums of binary fractions would drift.
 
-Prices are decimals with six places. Those for a million tokens make a token cost a whole number of
-picos (1e-12 of the currency); those of an image and of a minute of audio are whole nanos (1e-9). A
-request's tokens and its media are each rounded up to a whole nano, once.
+Prices are decimals with six places. A price per million tokens makes one token cost a whole number
+of picos (1e-12 of the currency); prices per image and per minute of audio are whole nanos (1e-9).
+The costs of a request's tokens and of its media are each rounded up to a whole nano, once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PERIODS = ("day", "week", "month")
 def period_of(period: str, moment: datetime, zone: tzinfo) -> tuple[datetime, datetime]:
     """Return the start and the end (exclusive) of the period around a moment, in UTC.
 
-    Periods begin at midnight by the zone's clocks, weeks on Mondays, so a day may have 23 or 25
-    hours. A midnight that comes twice counts the first time, one that is left out when the clocks
-    have passed it.
+    Periods begin at midnight in the time zone, weeks on Mondays, so a day may have 23 or 25 hours.
+    Of a midnight that occurs twice the first counts; one that daylight saving time skips counts
+    as the moment after the skipped hour.
     """
     day = moment.astimezone(zone).date()
     if period == "day":
@@ -39,16 +39,16 @@ def period_of(period: str, moment: datetime, zone: tzinfo) -> tuple[datetime, da
 NANOS = 10**9
 PICOS_A_NANO = 1000
 MS_A_MINUTE = 60_000
-#: Six decimal places, and what a Lua number holds exactly.
+#: Six decimal places, within the integers that a Lua number holds exactly.
 PRICE_DECIMALS = 6
 MAX_PRICE = Decimal(10**6)
-#: Of a budget, in the currency: a Lua number holds its nanos exactly.
+#: Maximum of a budget, in the currency: a Lua number holds its nanos exactly.
 MAX_AMOUNT = Decimal(9 * 10**6)
 MAX_NANOS = 9 * 10**15
 
 
 class Rates(NamedTuple):
-    """Prices of one token, in picos, of an image and of a minute of audio, in nanos."""
+    """Prices of one token in picos, and of an image and a minute of audio in nanos."""
 
     input: int = 0
     cached: int = 0
@@ -65,21 +65,21 @@ class Rates(NamedTuple):
         image: Decimal = Decimal(0),
         audio_minute: Decimal = Decimal(0),
     ) -> Rates:
-        """Convert prices of a million tokens, of an image and of a minute of audio."""
+        """Convert prices per million tokens, per image and per minute of audio."""
         tokens = (int(price.scaleb(PRICE_DECIMALS)) for price in (input, cached, output))
         return cls(*tokens, *(nanos_of(price) for price in (image, audio_minute)))
 
     @property
     def prompt(self) -> int:
-        """The most that a prompt token can cost, as nobody knows yet which are cached."""
+        """The maximum cost of a prompt token: which ones are cached isn't known yet."""
         return max(self.input, self.cached)
 
     def media_nanos(self, images: int, audio_ms: int) -> int:
-        """The cost of images and of milliseconds of audio, besides that of their tokens."""
+        """The cost of images and of milliseconds of audio, in addition to that of their tokens."""
         return images * self.image - (-audio_ms * self.audio_minute // MS_A_MINUTE)
 
     def cost_nanos(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """The cost of a request's tokens; its prompt's include the cached ones."""
+        """The cost of a request's tokens; `prompt_tokens` includes the cached ones."""
         picos = (
             (prompt_tokens - cached_tokens) * self.input
             + cached_tokens * self.cached
@@ -92,10 +92,10 @@ FREE = Rates()
 
 
 def nanos_of(amount: Decimal) -> int:
-    """An amount of the currency in nanos; what is finer is cut off."""
+    """Convert an amount of the currency to nanos, truncating smaller fractions."""
     return int(amount * NANOS)
 
 
 def amount_text(nanos: int) -> str:
-    """Nanos as a decimal with all its digits: "0.000150000"."""
+    """Format nanos as a decimal with all digits: "0.000150000"."""
     return f"{Decimal(nanos) / NANOS:.9f}"

@@ -1,4 +1,4 @@
-"""Usage of the last days, as the overview shows it."""
+"""Usage of the last days for the overview page."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 def recent_usage(user: User) -> dict[str, Any]:
     """Sums by tenant and model over the last `DAYS` days (UTC), and each day's tokens.
 
-    Returns: {"days": [`DAYS` dates, oldest first], "daily": [each one's sums],
-    "rows": [{"tenant", "model", the sums, "by_day": [`DAYS` totals]}]}, most tokens first; for
-    operators of all tenants, for others of their own. The sums: "requests", "prompt_tokens",
+    Returns: {"days": [`DAYS` dates, oldest first], "daily": [the sums of each day],
+    "rows": [{"tenant", "model", the sums, "by_day": [`DAYS` totals]}]}, most tokens first.
+    Operators see all tenants, others their own. The sums: "requests", "prompt_tokens",
     "cached_tokens", "completion_tokens".
     """
     today = datetime.now(UTC).date()

@@ -1,4 +1,4 @@
-"""Redis connections of this app: a pipelined link an event loop, and plain clients for threads."""
+"""Redis connections of this app: one pipelined link per event loop, plain clients for threads."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from engine.system.redis_client import RedisPipeline
 
 
 class ThreadRedis(threading.local):
-    """This thread's loop and its link."""
+    """This thread's event loop and its link."""
 
     loop: asyncio.AbstractEventLoop | None = None
     url: str = ""
@@ -28,7 +28,7 @@ _current = ThreadRedis()
 
 
 def redis_link() -> RedisPipeline:
-    """The running loop's link. It connects when needed and stays connected."""
+    """The running loop's link. It connects on first use and stays connected."""
     loop = asyncio.get_running_loop()
     if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
         _current.link = RedisPipeline(settings.REDIS_URL, timeout_s=redis_client.TIMEOUT_S)
@@ -44,7 +44,7 @@ async def close_redis_link() -> None:
 
 
 def sync_client(*, block_s: float = 0.0) -> redis.Redis:
-    """A client for a thread of its own, which closes it. `block_s`: its longest blocking read."""
+    """A client for a single thread, which closes it. `block_s`: its longest blocking read."""
     return redis_client.sync_client(settings.REDIS_URL, block_s=block_s)
 
 
@@ -55,7 +55,7 @@ def redis_key(name: str) -> str:
 
 @cache
 def load_script(name: str) -> tuple[str, str]:
-    """A script's text and its sha1, under which Redis keeps it."""
+    """A script's text and the sha1 by which Redis caches it."""
     text = (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
@@ -63,7 +63,7 @@ def load_script(name: str) -> tuple[str, str]:
 async def run_script(
     link: RedisPipeline, name: str, keys: Sequence[str], arguments: Sequence[Any]
 ) -> Any:
-    """Run by sha1, which is short; a server that was restarted gets the text again."""
+    """Run by sha1, which is short; send the text if the server has lost its script cache."""
     text, digest = load_script(name)
     try:
         return await link.execute("EVALSHA", digest, len(keys), *keys, *arguments)

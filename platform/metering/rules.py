@@ -1,4 +1,4 @@
-"""Prices, budgets and limits of a request, looked up at most every two seconds per tenant."""
+"""Prices, budgets and limits of a request, cached for two seconds per tenant."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tenants.signals import api_key_changed, tenant_changed
 
 @dataclass(frozen=True)
 class AdapterUse:
-    """The adapter that a request goes through.
+    """A request's adapter.
 
     Attributes:
-        name: what it's called, within its base model.
-        digest: sha256 of the content that answers.
-        prices: names under which it may have a price of its own, the first one that has wins.
+        name: its name within its base model.
+        digest: sha256 of its content.
+        prices: names under which it may have its own price; the first that has one applies.
     """
 
     name: str
@@ -39,10 +39,10 @@ class AdapterUse:
 
 @dataclass(frozen=True)
 class TokenBucket:
-    """A rate limit: a bucket that holds a minute's amount and refills evenly.
+    """A rate limit: a bucket that holds a minute's amount and refills at a constant rate.
 
-    `kind` is "tokens" or "requests", `owner` "tenant" or "key" (or "user" never: sessions share the
-    tenant's), `capacity` a minute's worth, > 0.
+    `kind`: "tokens" or "requests". `owner`: "tenant" or "key"; never "user", as sessions share the
+    tenant's. `capacity`: per minute, > 0.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class TokenBucket:
 
 
 def get_buckets(caller: Caller) -> list[TokenBucket]:
-    """The caller's limits, those of tokens first. 0 is no limit; None for a tenant the default."""
+    """The caller's limits, tokens first. 0 means no limit; None (tenants only) the default."""
     quire = settings.QUIRE
     limits = [
         ("tokens", "tenant", caller.tokens_per_minute, quire.tokens_per_minute),
@@ -65,7 +65,7 @@ def get_buckets(caller: Caller) -> list[TokenBucket]:
         ("requests", "tenant", caller.requests_per_minute, quire.requests_per_minute),
         ("requests", "key", caller.key_requests_per_minute, 0),
     ]
-    # Keys that followed each other by rotation share what the first had.
+    # Keys that replaced each other by rotation share the first one's buckets.
     ids = {"tenant": caller.tenant_id, "key": caller.key_family or caller.key_id}
     buckets = []
     for kind, owner, limit, default in limits:
@@ -90,7 +90,7 @@ class ConcurrencyLimit:
 
 
 def get_concurrency_limits(caller: Caller) -> list[ConcurrencyLimit]:
-    """The caller's, the tenant's first."""
+    """The caller's limits, the tenant's first."""
     limits = [
         ("tenant", caller.tenant_id, caller.max_running_requests),
         ("key", caller.key_family or caller.key_id, caller.key_max_running_requests),
@@ -102,20 +102,20 @@ def get_concurrency_limits(caller: Caller) -> list[ConcurrencyLimit]:
     ]
 
 
-#: Endpoint of benchmarks' requests in the ledger: they cost nothing.
+#: Endpoint of benchmark requests in the ledger: they cost nothing.
 BENCHMARK = "benchmark"
 TTL_S = 2.0
-#: With the database away, what was known lately goes on holding.
+#: While the database is down, cached rules remain valid.
 STALE_S = 60.0
 
 
 @dataclass(frozen=True)
 class BudgetLimit:
-    """A budget as of one moment: what it allows, in which period.
+    """A budget at one moment: its limits and period.
 
-    `key_ids`, `model`: what it's narrowed to; () and "" for all. A key's are those, too, that
-    followed it by rotation. `tokens`, `nanos`: -1 for no
-    limit. `start`, `end`: the period, seconds since 1970; `zone`: by whose clocks.
+    `key_ids`, `model`: what it applies to; () and "" for all. `key_ids` includes the keys that
+    replaced the budget's key by rotation. `tokens`, `nanos`: -1 for no limit. `start`, `end`: the
+    period, seconds since 1970; `zone`: the time zone that defines it.
     """
 
     budget_id: int
@@ -130,27 +130,27 @@ class BudgetLimit:
     zone: str = "UTC"
 
     def counts(self, key_id: int | None, models: Collection[str]) -> bool:
-        """Whether a request counts. `models`: `billing_names` what it asks."""
+        """Whether a request counts. `models`: its `billing_names`."""
         of_key = not self.key_ids or key_id in self.key_ids
         return of_key and (not self.model or self.model in models)
 
     @property
     def redis_key(self) -> str:
-        """Redis key of the period's counters."""
+        """Redis key of this period's counters."""
         return redis_key(f"budget:{self.budget_id}:{self.start}")
 
     @property
     def owner(self) -> str:
-        """The limit's owner, for messages."""
+        """The limit's owner, for error messages."""
         whose = "key" if self.key_ids else "tenant"
         return f"{whose}'s budget for {self.model}" if self.model else f"{whose}'s budget"
 
 
 @dataclass(frozen=True)
 class PricingRules:
-    """A tenant's budgets with its time zone, and the prices of all models, newest first.
+    """A tenant's budgets and time zone, and the prices of all models, newest first.
 
-    `families`: a budget's key -> it and those that followed it by rotation.
+    `families`: a budget's key -> that key and its replacements by rotation.
     """
 
     zone: str
@@ -159,7 +159,7 @@ class PricingRules:
     prices: dict[str, Sequence[tuple[datetime, Rates]]]
 
     def rates(self, names: Sequence[str], moment: datetime) -> Rates:
-        """The price of the first of these models that has one; without any it's free."""
+        """The price of the first of these models that has one; without any the request is free."""
         for name in names:
             for valid_from, rates in self.prices.get(name, ()):
                 if valid_from <= moment:
@@ -169,8 +169,9 @@ class PricingRules:
     def limits(
         self, key_id: int | None, models: Collection[str], moment: datetime
     ) -> list[BudgetLimit]:
-        """The budgets that a request counts against, tenant's before key's. `models`: all names
-        of what it asks.
+        """The budgets that a request counts against, the tenant's first.
+
+        `models`: its `billing_names`.
         """
         return [
             self.limit(budget, moment)
@@ -222,7 +223,7 @@ _prices: AsyncTTLCache[str, dict[str, list[tuple[datetime, Rates]]]] = AsyncTTLC
 
 
 async def get_rules(caller: Caller) -> PricingRules:
-    """Raises `ServiceUnavailable` when the database is away and nothing was known lately."""
+    """Raises `ServiceUnavailable` when the database is down and nothing usable is cached."""
     tenant_id = caller.tenant_id
     try:
         return await _rules.get(tenant_id, lambda: in_admission_thread(load_rules, tenant_id))
@@ -234,7 +235,7 @@ async def get_rules(caller: Caller) -> PricingRules:
 
 
 def load_rules(tenant_id: int) -> PricingRules:
-    """Ask the database."""
+    """Query the database."""
     try:
         zone = Tenant.objects.filter(pk=tenant_id).values_list("time_zone", flat=True).first()
         budgets = list(Budget.objects.filter(tenant_id=tenant_id).order_by("api_key", "pk"))
@@ -267,12 +268,12 @@ def _read_prices() -> dict[str, list[tuple[datetime, Rates]]]:
 
 
 def moment_of(seconds: float) -> datetime:
-    """Seconds since 1970 as an aware moment."""
+    """Convert seconds since 1970 to an aware datetime."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
 def forget(**_: object) -> None:
-    """Look everything up anew in this process: a price or a budget has changed."""
+    """Clear this process's cache: a price or a budget has changed."""
     _rules.clear()
     _prices.clear()
 

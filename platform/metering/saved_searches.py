@@ -1,4 +1,4 @@
-"""Filters of the list of requests that a person saved under a name; nobody else sees them."""
+"""Saved filters of the request list, private to each user."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from engine.contract.errors import InvalidRequest
 from metering.models import SavedSearch
 from tenants.models import User
 
-#: Filters and order of the list, as its page's address has them.
+#: Filters and order of the list, as query parameters of its page.
 FIELDS = (
     *("id", "model", "key", "user", "status", "slower_ms", "first", "last"),
     *("faster_ms", "since", "until", "sort"),
 )
-#: Of a person. The page shows all of them.
+#: Maximum number per user. The page shows all of them.
 MAX_SEARCHES = 50
 
 
 def access_searches(user: User) -> QuerySet[SavedSearch]:
-    """The user's own, by name."""
+    """The user's saved searches, by name."""
     return SavedSearch.objects.filter(user=user)
 
 
 def search_query(query: str) -> str:
-    """Filters and order of a query, in one order, without tenant and page."""
+    """Normalize a query: filters and order in a fixed order, without tenant and page."""
     values = parse_qs(query)
     return urlencode({name: values[name][-1] for name in FIELDS if name in values})
 
 
 @transaction.atomic
 def save_search(*, actor: User, name: str, query: str) -> SavedSearch:
-    """Create a search of the actor's, or replace the one of this name.
+    """Create a saved search of the actor's, or replace the one with this name.
 
     Raises: `InvalidRequest` (`name`, `query`); `Conflict` beyond `MAX_SEARCHES`.
     """
@@ -45,7 +45,7 @@ def save_search(*, actor: User, name: str, query: str) -> SavedSearch:
     query = search_query(query)
     if not query:
         raise InvalidRequest("query must have a filter or an order.", param="query")
-    User.objects.select_for_update().get(pk=actor.pk)  # one at a time: names are unique
+    User.objects.select_for_update().get(pk=actor.pk)  # serialize: names are unique
     rows = access_searches(actor)
     row = rows.filter(name=name).first()
     if row is None:
@@ -58,6 +58,6 @@ def save_search(*, actor: User, name: str, query: str) -> SavedSearch:
 
 
 def delete_search(*, actor: User, pk: int) -> None:
-    """Delete one of the actor's. Raises `NotFound`."""
+    """Delete one of the actor's saved searches. Raises `NotFound`."""
     if not access_searches(actor).filter(pk=pk).delete()[0]:
         raise NotFound("Saved view not found.")

@@ -1,4 +1,4 @@
-"""Closing a request's account: its usage goes to the spool, what it reserved too much goes back."""
+"""Settling a request: its usage goes to the spool, unused reservations are released."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from metering.usage_record import UsageRecord, encode_record
 
 # Replicas count the tokens that they write for each open request, in the script that writes them.
 # The script that settles the request closes that count and adds it to sums by day, tenant and
-# model: tokens written, and how many of them aren't billed by rule. A process that is killed
-# leaves both or neither, so the ledger must equal the difference of the two.
+# model: tokens written, and how many of them the rules exempt from billing. A killed process leaves
+# both or neither, so the ledger must equal the difference of the two.
 
-#: What is summed, of prompts and of outputs.
+#: Kinds of sums, for prompts and for outputs.
 SUMS = ("prompt", "unbilled_prompt", "output", "unbilled_output")
 
 
 def sums_key() -> str:
-    """Redis's hash of sums: `usage_field` -> tokens."""
+    """Redis key of the hash of sums: `usage_field` -> tokens."""
     return redis_key("accounts")
 
 
 def reconciliation_start_key() -> str:
-    """Redis key of the time from which on sums are complete."""
+    """Redis key of the time since which the sums are complete."""
     return redis_key("accounts:since")
 
 
@@ -50,21 +50,20 @@ def usage_field(day: str, tenant_id: int, model: str, what: str) -> str:
 
 
 def parse_usage_field(name: str) -> tuple[str, int, str, str]:
-    """(day, tenant, what, model) of a field of `sums_key`."""
+    """Parse a field of `sums_key` into (day, tenant, kind, model)."""
     day, tenant_id, what, model = name.split(" ", 3)
     return day, int(tenant_id), what, model
 
 
 @dataclass(frozen=True)
 class EngineUsage:
-    """Which of the engine's requests a record is about.
+    """The engine requests that a record covers.
 
     Attributes:
-        names: the engine's ids. outputs: of each.
-        is_complete: every output came to an end of the engine's own, so all of it is billed.
-        Otherwise
-            less may be: a stop string was found, the client left, nobody went on with it.
-        billed_prompt, billed_output: what was settled of them before, under another id.
+        names: the engine's ids. outputs: number of outputs of each.
+        is_complete: every output was ended by the engine, so all of it is billed. Otherwise less
+            may be: a stop string matched, the client disconnected, or nobody resumed the stream.
+        billed_prompt, billed_output: tokens that were already settled under another id.
     """
 
     names: Sequence[str]
@@ -74,7 +73,7 @@ class EngineUsage:
     billed_output: int = 0
 
     def encode(self, record: UsageRecord) -> bytes:
-        """JSON, as `settle.lua` reads it."""
+        """JSON in the form that `settle.lua` reads."""
         started_at = cast(datetime, record.started_at).astimezone(UTC)
         day = f"{started_at:%Y-%m-%d}"
         fields = [
@@ -98,17 +97,17 @@ logger = logging.getLogger(__name__)
 
 Unsettled = tuple[UsageRecord, EngineUsage | None]
 T = TypeVar("T")
-#: Closing the account of more outputs than that takes the event loop's time.
+#: Above this many outputs, building the arguments would block the event loop for too long.
 _INLINE_MAX_OUTPUTS = 64
-#: Records that wait in this process when Redis and the database are both away.
+#: Maximum number of records held in this process while both Redis and the database are down.
 MAX_WAITING = 10_000
 _waiting: deque[UsageRecord] = deque()
-#: Records that are in the ledger, but whose reservations Redis still holds.
+#: Records that are in the ledger, but whose reservations are still to be released in Redis.
 _unsettled: deque[Unsettled] = deque(maxlen=MAX_WAITING)
 
 
 def spool_key() -> str:
-    """The stream of records on their way into the ledger."""
+    """Redis key of the stream of records on their way into the ledger."""
     return redis_key("usage")
 
 
@@ -143,14 +142,14 @@ def settle_arguments(
 async def settle(
     record: UsageRecord, admission: Admission | None = None, account: EngineUsage | None = None
 ) -> None:
-    """Record what a request used, exactly once by its request id, however often this is called.
+    """Record a request's usage exactly once by its request id, however often this is called.
 
-    `admission`: what it was let in with; what that holds is corrected to what was used. None: it
-    may hold something. `account`: what the engine wrote of it is closed with that.
+    `admission`: its admission, whose reservations are corrected to the actual usage; None if it is
+    unknown whether the request has any. `account`: the engine requests whose counts this closes.
 
-    One round trip to Redis. Without Redis the record goes to the database at once, and without that
-    too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the client has
-    its answer, and what can't be kept is in the log.
+    Takes one round trip to Redis. Without Redis the record goes straight to the database, and
+    without that too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the
+    client has its answer, and records that are lost are logged.
     """
     admission = admission or RESERVED_ADMISSION
     entry, max_entries = encode_record(record), settings.QUIRE.usage_spool_max
@@ -210,10 +209,10 @@ def _pop_all(queue: deque[T]) -> list[T]:
 
 
 def requeue_unsettled(records: list[Unsettled]) -> None:
-    """Return records whose reservations couldn't be given back."""
+    """Put back records whose reservations couldn't be released."""
     _unsettled.extend(records)
 
 
 def requeue(records: list[UsageRecord]) -> None:
-    """Return records that still found no place."""
+    """Put back records that couldn't be stored yet."""
     _waiting.extendleft(reversed(records))

@@ -1,4 +1,4 @@
-"""Reading what was used: sums by day, model and tenant."""
+"""Reading usage: sums by day, model and tenant."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_DAYS = 30
 
 @dataclass(frozen=True)
 class UsageSum:
-    """Usage of one model (of one tenant) on one day, by UTC."""
+    """Usage of one model on one UTC day, by all tenants or by one."""
 
     day: date
     model: str
@@ -29,7 +29,7 @@ class UsageSum:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output together."""
+        """Prompt and output tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -38,8 +38,8 @@ def access_usage(
 ) -> list[UsageSum]:
     """Sums by day and model of one tenant, newest day first, for any of its members.
 
-    Days are UTC's, so none is longer than another. `first` and `last` are included; by default the
-    last 30 days. Raises `NotFound` for a stranger.
+    Days are in UTC, so all have the same length. `first` and `last` are included; by default the
+    last 30 days. Raises `NotFound` for users who aren't members.
     """
     access_role(user, tenant)
     return _sums(UsageDay.objects.filter(tenant=tenant), first, last)
@@ -48,15 +48,15 @@ def access_usage(
 def access_all_usage(
     user: User, *, first: date | None = None, last: date | None = None
 ) -> list[UsageSum]:
-    """Sums by day, model and tenant. Raises `PermissionDenied` for all but operators."""
+    """Sums by day, model and tenant. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return _sums(UsageDay.objects.all(), first, last)
 
 
 def last_used_days(user: User) -> dict[str, datetime]:
-    """By model, the beginning of the last day (UTC) that the user's tenants used it on.
+    """For each model, the start of the last day (UTC) on which the user's tenants used it.
 
-    For operators that all tenants did.
+    Operators see all tenants.
     """
     days = UsageDay.objects.all()
     if not to_actor(user).is_operator:
@@ -65,7 +65,7 @@ def last_used_days(user: User) -> dict[str, datetime]:
 
 
 def access_usage_entries(user: AccessSubject, tenant: Tenant) -> QuerySet[UsageEntry]:
-    """A tenant's single entries, newest first. Raises `NotFound` for a stranger."""
+    """A tenant's ledger entries, newest first. Raises `NotFound` for users who aren't members."""
     access_role(user, tenant)
     return UsageEntry.objects.filter(tenant=tenant).select_related("api_key")
 
