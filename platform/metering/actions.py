@@ -65,7 +65,7 @@ def set_price(
 ) -> Price:
     """Set a model's prices per million tokens, image and minute of audio, from a time on.
 
-    `starts_at` defaults to now. A price that has begun never changes, a new one follows it.
+    `valid_from` defaults to now. A price that has begun never changes, a new one follows it.
     `cached_per_million` None: same as the input; `per_image`, `per_audio_minute` None: as in the
     price in effect until then, or 0 without one.
 

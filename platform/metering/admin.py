@@ -10,7 +10,7 @@ from tenants.admin import ReadOnlyModelAdmin
 
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyModelAdmin):
-    """The usage ledger, one row a request."""
+    """The usage ledger, one row per request."""
 
     console_page = "usage"
     list_display = (
@@ -21,14 +21,14 @@ class UsageEntryAdmin(ReadOnlyModelAdmin):
     search_fields = ("request_id", "tenant__slug", "model")
     list_select_related = ("tenant",)
     date_hierarchy = "started_at"
-    # By their numbers: a key or a user may be gone while what they used is still on the bill.
+    # Plain numbers: a key or a user may be deleted while its usage is still billed.
     exclude = ("api_key", "user")
     readonly_fields = ("api_key_id", "user_id")
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[UsageEntry], search_term: str
     ) -> tuple[QuerySet[UsageEntry], bool]:
-        """The `req-...` of a response header finds the entry with its digits."""
+        """Find the entry by the digits of a response header's `req-...`."""
         digits = search_term.strip().removeprefix("req-")
         return super().get_search_results(request, queryset, digits)
 
@@ -44,7 +44,7 @@ class PriceAdmin(ReadOnlyModelAdmin):
 
 @admin.register(Budget)
 class BudgetAdmin(ReadOnlyModelAdmin):
-    """Budgets of tenants and keys. The console shows what is spent of them."""
+    """Budgets of tenants and keys. The console shows how much of them is spent."""
 
     console_page = "budgets"
     list_display = ("__str__", "tokens", "amount", "alert_percent")

@@ -47,7 +47,7 @@ ADMISSION_TTL_S = 3600
 WAIT_TIMEOUT_S, POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 30.0, 0.02, 0.5
 #: Maximum wait for an unreachable Redis, unless FAILOVER_WAIT_S is set, and between two attempts.
 REDIS_RETRY_S = 0.2
-#: `retry_after` of a concurrency limit: when a request ends isn't known.
+#: `retry_after` of a concurrency limit: when a running request will end isn't known.
 RUNNING_RETRY_S = 1.0
 
 _json = msgspec.json.Encoder()
@@ -138,7 +138,7 @@ class AdmissionRequest:
         started_at: arrival in seconds since 1970; decides budget periods and prices.
         adapter: its price, if any, precedes the model's, and its budgets apply besides the model's.
         outbox: stream of the outputs, read if this gateway dies. stream: for the ledger.
-        is_continuation: whether it goes on with an admitted request, and doesn't count as another.
+        is_continuation: whether it continues an admitted request, and doesn't count as another.
         header_id: the client's `x-request-id`.
         stream_id, billed, previous_token_counts: of a stream taken over from another gateway, see
             `OpenRequest`.

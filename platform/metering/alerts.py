@@ -1,6 +1,6 @@
-"""Soft limits: a tenant is told once a period when so much of a budget is spent.
+"""Soft limits: one alert per period when a budget's spending reaches its threshold.
 
-By mail to its owners and admins, and by its webhook (`metering.webhooks`).
+Sent by mail to the tenant's owners and admins, and by its webhook (`metering.webhooks`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def send_budget_alerts() -> int:
-    """Tell of what has come so far; how many budgets were told of anew.
+    """Send the alerts that are due; returns the number of budgets.
 
-    Mail and webhook are noted apart: one that fails is tried again at the next call.
+    Mail and webhook are recorded separately: one that fails is retried at the next call.
     """
     num_sent = 0
     watched = Budget.objects.filter(alert_percent__gt=0, tenant__active=True).order_by("pk")
@@ -71,7 +71,7 @@ def _mail(state: BudgetState) -> bool:
         f"{state.end:%Y-%m-%d %H:%M} UTC; requests that it can't pay are refused until then.\n"
     )
     try:
-        for address in addresses:  # nobody learns the others' addresses
+        for address in addresses:  # separate mails: recipients don't see each other's addresses
             send_mail(subject, text, None, [address])
     except (SMTPException, OSError) as error:
         logger.warning("an alert was not mailed: %s", error)

@@ -1,4 +1,4 @@
-"""The rate of what doesn't generate: reports, lists, files, counting tokens."""
+"""Rate limit of calls that don't generate: reports, lists, files, counting tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tenants.authentication import Caller
 
 logger = logging.getLogger(__name__)
 
-#: Calls a minute of a tenant, and of one of its keys.
+#: Maximum number of calls per minute, of a tenant and of one key.
 CALLS_PER_MINUTE = {"tenant": 6_000, "key": 3_000}
 
 
 async def admit_call(caller: Caller, cost: int) -> None:
-    """Count a call as `cost` of the calls that its tenant and its key may make in a minute.
+    """Count a call as `cost` calls against the per-minute limits of its tenant and its key.
 
-    Without Redis none is counted: what is asked for may need nothing that is away.
+    Without Redis nothing is counted: the call itself may not need Redis.
 
     Raises: `RateLimited` (429) with `retry_after`.
     """

@@ -1,9 +1,9 @@
-"""Move usage records from the spool into the ledger, in a thread of every gateway process.
+"""Moving usage records from the spool into the ledger, in a thread of every gateway process.
 
-The drainers share a consumer group. An entry is acknowledged and deleted only once its row is
-there, and a row with the same request id is there only once, so nothing is lost or doubled whenever
-a drainer dies. What a dead one had taken is claimed by another after `CLAIM_AFTER_MS`; what one had
-taken when its connection broke, it writes itself on the next.
+The drainers share a consumer group. An entry is acknowledged and deleted only after its row is
+written, and request ids are unique in the ledger, so nothing is lost or counted twice whenever a
+drainer dies. Entries of a dead drainer are claimed by another after `CLAIM_AFTER_MS`; after a
+broken connection a drainer first writes the entries that it had already read.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ logger = logging.getLogger(__name__)
 GROUP = "ledger"
 BATCH = 500
 BLOCK_MS = 1000
-#: After the first record, wait so long for more: one transaction for all of them. At a few requests
-#: a second, a transaction each was half of a gateway's CPU time.
+#: Wait after the first record for more, to write all in one transaction: at a few requests a
+#: second, one transaction each took half of a gateway's CPU time.
 GATHER_S = 0.5
 CLAIM_AFTER_MS = 30_000
 GONE_AFTER_MS = 3_600_000
 MAX_PAUSE_S = 30.0
-#: Entries that are no usage record are kept apart for a person to look at.
+#: Entries that can't be decoded are moved here for a person to look at.
 DEAD_LETTERS_MAX = 10_000
 
 Entries = list[tuple[bytes, dict[bytes, bytes] | None]]
 
 
 class PendingAge:
-    """Age of entries that one consumer holds, by this process's own clock: after Redis's was
-    set back, its own times say for as long that they were taken just now.
+    """How long consumers have held entries, by this process's own clock.
+
+    After Redis's clock was set back, its idle times stay near 0 until it has caught up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +57,7 @@ class PendingAge:
         self._since: dict[tuple[bytes, bytes, int], float] = {}
 
     def idle_ms(self, pending: Sequence[Mapping[str, Any]]) -> dict[bytes, float]:
-        """By id, of all that are pending now; what isn't any more is forgotten."""
+        """Idle time by entry id; forgets the entries that are no longer pending."""
         now = self._clock()
         keys = {
             one["message_id"]: (one["message_id"], one["consumer"], one["times_delivered"])
@@ -74,7 +75,7 @@ class Spool:
         self.consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
     def ensure_group(self) -> None:
-        """Create stream and group unless they are there."""
+        """Create the stream and the group if missing."""
         try:
             self.client.xgroup_create(self.key, GROUP, id="0", mkstream=True)
         except ResponseError as error:
@@ -89,11 +90,11 @@ class Spool:
         return _entries(reply)
 
     def pending_entries(self) -> Entries:
-        """Entries that this consumer read and hasn't acknowledged; trimmed ones have no fields."""
+        """Entries that this consumer read but hasn't acknowledged; trimmed ones have no fields."""
         return _entries(self.client.xreadgroup(GROUP, self.consumer, {self.key: "0"}, count=BATCH))
 
     def claim(self, idle_ms: int, watch: PendingAge | None = None) -> Entries:
-        """Take over what dead consumers left: by Redis's clock, or by the watch's."""
+        """Claim the entries of dead consumers, by Redis's clock or by `PendingAge`."""
         pending: list[dict[str, Any]]
         pending = list(self.client.xpending_range(self.key, GROUP, "-", "+", BATCH))
         foreign = [entry for entry in pending if entry["consumer"].decode() != self.consumer]
@@ -103,7 +104,7 @@ class Spool:
             for entry in foreign
             if max(entry["time_since_delivered"], watched.get(entry["message_id"], 0)) >= idle_ms
         ]
-        # XCLAIM doesn't check their idleness again: a ledger row is unique, however many write it.
+        # XCLAIM doesn't check idleness again, which is safe: duplicates don't reach the ledger.
         return self._read_entries(idle) if idle else []
 
     def _read_entries(self, ids: list[bytes]) -> Entries:
@@ -121,20 +122,20 @@ class Spool:
         pipe.execute()
 
     def dead_letter(self, entry_id: bytes, fields: dict[bytes, bytes] | None, reason: str) -> None:
-        """Keep an entry that is no record apart."""
+        """Move an entry that can't be decoded to the dead letters."""
         logger.error("usage spool entry %s moved to dead letters: %s", entry_id.decode(), reason)
         data: dict[Any, Any] = {**(fields or {}), b"reason": reason}
         self.client.xadd(redis_key("usage:dead"), data, maxlen=DEAD_LETTERS_MAX, approximate=True)
         self.done([entry_id])
 
     def claim_abandoned(self) -> None:
-        """Forget consumers that are long gone and left nothing."""
+        """Delete consumers that died long ago and have nothing pending."""
         for consumer in self.client.xinfo_consumers(self.key, GROUP):
             if consumer["idle"] > GONE_AFTER_MS and not consumer["pending"]:
                 self.client.xgroup_delconsumer(self.key, GROUP, consumer["name"])
 
     def remove_consumer(self) -> None:
-        """Forget this consumer, unless it leaves something for others to claim."""
+        """Delete this consumer, unless it has pending entries for others to claim."""
         pending = self.client.xpending_range(
             self.key, GROUP, "-", "+", 1, consumername=self.consumer
         )
@@ -143,15 +144,15 @@ class Spool:
 
 
 def write(spool: Spool, entries: Entries) -> int:
-    """Put entries into the ledger and take them off the spool; how many.
+    """Write entries into the ledger and remove them from the spool; returns how many.
 
-    What is no record, or one that no database takes, goes to the dead letters. Raises
+    Entries that can't be decoded or stored go to the dead letters. Raises
     DatabaseError, RedisError.
     """
     records: list[UsageRecord] = []
     ids: list[bytes] = []
     for entry_id, fields in entries:
-        if not fields:  # trimmed from the stream while it was pending
+        if not fields:  # trimmed from the stream while pending
             spool.done([entry_id])
             continue
         try:
@@ -167,14 +168,14 @@ def write(spool: Spool, entries: Entries) -> int:
         if len(ids) == 1:
             spool.dead_letter(ids[0], dict(entries)[ids[0]], repr(error))
             return 0
-        # Each by itself, so that one record holds up no other.
+        # One at a time, so that one bad record doesn't block the others.
         return sum(write(spool, [entry]) for entry in entries if entry[0] in set(ids))
     spool.done(ids)
     return len(ids)
 
 
 def drain_once(client: redis.Redis, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> int:
-    """Empty the spool as it is now and return how many records went through."""
+    """Drain the spool's current entries and return how many records were written."""
     spool = Spool(client)
     spool.ensure_group()
     written = write_waiting()
@@ -187,7 +188,7 @@ def drain_once(client: redis.Redis, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> i
 
 
 def write_waiting() -> int:
-    """Write what waits in this process because Redis was away. Raises DatabaseError."""
+    """Write the records that wait in this process because Redis was down. Raises DatabaseError."""
     records = pop_buffered()
     try:
         if records:
@@ -199,16 +200,16 @@ def write_waiting() -> int:
 
 
 class LedgerWriter(LoopThread):
-    """Drains until told to stop; waits longer and longer while the database or Redis is away.
+    """Drains until stopped; backs off while the database or Redis is down.
 
-    Its thread keeps its connection to the database while all goes well: opening SQLite for each
-    batch was 14 % of a gateway's CPU time at eight streams.
+    Its thread keeps its database connection open between batches: opening SQLite for each batch
+    took 14 % of a gateway's CPU time at eight streams.
     """
 
     def __init__(self, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> None:
         super().__init__("quire-usage")
         self._claim_idle_ms = claim_idle_ms
-        #: Its name in the group: what it has taken is its to write, whatever goes wrong meanwhile.
+        #: Its name in the group: entries that it has read stay assigned to it after an error.
         self._consumer = ""
         self._watch = PendingAge()
 
@@ -230,7 +231,7 @@ class LedgerWriter(LoopThread):
                 close_old_connections()
 
     def _drain(self, spool: Spool) -> None:
-        """Work until something fails or the end is asked for."""
+        """Run until an error or a stop request."""
         spool.ensure_group()
         while not self.stopping.is_set() and (mine := spool.pending_entries()):
             self._write(spool, mine)
@@ -250,7 +251,7 @@ class LedgerWriter(LoopThread):
         spool.remove_consumer()
 
     def _write(self, spool: Spool, entries: Entries) -> None:
-        """Write a batch; on failure keep at it, as these entries are this consumer's to write."""
+        """Write a batch; retry on failure, as these entries are assigned to this consumer."""
         pause = 0.5
         while True:
             try:
@@ -268,7 +269,7 @@ _drainer: LedgerWriter | None = None
 
 
 def start_drainer() -> None:
-    """Start this process's drainer, unless it runs."""
+    """Start this process's drainer, unless it is running."""
     global _drainer
     if _drainer is None or not _drainer.is_alive():
         _drainer = LedgerWriter()
@@ -284,7 +285,7 @@ async def stop_drainer() -> None:
 
 
 def _entries(reply: Any) -> Entries:
-    """The entries of the one stream in an XREADGROUP reply, in RESP2's or RESP3's shape."""
+    """The entries of the only stream in an XREADGROUP reply, in RESP2's or RESP3's shape."""
     if not reply:
         return []
     if isinstance(reply, dict):

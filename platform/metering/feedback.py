@@ -1,4 +1,4 @@
-"""What readers say of answers: kept with the request, exported as a data set."""
+"""Readers' feedback on answers: stored with the request, exported as a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenants.actors import require_role, to_actor
 from tenants.models import Role, Tenant, User
 
 MAX_COMMENT_CHARS = 2000
-#: Rows of the data set that are read at once.
+#: Number of rows read at once for the data set.
 BATCH = 500
 
 
@@ -24,7 +24,7 @@ BATCH = 500
 def set_feedback(
     *, actor: User, entry: RequestEntry, is_good: bool | None, comment: str = ""
 ) -> RequestFeedback | None:
-    """Set the actor's feedback on a request of their tenant; None takes it back.
+    """Set the actor's feedback on a request of their tenant; None removes it.
 
     Raises: `NotFound`; `InvalidRequest` (`comment`).
     """
@@ -55,7 +55,7 @@ def feedback_of(user: User, entry: RequestEntry) -> QuerySet[RequestFeedback]:
 def feedback_lines(user: User, tenant: Tenant) -> Iterator[str]:
     """The tenant's feedback as JSON lines, with prompt and answer where they are stored.
 
-    Raises: `PermissionDenied` below the role of an admin.
+    Raises: `PermissionDenied` for members below admin.
     """
     require_role(to_actor(user), tenant, Role.ADMIN)
     rows = RequestFeedback.objects.filter(tenant=tenant).select_related("user").order_by("pk")

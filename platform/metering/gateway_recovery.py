@@ -1,8 +1,8 @@
-"""A thread in every process that lets requests in: it says so, and settles what dead ones left.
+"""A thread of every gateway process that sends its heartbeat and settles dead gateways' requests.
 
-Counters of budgets and of running requests must not keep what a killed gateway had reserved. Its
-requests are billed with the tokens that the engine had written for it: those that it had read are
-in `progress`, the others still wait in its outbox.
+Counters of budgets and of running requests must not keep a killed gateway's reservations. Its
+requests are billed with the tokens that the engine had written for them: those that the gateway
+had read are in `progress`, the others still wait in its outbox.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from metering.usage_record import UsageRecord, encode_record
 logger = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-#: Silence that means death. The outbox of a dead gateway lives longer.
+#: Seconds without a heartbeat after which a gateway is dead. Its outbox lives longer.
 DEAD_AFTER_S = 10.0
 LOCK_S = 60
-#: What the records of a dead gateway's requests say.
+#: Error message in the records of a dead gateway's requests.
 _LOST: dict[str, Any] = {
     "code": "gateway_lost",
     "message": "The gateway that served it ended.",
@@ -46,7 +46,7 @@ _LOST: dict[str, Any] = {
 
 
 class GatewayHeartbeat(LoopThread):
-    """Beats until the process ends."""
+    """Sends heartbeats until the process ends."""
 
     def __init__(self) -> None:
         super().__init__("quire-keeper")
@@ -64,7 +64,7 @@ class GatewayHeartbeat(LoopThread):
 def send_heartbeat(
     client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD_AFTER_S
 ) -> None:
-    """Say that `gateway` is alive; settle what Redis missed, and what dead gateways had open."""
+    """Send `gateway`'s heartbeat; settle records that Redis missed, and dead gateways' requests."""
     text, _ = load_script("beat")
     dead: list[bytes] = client.eval(text, 1, gateways_key(), gateway, dead_after_s)
     client.set(reconciliation_start_key(), int(time.time()), nx=True)
@@ -82,7 +82,7 @@ def send_heartbeat(
 
 
 def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
-    """Settle all that a dead gateway had open, unless another does; how many that were."""
+    """Settle a dead gateway's open requests, unless another does; returns how many."""
     if not client.set(redis_key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
         return 0
     open_requests = cast("dict[bytes, bytes]", client.hgetall(open_key(gateway)))
@@ -112,10 +112,10 @@ def settle_dead_gateway(client: redis.Redis, gateway: str) -> int:
 
 
 def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
-    """Whether its client may have anything of its answer, or can have it: then it's billed."""
+    """Whether the client may have received, or can still fetch, any output: then it is billed."""
     if not request.stream:
         return bool(client.exists(response_stored_key(request.request_id)))
-    if request.stream_id or request.known:  # its client was at another gateway before
+    if request.stream_id or request.known:  # another gateway served the client before
         return True
     name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
     is_open, delivered = client.hmget(name, "open", "told")
@@ -123,7 +123,7 @@ def _was_delivered(client: redis.Redis, request: OpenRequest) -> bool:
 
 
 def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
-    """Store what is billed, so that a gateway that resumes the stream bills only the rest."""
+    """Store the billed tokens, so that a gateway that resumes the stream bills only the rest."""
     name = redis_keys.stream_key(request.root_request_id, settings.QUIRE.key_prefix)
     if client.exists(name):
         prompt, output = request.billed
@@ -135,7 +135,7 @@ def _mark_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord)
 
 
 def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
-    """Tokens by "engine request/output": those read and those that wait."""
+    """Tokens by "engine request/output": those read and those still in the outbox."""
     prefix = settings.QUIRE.key_prefix
     progress = cast("dict[bytes, bytes]", client.hgetall(redis_keys.progress_key(outbox, prefix)))
     outputs = {name.decode(): int(count) for name, count in progress.items()}
@@ -167,7 +167,7 @@ _starting = threading.Lock()
 
 
 def start_gateway_heartbeat() -> None:
-    """Start this process's keeper, unless it runs."""
+    """Start this process's recovery thread, unless it is running."""
     global _keeper
     if _keeper is not None and _keeper.is_alive():
         return
@@ -178,7 +178,7 @@ def start_gateway_heartbeat() -> None:
 
 
 def stop_keeper() -> None:
-    """Stop this process's keeper."""
+    """Stop this process's recovery thread."""
     global _keeper
     if _keeper is not None:
         _keeper.stop()

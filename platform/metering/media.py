@@ -18,12 +18,12 @@ _UNITS = {"media": "media", "media_bytes": "bytes of media", "media_seconds": "s
 async def admit_media(caller: Caller, *, count: int, num_bytes: int, param: str) -> None:
     """Count a request's media, before any is fetched or decoded.
 
-    `num_bytes`: as far as they are known. `param`: the media's field in the request.
+    `num_bytes`: total of the known sizes. `param`: the media's field in the request.
 
-    Raises: `RateLimited` (429) with `retry_after`, also while what was charged isn't refilled;
-        `ServiceUnavailable` (503) without Redis.
+    Raises: `RateLimited` (429) with `retry_after`, also while an earlier charge has overdrawn a
+        limit; `ServiceUnavailable` (503) without Redis.
     """
-    # 0: what seconds it takes is charged when they are known, and refuses until it is refilled.
+    # Seconds aren't known yet, so 0: refuses only while an earlier charge has overdrawn the limit.
     amounts = {"media": count, "media_bytes": num_bytes, "media_seconds": 0}
     for bucket in _buckets(caller):
         if (amount := amounts[bucket.kind]) > bucket.capacity:
@@ -44,7 +44,7 @@ async def admit_media(caller: Caller, *, count: int, num_bytes: int, param: str)
 
 
 async def charge_media(caller: Caller, *, num_bytes: int = 0, seconds: float = 0.0) -> None:
-    """Charge what a medium has turned out to take; the next ones wait until it is refilled.
+    """Charge a medium's actual amount; the next ones wait until the limit has refilled.
 
     Raises: `ServiceUnavailable` (503) without Redis.
     """
@@ -54,8 +54,9 @@ async def charge_media(caller: Caller, *, num_bytes: int = 0, seconds: float = 0
 async def _acquire(
     caller: Caller, mode: str, amounts: Mapping[str, float]
 ) -> tuple[TokenBucket, float] | None:
-    """Take from the limits of these kinds; `mode`: as of `take.lua`. Returns the limit that refused
-    and the seconds until it has enough.
+    """Take from the limits of these kinds. `mode`: as in `take.lua`.
+
+    Returns the limit that refused and the seconds until it has enough.
     """
     buckets = [bucket for bucket in _buckets(caller) if bucket.kind in amounts]
     if not buckets:

@@ -14,7 +14,7 @@ from django.db.models.functions import Coalesce
 from metering.money import MAX_AMOUNT, MAX_PRICE, PRICE_DECIMALS, Rates
 from tenants.models import ApiKey, Tenant, User
 
-#: What a Lua number holds exactly.
+#: Maximum integer that a Lua number holds exactly.
 MAX_TOKENS = 2**53
 
 
@@ -27,7 +27,7 @@ class Period(models.TextChoices):
 
 
 class Budget(models.Model):
-    """A hard limit: requests are refused, and cut short in mid-answer, before it's exceeded."""
+    """A hard limit: requests are refused, and stopped in mid-answer, before it is exceeded."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="budgets")
     api_key = models.ForeignKey(
@@ -116,7 +116,7 @@ PRICE_FIELDS = (
 
 
 class Price(models.Model):
-    """A model's price until the next one. What was used before keeps the price that it had."""
+    """A model's price until the next one begins. Earlier usage keeps its price."""
 
     model = models.CharField(max_length=200, help_text="Model or adapter name in the API.")
     valid_from = models.DateTimeField()
@@ -138,12 +138,12 @@ class Price(models.Model):
 
     @property
     def rates(self) -> Rates:
-        """The prices as whole numbers."""
+        """The prices as integers."""
         return Rates.of_prices(*(getattr(self, name) for name in PRICE_FIELDS))
 
 
 class RequestEntry(models.Model):
-    """One request, whether it was served or refused. Bounded in number and age, unlike the ledger.
+    """One request, served or refused. Limited in number and age, unlike the ledger.
 
     As in the ledger, references carry no database constraint.
     """
@@ -242,9 +242,9 @@ class RequestContent(models.Model):
 
 # Hourly and daily sums are updated in the transaction that writes the ledger's rows, so they
 # always match; workers verify that daily (`metering.reconciliation`). They outlive the rows: with
-# 90 days of ledger, reports still cover years.
+# a ledger of 90 days, reports still cover years.
 
-#: What is summed, in both tables.
+#: Summed columns of both tables.
 SUM_FIELDS = (
     *("requests", "prompt_tokens", "cached_tokens", "completion_tokens"),
     *("images", "audio_ms", "cost_nanos"),
@@ -254,7 +254,7 @@ SUM_FIELDS = (
 class _RollUp(models.Model):
     """Sums of one key's (or person's) requests to one model, by adapter ("" for none).
 
-    `key_id` and `user_id` are 0 where there's none: NULLs are all different to a unique constraint.
+    `key_id` and `user_id` are 0 for none: a unique constraint treats NULLs as distinct.
     """
 
     tenant = models.ForeignKey(
@@ -310,8 +310,8 @@ class UsageDay(_RollUp):
 class UsageEntry(models.Model):
     """One request's usage. Written once, keyed by its request id, and never changed.
 
-    The references carry no database constraint: what was used stays on the bill whatever becomes of
-    a key or a user, and one odd row can't hold up the spool behind it.
+    References carry no database constraint: usage stays billable after its key or user is deleted,
+    and one invalid row can't block the spool behind it.
     """
 
     request_id = models.CharField(max_length=200, unique=True)
@@ -389,14 +389,14 @@ class UsageEntry(models.Model):
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and output together."""
+        """Prompt and output tokens together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 class Webhook(models.Model):
-    """An address for a tenant's events, or without one for the operators' alerts.
+    """An address for a tenant's events, or without a tenant for the operators' alerts.
 
-    The secret signs events; it's shown to who sets it, once.
+    The secret signs events; it is shown once, to the user who set the webhook.
     """
 
     tenant = models.OneToOneField(Tenant, models.CASCADE, null=True, related_name="webhook")
@@ -413,14 +413,14 @@ class Webhook(models.Model):
         return f"{self.tenant or 'operators'}: {self.url}"
 
 
-#: Waits before the second try, the third and so on; after the last one it's given up.
+#: Delays before the second attempt, the third and so on; after the last one it is given up.
 RETRY_DELAYS = tuple(timedelta(minutes=m) for m in (1, 5, 30, 120, 360))
 
 
 class WebhookDelivery(models.Model):
-    """An event's delivery to a tenant's webhook, or without one to the operators', and its result.
+    """An event's delivery to a tenant's webhook (or without one the operators'), and its result.
 
-    `body` is sent byte for byte at every try. `next_try_at` is empty once it was taken or given up.
+    `body` is sent unchanged at every attempt. `next_try_at` is empty once delivered or given up.
     """
 
     tenant = models.ForeignKey(Tenant, models.CASCADE, null=True, related_name="+")
@@ -453,7 +453,7 @@ class WebhookDelivery(models.Model):
 
 
 class SavedSearch(models.Model):
-    """A person's filters of the list of requests, under a name. `query`: of the page's address."""
+    """A user's saved filters of the request list. `query`: as in the page's address."""
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     name = models.CharField(max_length=80)
@@ -470,7 +470,7 @@ class SavedSearch(models.Model):
 
 
 class RequestFeedback(models.Model):
-    """What a reader says of a request's answer. At most one of a reader and request."""
+    """A reader's feedback on a request's answer, at most one per reader and request."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="+")
     request_id = models.CharField(max_length=200)

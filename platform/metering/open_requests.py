@@ -1,4 +1,4 @@
-"""Which processes let requests in, and what each has open: what is left when one is killed."""
+"""Live gateway processes and their open requests, for recovery after one is killed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from metering.money import Rates
 from metering.redis_scripts import redis_key
 from metering.usage_record import UsageRecord
 
-#: A reservation of a budget holds until it's settled, by its gateway or by another when that died.
+#: A budget reservation holds until it is settled, by its gateway or by another one after a crash.
 RESERVATION_TTL_S = 7 * 86400
-#: A gateway that dies is missed within seconds.
+#: A dead gateway is noticed within seconds.
 ANSWERED_S = 600
-#: This process, as the others know it.
+#: This process's name among the gateways.
 GATEWAY = uuid.uuid4().hex
 
 
 def open_key(gateway: str) -> str:
-    """Requests of a gateway that hold something: id -> `OpenRequest`."""
+    """Redis key of a gateway's requests with reservations: id -> `OpenRequest`."""
     return redis_key(f"open:{gateway}")
 
 
 def gateways_key() -> str:
-    """Gateways by their last beat."""
+    """Redis key of the gateways, by their last heartbeat."""
     return redis_key("gateways")
 
 
@@ -35,7 +35,7 @@ def reservation_key(request_id: str) -> str:
 
 
 def response_stored_key(request_id: str) -> str:
-    """There when a request's answer in one piece is kept for its client, who may ask again."""
+    """Redis key that exists if a whole answer is kept for its client, who may fetch it again."""
     return redis_key(f"answered:{request_id}")
 
 
@@ -43,14 +43,15 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     """Data from which another gateway bills a request if this one dies.
 
     Attributes:
-        prompts: tokens of each prompt. outputs: of each prompt. rates: its prices, see `Rates`.
+        prompts: tokens of each prompt. outputs: number of outputs per prompt. rates: its prices,
+            see `Rates`.
         images, audio_ms: of each prompt; [] where no prompt has any.
-        outbox: whose outbox tells what ran. header_id: its `x-request-id`.
-        stream_id: whose rest it is, "" for a whole request: the engine knows it by that id.
+        outbox: the outbox with its outputs. header_id: its `x-request-id`.
+        stream_id: id of the resumed stream, by which the engine knows it; "" for a new request.
         billed: prompt and output tokens of the stream that were settled before.
-        known: "engine's id/output" -> tokens that there were when this gateway took it over.
-        most: output tokens that it may have at most.
-        The rest is as in `UsageRecord`.
+        known: "engine's id/output" -> tokens that existed when this gateway took it over.
+        most: maximum number of output tokens.
+        The other fields are as in `UsageRecord`.
     """
 
     request_id: str
@@ -77,25 +78,25 @@ class OpenRequest(msgspec.Struct, kw_only=True):
 
     @property
     def media_nanos(self) -> int:
-        """What its images and its audio cost at most."""
+        """The maximum cost of its images and audio."""
         return Rates(*self.rates).media_nanos(sum(self.images), sum(self.audio_ms))
 
     def encode(self) -> bytes:
-        """MessagePack."""
+        """Encode as MessagePack."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> OpenRequest:
-        """Raises msgspec.DecodeError or ValidationError for what is none."""
+        """Raises msgspec.DecodeError or ValidationError for invalid data."""
         return msgspec.msgpack.decode(data, type=cls)
 
     @property
     def root_request_id(self) -> str:
-        """Id of the original request; this one may continue it."""
+        """Id of the original request, which this one may continue."""
         return self.stream_id or self.request_id
 
     def engine_ids(self) -> list[str]:
-        """The engine's ids of its prompts."""
+        """The engine's request ids, one per prompt."""
         if len(self.prompts) == 1:
             return [self.root_request_id]
         return [f"{self.root_request_id}-{number}" for number in range(len(self.prompts))]
@@ -103,8 +104,8 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     def record(self, counts: Mapping[str, int], now: float, *, was_delivered: bool) -> UsageRecord:
         """The request's usage. `counts`: "engine's id/output" -> output tokens.
 
-        `was_delivered`: whether the client may have got any of its output. Else nothing is billed,
-        and a client that retries pays once.
+        `was_delivered`: whether the client may have received any output. If not, nothing is billed,
+        so a client that retries pays once.
         """
         prompt = completion = images = audio_ms = 0
         none = [0] * len(self.prompts)

@@ -1,4 +1,4 @@
-"""The ledger held against what the engine's replicas have counted themselves."""
+"""Comparing the ledger with the token counts of the engine's replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
 
-#: Days back that workers look at, today among them.
+#: Number of days that workers verify, including today.
 DAYS = 3
 _OF = ("tenant_id", "model", "adapter", "key_id", "user_id", "endpoint")
 
@@ -38,7 +38,7 @@ Rows = dict[tuple[Any, ...], tuple[int, ...]]
 
 
 def verify_rollups(days: int = DAYS, now: datetime | None = None) -> list[datetime]:
-    """Look at the last days and mend what differs; the days that did."""
+    """Verify and repair the sums of the last days; returns the days that differed."""
     today = (now or datetime.now(UTC)).astimezone(UTC)
     today = today.replace(hour=0, minute=0, second=0, microsecond=0)
     return [
@@ -47,14 +47,14 @@ def verify_rollups(days: int = DAYS, now: datetime | None = None) -> list[dateti
 
 
 def check_day(day: datetime) -> bool:
-    """Whether a day's sums (UTC) are its ledger's; if not they are now.
+    """Whether a day's sums (UTC) match its ledger; if not they are repaired.
 
-    Sums of tenants whose ledger no longer holds all of the day are left alone.
+    Sums of tenants whose ledger no longer covers the day are left alone.
     """
     using = router.db_for_write(UsageDay)
     with transaction.atomic(using):
         if connections[using].vendor == "postgresql":
-            # Who writes into the ledger waits with its sums; SQLite has one writer anyway.
+            # Blocks the ledger's writers, which update these sums; SQLite has one writer anyway.
             with connections[using].cursor() as cursor:
                 for table in (UsageHour, UsageDay):
                     name = table._meta.db_table
@@ -66,7 +66,7 @@ def check_day(day: datetime) -> bool:
 
 
 def _tenants_with_full_ledger(day: datetime) -> list[int]:
-    """Tenants of whom the ledger still has all of the day."""
+    """Tenants whose ledger still covers the day."""
     age = timedelta(days=1)
     retention_days = Tenant.objects.values_list("pk", "keep_usage_days")
     now = datetime.now(UTC)
@@ -76,7 +76,7 @@ def _tenants_with_full_ledger(day: datetime) -> list[int]:
 
 
 def _ledger(day: datetime, tenants: list[int]) -> Rows:
-    """The day's sums by hour, from single requests."""
+    """The day's sums by hour, computed from the ledger."""
     rows = (
         UsageEntry.objects.filter(
             started_at__gte=day, started_at__lt=day + timedelta(days=1), tenant__in=tenants
@@ -95,7 +95,7 @@ def _ledger(day: datetime, tenants: list[int]) -> Rows:
 
 
 def _repair(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> bool:
-    """Make a table's rows of the day what they should be; whether they were."""
+    """Correct a table's rows of the day; returns whether they were right already."""
     expected: Rows = {}
     for (hour, *of), amounts in entries.items():
         key = (hour if table is UsageHour else day, *of)
@@ -125,13 +125,13 @@ def _repair(table: Any, day: datetime, entries: Rows, tenants: list[int]) -> boo
     return False
 
 
-#: Sums of days before are forgotten; no ledger is kept for less.
+#: Days after which replicas' sums are deleted; no ledger is retained for less.
 MAX_DAYS = 35
-#: Requests are on their way while one looks: a difference must be there at each look.
+#: Number of comparisons: requests are in transit meanwhile, so only lasting differences count.
 SNAPSHOT_ATTEMPTS, PAUSE_S = 3, 1.0
-#: Ids of one query.
+#: Maximum number of ids per query.
 PART = 500
-#: A request's id without what the engine and a second gateway put behind it.
+#: A request's id without the suffixes of the engine and of a second gateway.
 _SUFFIX = re.compile(r"(-\d+)?(\.\d+)?$")
 
 
@@ -157,8 +157,8 @@ class Reconciliation:
     """The result of a comparison.
 
     Attributes:
-        since: of requests that came from then on; None: no gateway has run yet.
-        running: requests that aren't settled yet. lost: ids of those that nobody will settle.
+        since: requests that arrived from then on are compared; None: no gateway has run yet.
+        running: number of unsettled requests. lost: ids of those that nobody will settle.
     """
 
     since: datetime | None
@@ -175,7 +175,7 @@ class Reconciliation:
 def reconcile(
     client: redis.Redis, days: int = 2, attempts: int = SNAPSHOT_ATTEMPTS
 ) -> Reconciliation:
-    """Compare the last days, today among them. May block."""
+    """Compare the last days, including today. May block."""
     result = _snapshot(client, days)
     for _ in range(attempts - 1):
         if result.is_balanced:
@@ -188,7 +188,7 @@ def reconcile(
 
 
 def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
-    """Forget sums that are older than any comparison or an erased tenant's, and what is lost."""
+    """Delete sums that are too old to compare or of an erased tenant, and lost requests."""
     oldest = f"{datetime.now(UTC) - timedelta(days=MAX_DAYS + 5):%Y-%m-%d}"
     erased = set(Tenant.objects.exclude(erased_at=None).values_list("pk", flat=True))
     old = []
@@ -217,7 +217,7 @@ def _snapshot(client: redis.Redis, days: int) -> Reconciliation:
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     since = max(datetime.fromtimestamp(int(began), UTC), midnight - timedelta(days=days - 1))
     lines: dict[tuple[int, str], ReconciliationRow] = {}
-    # Of a tenant that is erased the ledger has nothing any more.
+    # The ledger has nothing of an erased tenant any more.
     slugs = dict(Tenant.objects.filter(erased_at=None).values_list("pk", "slug"))
 
     def line(tenant_id: int, model: str) -> ReconciliationRow:
@@ -246,15 +246,15 @@ def _records(entries: Iterable[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Us
         try:
             yield decode_record(fields[b"r"])
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
-            continue  # the drainer sets it apart
+            continue  # the drainer moves it to the dead letters
 
 
 def _ledger_sums(
     since: datetime, until: datetime, waiting: dict[str, UsageRecord]
 ) -> Iterator[tuple[int, str, int, int]]:
-    """(tenant, model, prompt, output): rows until a moment, with those that waited then, each once.
+    """(tenant, model, prompt, output) of ledger and spool up to a moment, each request once.
 
-    What waited may be in the ledger by now, or has been before and only wasn't acknowledged.
+    A spooled record may be in the ledger already, or have been there before and not acknowledged.
     """
     rows = UsageEntry.objects.filter(started_at__gte=since, recorded_at__lte=until)
     sums = rows.order_by().values_list("tenant_id", "model")
@@ -269,9 +269,9 @@ def _ledger_sums(
 
 
 def _count_open_requests(client: redis.Redis, waiting: set[str]) -> tuple[int, list[str]]:
-    """(how many run, which are lost) of what the engine wrote and nobody has settled.
+    """Return the number of running requests and the lost ones, from the engine's open counts.
 
-    What it wrote after a request was settled, until the abort reached it, is forgotten here.
+    Counts of requests settled before the abort reached the engine are deleted here.
     """
     written = written_tokens_key(settings.QUIRE.key_prefix)
     fields = cast("list[bytes]", client.hkeys(written))

@@ -1,4 +1,4 @@
-"""Usage by minute, hour or day, grouped: what the API's reports and the console show."""
+"""Usage by minute, hour or day, grouped, for the API's reports and the console."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tenants.authentication import Caller
 from tenants.models import ApiKey, Tenant
 
 WIDTHS = {"1m": timedelta(minutes=1), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
-#: Endpoints that pool instead of generating; all others generate.
+#: Endpoints of pooling requests; all others generate.
 POOLING = ("embeddings", "pooling", "classify", "score", "rerank")
 
-#: Of one query. Any SQLite takes their values.
+#: Maximum number of ids per query, within SQLite's limit.
 MAX_IDS = 10_000
 
-#: What may be grouped by -> the column that holds it.
+#: Grouping name -> its column.
 _COLUMNS = {"project_id": "tenant_id", "user_id": "user_id", "api_key_id": "key_id"}
 _COLUMNS |= {"model": "model", "line_item": "model", "endpoint": "endpoint"}
 _COLUMNS |= {"adapter": "adapter"}
@@ -45,13 +45,13 @@ class UsageQuery:
     """A usage report's query.
 
     Attributes:
-        start, end: aware; `start` is included and lies on a bucket's beginning, `end` is not.
+        start, end: aware; `start` is included and lies on a bucket's beginning, `end` is excluded.
         width: of `WIDTHS`.
         group_by: of "project_id", "user_id", "api_key_id", "model" (or "line_item"), "adapter",
             "endpoint".
-        tenants: None for all; else these rows alone.
-        users, keys, models: these alone; empty: all. `keys` are public ids.
-        pooling: endpoints that pool alone, those that generate alone, or None for both.
+        tenants: ids to include; None for all.
+        users, keys, models: restrict to these; empty for all. `keys` are public ids.
+        pooling: True for pooling endpoints only, False for generating ones only, None for both.
     """
 
     start: datetime
@@ -69,7 +69,7 @@ class UsageQuery:
 class UsageTotals:
     """A group's usage in one bucket.
 
-    `group` has the question's names, None for nobody; sums of one group share it.
+    `group` maps the query's grouping names to values, None for nobody; shared between its buckets.
     """
 
     start: datetime
@@ -94,9 +94,10 @@ class UsageTotals:
 
 
 def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | None:
-    """The tenants that a caller's report is about: its own; all (None) for an operator.
+    """The tenants in a caller's report: its own; all (None) for an operator.
 
-    `named`: slugs; empty: all that the caller may see. Raises `NotFound` for a stranger's.
+    `named`: slugs to restrict to; empty for no restriction. Raises `NotFound` for a tenant that
+    the caller can't see.
     """
     if OPERATOR not in caller.scopes:
         if strangers := [slug for slug in named if slug != caller.tenant]:
@@ -112,13 +113,13 @@ def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | N
 
 
 def report(question: UsageQuery, *, total: bool = False) -> list[UsageTotals]:
-    """The sums, bucket by bucket, the oldest first; buckets without use are left out.
+    """The sums by bucket, oldest first; buckets without usage are omitted.
 
-    A key's requests count as its maker's when grouped by user. The caller has checked who may see
-    what. May block.
+    Grouped by user, a key's requests count for its creator. The caller must have checked access.
+    May block.
 
     Args:
-        total: the database adds all buckets up, one sum a group; their `start` has no meaning.
+        total: let the database add all buckets up, one sum per group; `start` has no meaning then.
     """
     columns = [_COLUMNS[name] for name in question.group_by]
     by_user = "user_id" in columns or bool(question.users)
@@ -136,7 +137,7 @@ def report(question: UsageQuery, *, total: bool = False) -> list[UsageTotals]:
             bucket[number].add(row[end:])
         else:
             bucket[number] = UsageTotals(names.moment(row[0]), names.labels[number], *row[end:])
-    rank = names.ranks().__getitem__  # numbers are cheaper to sort than names
+    rank = names.ranks().__getitem__  # integers are cheaper to sort than names
     return [
         totals[moment][number]
         for moment in sorted(totals)
@@ -145,9 +146,9 @@ def report(question: UsageQuery, *, total: bool = False) -> list[UsageTotals]:
 
 
 def _rows(question: UsageQuery, grouped: Sequence[str], *, total: bool) -> list[tuple[Any, ...]]:
-    """Bucket, groups and sums from the coarsest table that has the buckets.
+    """Bucket, groups and sums from the coarsest table that has the buckets' width.
 
-    A bucket is what `GroupNames.moment` reads; buckets sort by time.
+    A bucket is in the form that `GroupNames.moment` reads; buckets sort by time.
     """
     query: QuerySet[Any]
     sums: dict[str, Aggregate]
@@ -166,7 +167,7 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, total: bool) -> list[
         query = query.annotate(bucket=_Text("start") if sqlite else _Seconds("start"))
         sums = {f"sum_{name}": Sum(name) for name in SUM_FIELDS}
         if {"key_id", "model"} <= set(grouped) and not total:
-            sums = {}  # nearly every row is a group of its own: adding up here costs less
+            sums = {}  # nearly every row is its own group: adding up here costs less
     if question.tenants is not None:
         query = query.filter(tenant_id__in=question.tenants)
     if question.models:
@@ -184,36 +185,37 @@ def _rows(question: UsageQuery, grouped: Sequence[str], *, total: bool) -> list[
         return list(query.values_list("bucket", *grouped, *SUM_FIELDS))
     sums_by_bucket = query.order_by().values("bucket", *grouped).annotate(**sums)
     rows = list(sums_by_bucket.values_list("bucket", *grouped, *sums))
-    # Without a group there's a row even of nothing.
+    # Without grouping, SQL returns a row even if nothing matches.
     return [row for row in rows if row[-1] is not None] if total else rows
 
 
 class _Seconds(Func):
-    """The minute of a moment as seconds since 1970: a number costs less to read than a moment."""
+    """The minute of a datetime as seconds since 1970: an integer is cheaper to read."""
 
     output_field = BigIntegerField()
 
     def as_sqlite(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """SQLite keeps moments as text."""
+        """SQLite stores datetimes as text."""
         template = "CAST(strftime('%%%%s', substr(%(expressions)s, 1, 16)) AS INTEGER)"
         return super().as_sql(compiler, connection, template=template, **context)
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """PostgreSQL keeps them as numbers; `extract` would make decimals, at twice the cost."""
+        """PostgreSQL stores them as integers; `extract` would make decimals, at twice the cost."""
         template = "(floor(date_part('epoch', %(expressions)s) / 60) * 60)::bigint"
         return super().as_sql(compiler, connection, template=template, **context)
 
 
 class _Text(Func):
-    """A moment as SQLite keeps it. Making a number of each row's costs more than reading the few
-    that differ.
+    """A datetime as SQLite stores it.
+
+    Converting every row would cost more than parsing the few distinct values.
     """
 
     template, output_field = "%(expressions)s || ''", TextField()
 
 
 def _in_chunks(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
-    """The rows with these numbers. A statement takes so many values, and no more."""
+    """The rows with these ids, in several queries if there are many."""
     ordered = sorted(ids)
     for start in range(0, len(ordered), MAX_IDS):
         yield from rows.filter(pk__in=ordered[start : start + MAX_IDS])
@@ -222,7 +224,7 @@ def _in_chunks(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
 class GroupNames:
     """Maps database ids to public names: tenants by slug, keys by their public id.
 
-    Each group of numbers is turned into words once, however many buckets have it.
+    Each group is resolved once, however many buckets have it.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class GroupNames:
         self._group_by = group_by
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._groups: dict[tuple[str | None, ...], int] = {}
-        #: By a group's number: its values, by the names that are grouped by.
+        #: Group number -> its values by grouping name.
         self.labels: list[dict[str, str | None]] = []
         self._moments: dict[int | str, datetime] = {}
         self._tenants: dict[int, str] = {}
@@ -244,7 +246,7 @@ class GroupNames:
             ids = {row[1 + self._index_by_column["key_id"]] for row in rows}
             columns = ("pk", "public_id", "created_by_id", "service_account_id")
             keys = _in_chunks(ApiKey.objects.values_list(*columns), ids)
-            # A service account's key is no person's, whoever made it.
+            # A service account's key belongs to nobody, whoever created it.
             self._keys = {
                 pk: (public_id, None if account else maker)
                 for pk, public_id, maker, account in keys
@@ -302,21 +304,21 @@ class GroupNames:
         return str(value)
 
 
-#: Sums that one answer reads: what is behind them is on the next page.
+#: Maximum number of sums that one response reads; the rest is on the next page.
 MAX_ROWS = 12_000
-#: The same where few groups come of them, which the database adds up.
+#: The same for groupings with few groups, which the database adds up.
 MAX_ROWS_AGGREGATED = 60_000
-#: The same where all buckets are added up.
+#: The same when all buckets are added up.
 MAX_ROWS_EXPORT = 100_000
-#: Requests that one answer by minute reads: they come from the ledger itself.
+#: Maximum number of requests that a response by minute reads, as these come from the ledger.
 MAX_REQUESTS = 10_000
 SMALL_TABLE_ROWS = {"model", "line_item", "adapter", "endpoint"}
 
 
 def first_page(question: UsageQuery, *, total: bool = False) -> UsageQuery:
-    """The question's first buckets: as many as can be read at once, and one at least. May block.
+    """Limit a query to as many buckets as can be read at once, at least one. May block.
 
-    By minute it's whole hours, or less than one that was asked for. `total`: as in `report`.
+    By minute it ends on a full hour, or where the query does. `total`: as in `report`.
     """
     remaining = MAX_ROWS_AGGREGATED if SMALL_TABLE_ROWS.issuperset(question.group_by) else MAX_ROWS
     if total:
@@ -324,7 +326,7 @@ def first_page(question: UsageQuery, *, total: bool = False) -> UsageQuery:
     table = UsageDay if question.width == "1d" else UsageHour
     count: Aggregate = Count("pk")
     if question.width == "1m":
-        # Sums by hour say how many of the ledger's rows there are without a look at it.
+        # Hourly sums give the number of ledger rows without reading them.
         remaining, count = MAX_REQUESTS, Sum("requests")
     first = question.start.replace(minute=0)
     rows = table.objects.filter(start__gte=first, start__lt=question.end)

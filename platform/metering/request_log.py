@@ -22,15 +22,17 @@ from tenants.actors import Actor, to_actor
 from tenants.models import Role, Tenant, User
 
 Reader = Actor | User
-#: How the ids of refused requests begin.
+#: Prefix of refused requests' ids.
 REFUSED = "refused-"
-#: Classes of statuses, as people write them.
+#: Status classes, as the filter spells them.
 _CLASSES = {"2xx": (200, 300), "4xx": (400, 500), "5xx": (500, 600)}
 
 
 def access_requests(user: Reader, tenant: Tenant | None = None) -> QuerySet[RequestEntry]:
-    """Requests of one tenant, for its members; without one, of all tenants of the user, and of all
-    tenants for an operator. Newest first. Raises `NotFound` for a stranger.
+    """Requests of one tenant, for its members, newest first.
+
+    Without a tenant: those of all the user's tenants, and for an operator of all tenants. Raises
+    `NotFound` for users who aren't members.
     """
     rows = RequestEntry.objects.select_related("tenant", "api_key", "user")
     if tenant is not None:
@@ -42,7 +44,7 @@ def access_requests(user: Reader, tenant: Tenant | None = None) -> QuerySet[Requ
 
 
 def of_status(rows: QuerySet[RequestEntry], status: str) -> QuerySet[RequestEntry]:
-    """Those with a status: a number, "2xx", "4xx", "5xx" or "refused". Raises `InvalidRequest`."""
+    """Filter by status: a number, "2xx", "4xx", "5xx" or "refused". Raises `InvalidRequest`."""
     if status == "refused":
         return rows.filter(request_id__startswith=REFUSED)
     if status in _CLASSES:
@@ -57,9 +59,9 @@ def of_status(rows: QuerySet[RequestEntry], status: str) -> QuerySet[RequestEntr
 
 
 def access_request_entry(user: Reader, name: str) -> RequestEntry:
-    """The request of this id, else the newest that a client knows by it. Raises `NotFound`."""
+    """The request with this id, else the newest with this client id. Raises `NotFound`."""
     rows = access_requests(user).filter(called(name))
-    # Clients choose header ids: one that is another request's id must not hide that request.
+    # Clients choose header ids: one that equals another request's id must not hide that request.
     entry = rows.filter(request_id=_base_id(name)).first() or rows.first()
     if entry is None:
         raise NotFound("Request not found.", param="id")
@@ -78,7 +80,7 @@ def access_content(user: Reader, entry: RequestEntry) -> RequestContent | None:
 
 
 def called(name: str) -> Q:
-    """Whatever a client has seen; of an attempt's or a prompt's id in the engine the request's."""
+    """Filter by any id that a client may have seen, such as that of an attempt or a prompt."""
     name, base_id = clean_text(name.strip(), 200), _base_id(name)
     return Q(request_id=base_id) | Q(header_id=name) | Q(answer_id=base_id)
 
@@ -87,9 +89,9 @@ def _base_id(name: str) -> str:
     return clean_text(name.strip(), 200).partition("~")[0]
 
 
-#: Of one request: outputs, hops and points in time that are kept.
+#: Maximum number of outputs, hops and points in time stored per request.
 MAX_OUTPUTS, MAX_HOPS, MAX_POINTS = 8, 20, 64
-#: Characters of a refusal's reason.
+#: Maximum number of characters of a refusal's reason.
 MAX_REASON_CHARS = 500
 
 
@@ -97,7 +99,7 @@ class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
     """An output's path through the engine; see `engine.contract.messages.FlightRecord`.
 
     Times are milliseconds; `chunks` and `preempted_at` count from the request's arrival at the
-    replica. `chunks`: [when, tokens]. `drafted`: tokens of a step with drafts, on average.
+    replica. `chunks`: [time, tokens]. `drafted`: mean number of drafted tokens per step.
     """
 
     number: int = 0
@@ -123,12 +125,12 @@ class OutputTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class MediaTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An image or a sound of a prompt; its content is stored nowhere.
+    """An image or audio file of a prompt; its content isn't stored.
 
     Attributes:
-        digest: sha256 of what the encoder reads, hexadecimal.
-        tokens: prompt tokens that stand for it.
-        size_bytes: of what the encoder reads.
+        digest: sha256 of the encoder's input, hexadecimal.
+        tokens: number of its prompt tokens.
+        size_bytes: size of the encoder's input.
     """
 
     kind: str
@@ -138,7 +140,7 @@ class MediaTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The request was sent to a replica, or taken from it. `at_ms`: since its arrival."""
+    """The request was sent to a replica, or withdrawn from it. `at_ms`: since its arrival."""
 
     at_ms: float
     replica: str
@@ -146,17 +148,17 @@ class PlacementEvent(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Details of a request besides `UsageRecord`.
+    """Details of a request that `UsageRecord` doesn't have.
 
     Attributes:
-        header_id: its `x-request-id`, the client's own or ours. answer_id: what the answer is
-            called, where that's another id than the ledger's.
-        code, message: what it was refused or failed with.
-        replica: that had it last. rates: see `Rates`.
-        limits: what the limits had left when it was let in.
-        tokens: [milliseconds since it came, output tokens so far], over all outputs.
-        asked: of its sampling what is no default.
-        media: of its first prompt.
+        header_id: its `x-request-id`, the client's or ours. answer_id: the id in the response, if
+            it differs from the ledger's.
+        code, message: of the error that refused or failed it.
+        replica: the last one that ran it. rates: see `Rates`.
+        limits: what remained of its limits at admission.
+        tokens: [milliseconds since arrival, output tokens so far], over all outputs.
+        asked: sampling parameters that differ from their defaults.
+        media: of the first prompt.
     """
 
     header_id: str = ""
@@ -181,7 +183,7 @@ class RequestTrace(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def first(self) -> OutputTrace:
-        """The first output's way."""
+        """The first output's trace."""
         return self.outputs[0] if self.outputs else OutputTrace()
 
 
@@ -200,7 +202,7 @@ def decode_trace(text: str) -> RequestTrace:
 
 
 def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
-    """Everything but the columns. Of what others had running only an operator sees how much."""
+    """Everything but the columns. Only operators see counts of other tenants' running requests."""
     trace = decode_trace(entry.detail)
     content = access_content(reader, entry)
     operator = to_actor(reader).is_operator
@@ -222,7 +224,7 @@ def request_detail_json(reader: Reader, entry: RequestEntry) -> dict[str, Any]:
 
 
 def _price(trace: RequestTrace) -> dict[str, str]:
-    """The price of a million tokens, of an image and of a minute of audio, in the currency."""
+    """Prices of a million tokens, of an image and of a minute of audio, in the currency."""
     rates = Rates(*trace.rates)
     prices = {
         **{name: getattr(rates, name) / 10**6 for name in ("input", "cached", "output")},
@@ -240,7 +242,7 @@ def _output(trace: OutputTrace, *, operator: bool) -> dict[str, Any]:
     return fields
 
 
-#: Values of one statement that any SQLite takes.
+#: Maximum number of parameters per statement, within SQLite's limit.
 VALUES = 900
 _ENTRY = (
     *("request_id", "header_id", "answer_id", "tenant", "api_key", "user", "endpoint", "model"),
@@ -253,7 +255,7 @@ _CONTENT = ("request_id", "tenant", "prompt", "answer", "at")
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A request with what it used. `repeat_count`: as in `RequestEntry`."""
+    """A request and its usage. `repeat_count`: as in `RequestEntry`."""
 
     record: UsageRecord
     trace: RequestTrace
@@ -272,7 +274,7 @@ class Content:
 
 
 def insert_rows(items: Sequence[RequestRow | Content]) -> None:
-    """Write them in one transaction. Raises DatabaseError."""
+    """Write the rows in one transaction. Raises DatabaseError."""
     entries = [_entry(item) for item in items if isinstance(item, RequestRow)]
     contents = [_content(item) for item in items if isinstance(item, Content)]
     with transaction.atomic(router.db_for_write(RequestEntry)):
@@ -316,7 +318,7 @@ def _content(item: Content) -> tuple[Any, ...]:
 
 
 def _insert(model: type[Model], names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
-    """`INSERT` that passes over what is there; `bulk_create` takes ten times as long."""
+    """`INSERT` that skips existing rows; `bulk_create` takes ten times as long."""
     connection = connections[router.db_for_write(model)]
     ops, meta = connection.ops, model._meta
     column_by_field = {field.name: str(field.column) for field in meta.concrete_fields}

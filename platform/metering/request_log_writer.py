@@ -1,7 +1,7 @@
-"""Writes what became of requests, beside them: a thread in every process that lets requests in.
+"""Background writer of the request log: a thread in every process that admits requests.
 
-What happens is put into a bounded queue and written once a second. A killed process loses that
-second, and a database that is away for long the oldest: bills come from the ledger alone.
+Rows go into a bounded queue that is written once a second. A killed process loses its last second,
+and a long database outage the oldest rows: bills come from the ledger alone.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from metering.request_log import Content, RequestRow, RequestTrace, insert_rows
 from metering.retention import trim_requests
 from metering.usage_record import UsageRecord
 
-#: Of one kind, in one process: so many a minute have a row of their own.
+#: Maximum number of refusals of one kind, per process and window, that get their own row.
 MAX_LOGGED_PER_WINDOW = 10
 WINDOW_S = 60.0
-#: How old what stands for those without a row may be; it isn't made for each of hundreds a second.
+#: Maximum age of the row that stands for the others: building it for each would cost too much.
 LAST_EVERY_S = 1.0
-#: With more kinds than that they're told apart by tenant and reason alone.
+#: With more kinds than this, refusals are grouped by tenant and reason alone.
 MAX_KINDS = 1000
 
 Kind = tuple[int, int | None, str, int, str]
@@ -46,11 +46,10 @@ class _Window:
 
 
 class RejectionSampler:
-    """Thins refusals out. `keep` gets what is to be written.
+    """Samples refusals; `keep` is called with the rows to write.
 
-    A kind is a tenant, key, endpoint, status and code. So a flood of one kind takes
-    `MAX_LOGGED_PER_WINDOW` + 1
-    rows a minute in each process.
+    A kind is a tenant, key, endpoint, status and code. A flood of one kind takes at most
+    `MAX_LOGGED_PER_WINDOW` + 1 rows a minute in each process.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class RejectionSampler:
         self._windows: dict[Kind, _Window] = {}
 
     def add(self, kind: Kind, make: Callable[[], RequestRow]) -> None:
-        """Count a refused request; `make` is called if it is stored. Called from any thread."""
+        """Count a refused request; `make` is called only if it is stored. Thread-safe."""
         with self._lock:
             if kind not in self._windows and len(self._windows) >= MAX_KINDS:
                 kind = (kind[0], None, "", *kind[3:])
@@ -77,7 +76,7 @@ class RejectionSampler:
                 window.last, window.last_at = make(), now
 
     def sweep(self, *, all_of_them: bool = False) -> None:
-        """Tell of the kinds whose minute is over."""
+        """Write a summary row for each kind whose window has ended."""
         with self._lock:
             now = self._clock()
             for kind, window in list(self._windows.items()):
@@ -86,7 +85,7 @@ class RejectionSampler:
                     self._end(window)
 
     def _end(self, window: _Window | None) -> None:
-        """One row for those that have none."""
+        """One row for the refusals without their own."""
         if window is not None and window.last is not None:
             last = window.last
             self._keep(RequestRow(last.record, last.trace, window.count - MAX_LOGGED_PER_WINDOW))
@@ -94,12 +93,12 @@ class RejectionSampler:
 
 logger = logging.getLogger(__name__)
 
-#: What waits in a process while the database is away.
+#: Maximum number of rows that wait in a process while the database is down.
 MAX_PENDING = 10_000
 EVERY_S = 1.0
-#: Rows of one transaction.
+#: Maximum number of rows per transaction.
 PART = 500
-#: A tenant's oldest are removed whenever so many new ones were written.
+#: A tenant's oldest rows are deleted each time this many new ones were written.
 TRIM_EVERY = 1000
 
 _waiting: deque[RequestRow | Content] = deque(maxlen=MAX_PENDING)
@@ -108,12 +107,12 @@ _refusals = RejectionSampler(_waiting.append)
 
 
 def log_request(record: UsageRecord, trace: RequestTrace) -> None:
-    """A request has ended. Returns at once; any thread."""
+    """Log a finished request. Returns at once; thread-safe."""
     _waiting.append(RequestRow(record, trace))
 
 
 def log_rejection(kind: Kind, make: Callable[[], tuple[UsageRecord, RequestTrace]]) -> None:
-    """A request was refused before it ran. Of many of a kind few are kept, and made."""
+    """Log a request that was refused before it ran; only a sample of each kind is built."""
     _refusals.add(kind, lambda: RequestRow(*make()))
 
 
@@ -123,9 +122,9 @@ def log_content(content: Content) -> None:
 
 
 def write_waiting(*, at_once: bool = False) -> int:
-    """Write what waits; how much that was. `at_once`: refusals too whose minute isn't over.
+    """Write the queued rows; returns how many. `at_once`: also refusals of the current window.
 
-    Raises DatabaseError; what couldn't be written waits on.
+    Raises DatabaseError; rows that couldn't be written stay queued.
     """
     _refusals.sweep(all_of_them=at_once)
     written, newest = 0, dict[int, float]()
@@ -149,7 +148,7 @@ def write_waiting(*, at_once: bool = False) -> int:
 
 
 async def _announce(newest: dict[int, float]) -> None:
-    """Tell pages that show the requests of a tenant: the topic `requests`."""
+    """Notify pages that show the tenant's requests: the topic `requests`."""
     for tenant_id, started_at in newest.items():
         await broadcast("requests", {"newest": started_at}, tenant_id=tenant_id)
 
@@ -161,7 +160,7 @@ def _insert(part: list[RequestRow | Content]) -> None:
         if len(part) == 1:
             logger.error("a record of a request was dropped: no database takes it", exc_info=error)
             return
-        for item in part:  # each by itself, so that one holds up no other
+        for item in part:  # one at a time, so that one bad row doesn't block the others
             _insert([item])
 
 
@@ -175,7 +174,7 @@ def _prune_tenant(part: list[RequestRow | Content]) -> None:
 
 
 class RequestLogWriter(LoopThread):
-    """Writes until told to stop."""
+    """Writes until stopped."""
 
     def __init__(self) -> None:
         super().__init__("quire-requests")
@@ -205,7 +204,7 @@ _writer: RequestLogWriter | None = None
 
 
 def start_writer() -> None:
-    """Start this process's writer, unless it runs."""
+    """Start this process's writer, unless it is running."""
     global _writer
     if _writer is None or not _writer.is_alive():
         _writer = RequestLogWriter()
@@ -213,7 +212,7 @@ def start_writer() -> None:
 
 
 def stop_writer() -> None:
-    """Stop it; what waits is written. May block."""
+    """Stop it after writing the queued rows. May block."""
     global _writer
     if _writer is not None:
         _writer.stop()

@@ -23,16 +23,16 @@ from metering.models import (
 from tenants.models import Tenant
 from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 
-#: What became of a request, with its content, is kept for so long,
+#: Days that the request log and its contents are retained,
 REQUEST_RETENTION_DAYS = 30
-#: and of one tenant so many: some 100 MB at most, and 60 MB of contents.
+#: and maximum rows per tenant: some 100 MB of requests and 60 MB of contents.
 MAX_DELETED_REQUESTS, MAX_DELETED_CONTENTS = 100_000, 2_000
-#: Rows of one statement: nobody who writes waits for long behind it.
+#: Rows per statement, few enough that other writers don't wait long for it.
 PART = 5000
 
 
 def delete_expired_usage() -> int:
-    """Remove single requests that their tenants keep no longer; sums by hour and day stay."""
+    """Delete ledger rows beyond their tenants' retention; sums by hour and day stay."""
     removed = 0
     for tenant in Tenant.objects.exclude(keep_usage_days=None):
         cutoff = timezone.now() - timedelta(days=tenant.keep_usage_days or 0)
@@ -41,8 +41,7 @@ def delete_expired_usage() -> int:
 
 
 def remove_old_requests() -> int:
-    """Remove what is older than `REQUEST_RETENTION_DAYS`; contents sooner where their tenants say
-    so."""
+    """Delete requests older than `REQUEST_RETENTION_DAYS`; contents by their tenants' retention."""
     cutoff = timezone.now() - timedelta(days=REQUEST_RETENTION_DAYS)
     removed = remove_rows(RequestEntry.objects.filter(started_at__lt=cutoff))
     removed += remove_rows(RequestContent.objects.filter(at__lt=cutoff))
@@ -54,8 +53,7 @@ def remove_old_requests() -> int:
 
 
 def trim_requests(tenant_id: int) -> int:
-    """Remove the oldest of what a tenant has more than `MAX_DELETED_REQUESTS` and
-    `MAX_DELETED_CONTENTS` of."""
+    """Delete a tenant's oldest rows beyond `MAX_DELETED_REQUESTS` and `MAX_DELETED_CONTENTS`."""
     removed = 0
     for rows, max_rows, moment in (
         (RequestEntry.objects.filter(tenant_id=tenant_id), MAX_DELETED_REQUESTS, "started_at"),
@@ -68,7 +66,7 @@ def trim_requests(tenant_id: int) -> int:
 
 
 def register_all() -> None:
-    """Name what this app keeps."""
+    """Register the kinds of tenant data that this app stores."""
     register_data_kind(_bulk_kind("usage", UsageEntry))
     register_data_kind(_bulk_kind("usage-hours", UsageHour))
     register_data_kind(_bulk_kind("usage-days", UsageDay))
@@ -81,7 +79,7 @@ def register_all() -> None:
 
 
 def _bulk_kind(name: str, model: Any) -> TenantDataKind:
-    """Rows by the million that nothing refers to."""
+    """A data kind of millions of rows that nothing refers to."""
     kind = simple_kind(name, model)
 
     def erase(tenant: Tenant) -> int:

@@ -1,4 +1,4 @@
-"""Celery's tasks of this app."""
+"""Celery tasks of this app."""
 
 import logging
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @shared_task(name="metering.alerts")
 def alerts() -> None:
-    """Tell tenants of budgets that are nearly spent."""
+    """Notify tenants of budgets that are nearly spent."""
     if num_sent := send_budget_alerts():
         logger.info("sent %d budget alerts", num_sent)
 
@@ -28,14 +28,14 @@ def deliver_one(pk: int) -> None:
 
 @shared_task(name="metering.deliveries")
 def deliveries() -> None:
-    """Have what is due sent, and shorten the log."""
+    """Queue due webhook events, and trim the delivery log."""
     deliver_due_events()
     forget_old()
 
 
 @shared_task(name="metering.retention")
 def retention() -> None:
-    """Remove single requests that their tenants keep no longer."""
+    """Delete ledger rows beyond their tenants' retention."""
     if removed := delete_expired_usage():
         logger.info("removed %d entries of the usage ledger", removed)
     if removed := remove_old_requests():
@@ -44,7 +44,7 @@ def retention() -> None:
 
 @shared_task(name="metering.check_sums")
 def check_sums() -> None:
-    """See that the sums by hour and day are the ledger's, and the ledger the engine's."""
+    """Verify the sums by hour and day against the ledger, and the ledger against the engine."""
     verify_rollups()
     client = sync_client()
     try:

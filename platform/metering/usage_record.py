@@ -1,4 +1,4 @@
-"""A finished request's usage, as it is stored in the spool."""
+"""A finished request's usage, as stored in the spool."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     Attributes:
         request_id: unique; a second record with the same id changes nothing.
-        tenant_id: the tenant's row. key_id, user_id: what it came in with, or None.
+        tenant_id: the tenant's row. key_id, user_id: the credential's, or None.
         prompt_tokens, cached_tokens, completion_tokens: >= 0; cached ones are part of the prompt's.
-        image_tokens: prompt tokens that stand for images.
-        images: number of images. audio_ms: milliseconds of audio in which somebody speaks.
-        finish_reason: of the first output, "" when none was reached.
-        status: HTTP status, 499 when the client left.
-        started_at: when the request arrived, a datetime or seconds since the epoch.
+        image_tokens: prompt tokens of images.
+        images: number of images. audio_ms: milliseconds of speech in the audio.
+        finish_reason: of the first output, "" if it has none.
+        status: HTTP status, 499 if the client disconnected.
+        started_at: arrival of the request, a datetime or seconds since the epoch.
         cost_nanos: in 1e-9 of the currency.
-        adapter, adapter_digest: what it went through, of `model`; "" for the model alone.
-        in_place_of: the model that was asked for, which was down; "" when it answered itself.
-        ttft_ms: milliseconds to the first token, None when there was none. duration_ms: to the end.
+        adapter, adapter_digest: the adapter of `model`; "" for the model alone.
+        in_place_of: the requested model, if it was down and `model` answered; otherwise "".
+        ttft_ms: milliseconds to the first token, None without one. duration_ms: to the end.
     Raises: ValueError for a count out of range or an empty `request_id`.
     """
 
@@ -75,7 +75,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def clean_text(text: str, limit: int) -> str:
-    """Text that any database takes: no NUL, no lone surrogate, bounded."""
+    """Make text storable in any database: no NUL, no lone surrogate, bounded."""
     return text[:limit].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 
 
@@ -89,5 +89,5 @@ def encode_record(record: UsageRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> UsageRecord:
-    """Raises msgspec.DecodeError or msgspec.ValidationError for bytes that are no record."""
+    """Raises msgspec.DecodeError or msgspec.ValidationError for invalid bytes."""
     return _decoder.decode(data)

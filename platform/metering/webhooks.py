@@ -1,12 +1,12 @@
-"""Telling webhooks of tenants, and of operators (tenant None).
+"""Webhook events of tenants, and of operators (tenant None).
 
-Each event is a row first, then tried until it's taken or given up.
+Each event is stored as a row first, then sent until it is accepted or given up.
 
-A POST of JSON with `X-Quire-Event`, its id, which stays the same when it's tried again, and
+A POST of JSON with `X-Quire-Event`, the event's id, which is the same for every attempt, and
 `X-Quire-Signature: t=<seconds>,v1=<hex>`, the HMAC-SHA256 of `<seconds>.<body>` under the secret.
 
-A webhook that never answers costs its own tenant alone: workers send a tenant one event at a time,
-leave an address in peace after some failures in a row, and let a bounded number of events wait.
+A webhook that never answers delays only its own tenant: workers send one event per tenant at a
+time, pause an address after several failures in a row, and limit the pending events.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from tenants.models import Tenant
 logger = logging.getLogger(__name__)
 
 DELIVER = "metering.deliver"
-#: The log of a tenant's deliveries goes back so far.
+#: Retention of a tenant's delivery log,
 LOG_RETENTION = timedelta(days=30)
-#: and has the newest so many.
+#: and its maximum length.
 MAX_LOGGED = 10_000
-#: Events of one tenant that may wait to be sent.
+#: Maximum number of a tenant's pending events.
 MAX_WAITING = 1000
-#: A tenant's lock is free again after so long, whatever became of its holder: longer than a task of
-#: this queue may take.
+#: A tenant's lock expires after this time, in case its holder died: longer than the time limit of
+#: this queue's tasks.
 LOCK_S = 30.0
 
 
 def create_event(
     tenant: Tenant | None, kind: str, values: dict[str, Any]
 ) -> WebhookDelivery | None:
-    """Note an event for the webhook, if there's one; workers send it after the commit.
+    """Store an event for the webhook, if there is one; workers send it after the commit.
 
-    Raises: `RateLimited` while `MAX_WAITING` of them wait.
+    Raises: `RateLimited` if `MAX_WAITING` events are pending.
     """
     hook = Webhook.objects.filter(tenant=tenant).first()
     if hook is None:
@@ -75,17 +75,17 @@ def create_event(
 
 
 def check_waiting(tenant: Tenant | None) -> None:
-    """Raise `RateLimited` when no more events for the webhook may wait."""
+    """Raise `RateLimited` if the webhook has too many pending events."""
     waiting = WebhookDelivery.objects.filter(tenant=tenant, next_try_at__isnull=False)
     if waiting.count() >= MAX_WAITING:
         raise RateLimited(f"{MAX_WAITING:,} events wait for the webhook already.", retry_after=60)
 
 
 def deliver_event(pk: int) -> WebhookDelivery | None:
-    """Try it if it's due and may be sent now; how it went, or None.
+    """Attempt delivery if it is due and allowed now; None if it wasn't attempted.
 
-    Whoever has tried one asks workers for the tenant's next, so who meets another worker here may
-    leave its own event to it.
+    After each attempt a task is queued for the tenant's next event, so a worker that finds the
+    tenant locked can safely drop its own.
     """
     row = _due().select_related("tenant").filter(pk=pk).first()
     if row is None:
@@ -108,8 +108,9 @@ def deliver_event(pk: int) -> WebhookDelivery | None:
 
 
 def deliver_due_events() -> int:
-    """Ask workers for an event of each tenant that has some due: their hint was lost, their try
-    failed, or their address was paused. Of how many tenants.
+    """Queue a task for one due event of each tenant; returns the number of tenants.
+
+    For events whose task was lost, whose attempt failed, or whose address was paused.
     """
     first = _due().order_by().values("tenant").annotate(first=Min("pk"))
     due = list(first.values_list("first", flat=True))
@@ -127,8 +128,8 @@ def _breaker(hook: Webhook) -> CircuitBreaker:
 
 
 def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
-    """The event after one try; None where another worker has made it meanwhile."""
-    # The next try is noted before this one begins: nobody else may do it for a killed worker.
+    """The event after one attempt; None if another worker attempted it meanwhile."""
+    # Schedule the next attempt before this one: it must survive if this worker is killed.
     again = row.attempts < len(RETRY_DELAYS)
     next_try_at = timezone.now() + RETRY_DELAYS[row.attempts] if again else None
     claimed = WebhookDelivery.objects.filter(pk=row.pk, next_try_at=row.next_try_at)
@@ -144,7 +145,7 @@ def _try(row: WebhookDelivery, hook: Webhook | None) -> WebhookDelivery | None:
 
 
 def forget_old() -> int:
-    """Shorten the log; how many rows went."""
+    """Trim the log; returns the number of deleted rows."""
     settled = WebhookDelivery.objects.filter(next_try_at=None)
     removed = remove_rows(settled.filter(created_at__lt=timezone.now() - LOG_RETENTION))
     counts = settled.order_by().values("tenant").annotate(count=Count("pk"))
@@ -181,6 +182,6 @@ def _send(row: WebhookDelivery, hook: Webhook) -> None:
 
 
 def signature(secret: str, body: bytes, seconds: int) -> str:
-    """`t=...,v1=...`: the receiver checks both, so that nobody sends an old event again."""
+    """`t=...,v1=...`: the timestamp is signed, so that receivers can reject replayed events."""
     signed = hmac.new(secret.encode(), f"{seconds}.".encode() + body, hashlib.sha256)
     return f"t={seconds},v1={signed.hexdigest()}"
