@@ -1,1 +1,1 @@
-"""Endpoint families, each in files of its own."""
+"""Endpoint families, each in its own files."""

@@ -1,7 +1,7 @@
-"""Running a benchmark: a closed loop of requests through the engine client, level by level.
+"""Runs a benchmark: a closed loop of requests through the engine client, level by level.
 
 It is `bench serve` without HTTP: a worker admits, sends and reads each request as a gateway does.
-The requests are those of the tenant of benchmarks, named so in the ledger, and cost nothing.
+The requests belong to the benchmark tenant, under which the ledger lists them, and cost nothing.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from tenants.authentication import Caller, caller_of_tenant
 logger = logging.getLogger(__name__)
 
 KIND = "benchmark"
-#: Between two looks whether somebody has stopped it.
+#: Seconds between two checks whether the benchmark was stopped.
 POLL_INTERVAL_S = 1.0
 
 
 def enqueue_benchmark(public_id: str) -> None:
-    """Tell workers of a benchmark. Without Redis they find it by themselves, later."""
+    """Notify workers of a benchmark. Without Redis they find it by themselves, later."""
     try:
         send_job(KIND, public_id)
     except BROKER_ERRORS as error:
@@ -52,7 +52,7 @@ def enqueue_benchmark(public_id: str) -> None:
 
 
 async def run_benchmark(public_id: str, owner: str) -> None:
-    """Do the levels that are left of a benchmark, unless another worker does."""
+    """Run the remaining levels of a benchmark, unless another worker does."""
     run = await run_in_db_thread(
         claim_benchmark, public_id=public_id, owner=owner, seconds=lease_seconds()
     )
@@ -71,7 +71,7 @@ async def run_benchmark(public_id: str, owner: str) -> None:
 
 
 async def _run_levels(run: BenchmarkRun) -> str:
-    """Run all levels without results; the error that ended them, or ""."""
+    """Run all levels without results; return the error that ended them, or ""."""
     results = list(run.results)
     try:
         caller = await run_in_db_thread(caller_of_tenant, TENANT)
@@ -92,14 +92,14 @@ async def _run_levels(run: BenchmarkRun) -> str:
 async def _run_level(
     run: BenchmarkRun, index: int, caller: Caller, model: ResolvedModel
 ) -> dict[str, Any]:
-    """Figures of a level: `run.levels[index]` requests in flight until all are done."""
+    """Results of a level: `run.levels[index]` requests in flight until all are done."""
     concurrency = run.levels[index]
     queue = random_jobs(
         max(run.num_requests, concurrency),
         model.vocab_size,
         (run.input_tokens, run.input_tokens),
         (run.output_tokens, run.output_tokens),
-        # Fresh prompts for each level of each run: none is served from a prefix cache.
+        # New prompts for each level of each run, so that none is served from a prefix cache.
         seed=run.pk * MAX_LEVELS + index,
     )
     measured = Results()
@@ -118,7 +118,7 @@ async def _run_level(
     measured.seconds = time.perf_counter() - started_at
     errors = sorted(set(measured.failures))[:3]
     row = measured.row() if measured.samples else {"completed": 0}
-    # JSON has no NaN: a single output token has no time between tokens.
+    # JSON has no NaN, which the time between tokens of a single output token is.
     figures = {name: None if value != value else value for name, value in row.items()}
     return {"concurrency": concurrency, **figures, "errors": errors}
 

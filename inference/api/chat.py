@@ -47,7 +47,7 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: What would need more than one choice, or a stream, for a conversation; with what changes nothing.
+#: Fields that need more than one choice, or a stream, per conversation; and values without effect.
 _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "store": (False,),
@@ -92,7 +92,7 @@ class ChatBatchView(GatewayView):
 
 
 def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
-    """A request a conversation.
+    """Convert the body to one request per conversation.
 
     Raises:
         InvalidRequest, pydantic.ValidationError: with the name of the field.
@@ -124,7 +124,7 @@ def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
 def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> ChatRequest:
     try:
         return parse(ChatRequest, {**body, "messages": messages})
-    except ValueError as error:  # pydantic's
+    except ValueError as error:  # from pydantic
         quire_error = as_quire_error(error)
         if isinstance(quire_error, InvalidRequest):
             raise rename_error_field(quire_error, {"messages": f"messages[{number}]"}) from None
@@ -132,7 +132,7 @@ def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> Cha
 
 
 class StoringChatWriter(EventWriter[TurnDelta]):
-    """Writes the chunks and collects the whole answer beside them."""
+    """Writes the chunks, and also collects the complete answer."""
 
     def __init__(self, turn: ChatSession) -> None:
         self._writer, self._answer = ChatStreamWriter(turn), ChatCompletionBuilder(turn)
@@ -143,7 +143,7 @@ class StoringChatWriter(EventWriter[TurnDelta]):
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
         news = list(news)
-        for delta in news:  # first: the other one takes deltas apart
+        for delta in news:  # first, because the wrapped writer modifies deltas
             self._answer.append(delta)
         return self._writer.write(news)
 
@@ -158,7 +158,7 @@ class StoringChatWriter(EventWriter[TurnDelta]):
 async def respond_and_store(
     turn: ChatSession, chat: ChatRequest, ignored: list[str], caller: Caller
 ) -> HttpResponseBase:
-    """`respond` for a completion that is kept. Raises what that raises."""
+    """`respond` for a completion that is stored. Raises what `respond` raises."""
     response: HttpResponseBase
 
     async def keep(body: dict[str, Any]) -> None:
@@ -200,7 +200,7 @@ async def _store(caller: Caller, chat: ChatRequest, body: dict[str, Any]) -> Non
 def messages_for_listing(
     completion_id: str, messages: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Messages as they are listed later: each with an id, and with parts apart from text."""
+    """Messages in the form in which they are listed: each with an id, non-text parts separate."""
     listed = []
     for index, message in enumerate(messages):
         content = message.get("content")
@@ -250,7 +250,7 @@ _METADATA_FILTER = {"type": "object", "additionalProperties": {"type": "string"}
 
 
 def completion_object(row: StoredCompletion) -> dict[str, Any]:
-    """OpenAI's `chat.completion` with its metadata as they are now."""
+    """OpenAI's `chat.completion` with its current metadata."""
     return {**row.body, "metadata": row.metadata}
 
 
@@ -263,7 +263,7 @@ class CompletionUpdate(BaseModel):
 
 
 class StoredCompletionsView(ChatCompletionsView):
-    """Make a chat completion, list those that are kept."""
+    """Create a chat completion, list stored ones."""
 
     schema = EndpointSchema(
         "Chat",
@@ -288,7 +288,7 @@ class StoredCompletionsView(ChatCompletionsView):
     call_cost = LIST_COST
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """The tenant's, a page at a time; `model` and `metadata[key]` filter them."""
+        """The tenant's stored completions by page; `model` and `metadata[key]` filter them."""
         page_query = parse_page_query(request, default=20, max_limit=100, orders=("asc", "desc"))
         metadata_filter = _parse_metadata_query(request)
 
@@ -342,7 +342,7 @@ class StoredCompletionView(GatewayView):
     )
 
     async def get(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
-        """As it was answered."""
+        """The completion as it was returned."""
         row = await run_in_db_thread(access_completion, request.caller, completion_id)
         return json_response(_encode(completion_object(row)))
 
@@ -358,7 +358,7 @@ class StoredCompletionView(GatewayView):
         return json_response(_encode(completion_object(row)))
 
     async def delete(self, request: GatewayRequest, completion_id: str) -> HttpResponseBase:
-        """Forget it."""
+        """Delete it."""
         await run_in_db_thread(delete_completion, caller=request.caller, public_id=completion_id)
         deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
         return json_response(_encode(deleted))

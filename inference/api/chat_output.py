@@ -1,4 +1,4 @@
-"""A chat completion as a stream of chunks."""
+"""A chat completion as one body, or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from inference.parsers.state_machine import Part
 from inference.serving.kv_transfer import transfer_params
 from inference.serving.stream import DONE, ChunkEncoder, EventWriter
 
-#: Fields of a message that are always there, as vLLM has them: clients read them unasked.
+#: Fields that a message always has, as in vLLM: clients read them without checking.
 OMITTED_WHEN_EMPTY: dict[str, Any] = {
     "refusal": None,
     "annotations": None,
@@ -52,7 +52,7 @@ class ChatCompletionBuilder:
         self._prompt_logprobs: dict[int, Any] = {}
 
     def append(self, delta: TurnDelta) -> None:
-        """Add what is new."""
+        """Add new parts and tokens."""
         increment = delta.increment
         output = self._outputs[increment.number][delta.index]
         output.parts += delta.parts
@@ -129,7 +129,7 @@ def _visible_entries(entries: Sequence[TokenEntry], options: ChatOptions) -> Seq
 
 _TEXT_PLACEHOLDER = '"\\u0000text"'
 _TEXT_MARK = "\0text"
-#: What of a call grows, by the kind of its parts.
+#: The field of a call that grows while it is streamed, by the kind of its parts.
 _GROWS = {"arguments": ("function", "arguments"), "input": ("custom", "input")}
 
 
@@ -153,7 +153,7 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
             usage=options.include_usage,
             continuous=options.continuous_usage,
         )
-        # Nothing but text: the chunk is put together from pieces that are encoded already.
+        # Text only: the chunk is joined from pieces that are encoded already.
         self._is_text_only = options.parsers.is_plain_text and not (
             options.return_token_ids or options.top_logprobs is not None
         )
@@ -172,7 +172,7 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         return out
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
-        """Chunks for what is new."""
+        """Chunks for new deltas."""
         return b"".join(map(self._write, news))
 
     def _write(self, delta: TurnDelta) -> bytes:
@@ -209,13 +209,13 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         }
 
     def _opening(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
-        """A choice before any token: who collects token ids finds none, not even null."""
+        """A choice before any token; without token ids, not even null, for clients that collect."""
         choice = self._choice(index, fields)
         del choice["token_ids"]
         return choice
 
     def _full(self, delta: TurnDelta, fields: dict[str, Any]) -> dict[str, Any]:
-        """A choice with the delta's tokens as far as they are asked for."""
+        """A choice with the delta's tokens, as far as the client requested them."""
         options, increment = self._options, delta.increment
         choice = self._choice(delta.index, fields)
         if options.top_logprobs is not None and _visible_entries(increment.entries, options):
@@ -225,7 +225,7 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         return choice
 
     def _shows_tokens(self, delta: TurnDelta) -> bool:
-        """Whether tokens have to be written although they made no text."""
+        """Whether tokens must be written although they produced no text."""
         options, increment = self._options, delta.increment
         return bool(
             (options.top_logprobs is not None and _visible_entries(increment.entries, options))
@@ -233,12 +233,12 @@ class ChatStreamWriter(EventWriter[TurnDelta]):
         )
 
     def finish(self) -> bytes:
-        """The usage when asked for, and the end mark."""
+        """The usage if requested, and the end marker."""
         return self._chunks.final_usage() + DONE
 
 
 def message_delta(parts: Iterable[Part]) -> dict[str, Any]:
-    """Parts as a chunk's `delta`: what clients append to the fields that they have."""
+    """Parts as a chunk's `delta`, which clients append to their fields."""
     fields: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:

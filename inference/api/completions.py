@@ -48,10 +48,10 @@ class CompletionOptions:
     """Attributes:
     n: outputs to return for each prompt.
     echoes: [num_prompts] the prompts as texts, or [] without `echo`.
-    logprobs: alternatives a token, None for no log probabilities.
-    service_tier, metadata: to be shown with the answer.
-    shows_output: False when only the prompt was to be scored.
-    echoes_ids: the prompts came as token ids: special ones are part of the echo.
+    logprobs: alternatives per token, None for no log probabilities.
+    service_tier, metadata: echoed in the response.
+    shows_output: False if only the prompt was to be scored.
+    echoes_ids: the prompts came as token ids: special tokens are part of the echo.
     """
 
     n: int
@@ -69,7 +69,7 @@ class CompletionOptions:
 
     @classmethod
     def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
-        """The options of a checked request."""
+        """The options of a validated request."""
         echoes = []
         has_token_ids = bool(completion.prompts) and not isinstance(completion.prompts[0], str)
         if completion.echo:
@@ -102,7 +102,7 @@ class CompletionOptions:
     def echo_logprobs(
         self, prompt: list[int], scores: list[TokenLogprobs | None] | None
     ) -> dict[str, Any] | None:
-        """The echoed prompt's log probabilities, when both are asked for."""
+        """The echoed prompt's log probabilities, if both are requested."""
         if not self.echoes or self.logprobs is None or scores is None:
             return None
         return echo_logprobs(prompt, scores, self.names, shows_special=self.echoes_ids)
@@ -117,7 +117,7 @@ class CompletionBuilder:
         self._scores: dict[int, list[TokenLogprobs | None]] = {}
 
     def append(self, increment: OutputDelta) -> None:
-        """Add what is new."""
+        """Add an increment."""
         self._outputs[increment.number][increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores[increment.number] = increment.prompt_logprobs
@@ -182,7 +182,7 @@ _TEXT_MARK = "\0text"
 
 
 class CompletionStreamWriter(EventWriter[OutputDelta]):
-    """OpenAI's streamed `text_completion`s. A choice's echo comes with its first text."""
+    """OpenAI's streamed `text_completion`s. A choice's first text includes the echo."""
 
     def __init__(self, generation: Generation, options: CompletionOptions) -> None:
         job = generation.job
@@ -206,7 +206,7 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
         )
 
     def write(self, increments: Iterable[OutputDelta]) -> bytes:
-        """Chunks for what is new."""
+        """Chunks for new increments."""
         return b"".join(map(self._write, increments))
 
     def _write(self, increment: OutputDelta) -> bytes:
@@ -245,7 +245,7 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
         return self._choice(index, _TEXT_MARK)
 
     def _add_tokens(self, choice: dict[str, Any], increment: OutputDelta, first: bool) -> None:
-        """Log probabilities and token ids, as far as they are asked for."""
+        """Add log probabilities and token ids, as far as they are requested."""
         options = self._options
         prompt = self._generation.job.prompt_token_ids(increment.number)
         entries = increment.entries if options.shows_output else []
@@ -260,7 +260,7 @@ class CompletionStreamWriter(EventWriter[OutputDelta]):
                 choice["prompt_token_ids"] = prompt or None
 
     def finish(self) -> bytes:
-        """The usage when asked for, and the end mark."""
+        """The usage if requested, and the end marker."""
         return self._chunks.final_usage() + DONE
 
 
@@ -308,7 +308,7 @@ class CompletionsView(GatewayView):
 async def completion_job(
     ctx: RequestContext, completion: CompletionRequest, served: ResolvedModel
 ) -> Job:
-    """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
+    """The job of a request, with prompts as token ids. Raises `InvalidRequest`."""
     try:
         constraint, sampling = await ctx.offload(_form, completion, served)
         if completion.echo and completion.logprobs is not None:
@@ -334,7 +334,7 @@ async def completion_job(
         )
         await job.check()
     except InvalidRequest as error:
-        # `echo` with logprobs asks for the prompt's under the same name.
+        # With `echo`, the field for log probabilities also requests those of the prompt.
         raise rename_error_param(
             error, {"prompt_logprobs": "logprobs"} if completion.echo else {}
         ) from None
@@ -355,7 +355,7 @@ def _form(
 
 
 def _embeds(completion: CompletionRequest, served: ResolvedModel) -> list[PromptEmbeds]:
-    """Prompts that came as vectors. Raises `InvalidRequest`."""
+    """Prompts that came as embeddings. Raises `InvalidRequest`."""
     size = served.info.prompt_embeds_size
     if completion.embeds and not size:
         raise UnsupportedField(

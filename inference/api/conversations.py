@@ -35,14 +35,14 @@ from storage.actions import (
 
 _encode = msgspec.json.Encoder().encode
 
-#: Items of one request, as OpenAI has it.
+#: Maximum number of items in one request, as at OpenAI.
 MAX_ITEMS = 20
 
 Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
 
 
 class NewConversation(BaseModel):
-    """A conversation, with its first items."""
+    """A conversation with its first items."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -67,7 +67,7 @@ class NewItems(BaseModel):
 
 
 def checked_items(items: list[InputItem] | None) -> list[dict[str, Any]]:
-    """Items as they are kept. Raises `InvalidRequest` for those that no model could read."""
+    """Items as they are stored. Raises `InvalidRequest` for items that no model could read."""
     stored_items = [item.model_dump(exclude_unset=True) for item in items or ()]
     try:
         Messages().add_all(item for item in stored_items if item.get("type") != "compaction")
@@ -94,7 +94,7 @@ def _item(row: ConversationItem) -> dict[str, Any]:
 
 
 class ConversationsView(GatewayView):
-    """Begin a conversation."""
+    """Create a conversation."""
 
     schema = EndpointSchema(
         "Conversations",
@@ -107,7 +107,7 @@ class ConversationsView(GatewayView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """A new one."""
+        """A new conversation."""
         body = self.read_json(request) if request.body else {}
         parsed = await request.ctx.offload(NewConversation.model_validate, body)
         row = await run_in_db_thread(
@@ -151,7 +151,7 @@ class ConversationView(GatewayView):
         return json_response(_encode(conversation_object(row)))
 
     async def delete(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
-        """Forget it and its items."""
+        """Delete it and its items."""
         await run_in_db_thread(
             delete_item_conversation, caller=request.caller, public_id=conversation_id
         )
@@ -174,7 +174,7 @@ class ConversationItemsView(GatewayView):
     )
 
     async def get(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
-        """A page of them, the last one first."""
+        """A page of its items, newest first by default."""
         page_query = parse_page_query(request, default=20, max_limit=100)
 
         def listed() -> bytes:
@@ -190,7 +190,7 @@ class ConversationItemsView(GatewayView):
         return json_response(await in_report_thread(request.caller, listed))
 
     async def post(self, request: GatewayRequest, conversation_id: str) -> HttpResponseBase:
-        """Add some at the end."""
+        """Append items."""
         parsed = await request.ctx.offload(NewItems.model_validate, self.read_json(request))
         rows = await run_in_db_thread(
             add_items,
@@ -213,14 +213,14 @@ class ConversationItemView(GatewayView):
     async def get(
         self, request: GatewayRequest, conversation_id: str, item_id: str
     ) -> HttpResponseBase:
-        """As it's kept."""
+        """The item as it is stored."""
         row = await run_in_db_thread(access_item, request.caller, conversation_id, item_id)
         return json_response(_encode(_item(row)))
 
     async def delete(
         self, request: GatewayRequest, conversation_id: str, item_id: str
     ) -> HttpResponseBase:
-        """Forget it."""
+        """Delete it."""
         row = await run_in_db_thread(
             delete_item, caller=request.caller, conversation_id=conversation_id, item_id=item_id
         )

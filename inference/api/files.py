@@ -41,8 +41,8 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: What a file may be for: a batch's requests, or an image in a message. Others of OpenAI's are
-#: refused by name.
+#: Accepted purposes of files: a batch's requests, or an image in a message. OpenAI's others are
+#: rejected by name.
 PURPOSES = ("batch", "vision", "user_data", "assistants")
 OTHER_PURPOSES = ("evals", "fine-tune")
 MIN_LIFETIME_S, MAX_LIFETIME_S = 3600, 30 * 24 * 3600
@@ -51,7 +51,7 @@ FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"
 
 @dataclass
 class UploadForm:
-    """A checked form. `lifetime_s`: seconds until the file expires, or None."""
+    """A validated form. `lifetime_s`: seconds until the file expires, or None."""
 
     file: UploadedFile
     purpose: str
@@ -60,7 +60,7 @@ class UploadForm:
 
 @contextmanager
 def upload_form(request: HttpRequest) -> Iterator[UploadForm]:
-    """Parse the body; the file's temporary copy is gone behind the block. Blocks on the disk.
+    """Parse the body; the file's temporary copy is deleted after the block. Blocks on the disk.
 
     Raises: `UnsupportedMediaType`, `PayloadTooLarge`, `InvalidRequest` with the field.
     """
@@ -99,7 +99,7 @@ def _checked(fields: Any, files: Any) -> UploadForm:
 
 
 def checked_purpose(purpose: str | None) -> str:
-    """A file's purpose. Raises `InvalidRequest`."""
+    """Validate a file's purpose. Raises `InvalidRequest`."""
     if purpose in PURPOSES:
         return str(purpose)
     if purpose in OTHER_PURPOSES:
@@ -130,7 +130,7 @@ def _lifetime(fields: Any) -> int | None:
 
 
 CHUNK = 1 << 18
-#: Of the files that batches write.
+#: Purpose of the files that batches write.
 OUTPUT_PURPOSE = "batch_output"
 
 
@@ -175,7 +175,7 @@ class FilesView(GatewayView):
     call_cost = LIST_COST
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """Keep an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
+        """Store an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
         row = await run_in_file_thread(_keep, request)
         return json_response(_encode(file_object(row)))
 
@@ -203,7 +203,7 @@ def _keep(request: GatewayRequest) -> StoredFile:
 
 
 def _listed(caller: Caller, page_query: PageQuery, purpose: str | None) -> bytes:
-    """The page as JSON, made where it's read: thousands of files would hold up the event loop."""
+    """The page as JSON, encoded in the thread that reads it: files may be thousands."""
     rows = access_files(caller)
     if purpose:
         rows = rows.filter(purpose=purpose)
@@ -228,7 +228,7 @@ class FileView(GatewayView):
         return json_response(_encode(file_object(row)))
 
     async def delete(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
-        """Forget it and its bytes."""
+        """Delete it and its bytes."""
         await run_in_db_thread(delete_file, caller=request.caller, public_id=file_id)
         return json_response(_encode({"id": file_id, "object": "file", "deleted": True}))
 
@@ -247,11 +247,11 @@ class FileContentView(GatewayView):
     renderer_classes = (BinaryRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest, file_id: str) -> HttpResponseBase:
-        """The whole file, always as a download: nothing in it can run in a browser."""
+        """The whole file, always as a download, so that no content runs in a browser."""
         row = await run_in_db_thread(access_file, request.caller, file_id)
         disposition = content_disposition_header(True, row.filename) or "attachment"
         url = await asyncio.to_thread(blob_url, row.tenant_id, row.public_id, disposition)
-        if url is not None:  # a client that follows it leaves its key behind: it's another host
+        if url is not None:  # clients drop the key when they follow it, because the host differs
             return HttpResponseRedirect(url)
         try:
             file = await run_in_file_thread(open_blob, row.tenant_id, row.public_id)

@@ -1,6 +1,6 @@
-"""`GET /health`: green only while every served model has a replica that makes progress.
+"""`GET /health`: OK only while every served model has a replica that makes progress.
 
-A full disk is told of, too. It stops no request, so it doesn't turn health red by itself.
+It also warns of full disks. These stop no requests, so they don't change the status by themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class VersionView(GatewayView):
 
 
 class MetricsView(GatewayView):
-    """Prometheus text about the installation, the same from every gateway; for insiders alone."""
+    """Prometheus text about the installation, the same from every gateway; for insiders only."""
 
     schema = EndpointSchema(
         "Service",
@@ -66,11 +66,11 @@ class MetricsView(GatewayView):
             responses=dict.fromkeys((401, 403, 429), objects.ErrorAnswer),
         ),
     )
-    public = True  # no tenant's key is asked for; see `require_monitoring_access`
+    public = True  # needs no tenant's key; see `require_monitoring_access`
     renderer_classes = (PlainTextRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """503 while Redis, which has the figures, can't be reached."""
+        """503 while Redis, which stores the metrics, is unreachable."""
         await require_monitoring_access(request)
         client = get_engine_client()
         await client.start()
@@ -90,25 +90,25 @@ class MetricsView(GatewayView):
         return HttpResponse(body, content_type=CONTENT_TYPE_LATEST)
 
 
-#: A disk with less room is as good as full.
+#: A disk with less free space counts as full.
 MIN_FREE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Health:
-    """`reasons` is empty when all is well."""
+    """`reasons` is empty if all is well."""
 
     reasons: list[str]
     models: dict[str, dict[str, Any]]
 
     @property
     def ok(self) -> bool:
-        """Whether every model can be asked."""
+        """Whether every model can be used."""
         return not self.reasons
 
 
 async def check_health(client: EngineClient) -> Health:
-    """Look at Redis, the catalogue and the heartbeats as last read, half a second ago at most."""
+    """Check Redis, the catalogue and the heartbeats as last read, at most half a second ago."""
     reasons: list[str] = []
     if trouble := client.watchman.redis_trouble:
         reasons.append(trouble)
@@ -144,7 +144,7 @@ def _is_progressing(replica: Replica) -> bool:
 
 
 def _unhealthy_reason(replicas: list[Replica]) -> str:
-    """Why none of the replicas can be asked."""
+    """Why none of the replicas can be used."""
     if not replicas:
         return "no replica sends heartbeats."
     for replica in replicas:
@@ -158,7 +158,7 @@ def _unhealthy_reason(replicas: list[Replica]) -> str:
 
 
 class HealthView(GatewayView):
-    """200 when every served model can be asked, else 503. Insiders read why, and of which model."""
+    """200 if every served model can be used, else 503. Insiders see why, and for which model."""
 
     schema = EndpointSchema(
         "Service",
@@ -181,7 +181,7 @@ class HealthView(GatewayView):
 
 
 def disk_warnings(folders: Iterable[Path]) -> list[str]:
-    """A sentence for each folder whose disk is full, or can't be read."""
+    """A sentence for each folder whose disk is full or can't be read."""
     warnings = []
     for folder in sorted(set(folders)):
         try:
@@ -199,7 +199,7 @@ def disk_warnings(folders: Iterable[Path]) -> list[str]:
 
 
 def data_folders() -> list[Path]:
-    """Where this installation writes."""
+    """Folders to which this installation writes."""
     return [settings.QUIRE.data_dir, settings.QUIRE.files_dir, settings.QUIRE.adapters_dir]
 
 
@@ -222,10 +222,10 @@ class PingView(GatewayView):
 
 class ReadyView(GatewayView):
     """Whether a load balancer may send requests here: Redis and the database can be used, and this
-    gateway isn't about to end.
+    gateway isn't shutting down.
 
-    Says nothing about models, unlike `/health`: a gateway without a replica still answers pages,
-    files and lists, and taking every gateway out of service would hide why.
+    Unlike `/health` it doesn't depend on models: a gateway without a replica still serves pages,
+    files and lists, and taking every gateway out of service would hide the cause.
     """
 
     schema = EndpointSchema(
@@ -252,9 +252,9 @@ class ReadyView(GatewayView):
 
 
 class DatabaseProbe:
-    """Asks the database whether it answers, one question at a time, however many ask for it."""
+    """Checks whether the database responds, with one query at a time for all callers."""
 
-    #: Seconds that an answer is good for, and that one may take.
+    #: Seconds for which a result is valid, and which a query may take.
     INTERVAL_S = 1.0
 
     def __init__(self) -> None:

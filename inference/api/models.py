@@ -22,12 +22,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def is_anthropic_client(request: HttpRequest) -> bool:
-    """Whether the client is one of Anthropic's SDKs, which send their API's version in a header."""
+    """Whether the client is one of Anthropic's SDKs, which send their API version in a header."""
     return "HTTP_ANTHROPIC_VERSION" in request.META
 
 
 class DualFormatView(GatewayView):
-    """Tells errors as the client's SDK reads them."""
+    """Renders errors in the format that the client's SDK reads."""
 
     def render_exception(self, request: GatewayRequest, error: Exception) -> HttpResponse:
         """See `GatewayView`."""
@@ -55,7 +55,7 @@ def model_info(card: ModelCard) -> dict[str, Any]:
 
 
 def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
-    """All of them on one page."""
+    """All models on one page."""
     data = [model_info(card) for card in cards]
     return {
         "data": data,
@@ -66,9 +66,9 @@ def model_page(cards: Sequence[ModelCard]) -> dict[str, Any]:
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    """OpenAI's `model` object, with vLLM's additions; `tasks` is known while it's served.
+    """OpenAI's `model` object with vLLM's additions; `tasks` is known while the model is served.
 
-    An adapter has its base model as `root` and `parent`, and the `digest` that answers.
+    An adapter has its base model as `root` and `parent`, and the `digest` of the version in use.
     """
     info = get_engine_client().fleet.model(card.parent or card.alias_of or card.id)
     body = {
@@ -107,7 +107,7 @@ class ModelView(DualFormatView):
     required_scope = "models:read"
 
     async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
-        """404 for one that isn't there, or isn't the caller's."""
+        """404 for a model that doesn't exist, or isn't the caller's."""
         card = (await access_target(request.caller, model)).card
         build_object = model_info if is_anthropic_client(request) else model_object
         return json_response(_encode(build_object(card)))

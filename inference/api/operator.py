@@ -1,4 +1,4 @@
-"""For operators: `POST /reset_prefix_cache`, `GET /load`, `GET /server_info`."""
+"""For operators: `POST /reset_prefix_cache`, `GET /load`, `GET /server_info` and others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
-#: A replica in the middle of a long step answers after it.
+#: Seconds to wait for a reply: a replica replies between two steps, which may be long.
 ANSWER_WITHIN_S = 10.0
-#: What vLLM's server answers when it's done.
+#: Status that vLLM's server returns on success.
 OK_BODY = {"pause": "paused", "resume": "resumed", "abort_requests": "aborted"}
-#: As vLLM's server reads switches in a query.
+#: Values of boolean query parameters that vLLM's server accepts.
 TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("false", "0", "no", "n", "off", "f")
 
 
@@ -43,21 +43,21 @@ class CommandResult(ApiObject):
 
 
 class IsSleeping(ApiObject):
-    """Whether any replica sleeps, and each of them."""
+    """Whether any replica sleeps, and the state of each."""
 
     is_sleeping: bool
     replicas: dict[str, bool]
 
 
 class IsPaused(ApiObject):
-    """Whether any replica is paused, and each of them."""
+    """Whether any replica is paused, and the state of each."""
 
     is_paused: bool
     replicas: dict[str, bool]
 
 
 class Load(ApiObject):
-    """Requests that run or wait."""
+    """Running or waiting requests."""
 
     server_load: int
     replicas: dict[str, Any]
@@ -72,7 +72,7 @@ class ServerInfo(ApiObject):
 
 
 class OperatorView(GatewayView):
-    """Needs the operator's scope, which superusers alone can give."""
+    """Requires the operator's scope, which only superusers can grant."""
 
     required_scope = "operator"
 
@@ -92,7 +92,7 @@ def command_endpoint(summary: str, request: Any = None, *parameters: OpenApiPara
 
 
 class ResetPrefixCacheView(OperatorView):
-    """Forgets every prefix that replicas keep; none of them while a request uses any."""
+    """Clears the prefix cache of replicas; none of them while a request uses it."""
 
     schema = EndpointSchema(
         "Operator",
@@ -111,8 +111,8 @@ class ResetPrefixCacheView(OperatorView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Return each replica's reply; 503 unless all have succeeded.
 
-        `?reset_running_requests=true`: requests that run compute theirs anew; `&model=` for one
-        model's replicas alone.
+        `?reset_running_requests=true`: running requests recompute their prefixes; `&model=` for
+        only one model's replicas.
         """
         running = parse_bool_query(request, "reset_running_requests")
         replicas = await target_replicas(request)
@@ -123,21 +123,21 @@ class ResetPrefixCacheView(OperatorView):
 
 
 class ResetEncoderCacheView(OperatorView):
-    """Forgets what replicas' encoders made of images and videos."""
+    """Clears the caches of replicas' encoders for images and videos."""
 
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Empty the caches of encoder outputs", None)
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """Return each replica's reply; 503 while a request needs some of it."""
+        """Return each replica's reply; 503 while a request needs cached outputs."""
         replicas = await target_replicas(request)
         client = get_engine_client()
         return await broadcast_command(client, replicas, "reset_encoder_cache", ANSWER_WITHIN_S)
 
 
 class ResetMediaCacheView(ResetEncoderCacheView):
-    """Forgets images, videos and documents that this gateway has prepared, too."""
+    """Also clears this gateway's cache of decoded images, videos and documents."""
 
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Empty the caches of prepared and encoded media", None)
@@ -158,8 +158,8 @@ def parse_bool_query(request: GatewayRequest, name: str, default: str = "false")
 
 
 async def target_replicas(request: GatewayRequest) -> list[Replica]:
-    """The live replicas of the model that is asked for (`?model=`), or of all, as they are now:
-    who has just told one something sees that it's done.
+    """The live replicas of the model in the query (`?model=`), or of all models, as they are now:
+    a caller that has just sent a command sees its effect.
 
     Raises: `NotFound` when none serves it.
     """
@@ -178,7 +178,7 @@ async def target_replicas(request: GatewayRequest) -> list[Replica]:
 async def broadcast_command(
     client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
 ) -> HttpResponseBase:
-    """Give all of them a command; what each said, with 503 unless all have done it.
+    """Send a command to all of them; return their replies, with 503 unless all have succeeded.
 
     `details` are `ControlRequest`'s.
     """
@@ -213,8 +213,8 @@ class LoadView(OperatorView):
     schema = EndpointSchema("Operator", get=Endpoint("How many requests run and wait", Load))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """`server_load`: requests that run or wait, over all replicas as last heard, with what this
-        gateway gave them since.
+        """`server_load`: running or waiting requests over all replicas, by their last heartbeats
+        and what this gateway has sent since.
         """
         replicas = {
             replica.heartbeat.replica_id: _load(replica)
@@ -236,7 +236,7 @@ def _load(replica: Replica) -> dict[str, Any]:
 
 
 def _public_settings(settings: QuireSettings) -> dict[str, Any]:
-    """All but secrets, and addresses, which may hold one."""
+    """All settings but secrets and addresses, which may contain secrets."""
     fields = QuireSettings.model_fields
     hidden = {name for name, field in fields.items() if is_secret(field) or not field.repr}
     return settings.model_dump(mode="json", exclude=hidden)
@@ -267,13 +267,13 @@ class ServerInfoView(OperatorView):
         return json_response(_encode(body))
 
 
-#: Requests that are waited for may be long.
+#: Seconds to wait for running requests, which may be long.
 DRAIN_TIMEOUT_S = 600.0
 MAX_IDS = 10_000
 
 
 class PauseView(OperatorView):
-    """Has replicas take nothing new, or stand still."""
+    """Makes replicas accept no new requests, or stop computing."""
 
     schema = EndpointSchema(
         "Operator",
@@ -297,12 +297,12 @@ class PauseView(OperatorView):
 
 
 class ResumeView(OperatorView):
-    """Has paused replicas go on."""
+    """Resumes paused replicas."""
 
     schema = EndpointSchema("Operator", post=command_endpoint("Resume replicas"))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`?model=` for one model's replicas alone."""
+        """`?model=` for only one model's replicas."""
         replicas = await target_replicas(request)
         return await broadcast_command(get_engine_client(), replicas, "resume", ANSWER_WITHIN_S)
 
@@ -316,7 +316,7 @@ class IsPausedView(OperatorView):
     )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """`is_paused`: whether any replica is; and each of them, as last heard."""
+        """`is_paused`: whether any replica is; and each replica's state."""
         paused = {
             replica.heartbeat.replica_id: replica.heartbeat.paused
             for replica in await target_replicas(request)
@@ -325,7 +325,7 @@ class IsPausedView(OperatorView):
 
 
 class AbortBody(BaseModel):
-    """Ids as answers have them (`chatcmpl-...`); none: all requests of everybody."""
+    """Ids as in responses (`chatcmpl-...`); none: all requests of all tenants."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -333,7 +333,7 @@ class AbortBody(BaseModel):
 
 
 class AbortRequestsView(OperatorView):
-    """Ends requests that run or wait."""
+    """Aborts running or waiting requests."""
 
     schema = EndpointSchema("Operator", post=command_endpoint("Abort requests", AbortBody))
 
@@ -348,19 +348,19 @@ class AbortRequestsView(OperatorView):
         )
 
 
-#: A trace of many steps is written to the disk.
+#: Seconds to wait for a profile: a trace of many steps is written to disk.
 PROFILE_WITHIN_S = 300.0
-#: Paths on the machine that made the files; no client needs them.
+#: Paths on the machine that created the files, which no client needs.
 PATHS = ("vocab_file", "merges_file", "name_or_path")
 
 
 class StartProfileView(OperatorView):
-    """Begins a profile of what replicas compute."""
+    """Starts a profile of replicas' computations."""
 
     schema = EndpointSchema("Operator", post=command_endpoint("Start a profile"))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`?model=` for one model's replicas alone."""
+        """`?model=` for only one model's replicas."""
         replicas = await target_replicas(request)
         return await broadcast_command(
             get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S
@@ -368,7 +368,7 @@ class StartProfileView(OperatorView):
 
 
 class StopProfileView(OperatorView):
-    """Ends it."""
+    """Stops the profile."""
 
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Stop the profile and write the trace")
@@ -394,7 +394,7 @@ class RpcBody(BaseModel):
 
 
 class CollectiveRpcView(OperatorView):
-    """Has all replicas run a method."""
+    """Runs a method on all replicas."""
 
     schema = EndpointSchema(
         "Operator", post=command_endpoint("Run a method on all replicas", RpcBody)
@@ -430,12 +430,12 @@ class TokenizerInfoView(OperatorView):
         return json_response(_encode(info))
 
 
-#: Weights may have to be read anew.
+#: Seconds to wait for replicas to wake up, which may load weights from disk.
 SLEEP_TIMEOUT_S = 300.0
 
 
 class SleepView(OperatorView):
-    """Has replicas give their memory back."""
+    """Puts replicas to sleep, which frees their memory."""
 
     schema = EndpointSchema(
         "Operator",
@@ -447,7 +447,7 @@ class SleepView(OperatorView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`?level=1` (weights go to host memory) or 2; `&model=` for one model's replicas alone."""
+        """`?level=1` (weights move to host memory) or 2; `&model=` for one model's replicas."""
         level = request.GET.get("level", "1")
         if level not in map(str, SLEEP_LEVELS):
             raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
@@ -457,7 +457,7 @@ class SleepView(OperatorView):
 
 
 class WakeUpView(OperatorView):
-    """Has replicas take their memory again."""
+    """Wakes sleeping replicas up."""
 
     schema = EndpointSchema(
         "Operator",
@@ -491,7 +491,7 @@ class IsSleepingView(OperatorView):
     )
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """`is_sleeping`: whether any replica does; and each of them."""
+        """`is_sleeping`: whether any replica sleeps; and each replica's state."""
         sleeping = {
             replica.heartbeat.replica_id: replica.heartbeat.state == "sleeping"
             for replica in await target_replicas(request)

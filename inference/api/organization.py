@@ -38,16 +38,16 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: Buckets on a page by width: what is given without `limit`, and the most.
+#: Number of buckets on a page by width: without `limit`, and the maximum.
 PAGES = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COST_PAGE = (7, 180)
-#: 9999-12-31, the last day that dates have.
+#: 9999-12-31, the last day that dates can represent.
 LAST_SECOND = 253_402_214_400
 
 
 @dataclass(frozen=True)
 class UsageReportRequest:
-    """A question, what to show and where the next page begins (None after the last)."""
+    """The query, the columns to show, and where the next page begins (None after the last)."""
 
     question: UsageQuery
     buckets: list[datetime]
@@ -69,9 +69,9 @@ def parse_report_request(
     pages: dict[str, tuple[int, int]],
     pooling: bool | None,
 ) -> UsageReportRequest:
-    """Check everything. May block: it looks for the tenants that are named.
+    """Parse and validate the query. May block to look up the tenants that it names.
 
-    Raises: `InvalidRequest` with the parameter's name; `NotFound` for somebody else's tenant.
+    Raises: `InvalidRequest` with the parameter's name; `NotFound` for another caller's tenant.
     """
     width = _choice(query, "bucket_width", widths, default="1d")
     step = WIDTHS[width]
@@ -112,7 +112,7 @@ def parse_report_request(
 
 
 def _list(query: QueryDict, name: str) -> list[str]:
-    """`name=a&name=b`, `name[]=a` or `name=a,b`: clients send each of them."""
+    """`name=a&name=b`, `name[]=a` or `name=a,b`: clients use all of these."""
     texts = [*query.getlist(name), *query.getlist(f"{name}[]")]
     values = [value for text in texts for value in text.split(",") if value]
     if len(values) > 100:
@@ -166,7 +166,7 @@ def _page(text: str) -> int:
 
 
 def _bucket_start(seconds: int, step: timedelta) -> int:
-    """The beginning of the bucket, by UTC."""
+    """The start of the bucket, in UTC."""
     return seconds - seconds % int(step.total_seconds())
 
 
@@ -185,7 +185,7 @@ class CsvRenderer(EventStreamRenderer):
 
 
 class Bucket(ApiObject):
-    """Usage within a span of time, one result a group."""
+    """Usage within a time span, one result per group."""
 
     object: Literal["bucket"]
     start_time: int
@@ -236,7 +236,7 @@ class ReportView(GatewayView):
     pooling: ClassVar[bool | None] = None
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """A page of buckets, as JSON or by `format=csv` as text."""
+        """A page of buckets, as JSON, or as CSV with `format=csv`."""
         return await in_report_thread(request.caller, self._report, request.GET, request.caller)
 
     def _report(self, query: QueryDict, caller: Caller) -> HttpResponseBase:
@@ -272,7 +272,7 @@ class ReportView(GatewayView):
         return json_response(_encode(page))
 
     def result(self, sums: UsageTotals) -> dict[str, Any]:
-        """A group of a bucket as JSON."""
+        """A bucket's group as JSON."""
         raise NotImplementedError
 
     def columns(self, sums: UsageTotals) -> dict[str, Any]:
@@ -298,7 +298,7 @@ class ReportView(GatewayView):
 
 
 class CompletionsUsageView(ReportView):
-    """Tokens of all endpoints that generate."""
+    """Tokens of all generating endpoints."""
 
     schema = report_schema(
         "Sum up the usage of generating endpoints", ReportView.widths, ReportView.groups
@@ -374,7 +374,7 @@ class CostsView(ReportView):
         }
 
     def columns(self, sums: UsageTotals) -> dict[str, Any]:
-        """The amount, exact."""
+        """The exact amount."""
         return {"amount": decimal_text(sums.cost_nanos), "currency": settings.QUIRE.currency}
 
 

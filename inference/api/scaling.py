@@ -40,13 +40,13 @@ class ScaleBody(FailFastModel):
 
 
 class Scaled(ApiObject):
-    """What vLLM's server says when it's done."""
+    """Body of vLLM's server on success."""
 
     message: Annotated[str, Field(description="What was done.")]
 
 
 class IsScaling(ApiObject):
-    """Whether any model has other replicas than it's to have."""
+    """Whether any model's number of replicas differs from its target."""
 
     is_scaling_elastic_ep: bool
 
@@ -58,14 +58,14 @@ class WorldSize(ApiObject):
 
 
 class ScaleView(OperatorView):
-    """Changes how many replicas a model has on each node; requests go on meanwhile."""
+    """Changes a model's number of replicas on each node; requests continue meanwhile."""
 
     schema = EndpointSchema(
         "Operator", post=Endpoint("Change the number of replicas", Scaled, ScaleBody)
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`{"new_data_parallel_size"}`; 503 where they aren't ready in time: they still come."""
+        """`{"new_data_parallel_size"}`; 503 if they aren't ready in time; they still start."""
         body = parse(ScaleBody, self.read_json(request))
         size = body.new_data_parallel_size
         name = await run_in_db_thread(
@@ -83,7 +83,7 @@ class ScaleView(OperatorView):
 
 
 async def _has_replicas(client: EngineClient, model: str, size: int) -> bool:
-    """Whether a model has as many on each node, all of them ready."""
+    """Whether a model has that many replicas on each node, all of them ready."""
     await client.start()
     await client.watchman.tick()
     replicas = client.fleet.of_model(model)
@@ -92,12 +92,12 @@ async def _has_replicas(client: EngineClient, model: str, size: int) -> bool:
 
 
 class IsScalingView(OperatorView):
-    """Says whether replicas come or go."""
+    """Reports whether replicas are being started or stopped."""
 
     schema = EndpointSchema("Operator", post=Endpoint("Whether replicas come or go", IsScaling))
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """Of all models that are loaded."""
+        """Whether any loaded model is scaling."""
         client = get_engine_client()
         sizes = await run_in_db_thread(num_replicas_by_model)
         scaled = [await _has_replicas(client, name, size) for name, size in sizes.items()]
@@ -105,7 +105,7 @@ class IsScalingView(OperatorView):
 
 
 class WorldSizeView(OperatorView):
-    """Says how many processes share the work."""
+    """Reports the number of processes that share the work."""
 
     schema = EndpointSchema(
         "Operator",

@@ -1,5 +1,5 @@
-"""`.../render`: a request as the token ids and parameters that would run, which
-`/inference/v1/generate` takes. Nothing is generated.
+"""`.../render`: converts a request to the token ids and parameters that it would run with, in the
+form that `/inference/v1/generate` accepts. Nothing is generated.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 def rendered(job: Job, request: GenerateRequest) -> list[dict[str, Any]]:
-    """One body for `/inference/v1/generate` a prompt.
+    """One body for `/inference/v1/generate` per prompt.
 
-    Raises `InvalidRequest` for prompts that came as vectors.
+    Raises `InvalidRequest` for prompts that came as embeddings.
     """
     if job.embeds:
         raise InvalidRequest("prompt_embeds have no token ids.", param="prompt_embeds")
@@ -67,7 +67,7 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
     """Sampling parameters that differ from the defaults, by their names in requests."""
     values = msgspec.to_builtins(sampling, str_keys=True)
     fields = {name: value for name, value in values.items() if name in SAMPLING}
-    # Without one, `/inference/v1/generate` takes all of the context.
+    # Without `max_tokens`, `/inference/v1/generate` would use all of the context.
     fields["max_tokens"] = sampling.max_tokens
     if sampling.thinking is not None:
         fields["thinking"] = values["thinking"]
@@ -75,7 +75,7 @@ def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
 
 
 async def rendered_chat(chat: ChatRequest, ctx: RequestContext) -> dict[str, Any]:
-    """A chat's body. Raises `InvalidRequest` in a chat's words."""
+    """The body for a chat. Raises `InvalidRequest` with a chat's field names."""
     served = await resolve_model(ctx, chat.model)
     job, options = await build_chat_job(
         chat,
@@ -169,7 +169,7 @@ class MessagesRenderView(AnthropicView):
         return response
 
 
-#: How a chat is rendered: `ChatRequest`'s fields, which check them.
+#: Fields of `ChatRequest` that affect how a chat is rendered; it validates them.
 CHAT_FIELDS = (
     "model",
     "messages",
@@ -185,9 +185,9 @@ CHAT_FIELDS = (
 
 
 class TokenizeRequest(StrictRequest):
-    """A text (`prompt`) or a chat (`messages`) to tokenise.
+    """A text (`prompt`) or a chat (`messages`) to tokenize.
 
-    `add_special_tokens` is true for a text and false for a chat, whose template has its own.
+    `add_special_tokens` is true for a text and false for a chat, whose template adds its own.
     """
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -206,7 +206,7 @@ class TokenizeRequest(StrictRequest):
     return_token_strs: bool | None = False
 
     def check(self) -> None:
-        """One of the two, not both."""
+        """Require exactly one of the two."""
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequest("Either prompt or messages must be given.", param="prompt")
 
@@ -235,7 +235,7 @@ class TokenizeView(GatewayView):
         ignored = parsed.ignored_fields()
         served = await resolve_model(request.ctx, parsed.model, task=None)
         tokens = await _tokens(parsed, body, served, request.ctx)
-        # The vocabulary's own spelling: joined, it says where words begin.
+        # The vocabulary's own spelling shows where words begin.
         strings = [served.tokenizer.id_to_piece(token) for token in tokens]
         response = json_response(
             _encode(

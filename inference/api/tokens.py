@@ -1,4 +1,4 @@
-"""vLLM's answers with token ids, in one body and as a stream."""
+"""vLLM's responses with token ids, in one body or as a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 SAMPLING = (
     (SamplingFields.model_fields.keys() - GenerateRequest.model_fields.keys()) | {"logprobs"}
 ) - {"truncate_prompt_tokens", "truncation_side"}
-#: Of vLLM's `SamplingParams`, which mean nothing here.
+#: Fields of vLLM's `SamplingParams` without effect here.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "detokenize": (True, False),
     "output_kind": (0, 1, 2),
@@ -57,8 +57,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class TokensRequest(StrictRequest):
-    """One prompt. `sampling_params` are those of `SamplingParams`; all of the context without a
-    `max_tokens`. `request_id` is the client's own name for the request.
+    """One prompt. `sampling_params` are those of `SamplingParams`; without `max_tokens` an output
+    may fill the context. `request_id` is the client's own id of the request.
     """
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -84,7 +84,7 @@ class TokensRequest(StrictRequest):
     reasoning_ended: bool | None = None
 
     def thinking(self) -> ReasoningParams | None:
-        """Markers of reasoning before a constrained answer, as a rendered chat gives them.
+        """Markers of reasoning before a constrained answer, as a rendered chat has them.
 
         Raises `InvalidRequest`.
         """
@@ -93,7 +93,7 @@ class TokensRequest(StrictRequest):
             return None
         try:
             return msgspec.convert(value, ReasoningParams)
-        except msgspec.ValidationError as error:  # its own errors have ours as their cause
+        except msgspec.ValidationError as error:  # its cause is our own error
             cause = error.__cause__ or error
             field = getattr(cause, "param", None) or "thinking"
             raise InvalidRequest(str(cause), param=field) from None
@@ -113,7 +113,7 @@ class TokensRequest(StrictRequest):
             body["stream_options"] = self.stream_options.model_dump(exclude_unset=True)
         try:
             return parse(CompletionRequest, body | self._sampling())
-        except ValueError as error:  # pydantic's, in a completion's words
+        except ValueError as error:  # from pydantic, with a completion's field names
             quire_error = as_quire_error(error)
             if isinstance(quire_error, InvalidRequest):
                 raise rename_error_fields(quire_error) from None
@@ -134,7 +134,7 @@ class TokensRequest(StrictRequest):
 
 
 def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
-    """A completion's error with the field as this endpoint calls it."""
+    """A completion's error with this endpoint's field name."""
     param = error.param or ""
     head = param.split(".")[0].split("[")[0]
     if head in SAMPLING or head == "thinking":
@@ -145,7 +145,7 @@ def rename_error_fields(error: InvalidRequest) -> InvalidRequest:
 
 
 class _Choices:
-    """Choices in the form that the request asked for: ids alone, or their text too."""
+    """Choices in the requested form: only ids, or also their text."""
 
     def __init__(self, generation: Generation, request: TokensRequest, alternatives: int | None):
         self._text = request.output_mode == "text"
@@ -162,7 +162,7 @@ class _Choices:
         finish_reason: str | None,
         stop_reason: int | str | None,
     ) -> dict[str, Any]:
-        """One output, or what is new of it."""
+        """One output, or its new part."""
         body: dict[str, Any] = {
             "index": index,
             "finish_reason": finish_reason,
@@ -182,7 +182,7 @@ class _Choices:
         return [
             {
                 **_scored(entry.logprobs, 0),
-                # Without alternatives it's the token itself, as vLLM has it.
+                # Without alternatives it is the token itself, as in vLLM.
                 "top_logprobs": [
                     _scored(entry.logprobs, index)
                     for index in range(1, len(entry.logprobs.token_ids)) or (0,)
@@ -212,13 +212,13 @@ class TokensAnswer:
         self._scores: list[TokenLogprobs | None] | None = None
 
     def append(self, increment: OutputDelta) -> None:
-        """Add what is new."""
+        """Add an increment."""
         self._outputs[increment.index].append(increment)
         if increment.prompt_logprobs is not None:
             self._scores = increment.prompt_logprobs
 
     def body(self) -> dict[str, Any]:
-        """The whole answer."""
+        """The complete response."""
         generation, job, request = self._generation, self._generation.job, self._request
         best = best_outputs(generation.outputs[0], job.sampling.n)
         chosen = [self._outputs[index] for index in best]
@@ -251,7 +251,7 @@ class TokensStreamWriter(EventWriter[OutputDelta]):
         self._is_first = True
 
     def write(self, news: Iterable[OutputDelta]) -> bytes:
-        """A chunk an output."""
+        """One chunk per output."""
         return b"".join(map(self._write, news))
 
     def _write(self, increment: OutputDelta) -> bytes:
@@ -282,14 +282,14 @@ class TokensStreamWriter(EventWriter[OutputDelta]):
         return b"data: " + _encode(body) + b"\n\n"
 
     def finish(self) -> bytes:
-        """The usage when asked for, and the end mark."""
+        """The usage if requested, and the end marker."""
         options = self._request.stream_options
         usage = options is not None and options.include_usage
         return (self._chunk([], usage=True) if usage else b"") + DONE
 
 
 class TokensView(GatewayView):
-    """Goes on from token ids with token ids; nothing is tokenised and no template is applied."""
+    """Generates token ids from token ids, without tokenizer or chat template."""
 
     schema = EndpointSchema(
         "Tokens",

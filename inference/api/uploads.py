@@ -1,4 +1,4 @@
-"""`/v1/uploads`: announce a file, send its parts, make it of them."""
+"""`/v1/uploads`: announce a file, send its parts, assemble it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from storage.actions import add_part, cancel_upload, complete_upload, create_upl
 from storage.actions.files import MAX_PARTS
 
 _encode = msgspec.json.Encoder().encode
-#: Of a part, as OpenAI has it.
+#: Maximum size of a part, as at OpenAI.
 MAX_PART_BYTES = 64 << 20
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
 
 class UploadRequest(BaseModel):
-    """A file to come."""
+    """An announced file."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class UploadRequest(BaseModel):
 
 
 class CompleteRequest(BaseModel):
-    """The parts in their order."""
+    """The parts in order."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -116,7 +116,7 @@ class UploadPartsView(GatewayView):
     )
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
-        """Keep a part (multipart/form-data: `data`)."""
+        """Store a part (multipart/form-data: `data`)."""
         part = await run_in_file_thread(_keep, request, upload_id)
         body = {
             "id": part.public_id,
@@ -155,7 +155,7 @@ def _keep(request: GatewayRequest, upload_id: str) -> UploadPart:
 
 
 class UploadCompleteView(GatewayView):
-    """The file of an upload's parts."""
+    """Assembles an upload's parts into a file."""
 
     schema = EndpointSchema(
         "Files",
@@ -163,7 +163,7 @@ class UploadCompleteView(GatewayView):
     )
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
-        """Make it."""
+        """Assemble the file."""
         parsed = CompleteRequest.model_validate(self.read_json(request))
         row = await run_in_file_thread(
             complete_upload,
@@ -176,11 +176,11 @@ class UploadCompleteView(GatewayView):
 
 
 class UploadCancelView(GatewayView):
-    """The end of an upload."""
+    """Cancels an upload."""
 
     schema = EndpointSchema("Files", post=Endpoint("Cancel an upload", objects.UploadObject))
 
     async def post(self, request: GatewayRequest, upload_id: str) -> HttpResponseBase:
-        """Forget its parts."""
+        """Delete its parts."""
         row = await run_in_db_thread(cancel_upload, caller=request.caller, public_id=upload_id)
         return json_response(_encode(upload_object(row)))

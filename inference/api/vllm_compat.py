@@ -1,4 +1,4 @@
-"""`POST /generate` of vLLM's oldest server, and `POST /invocations` of SageMaker's containers."""
+"""`POST /generate` of vLLM's first server, and `POST /invocations` of SageMaker's containers."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from inference.web.views import GatewayRequest, GatewayView
 
 _encode = msgspec.json.Encoder().encode
 
-#: A check loads the model; a worker may have others before it.
+#: Seconds to wait for an adapter's check, which loads the model and may wait behind other checks.
 CHECKED_WITHIN_S = 600.0
 POLL_INTERVAL_S = 0.2
 
 
 class LoadBody(BaseModel):
-    """`load_inplace`: serve what the path holds now in the place of what has the name. `model`: the
-    base, where several models are served.
+    """`load_inplace`: replace the adapter of this name by the path's current content. `model`: the
+    base model, if several models are served.
     """
 
     lora_name: str
@@ -61,17 +61,17 @@ class LoadBody(BaseModel):
 
 
 class UnloadBody(BaseModel):
-    """`model`: the base, where adapters of several have the name."""
+    """`model`: the base model, if adapters of several models have the name."""
 
     lora_name: str
     model: str = Field(default="", description="Base model of the adapter.")
 
 
 class LoadAdapterView(OperatorView):
-    """Adds an adapter for all tenants, from a folder of the server.
+    """Adds an adapter for all tenants, from a folder on the server.
 
-    A worker stores, checks and probes it before the answer is sent. Whoever has the answer may use
-    the adapter on any gateway at once: it's sent when each of them must have looked.
+    A worker stores, checks and probes it before the response is sent. By then every gateway has
+    refreshed its catalogue, so the adapter can be used on any of them at once.
     """
 
     schema = EndpointSchema(
@@ -85,7 +85,7 @@ class LoadAdapterView(OperatorView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`{"lora_name", "lora_path"}`, perhaps `load_inplace` and `model`: which base."""
+        """`{"lora_name", "lora_path"}`, optionally `load_inplace` and `model`, the base model."""
         body = self.read_json(request)
         name, path = _text(body, "lora_name"), _text(body, "lora_path")
         if not name or not path:
@@ -107,7 +107,7 @@ class LoadAdapterView(OperatorView):
 
 
 class UnloadAdapterView(OperatorView):
-    """Takes an adapter's names away; the console brings it back."""
+    """Removes an adapter's names; the console can restore it."""
 
     schema = EndpointSchema(
         "Operator",
@@ -120,7 +120,7 @@ class UnloadAdapterView(OperatorView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`{"lora_name"}`, perhaps `model`: which base."""
+        """`{"lora_name"}`, optionally `model`, the base model."""
         body = self.read_json(request)
         name = _text(body, "lora_name")
         if not name:
@@ -177,7 +177,7 @@ def _text_response(text: str) -> HttpResponse:
     return response
 
 
-#: Which endpoint an invocation is meant for: the first of which it has all these fields.
+#: The endpoint of an invocation: the first one whose fields the body has.
 INVOCATIONS: tuple[tuple[tuple[str, ...], type[GatewayView]], ...] = (
     (("messages",), StoredCompletionsView),
     (("prompt",), CompletionsView),
@@ -188,30 +188,30 @@ INVOCATIONS: tuple[tuple[tuple[str, ...], type[GatewayView]], ...] = (
     (("input", "task"), PoolingView),
     (("input",), EmbeddingsView),
 )
-#: What tells a pooling model's endpoint: what has neither is asked by `/pooling`.
+#: Distinguish the endpoints of pooling models; a body with neither is sent to `/pooling`.
 CLASSIFY, EMBED = "classify", "embed"
 
 
 class _Texts:
-    """Whole texts, each with the prompt before it."""
+    """Complete texts, each preceded by its prompt."""
 
     def __init__(self, generation: Generation, prompt: str, n: int) -> None:
         self._generation, self._n = generation, n
         self._texts = [prompt for _ in generation.outputs[0]]
 
     def append(self, increment: OutputDelta) -> None:
-        """Add what is new."""
+        """Add an increment."""
         self._texts[increment.index] += increment.text
 
     def body(self) -> dict[str, Any]:
-        """All of them."""
+        """All texts."""
         best = best_outputs(self._generation.outputs[0], self._n)
         return {"text": [self._texts[index] for index in best]}
 
 
 class _TextsWriter(EventWriter[OutputDelta]):
-    """JSON for each change, with all of the text so far, and a NUL behind it: vLLM's clients split
-    there. White space before JSON is part of it.
+    """One JSON object per change, with all of the text so far, followed by a NUL at which vLLM's
+    clients split. White space before JSON is part of it.
     """
 
     heartbeat = b"\n"
@@ -221,7 +221,7 @@ class _TextsWriter(EventWriter[OutputDelta]):
         self._texts = texts
 
     def write(self, news: Iterable[OutputDelta]) -> bytes:
-        """The texts as they are now."""
+        """The current texts."""
         for increment in news:
             self._texts.append(increment)
         return _encode(self._texts.body()) + b"\0"
@@ -231,12 +231,12 @@ class _TextsWriter(EventWriter[OutputDelta]):
         return b""
 
     def error(self, error: QuireError) -> bytes:
-        """In the place of a change."""
+        """An error instead of a change."""
         return encode_error(error) + b"\0"
 
 
 class GenerateView(GatewayView):
-    """Completes one prompt; sampling parameters stand beside it."""
+    """Completes one prompt; sampling parameters are fields of the body."""
 
     schema = EndpointSchema(
         "Completions",
@@ -252,7 +252,7 @@ class GenerateView(GatewayView):
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """`{"text": [prompt and output, ...]}`, with `stream` several, each followed by a NUL."""
+        """`{"text": [prompt and output, ...]}`; with `stream` several, each followed by a NUL."""
         completion = await parse_offloaded(request.ctx, CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts
@@ -271,7 +271,7 @@ class GenerateView(GatewayView):
 
 
 class InvocationsView(GatewayView):
-    """Any of the endpoints that answer at once, told by its fields."""
+    """Any endpoint with a synchronous response, chosen by the body's fields."""
 
     schema = EndpointSchema(
         "Completions",
