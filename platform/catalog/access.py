@@ -1,4 +1,4 @@
-"""Which models a caller may use."""
+"""Access to models: which ones a caller may use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 TTL_S = 2.0
-#: With the database away, a tenant goes on with the models that it had.
+#: While the database is down, a tenant keeps the models that it had.
 STALE_S = 60.0
 
 
@@ -40,10 +40,10 @@ STALE_S = 60.0
 class ModelCard:
     """A model as clients see it. `created`: seconds since the epoch; `root`: its base model.
 
-    `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
-    name of, "" for a model's own. `parent`: the base model of an adapter, "" for a model; `digest`:
-    the adapter's content that answers now. `fallbacks`: models that answer while it's down.
-    `wakes`: it may have no replica when nobody asks, and comes back with a request.
+    `max_model_len` is None until a replica has reported it. `alias_of`: the model that this name is
+    an alias of, "" for a model's own name. `parent`: an adapter's base model, "" for a model;
+    `digest`: of the adapter's current content. `fallbacks`: models that answer while it is down.
+    `wakes`: it is stopped while idle, and started by the next request.
     """
 
     id: str
@@ -67,27 +67,24 @@ _cards: AsyncTTLCache[int, ModelCards] = AsyncTTLCache(ttl=TTL_S, size=10_000)
 async def access_models(caller: Caller) -> list[ModelCard]:
     """The loaded models that are public or shared with the caller's tenant, by name.
 
-    Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
+    Raises: `ServiceUnavailable` (503) when the database is down and nothing usable is cached.
     """
     cards = await tenant_cards(caller.tenant_id)
     return [card for card in cards.values() if caller.can_use_model(card.id)]
 
 
 async def access_model(caller: Caller, name: str | None) -> ModelCard:
-    """The model with this name, its own or another one; without a name the only one that the
-    caller may use.
+    """The model with this name or alias; without a name the only one that the caller may use.
 
     Raises:
-        ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
-        InvalidRequest: it has no name and there are several.
+        ModelNotFound: (404, `param` "model") it doesn't exist or the caller has no access.
+        InvalidRequest: the name is missing and the caller has several models.
     """
     return _match_name(await tenant_cards(caller.tenant_id), caller, name)
 
 
 def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
-    """Result of `access_model`, where that takes no look into the database; None elsewhere, and
-    where it raises.
-    """
+    """Result of `access_model` if it is cached; None if the database must be read or it raises."""
     cards = _cards.peek(caller.tenant_id)
     try:
         return None if cards is None else _match_name(cards, caller, name)
@@ -96,7 +93,7 @@ def get_cached_model(caller: Caller, name: str | None) -> ModelCard | None:
 
 
 def _match_name(tenant_cards: ModelCards, caller: Caller, name: str | None) -> ModelCard:
-    """The caller's model with this name. Raises as `access_model`."""
+    """The caller's model with this name. Raises the errors of `access_model`."""
     cards = {
         card_name: card
         for card_name, card in tenant_cards.items()
@@ -128,10 +125,11 @@ def _single_model(cards: ModelCards) -> ModelCard:
 
 
 async def served_model_names() -> dict[str, bool]:
-    """Names of all models that shall run now, whoever may use them, and whether each may be without
-    a replica: for health, not for callers.
+    """Names of all models that should be loaded, and whether each may have no replica.
 
-    Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
+    For health checks, not for callers: it ignores access.
+
+    Raises: `ServiceUnavailable` (503) when the database is down and nothing usable is cached.
     """
     return await _cached(_names, "all", _read_names)
 
@@ -143,7 +141,7 @@ def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
 
 
 def access_catalog(user: Actor | User) -> QuerySet[ServedModel]:
-    """All models, loaded or not. Raises `PermissionDenied` for all but operators."""
+    """All models, loaded or not. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return ServedModel.objects.prefetch_related("tenants")
 
@@ -155,7 +153,7 @@ def access_replicas(tenant: Tenant) -> QuerySet[Replica]:
 
 
 async def tenant_cards(tenant_id: int) -> ModelCards:
-    """All that the tenant may use, by every name, whatever lists its keys have.
+    """All models that the tenant may use, by name and alias, regardless of its keys' lists.
 
     Raises: as `access_models`.
     """
@@ -163,7 +161,7 @@ async def tenant_cards(tenant_id: int) -> ModelCards:
 
 
 async def _cached(cache: AsyncTTLCache[Any, T], name: object, read: Callable[[], T]) -> T:
-    """Ask the cache, then the database, then, while that is away, what was known lately."""
+    """Ask the cache, then the database, then, while that is down, older cached data."""
     try:
         return await cache.get(name, lambda: in_admission_thread(read))
     except ServiceUnavailable:
@@ -194,7 +192,7 @@ def _read_cards(tenant_id: int) -> ModelCards:
 
 
 def _cards_of(model: ServedModel) -> list[ModelCard]:
-    """The model's card, and one for each other name."""
+    """The model's card, and one for each alias."""
     card = ModelCard(
         id=model.name,
         created=int(model.created_at.timestamp()),
@@ -208,7 +206,7 @@ def _cards_of(model: ServedModel) -> list[ModelCard]:
 
 
 def clear_cache(**_: object) -> None:
-    """Look everything up anew in this process."""
+    """Clear this process's cache."""
     _cards.clear()
     _names.clear()
 

@@ -1,4 +1,4 @@
-"""The one way to change what is served. Supervisors carry out what these write down."""
+"""The only functions that change what is served; supervisors carry the changes out."""
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -28,7 +28,7 @@ LIVE_STATES = (
     ReplicaState.SLEEPING,
     ReplicaState.DRAINING,
 )
-#: A row that no supervisor refreshed for this long tells of a process that is gone.
+#: A row that no supervisor refreshed for this long belongs to a dead process.
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset(
     {"source", "settings", "num_replicas", "num_spares", "num_prefill", "node", "managed"}
@@ -45,14 +45,14 @@ def load_model(
     settings: Mapping[str, Any] | None = None,
     **columns: Any,
 ) -> ServedModel:
-    """Have a model served: a new one from `source`, one that was unloaded or whose load failed.
+    """Load a model: a new one from `source`, or one that was unloaded or failed to load.
 
-    Of several loads at the same time one wins; the others get `Conflict`, as does a load while the
-    model's replicas still drain. A load that failed (`last_failure`) is tried again at once.
+    Of several concurrent loads one wins; the others get `Conflict`, as does a load while the
+    model's replicas still drain. A failed load (`last_failure`) is retried at once.
 
     Args:
-        source: a folder or a hub id. May be left out for a model in the catalogue.
-        settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
+        source: a folder or a hub id. Optional for a model in the catalogue.
+        settings: of `EngineConfig`, without `model` and `served_model_name`. None: unchanged.
         columns: `num_replicas`, `num_spares`, `num_prefill`, `node`, `managed`, `public`,
             `aliases`, `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
@@ -74,7 +74,7 @@ def load_model(
     elif not last_failure(model):
         _refuse_while_in_use(model)
     changed(model, {**changes, "desired_state": DesiredState.LOADED, "idle_since": None})
-    save_valid(model)  # the unique name lets one of two first loads win
+    save_valid(model)  # the unique name decides between two concurrent first loads
     failed = model.replicas.filter(state=ReplicaState.FAILED)
     failed.update(state=ReplicaState.PENDING, detail="", last_exit="")
     log_action(
@@ -105,7 +105,7 @@ def unload_model(*, actor: Actor | User, model: ServedModel) -> ServedModel:
 
 @transaction.atomic
 def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> ServedModel:
-    """Change a model; replicas are drained and started anew where engine settings changed.
+    """Change a model; replicas are drained and restarted if engine settings changed.
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`.
     """
@@ -127,7 +127,7 @@ def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> 
 def share_model(
     *, actor: Actor | User, model: ServedModel, tenants: Iterable[Tenant], public: bool
 ) -> ServedModel:
-    """Serve a model to everyone, or to these tenants alone."""
+    """Share a model with everyone, or with these tenants only."""
     actor = to_actor(actor)
     require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
@@ -142,9 +142,9 @@ def share_model(
 
 @transaction.atomic
 def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
-    """Take a model out of the catalogue.
+    """Delete a model from the catalogue.
 
-    Raises `Conflict` while it's loaded or drains, stands in for another, or has adapters.
+    Raises `Conflict` while it's loaded or draining, is another's fallback, or has adapters.
     """
     actor = to_actor(actor)
     require_operator(actor)
@@ -160,7 +160,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
     try:
         model.delete()
     except ProtectedError as error:
-        # Adapters may be a tenant's own work: they never go unasked.
+        # Adapters may be a tenant's own work: never delete them implicitly.
         adapters = cast("set[Any]", error.protected_objects)
         names = sorted({adapter.name for adapter in adapters})
         raise Conflict(
@@ -169,7 +169,7 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
 
 
 def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
-    """Let one replica finish its streams and end; a supervisor then starts it anew.
+    """Drain and stop one replica; a supervisor then restarts it.
 
     Raises: `PermissionDenied`; `Conflict` unless it's ready; `ServiceUnavailable` without Redis.
     """
@@ -179,14 +179,14 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
         raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
     with transaction.atomic():
         log_action(actor=actor, action="replica.drain", target=replica)
-        send_control(replica.replica_id, "drain")  # on failure the audit row goes too
+        send_control(replica.replica_id, "drain")  # on failure the audit row is rolled back too
 
 
 def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> list[Replica]:
-    """Have a model's replicas give their memory back; those that were told.
+    """Have a model's replicas release their memory; returns those that were sent the command.
 
-    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` unless one is there to be
-    told; `ServiceUnavailable` without Redis.
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` if no replica is in a
+    suitable state; `ServiceUnavailable` without Redis.
     """
     if level not in SLEEP_LEVELS:
         raise InvalidRequest(f"level must be 1 or 2, got {level!r}.", param="level")
@@ -202,8 +202,9 @@ def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> l
 def wake_model(
     *, actor: Actor | User, model: ServedModel, tags: Iterable[str] = ()
 ) -> list[Replica]:
-    """Have a model's replicas take their memory again, of `SLEEP_TAGS` those named or all; those
-    that were told. Raises as `sleep_model`.
+    """Have a model's replicas allocate their memory again: those of `SLEEP_TAGS` in `tags`, or all.
+
+    Returns the replicas that were sent the command. Raises the errors of `sleep_model`.
     """
     tags = list(tags)
     for tag in tags:
@@ -219,7 +220,7 @@ def _send_command(
     states: tuple[ReplicaState, ...],
     **details: Any,
 ) -> list[Replica]:
-    """Give a command to the model's replicas in one of these states."""
+    """Send a command to the model's replicas in one of these states."""
     actor = to_actor(actor)
     require_operator(actor)
     replicas = list(Replica.objects.filter(served_model=model, state__in=states))
@@ -234,7 +235,7 @@ def _send_command(
 
 
 def check_source(source: str) -> str:
-    """The folder or GGUF file as an absolute path, or the hub id as it is.
+    """The folder or GGUF file as an absolute path, or the hub id unchanged.
 
     Raises `InvalidRequest`.
     """
@@ -268,9 +269,7 @@ def _check_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_failure(model: ServedModel) -> str:
-    """Last error of its last replica, of a model that shall be loaded and that none
-    serves; "" where none has failed.
-    """
+    """The last replica's error, if the model should be loaded and no replica serves it; else ""."""
     rows = list(model.replicas.all()) if model.desired_state == DesiredState.LOADED else []
     if any(row.state in LIVE_STATES and row.state != ReplicaState.LOADING for row in rows):
         return ""
@@ -279,7 +278,7 @@ def last_failure(model: ServedModel) -> str:
 
 
 def _refuse_while_in_use(model: ServedModel) -> None:
-    """Raise `Conflict` for a model that is loaded, or that a replica still holds."""
+    """Raise `Conflict` for a model that is loaded or still held by a replica."""
     if model.desired_state == DesiredState.LOADED:
         ready = model.replicas.filter(state=ReplicaState.READY).exists()
         raise Conflict(f"{model.name} is {'loaded already' if ready else 'being loaded already'}.")

@@ -1,4 +1,4 @@
-"""The app of what is served: models and their replicas."""
+"""The catalog app: served models and their replicas."""
 
 from django.apps import AppConfig
 
@@ -10,7 +10,7 @@ class CatalogConfig(AppConfig):
     verbose_name = "Models and replicas"
 
     def ready(self) -> None:
-        """A tenant that is erased leaves the models that it could use; those are named."""
+        """Register the models shared with a tenant, which stay when the tenant is erased."""
         from catalog.access import access_served_models
         from catalog.models import McpServer, ServedModel
         from tenants.access import register_name_source

@@ -1,6 +1,6 @@
-"""Read a checkpoint's facts from `config.json` and the headers of its weights.
+"""Reading a checkpoint's facts from `config.json` and the headers of its weights.
 
-Torch-free and quick: a gateway asks it while somebody looks at a page.
+Torch-free and fast: a gateway calls it while a user waits for a page.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.tokenizer_files import parse_object, read_text
 
-#: Of a safetensors header: the format's own limit.
+#: Maximum size of a safetensors header, by the format.
 MAX_HEADER_BYTES = 100_000_000
 MAX_SHARDS = 2000
-#: Bits of an element, by safetensors' names.
+#: Bits per element by safetensors dtype.
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
 BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-#: Types of layers that keep no keys and values.
+#: Types of layers without a KV cache.
 _WITHOUT_KV = ("mamba", "linear_attention", "recurrent", "conv", "mlp", "moe")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w", re.ASCII)
 
 
 def default_name(source: str) -> str:
-    """Return a model's name for clients: a hub id itself, a folder's or file's last part."""
+    """Derive a model's name for clients: the hub id itself, or a folder's or file's last part."""
     path = Path(source).expanduser()
     return source if _HUB_ID.fullmatch(source) and not path.exists() else path.resolve().name
 
@@ -41,9 +41,9 @@ class KvShape:
     """Shape of a decoder's KV cache.
 
     Attributes:
-        layers: that keep keys and values.
+        layers: number of layers with a KV cache.
         windows: each of these layers' sliding window in tokens, 0 for all.
-        context: the longest the checkpoint is made for, 0 where it doesn't say.
+        context: the checkpoint's maximum length, 0 if unknown.
     """
 
     layers: int
@@ -54,23 +54,23 @@ class KvShape:
 
     @property
     def values_per_token(self) -> int:
-        """Numbers of a token in the KV cache, over all layers."""
+        """KV cache elements per token, over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Facts about a model that need no loading.
+    """Facts about a model that are known without loading it.
 
     Attributes:
         format: "safetensors" or "GGUF".
-        parameters: numbers of the weights as they are stored; packed ones count as stored.
-        nbytes: of the weights. dtypes: bytes by type of number.
-        matrix_values, table_values: floats in matrices that `--quantization` rounds: of layers, and
-            of the embedding and the output layer.
-        dtype: that most of the floats have, "" where there are none.
-        quantization: how it was quantised ("awq", "gptq" ...), "" for plain weights.
-        shape: None where config.json doesn't tell.
+        parameters: number of stored weight elements; packed ones count as stored.
+        nbytes: of the weights. dtypes: bytes by dtype.
+        matrix_values, table_values: floats in matrices that `--quantization` quantizes: of layers,
+            and of the embedding and the output layer.
+        dtype: the most common float dtype, "" without floats.
+        quantization: its method ("awq", "gptq" ...), "" for unquantized weights.
+        shape: None if config.json doesn't define it.
     """
 
     architecture: str
@@ -100,7 +100,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The first that config.json names."""
+    """The first architecture in config.json."""
     names = config.get("architectures")
     return str(names[0])[:200] if isinstance(names, list) and names else ""
 
@@ -112,7 +112,7 @@ def quantization_of(config: Mapping[str, Any]) -> str:
 
 
 def shape_of(config: Mapping[str, Any]) -> KvShape | None:
-    """The KV cache's shape, in the words of the families that the native decoder runs."""
+    """The KV cache's shape, for the model families that the native decoder runs."""
     text = config.get("text_config")
     merged = {**config, **text} if isinstance(text, dict) else dict(config)
     try:
@@ -138,7 +138,7 @@ def shape_of(config: Mapping[str, Any]) -> KvShape | None:
 
 
 def _attention_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
-    """Whether each layer has keys and values; others carry a state, or are an MLP alone."""
+    """Whether each layer has a KV cache; others have a recurrent state, or are an MLP alone."""
     types = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(types, list) and len(types) == layers:
         return [kind not in _WITHOUT_KV for kind in types]
@@ -240,15 +240,15 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def shard_names(index: Mapping[str, Any]) -> list[str]:
-    """The files that `model.safetensors.index.json` names."""
+    """The files listed in `model.safetensors.index.json`."""
     mapping = index.get("weight_map")
     names = {str(name) for name in mapping.values()} if isinstance(mapping, dict) else set()
-    # A name that leads out of the folder is none of its files.
+    # Ignore names that lead out of the folder.
     return [name for name in sorted(names) if Path(name).name == name]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and header of each tensor. Raises `InvalidRequest` for a header that is none."""
+    """Name and header of each tensor. Raises `InvalidRequest` for an invalid header."""
     invalid = InvalidRequest(f"{path} isn't a valid safetensors file.", param="source")
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -13,7 +13,7 @@ from engine.text.chat_template import read_template
 
 
 def find_model(name: str) -> ServedModel:
-    """The model, or a `CommandError` that names those there are."""
+    """The model with this name, or a `CommandError` that lists the existing ones."""
     model = ServedModel.objects.filter(name=name).first()
     if model is None:
         existing = ", ".join(ServedModel.objects.values_list("name", flat=True)[:20]) or "none yet"
@@ -21,19 +21,19 @@ def find_model(name: str) -> ServedModel:
     return model
 
 
-#: Commands have words of their own for these.
+#: Settings for which commands have options of their own.
 NAMED = frozenset({"model", "served_model_name"})
 
 
 def parse_engine_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine settings that were given on the command line, checked.
+    """Validated engine settings from the command line.
 
-    Raises: `ConfigError` (with `param`) for one that can't be used.
+    Raises: `ConfigError` (with `param`) for an invalid one.
     """
     names = (SETTINGS | set(BY_NAME)) - NAMED
     values = {name: options[name] for name in names if options.get(name) is not None}
     ours = translate_vllm_settings(values, SETTINGS)
     validate_engine_settings(ours)
-    if ours.get("chat_template"):  # its text: a replica elsewhere has no such file
+    if ours.get("chat_template"):  # as text: a replica on another node doesn't have the file
         ours["chat_template"] = read_template(ours["chat_template"])
     return ours

@@ -1,4 +1,4 @@
-"""A served model as the command line of one replica."""
+"""Command line of a served model's replica."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from common.object_storage import has_object_storage
 from engine.contract.engine_config import EngineConfig
 
-#: Replicas get adapters of an object storage by this command.
+#: The command by which replicas fetch adapters from an object storage.
 FETCH_ADAPTER = shlex.join([sys.executable, "-m", "quire", "fetch_adapter"])
 ENGINE_SERVICE = (sys.executable, "-m", "engine.serving")
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
-    """`EngineConfig` settings as its own flags. None is left out: it's the default."""
+    """`EngineConfig` settings as flags. None means the default and is omitted."""
     flags = []
     for name, value in settings.items():
         flag = name.replace("_", "-")
@@ -29,7 +29,7 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
             flags += [f"--{flag}", *map(str, value)]
         else:
             text = json.dumps(value) if isinstance(value, dict) else str(value)
-            flags.append(f"--{flag}={text}")  # one word: a value may start with a hyphen
+            flags.append(f"--{flag}={text}")  # one argument: a value may start with a hyphen
     return flags
 
 
@@ -46,8 +46,8 @@ def replica_command(
 ) -> list[str]:
     """Argument list of one replica's process; `program` replaces `python -m engine.serving`.
 
-    Everybody on the machine may read it: Redis's address, which may hold a password, is in the
-    environment, as REDIS_URL.
+    Every user of the machine can read it, so Redis's URL, which may hold a password, is passed in
+    the environment, as REDIS_URL.
     """
     return [
         *(program or ENGINE_SERVICE),
@@ -62,13 +62,13 @@ def replica_command(
     ]
 
 
-#: Raises `ConfigError` (with `param`) for settings that can't be used.
+#: Raises `ConfigError` (with `param`) for invalid settings.
 SettingsCheck = Callable[[Mapping[str, Any]], None]
 _checks: list[SettingsCheck] = []
 
 
 def register_settings_validator(check: SettingsCheck) -> None:
-    """Have settings checked by `check` as well, before a model is loaded with them."""
+    """Register `check` to validate settings, too, before a model is loaded with them."""
     if check not in _checks:
         _checks.append(check)
 

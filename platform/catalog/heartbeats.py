@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def read_heartbeats(
     client: redis.Redis, prefix: str, replica_ids: Iterable[str]
 ) -> dict[str, Heartbeat]:
-    """The heartbeats that are there, by replica id. Raises redis.RedisError."""
+    """Existing heartbeats by replica id. Raises redis.RedisError."""
     ids = list(replica_ids)
     if not ids:
         return {}
@@ -76,7 +76,7 @@ def registered_replicas(client: redis.Redis, prefix: str) -> set[str]:
 # pause until the death is detected. The notice lists the requests that were running, so that no
 # other request is blamed for the crash.
 
-#: Removes a heartbeat unless another process wrote one since. KEYS: it. ARGV: what it was.
+#: Removes a heartbeat unless another process has written one since. KEYS: it. ARGV: its old value.
 DELETE_HEARTBEAT_SCRIPT = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 )
@@ -89,7 +89,7 @@ def watch_process_exit(
     prefix: str,
     record: SharedStepRecord | None = None,
 ) -> None:
-    """Have a thread tell of the process's death the moment it happens."""
+    """Start a thread that reports the process's death the moment it happens."""
 
     def wait() -> None:
         process.await_death()
@@ -105,9 +105,9 @@ def watch_process_exit(
 def publish_replica_exit(
     client: redis.Redis, prefix: str, replica_id: str, pid: int, last: LastStep | None = None
 ) -> bool:
-    """Say that a replica's process is gone, and what it was at; whether there was anything to say.
+    """Report that a replica's process died, with its running requests; returns whether it was news.
 
-    A heartbeat that says why the replica failed stays. Raises redis.RedisError.
+    A heartbeat that states why the replica failed stays. Raises redis.RedisError.
     """
     key = redis_keys.replica_key(replica_id, prefix)
     data = cast("bytes | None", client.get(key))
@@ -116,7 +116,7 @@ def publish_replica_exit(
         incarnation = beat.incarnation
         if beat.state != "failed":
             client.eval(DELETE_HEARTBEAT_SCRIPT, 1, key, data)
-    elif last is not None:  # its heartbeat ran out, and streams have left it for that
+    elif last is not None:  # its heartbeat has expired, and streams have moved on already
         incarnation = last.incarnation
     else:
         return False

@@ -1,4 +1,4 @@
-"""Models on the hub: what a download will be, asked before it begins."""
+"""Models on the hub: search, downloads, and their sizes beforehand."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from engine.text.tokenizer_files import parse_object, read_text
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
 
-#: Seconds that the hub gets for an answer: somebody waits for the page.
+#: Timeout of hub requests in seconds: a user waits for the page.
 WAIT_S = 10
-#: Headers of weights that are read at once, and at most.
+#: Number of weight headers read concurrently, and in total.
 THREADS, MAX_SHARDS = 8, 256
 INDEX = "model.safetensors.index.json"
 
@@ -35,10 +35,9 @@ class Download:
     """Files that loading a hub model downloads.
 
     Attributes:
-        files, nbytes: all that a load needs. cached_bytes: bytes of them in this host's cache
-        already.
-        free_bytes: bytes that are free on the cache's disk.
-        checkpoint: by config.json and the headers of the weights; None where they don't tell.
+        files, nbytes: all that a load needs. cached_bytes: those in this host's cache already.
+        free_bytes: free space on the cache's disk.
+        checkpoint: from config.json and the headers of the weights; None if they are insufficient.
     """
 
     repository: str
@@ -51,7 +50,7 @@ class Download:
 
     @property
     def remaining_bytes(self) -> int:
-        """Bytes that are still to come."""
+        """Bytes still to download."""
         return self.nbytes - self.cached_bytes
 
     @property
@@ -61,11 +60,11 @@ class Download:
 
 
 def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
-    """The download of a hub model with these engine settings.
+    """What loading a hub model with these engine settings would download.
 
-    With the server's own token, so for operators alone. Takes a few requests to the hub.
+    Uses the server's own token, so it is for operators alone. Takes a few requests to the hub.
 
-    Raises: `HubUnavailable`; `InvalidRequest` (`source`) for what is no name of the hub's.
+    Raises: `HubUnavailable`; `InvalidRequest` (`source`) for an invalid hub id.
     """
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.utils import filter_repo_objects
@@ -100,10 +99,10 @@ def get_download_info(repository: str, settings: Mapping[str, Any]) -> Download:
     )
 
 
-#: Results of a search.
+#: Maximum number of search results.
 MAX_RESULTS = 20
 MAX_QUERY_CHARS = 200
-#: What the hub says of each.
+#: Fields requested for each result.
 _EXPAND = (
     "cardData",
     "config",
@@ -116,11 +115,11 @@ _EXPAND = (
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model that a search of the hub has returned.
+    """A search result.
 
     Attributes:
-        nbytes: of its safetensors; None where it has none, as repositories of GGUF files.
-        license: "" where its card names none. architecture, task: the same.
+        nbytes: of its safetensors; None if it has none, such as a repository of GGUF files.
+        license, architecture, task: "" if its card doesn't state it.
         gated: whether an account must accept the licence, see `HF_TOKEN`.
     """
 
@@ -139,12 +138,12 @@ class HubModel:
 
     @property
     def fits(self) -> bool | None:
-        """Whether this machine has the memory to load it now; None where its size is unknown."""
+        """Whether this machine has the memory to load it now; None if its size is unknown."""
         return None if self.nbytes is None else fits_memory(self.nbytes)
 
 
 def search_hub(query: str) -> list[HubModel]:
-    """The most downloaded models of the hub whose names contain the query's words.
+    """The hub's most downloaded models whose names contain the query's words.
 
     Raises: `InvalidRequest` (`q`), `HubUnavailable`.
     """
@@ -155,7 +154,7 @@ def search_hub(query: str) -> list[HubModel]:
     if not 0 < len(query) <= MAX_QUERY_CHARS or not query.isprintable():
         raise InvalidRequest(f"q must have 1 to {MAX_QUERY_CHARS} characters.", param="q")
     with hub_errors(query, param="q"):
-        # Not `HfApi.list_models`, which asks a hub that doesn't answer six times in 30 s.
+        # Not `HfApi.list_models`, which retries six times in 30 s if the hub doesn't answer.
         response = get_session().get(
             f"{constants.ENDPOINT}/api/models",
             params={"search": query, "sort": "downloads", "limit": MAX_RESULTS, "expand": _EXPAND},
@@ -188,7 +187,7 @@ def _hub_model(info: ModelInfo) -> HubModel:
 
 
 def _license_name(card: Mapping[str, Any]) -> str:
-    """The licence of a model card, whose own name goes before the hub's word "other"."""
+    """A model card's licence; its own name is preferred to the hub's word "other"."""
     name = card.get("license_name") or card.get("license") or ""
     return ", ".join(map(str, name)) if isinstance(name, list) else str(name)
 
@@ -212,12 +211,12 @@ def download_model(repository: str, settings: Mapping[str, Any]) -> Path:
 
 
 def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
-    """The folder of a model that was downloaded to this host, without asking the hub."""
+    """The folder of a model in this host's cache, without asking the hub."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     if uses_modelscope():
-        return None  # the model of that name in this cache would be the other hub's
+        return None  # a model of that name in this cache would be from the other hub
     config = EngineConfig.from_mapping(dict(settings))
     try:
         path = try_to_load_from_cache(
@@ -229,7 +228,7 @@ def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
 
 
 def _refuse_modelscope() -> None:
-    """Raise `HubUnavailable` where ids are ModelScope's, of which this hub knows nothing."""
+    """Raise `HubUnavailable` if ids are ModelScope's, which this hub doesn't know."""
     if uses_modelscope():
         raise HubUnavailable(
             f"{VARIABLE} is set: models come from ModelScope, which isn't searched or asked for "
@@ -241,7 +240,7 @@ def _refuse_modelscope() -> None:
 def hub_errors(
     repository: str, error_type: type[InvalidRequest] = InvalidRequest, param: str = "source"
 ) -> Iterator[None]:
-    """Convert errors of the hub's client to `HubUnavailable`, or to `error_type` for bad names."""
+    """Convert the hub client's errors to `HubUnavailable`, or to `error_type` for invalid names."""
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     try:
@@ -258,7 +257,7 @@ def hub_errors(
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """Errors of the hub and of the loaded HTTP clients, of which its library uses one."""
+    """Errors of the hub client and of the HTTP libraries loaded, of which it uses one."""
     from huggingface_hub.errors import HfHubHTTPError
 
     clients = (sys.modules.get(name) for name in ("httpx", "httpx2"))
@@ -293,18 +292,18 @@ def _checkpoint(
     except (ModelLoadError, NotASafetensorsRepoError, SafetensorsParsingError):
         return None
     except (TypeError, ValueError, KeyError):
-        return None  # headers that are none
+        return None  # invalid headers
 
 
 def _json(api: HfApi, repository: str, commit: str, name: str) -> dict[str, Any]:
-    """A small file, not kept."""
+    """A small file, not cached."""
     with tempfile.TemporaryDirectory(prefix="quire-hub-") as folder:
         path = Path(api.hf_hub_download(repository, name, revision=commit, local_dir=folder))
         return parse_object(read_text(path), path)
 
 
 def _free_download_bytes(config: EngineConfig) -> int:
-    """Free where downloads go."""
+    """Free bytes on the disk of the download cache."""
     from huggingface_hub import constants
 
     path = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser().absolute()

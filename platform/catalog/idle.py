@@ -1,4 +1,4 @@
-"""Models that end when nobody asks for them, and come back with the next request."""
+"""Models that are stopped when idle and started again by the next request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from engine.contract.messages import Heartbeat
 from tenants.actors import SYSTEM_ACTOR
 from tenants.audit import log_action
 
-#: A supervisor starts what is wanted within a second; a busy machine's takes longer.
+#: A supervisor starts a model within a second, on a busy machine later.
 PICKED_UP = timedelta(seconds=10)
 
 
 class IdleMonitor:
-    """Since when each model has had nothing to do, by its replicas' heartbeats."""
+    """How long each model has been idle, by its replicas' heartbeats."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: Name -> when its work last changed, and what it was then.
+        #: Name -> when its work counters last changed, and their values then.
         self._seen: dict[str, tuple[float, tuple[int, ...]]] = {}
 
     def idle_seconds(self, name: str, beats: Iterable[Heartbeat]) -> float:
@@ -52,7 +52,7 @@ def _busy(beat: Heartbeat) -> bool:
 
 @transaction.atomic
 def unload_idle_model(model: ServedModel) -> bool:
-    """Have the model's replicas end until somebody asks; whether that changed anything."""
+    """Stop the model's replicas until the next request; returns whether anything changed."""
     row = ServedModel.objects.select_for_update().filter(pk=model.pk).first()
     if row is None or row.idle_since is not None or row.desired_state != DesiredState.LOADED:
         return False
@@ -64,9 +64,9 @@ def unload_idle_model(model: ServedModel) -> bool:
 
 
 async def wake_model_for_request(name: str) -> bool:
-    """Have a model run again that had let go; whether it's worth waiting for.
+    """Start a model that was stopped when idle; returns whether it's worth waiting for.
 
-    Who comes while somebody else has woken it waits, too. Raises `ServiceUnavailable`.
+    Callers also wait if another one has started it. Raises `ServiceUnavailable`.
     """
     return await run_in_db_thread(_wake, name)
 
@@ -92,7 +92,7 @@ def _wake(name: str) -> bool:
 
 
 def _is_starting(row: ServedModel) -> bool:
-    """Whether replicas of it are on their way."""
+    """Whether replicas of it are starting."""
     states = set(row.replicas.values_list("state", flat=True))
     if ReplicaState.FAILED in states:
         return False

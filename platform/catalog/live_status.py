@@ -1,4 +1,4 @@
-"""Live replicas, from their heartbeats: what they are and what they do right now."""
+"""Live replicas: their configuration and load, from their heartbeats."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tenants.actors import to_actor
 from tenants.models import Tenant
 
 TIMEOUT_S = 2.0
-#: Of a log, where only its end is shown.
+#: Number of lines where only a log's end is shown.
 TAIL_LINES = 20
-#: From the best that a model's replicas can be to the worst.
+#: States of a model's replicas from best to worst.
 ORDER = ("ready", "draining", "loading", "sleeping", "stalled", "failed", "offline")
 _FROM_ROW = {
     ReplicaState.PENDING: "loading",
@@ -38,7 +38,7 @@ _FROM_ROW = {
 
 @lru_cache(maxsize=4)
 def client_of(url: str) -> redis.Redis:
-    """A client whose connections threads share."""
+    """A Redis client shared between threads."""
     return sync_client(url, timeout_s=TIMEOUT_S)
 
 
@@ -58,7 +58,7 @@ def log_tail(replica_id: str) -> str:
 
 
 def state_of(beat: Heartbeat) -> str:
-    """The heartbeat's state, or "stalled": the process beats, but its engine does not move."""
+    """The heartbeat's state, or "stalled": the process is alive, but its engine makes no steps."""
     if beat.state == "ready" and beat.at - beat.progress_at > STALL_TIMEOUT_S:
         return "stalled"
     return beat.state if beat.state in ORDER else "failed"
@@ -68,14 +68,14 @@ def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str
     """A model's state: that of its best replica, by heartbeats, or else by rows.
 
     Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens),
-    "tasks" and "max_images" of a request (0: the model takes none), these three None while no
-    replica has said it}.
+    "tasks" and "max_images" of a request (0: the model takes none)}. The last three are None until
+    a replica has reported them.
     """
     live = list(beats)
     tasks = live[0].model.tasks if live else None
     max_images = live[0].model.max_images if live and live[0].model.sees else 0
     states = [state_of(beat) for beat in live]
-    # Rows speak of replicas that don't beat: those still to be started, and those that died.
+    # Rows cover replicas without a heartbeat: those still to be started, and dead ones.
     states += [_FROM_ROW[ReplicaState(row.state)] for row in rows if row.state in _FROM_ROW]
     loading = [beat.load_progress for beat in live if beat.state == "loading"]
     return {
@@ -93,9 +93,9 @@ class KVTier:
     """A replica's KV tier.
 
     Attributes:
-        hit_tokens: prompt tokens that were loaded from it.
-        evicted_tokens: prompt tokens that it would have had, too, with 4 times its capacity.
-        saved_seconds: that computing them would have taken longer.
+        hit_tokens: prompt tokens loaded from it.
+        evicted_tokens: additional prompt tokens that a tier of 4 times its capacity would have had.
+        saved_seconds: compute time saved by loading them.
     """
 
     replica_id: str
@@ -125,8 +125,9 @@ def tiers_of(beat: Heartbeat) -> list[KVTier]:
 
 
 def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
-    """A replica's load as JSON. Where it runs, why it failed and what its cache holds is
-    for operators alone: the cache is everybody's.
+    """A replica's load as JSON.
+
+    Its host, its error and its cache's contents are for operators alone: tenants share the cache.
     """
     stats = beat.stats
     figures = {
@@ -216,9 +217,9 @@ def _card(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dict[str, str]]:
-    """Replicas that failed, why, and the end of their logs.
+    """Failed replicas with their errors and the ends of their logs.
 
-    Those that beat say why themselves, of the others their supervisor does.
+    Live ones report the error themselves; for the others their supervisor does.
     """
     beats = list(beats)
     alive = {beat.replica_id for beat in beats}
@@ -266,8 +267,8 @@ def residency(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return {digest: [an adapter's state on each replica]}, the fastest tier first.
 
-    Only of `digests`, since others belong to other tenants. Users who are no operators see replicas
-    by number.
+    Restricted to `digests`, since others belong to other tenants. Only operators see replicas' ids;
+    others see numbers.
     """
     requested = set(digests)
     by_digest: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -1,9 +1,9 @@
 """Tools of MCP servers, listed and called over streamable HTTP.
 
-A server's address is typed in by an operator, and the server itself may be hostile. So each
-connection goes to an address that the rules for egress allow (`common.outbound_http`), whatever the
-name means by then; redirects are followed within the server's origin alone; answers, tools and time
-are bounded; and a tool runs only while it is defined as it was when an operator tested the server.
+An operator enters a server's address, and the server itself may be hostile. So each connection goes
+to an address that the egress rules allow (`common.outbound_http`), whatever the name resolves to by
+then; redirects are followed within the server's origin alone; answers, tools and time are bounded;
+and a tool runs only while its definition is the one that an operator approved by a test.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.types import CallToolResult, Tool
 
-#: Of one listing, and of one call with the listing before it.
+#: Timeouts in seconds of a listing, and of a call including the listing before it.
 LIST_TIMEOUT_S, CALL_TIMEOUT_S = 15.0, 60.0
-#: Of one HTTP answer.
+#: Maximum size of one HTTP response.
 MAX_ANSWER_BYTES = 4 << 20
-#: Of what a call returns to the model; the rest is cut off.
+#: Maximum length of a call's result for the model; the rest is cut off.
 MAX_RESULT_CHARS = 50_000
-#: Tools of a server, and the characters of one's definition as JSON: all are in each prompt.
+#: Maximum number of a server's tools, and of characters of a tool's definition as JSON: all of them
+#: are in each prompt.
 MAX_TOOLS, MAX_DEFINITION_CHARS = 64, 20_000
-#: Of a function's name, as OpenAI has it.
+#: Maximum length of a function's name, as in OpenAI's API.
 MAX_NAME_CHARS = 64
 
 T = TypeVar("T")
 
 
 class McpServerError(QuireError):
-    """An MCP server can't be reached, or answers what can't be used."""
+    """An MCP server can't be reached, or its answer is invalid."""
 
     status = 502
     code = "mcp_server_error"
@@ -48,7 +49,7 @@ class McpServerError(QuireError):
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What a call returned, as text for the model. `is_error`: whether it failed."""
+    """A call's result as text for the model. `is_error`: whether it failed."""
 
     text: str
     is_error: bool = False
@@ -59,7 +60,7 @@ async def list_tools(url: str, authorization: str, prefix: str) -> list[dict[str
 
     Args:
         authorization: value of the header, or "".
-        prefix: what the names of functions begin with, so that those of two servers differ.
+        prefix: prepended to the names of functions, so that those of two servers differ.
     Raises: `InvalidRequest` (`url`), `OutboundRequestBlocked`, `McpServerError`.
     """
     tools = await _run(url, authorization, _all_tools, LIST_TIMEOUT_S)
@@ -76,9 +77,9 @@ async def list_tools(url: str, authorization: str, prefix: str) -> list[dict[str
 async def call_tool(
     url: str, authorization: str, tool: dict[str, Any], arguments: str
 ) -> ToolResult:
-    """Call a tool, defined as in `list_tools`, with arguments as JSON.
+    """Call a tool with arguments as JSON. Its definition is as in `list_tools`.
 
-    What goes wrong at the server is a result too: the model may try again.
+    The server's errors are returned as results: the model may try again.
     """
     from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
 
@@ -100,8 +101,8 @@ async def call_tool(
                 "has tested the server."
             )
         params = CallToolRequestParams(name=tool["name"], arguments=values)
-        # Not `client.call_tool`: it matches the result against the server's own schema, whose
-        # patterns may keep this process's only loop busy for hours.
+        # Not `client.call_tool`: it validates the result against the server's own schema, whose
+        # regular expressions may block this process's only event loop for hours.
         return await client.session.send_request(CallToolRequest(params=params), CallToolResult)
 
     try:
@@ -117,7 +118,7 @@ async def call_tool(
 
 
 async def _all_tools(client: Client) -> list[Tool]:
-    """Tools of all pages, up to one more than `MAX_TOOLS`."""
+    """Tools of all pages, up to `MAX_TOOLS` + 1."""
     tools: list[Tool] = []
     cursor: str | None = None
     for _ in range(MAX_TOOLS + 1):  # pages may be empty
@@ -130,7 +131,7 @@ async def _all_tools(client: Client) -> list[Tool]:
 
 
 def _definition(tool: Tool) -> dict[str, Any]:
-    """What the model sees of a tool, and its name at the server. Raises `McpServerError`."""
+    """A tool's definition for the model, and its name at the server. Raises `McpServerError`."""
     definition = {
         "name": tool.name,
         "description": tool.description or "",
@@ -149,13 +150,13 @@ def _definition(tool: Tool) -> dict[str, Any]:
             f"The definition of the tool {tool.name[:100]!r} has {len(text)} characters; the limit "
             f"is {MAX_DEFINITION_CHARS}."
         )
-    if "\\u0000" in text:  # PostgreSQL's JSON has none
+    if "\\u0000" in text:  # not allowed in PostgreSQL's JSON
         raise McpServerError(f"The definition of the tool {tool.name[:100]!r} has NUL characters.")
     return definition
 
 
 def _function_name(prefix: str, name: str, used_names: dict[str, Any]) -> str:
-    """A name for the model that none of the server's other tools has."""
+    """A name for the model, different from those of the server's other tools."""
     function = re.sub(r"[^A-Za-z0-9_-]", "_", f"{prefix}__{name}")[:MAX_NAME_CHARS]
     number = 2
     unique = function
@@ -166,7 +167,7 @@ def _function_name(prefix: str, name: str, used_names: dict[str, Any]) -> str:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """The texts of a result; other content is named. Structured content, where there is no text."""
+    """A result's text; other content is only named. Structured content if there is no text."""
     parts = []
     for block in result.content:
         if block.type == "text":
@@ -183,7 +184,7 @@ def _text_of(result: CallToolResult) -> str:
 async def _run(
     url: str, authorization: str, operation: Callable[[Client], Awaitable[T]], timeout_s: float
 ) -> T:
-    """The operation's result with a client of the server.
+    """Run the operation with a client of the server and return its result.
 
     Raises: `InvalidRequest` (`url`), `OutboundRequestBlocked`, `McpServerError`.
     """
@@ -205,28 +206,28 @@ async def _run(
                 return await operation(client)
     except TimeoutError as error:
         raise McpServerError(f"{target.host} didn't answer within {timeout_s:g} s.") from error
-    except Exception as error:  # a hostile server may let the client's library raise anything
+    except Exception as error:  # a hostile server may make the client library raise anything
         cause = _first_error(error)
         if isinstance(cause, QuireError):
             raise cause from error
-        # PostgreSQL stores no NUL, and escapes would steer a terminal.
+        # PostgreSQL can't store NUL, and escape sequences would control a terminal.
         text = re.sub("[\x00-\x1f\x7f-\x9f]+", " ", str(cause)) or type(cause).__name__
         raise McpServerError(f"{target.host} answers nothing of use: {text[:500]}") from error
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """The first error of a task group's, or the error itself."""
+    """The first error in a task group's exception, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _transport() -> httpx2.AsyncBaseTransport:
-    """A transport that connects to checked addresses alone, and bounds answers."""
+    """A transport that connects to checked addresses only, and limits the size of responses."""
     import httpx2
 
     class BoundedStream(httpx2.AsyncByteStream):
-        """An answer's body that ends with an error beyond `MAX_ANSWER_BYTES`."""
+        """A response body that raises an error beyond `MAX_ANSWER_BYTES`."""
 
         def __init__(self, stream: httpx2.AsyncByteStream) -> None:
             self._stream = stream
@@ -243,7 +244,7 @@ def _transport() -> httpx2.AsyncBaseTransport:
             await self._stream.aclose()
 
     class PinnedTransport(httpx2.AsyncHTTPTransport):
-        """Connects to the address that was checked; the name is for the certificate alone."""
+        """Connects to the checked address; the name is used for the certificate only."""
 
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             host, scheme = request.url.host, request.url.scheme
@@ -252,12 +253,12 @@ def _transport() -> httpx2.AsyncBaseTransport:
             pinned = httpx2.Request(
                 request.method,
                 request.url.copy_with(host=str(address)),
-                headers=request.headers,  # `Host` among them
+                headers=request.headers,  # including `Host`
                 stream=request.stream,
                 extensions={**request.extensions, "sni_hostname": host},
             )
             response = await super().handle_async_request(pinned)
-            # A compressed answer may be a thousand times as large as what came over the line.
+            # Compressed responses may be a thousand times as large as what was transferred.
             if response.headers.get("Content-Encoding", "identity") != "identity":
                 await response.aclose()
                 raise McpServerError(

@@ -1,4 +1,4 @@
-"""MCP servers: who may use which, and the one way to change them."""
+"""MCP servers: access to them, and the only functions that change them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import Tenant, User
 
-#: Of an installation: the playground lists all of a tenant's.
+#: Maximum number of servers: the playground lists all of a tenant's.
 MAX_SERVERS = 100
-#: What can be set, with the help of pages, commands and the API.
+#: Fields that can be set, with help texts for pages, commands and the API.
 FIELDS = {
     "url": "Address of the streamable HTTP endpoint, such as https://tools.example.com/mcp",
     "authorization": "Authorization header, such as Bearer sk-...; stored, never shown again, and "
@@ -33,7 +33,7 @@ FIELDS = {
 
 
 def access_mcp_servers(user: Actor | User) -> QuerySet[McpServer]:
-    """All servers. Raises `PermissionDenied` for all but operators."""
+    """All servers. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return McpServer.objects.prefetch_related("tenants")
 
@@ -61,8 +61,10 @@ def set_mcp_server(
     public: bool | None = None,
     tenants: Collection[Tenant] | None = None,
 ) -> McpServer:
-    """Add a server, or change what isn't None. With another address its tools must be tested anew,
-    and the header is forgotten unless it is set too: it was another server's secret.
+    """Add a server, or change the fields that aren't None.
+
+    A new address requires a new test of its tools, and deletes the header unless it is set too: it
+    was the previous server's secret.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` beyond `MAX_SERVERS`.
     """
@@ -100,10 +102,10 @@ def set_mcp_server(
 
 
 def check_mcp_server(*, actor: Actor | User, server: McpServer) -> McpServer:
-    """List the server's tools and approve them as they are. Takes up to `LIST_TIMEOUT_S`.
+    """List the server's tools and approve their definitions. Takes up to `LIST_TIMEOUT_S`.
 
     Raises: `PermissionDenied`; `McpServerError`, `OutboundRequestBlocked`: the tools approved
-    before stay.
+    before stay approved.
     """
     actor = to_actor(actor)
     require_operator(actor)
@@ -127,7 +129,7 @@ def check_mcp_server(*, actor: Actor | User, server: McpServer) -> McpServer:
 
 @transaction.atomic
 def delete_mcp_server(*, actor: Actor | User, server: McpServer) -> None:
-    """Forget a server. Conversations keep what its tools returned."""
+    """Delete a server. Conversations keep the results of its tools."""
     actor = to_actor(actor)
     require_operator(actor)
     log_action(actor=actor, action="mcp_server.delete", target=server, url=server.url)
@@ -135,7 +137,7 @@ def delete_mcp_server(*, actor: Actor | User, server: McpServer) -> None:
 
 
 def offered_tools(tenant_id: int, names: Collection[str]) -> list[dict[str, Any]]:
-    """Tools of the named servers in OpenAI's form. Raises `NotFound` for one that isn't theirs."""
+    """Tools of the named servers in OpenAI's form. Raises `NotFound` for others' servers."""
     rows = {server.name: server for server in mcp_servers_of(tenant_id).filter(name__in=names)}
     for name in names:
         if name not in rows:
@@ -155,7 +157,7 @@ def offered_tools(tenant_id: int, names: Collection[str]) -> list[dict[str, Any]
 
 
 def find_tool(tenant_id: int, function: str) -> tuple[McpServer, dict[str, Any]]:
-    """The tool that goes by this name for the model. Raises `NotFound`."""
+    """The tool with this name for the model. Raises `NotFound`."""
     server = mcp_servers_of(tenant_id).filter(name=function.partition("__")[0]).first()
     tools = [tool for tool in server.tools if tool["function"] == function] if server else []
     if server is None or not tools:

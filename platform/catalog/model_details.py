@@ -1,4 +1,4 @@
-"""Data of the models' pages: catalogue rows, replicas, memory needs, logs."""
+"""Data of the model pages: catalogue rows, replicas, memory needs, logs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _layers = msgspec.json.Decoder(list[LayerInfo])
 
 
 def visible_models(user: User) -> QuerySet[ServedModel]:
-    """All for operators; for others those of their tenants, public ones among them."""
+    """All models for operators; for others their tenants' models, including public ones."""
     if to_actor(user).is_operator:
         return access_catalog(user)
     models = ServedModel.objects.none()
@@ -53,7 +53,7 @@ def visible_models(user: User) -> QuerySet[ServedModel]:
 
 
 def visible_model(user: User, pk: int) -> ServedModel:
-    """Raises `NotFound` for one that isn't there or isn't theirs."""
+    """Raises `NotFound` if it doesn't exist or the user has no access."""
     model = visible_models(user).filter(pk=pk).first()
     if model is None:
         raise NotFound("Model not found.")
@@ -71,7 +71,7 @@ def get_heartbeats() -> list[Heartbeat]:
 def state_of(
     model: ServedModel, beats: Iterable[Heartbeat], rows: Iterable[Replica]
 ) -> dict[str, Any]:
-    """`model_state`, and "unloaded" or "idle" for what shall not run now."""
+    """`model_state`, and "unloaded" or "idle" for models that shouldn't run now."""
     live_state = model_state([beat for beat in beats if beat.model.name == model.name], rows)
     if live_state["state"] == "offline" and model.desired_state == DesiredState.UNLOADED:
         live_state["state"] = "unloaded"
@@ -83,12 +83,12 @@ def state_of(
 
 
 def is_on_hub(source: str) -> bool:
-    """Whether a source of the catalogue is a repository's name: folders are absolute there."""
+    """Whether a catalogue source is a hub id: folders are stored as absolute paths."""
     return not source.startswith("/")
 
 
 def checkpoint_of(source: str, model_settings: Mapping[str, Any]) -> Checkpoint | None:
-    """The checkpoint of a source on this host, downloaded or not, or None."""
+    """The checkpoint of a source on this host, if it is present, else None."""
     try:
         path = downloaded(source, model_settings) if is_on_hub(source) else Path(source)
         if path is None:
@@ -129,7 +129,7 @@ def query_int(asked: Any, name: str, default: int, high: int) -> int:
 
 
 def replica_status_list(model: ServedModel, beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
-    """A model's replicas by row and, while alive, heartbeat. For operators."""
+    """A model's replicas: rows, with heartbeats of live ones. For operators."""
     live = {beat.replica_id: beat for beat in beats if beat.model.name == model.name}
     rows = list(model.replicas.all())
     statuses = [replica_row(row, live.pop(row.replica_id, None)) for row in rows]
@@ -165,7 +165,7 @@ def replica_row(row: Replica | None, beat: Heartbeat | None) -> dict[str, Any]:
 
 
 def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
-    """The load report's summary, by the first replica that has one."""
+    """The load report's summary from the first replica that has one."""
     for beat in beats:
         if beat.model.weights:
             return [
@@ -182,7 +182,7 @@ def weights_of(beats: Iterable[Heartbeat]) -> list[dict[str, Any]]:
 
 
 def layers_of(replica_ids: Iterable[str]) -> list[LayerInfo]:
-    """The load report by layer, of the first of these replicas that has one."""
+    """The load report by layer from the first of these replicas that has one."""
     prefix = settings.QUIRE.key_prefix
     for replica_id in replica_ids:
         try:

@@ -12,19 +12,19 @@ from engine.contract.errors import ConfigError
 from engine.contract.kv_transfer_config import KV_CONSUMER, KV_PRODUCER, NATIVE
 from tenants.models import Tenant
 
-#: Set from the row's own columns or by the supervisor, never in `settings`.
+#: Set from the row's columns or by the supervisor, never in `settings`.
 RESERVED_SETTINGS = frozenset({"model", "served_model_name"})
 
 
 class DesiredState(models.TextChoices):
-    """The state that a supervisor brings a model to."""
+    """The state that supervisors bring a model to."""
 
     LOADED = "loaded", "Loaded"
     UNLOADED = "unloaded", "Unloaded"
 
 
 def check_engine_settings(settings: Any) -> None:
-    """Raise ValidationError unless these are settings that a model may be loaded with."""
+    """Raise ValidationError unless a model may be loaded with these settings."""
     if not isinstance(settings, dict):
         raise ValidationError("Must be a JSON object.")
     if reserved := RESERVED_SETTINGS & set(settings):
@@ -36,7 +36,7 @@ def check_engine_settings(settings: Any) -> None:
 
 
 class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # type: ignore[misc]
-    """A model under the name that clients use. Its replicas follow `desired_state`."""
+    """A model under its name for clients. Its replicas follow `desired_state`."""
 
     name = models.CharField(
         max_length=200,
@@ -114,7 +114,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         return not self.managed and self.idle_minutes > 0
 
     def clean(self) -> None:
-        """Check names and engine settings. A validator would miss `[]`, which counts as empty."""
+        """Check names and engine settings. Django skips validators for `[]`, as it is empty."""
         self._check_aliases()
         self._check_fallbacks()
         try:
@@ -125,7 +125,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
             self._check_num_prefill()
 
     def _check_num_prefill(self) -> None:
-        """Raise ValidationError unless the replicas can hand prompts over."""
+        """Raise ValidationError unless the replicas can transfer prompts."""
         if self.num_prefill >= self.num_replicas:
             raise ValidationError(
                 {
@@ -146,7 +146,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
             )
 
     def _check_aliases(self) -> None:
-        """Raise ValidationError unless these are names that no other model has."""
+        """Raise ValidationError if another model has one of these names."""
         aliases = self.aliases
         if not isinstance(aliases, list) or any(not isinstance(name, str) for name in aliases):
             raise ValidationError({"aliases": "Must be a JSON list of names."})
@@ -159,7 +159,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         names = {self.name, *aliases}
         if len(names) != 1 + len(aliases):
             raise ValidationError({"aliases": "A name is given twice."})
-        # A model of the same name was created a moment ago: saving raises that conflict.
+        # Another model of this name was just created: saving raises that conflict.
         for other in ServedModel.objects.exclude(pk=self.pk).exclude(name=self.name):
             if duplicates := names & {other.name, *other.aliases}:
                 raise ValidationError(
@@ -167,7 +167,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
                 )
 
     def _check_fallbacks(self) -> None:
-        """Raise ValidationError unless these are other models of the catalogue."""
+        """Raise ValidationError unless these are other models in the catalogue."""
         fallbacks = self.fallbacks
         if not isinstance(fallbacks, list) or any(not isinstance(name, str) for name in fallbacks):
             raise ValidationError({"fallbacks": "Must be a list of models' names."})
@@ -183,7 +183,7 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
         return {**self.settings, "model": self.source, "served_model_name": self.name}
 
     def replica_settings(self, index: int) -> dict[str, Any]:
-        """The same of one of its replicas, of which the first `num_prefill` compute prompts."""
+        """The same for one of its replicas, the first `num_prefill` of which compute prompts."""
         settings = self.engine_settings
         if self.num_prefill:
             role = KV_PRODUCER if index < self.num_prefill else KV_CONSUMER
@@ -193,13 +193,13 @@ class ServedModel(ExportModelOperationsMixin("servedmodel"), models.Model):  # t
 
 
 class ReplicaState(models.TextChoices):
-    """A replica's life. Routing goes by heartbeats in Redis; these rows are for people."""
+    """A replica's states. Routing uses the heartbeats in Redis; these rows are for display."""
 
-    PENDING = "pending", "Pending"  # to be started, or waiting to be started again
+    PENDING = "pending", "Pending"  # to be started, or waiting for a restart
     LOADING = "loading", "Loading"
     READY = "ready", "Ready"
-    SLEEPING = "sleeping", "Sleeping"  # its memory is given back, see `sleep_model`
-    DRAINING = "draining", "Draining"  # finishes its streams, takes nothing new
+    SLEEPING = "sleeping", "Sleeping"  # its memory is released, see `sleep_model`
+    DRAINING = "draining", "Draining"  # finishes its streams, accepts no new requests
     STOPPED = "stopped", "Stopped"
     FAILED = "failed", "Failed"  # `detail` says why
 
@@ -229,10 +229,10 @@ class Replica(models.Model):
 
 
 class McpServer(models.Model):
-    """A server of tools that the playground may call, by the Model Context Protocol.
+    """An MCP (Model Context Protocol) server with tools for the playground.
 
-    `tools`: those of the last successful test, which are the only ones that run
-    (`catalog.mcp_client.list_tools`). `error`: of the last test, if that failed.
+    `tools`: those of the last successful test; only these run (`catalog.mcp_client.list_tools`).
+    `error`: of the last test, if it failed.
     """
 
     name = models.CharField(

@@ -1,7 +1,7 @@
-"""Child processes that can't outlive their parent and leave nothing behind.
+"""Child processes that never outlive their parent and leave nothing behind.
 
-A child leads a process group of its own, so a terminal's Ctrl-C reaches the parent alone, which
-then stops its children in the order it wants; and whatever a child forked goes with it.
+Each child leads its own process group, so a terminal's Ctrl-C reaches only the parent, which then
+stops its children in the order that it chooses; the child's own children are killed with it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from common.loops import LoopThread
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
-#: A killed process with much memory, or on a busy machine, is there for a while: who looks after
-#: others as well waits no longer for it.
+#: A killed process with much memory, or on a busy machine, takes a while to exit: a supervisor with
+#: other replicas to look after waits no longer than this.
 KILLED_WITHIN_S = 0.5
 
-# Loaded here because a child between fork and exec must not import or take locks.
+# Imported here because a child must not import or take locks between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
@@ -34,40 +34,40 @@ class ManagedProcess:
     """A running child and its group.
 
     Attributes:
-        was_frozen: whether it was killed because a signal had frozen it.
+        was_frozen: whether it was killed because a signal had stopped it.
     """
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
         self.name, self.pid, self.started = name, popen.pid, time.monotonic()
         self.was_frozen = False
         self._popen = popen
-        #: Held by who reaps it, and by who signals it from another thread.
+        #: Serializes reaping it and signalling it from another thread.
         self._reaping = threading.Lock()
 
     @property
     def exit_status(self) -> bool:
-        """Whether it has ended and its end was noticed."""
+        """Whether it has exited and been reaped."""
         return self._popen.returncode is not None
 
     def poll(self) -> int | None:
-        """Exit status (negative: the signal), or None while it runs. Sweeps the group once dead."""
+        """Exit status (negative: the signal), or None while it runs. Kills the group once dead."""
         with self._reaping:
             if self._popen.returncode is None and self._is_dead():
-                # Before the child is reaped: its id can't belong to anybody else yet.
+                # Before the child is reaped: until then no other process can get its id.
                 self._signal_group(signal.SIGKILL)
                 self._popen.wait()
         return self._popen.returncode
 
     def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP) has frozen it; False where the system doesn't tell."""
+        """Whether a signal (SIGSTOP) has stopped it; False where the system can't tell."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as stat:
                 return stat.read().rpartition(b") ")[2][:1] == b"T"
-        except OSError:  # no Linux, or it has ended
+        except OSError:  # not Linux, or it has exited
             return False
 
     def kill_if_stopped(self) -> bool:
-        """Kill it and its group if a signal has frozen it; whether it did. Any thread."""
+        """Kill it and its group if a signal has stopped it; returns whether it did. Thread-safe."""
         with self._reaping:
             if self.exit_status or self.was_frozen or not self.is_stopped():
                 return False
@@ -76,36 +76,36 @@ class ManagedProcess:
             return True
 
     def await_death(self) -> None:
-        """Return when it has ended, without reaping it. For a thread of its own."""
+        """Block until it has exited, without reaping it. Call it from a dedicated thread."""
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # ended and reaped
             return
 
     def terminate(self) -> None:
-        """Ask the child (not its group) to end; it looks after what it started."""
+        """Ask the child (not its group) to exit; it stops the processes that it started."""
         self.send_signal(signal.SIGTERM)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal the child (not its group), if it's running."""
+        """Signal the child (not its group), if it is running."""
         if self.poll() is None:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End the child and all of its group. One that takes longer to go is found by `poll`."""
+        """Kill the child and its group. If it takes longer to exit, `poll` notices it."""
         if self.poll() is None:
             self._signal_group(signal.SIGKILL)
             self.wait(KILLED_WITHIN_S)
 
     def wait(self, timeout: float) -> int | None:
-        """Exit status once it ended, or None when `timeout` seconds passed first."""
+        """Exit status once it has exited, or None after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(POLL_S)
         return status
 
     def stop(self, grace: float = 10.0) -> int | None:
-        """SIGTERM, up to `grace` seconds of patience, then SIGKILL for the whole group."""
+        """SIGTERM, then after up to `grace` seconds SIGKILL for the whole group."""
         self.terminate()
         if self.wait(grace) is None:
             self.kill()
@@ -115,14 +115,14 @@ class ManagedProcess:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
             return os.waitid(os.P_PID, self.pid, flags) is not None
-        except ChildProcessError:  # reaped by someone else; Popen.wait copes with that
+        except ChildProcessError:  # reaped elsewhere; Popen.wait handles that
             return True
 
     def _signal_group(self, number: signal.Signals) -> None:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            return  # the group is empty (macOS says EPERM for a group of zombies)
+            return  # the group is empty (macOS raises EPERM for a group of zombies)
 
 
 def spawn(
@@ -136,13 +136,13 @@ def spawn(
     death_signal: signal.Signals = signal.SIGTERM,
     pass_fds: Sequence[int] = (),
 ) -> ManagedProcess:
-    """Start a child in a group of its own.
+    """Start a child in its own process group.
 
     Args:
         env: added to this process's environment.
-        death_signal: what the child gets when the thread that started it ends (Linux), so call
-            this from a thread that lives as long as the child shall.
-        pass_fds: open files that the child keeps, under the same numbers.
+        death_signal: sent to the child when the thread that started it ends (Linux), so call this
+            from a thread that lives as long as the child should.
+        pass_fds: file descriptors that the child inherits, under the same numbers.
     """
     popen = subprocess.Popen(
         list(command),
@@ -159,7 +159,7 @@ def spawn(
 
 
 def set_parent_death_signal(number: signal.Signals) -> Callable[[], None] | None:
-    """Ask the kernel to end the child with its parent; runs between fork and exec."""
+    """Ask the kernel to kill the child with its parent; runs between fork and exec."""
     if _libc is None:
         return None
     parent, set_option = os.getpid(), _libc.prctl
@@ -173,18 +173,18 @@ def set_parent_death_signal(number: signal.Signals) -> Callable[[], None] | None
 
 
 # A process that is stopped by SIGSTOP may hold the database's write lock, and the supervisor's
-# loop waits for that lock. So a separate thread, which only asks the kernel, ends stopped
+# loop waits for that lock. So a separate thread, which needs only the kernel, kills stopped
 # processes.
 
 logger = logging.getLogger(__name__)
 
-#: Frozen for so long, a process is killed: its clients' streams go on elsewhere.
+#: A process that was stopped for this long is killed: its clients' streams continue elsewhere.
 FROZEN_AFTER_S = 1.0
 POLL_INTERVAL_S = 0.2
 
 
 class StoppedProcessMonitor(LoopThread):
-    """Looks at processes until they have ended."""
+    """Watches processes until they have exited."""
 
     def __init__(self) -> None:
         super().__init__("quire-frozen")
@@ -192,7 +192,7 @@ class StoppedProcessMonitor(LoopThread):
         self._since: dict[ManagedProcess, float | None] = {}
 
     def add(self, process: ManagedProcess) -> None:
-        """Look at this one too. Any thread."""
+        """Watch this one too. Thread-safe."""
         with self._lock:
             self._since[process] = None
             if self.ident is None:
@@ -212,7 +212,7 @@ class StoppedProcessMonitor(LoopThread):
 
     @staticmethod
     def _stopped_since(process: ManagedProcess, since: float | None) -> float | None:
-        """Since when it stands still; None: it runs."""
+        """Since when it is stopped; None: it runs."""
         if not process.is_stopped():
             return None
         now = time.monotonic()
@@ -225,5 +225,5 @@ _watch = StoppedProcessMonitor()
 
 
 def kill_when_stopped(process: ManagedProcess) -> None:
-    """Kill it, and its group, once a signal has frozen it; its `was_frozen` says so then."""
+    """Kill the process and its group if a signal stops it; `was_frozen` is set then."""
     _watch.add(process)

@@ -1,5 +1,6 @@
-"""Standard error of a replica: shown where it always was, and its tail kept in
-Redis, so that an operator reads it in the console, whichever node the replica ran on.
+"""Standard error of a replica: copied to ours, and its last lines stored in Redis.
+
+Operators can read them in the console, whichever node the replica ran on.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import redis
 
 from engine.contract import redis_keys
 
-#: Lines of one replica that are kept, and for how long after the last one.
+#: Maximum number of lines per replica, and their lifetime after the last one.
 MAX_LINES = 2000
 RETENTION_S = 7 * 24 * 3600
-#: Of one line. A traceback's longest are far below.
+#: Maximum length of a line, far above the longest of a traceback.
 MAX_LINE_CHARS = 4000
 FLUSH_S = 0.25
 FIELD = b"t"
@@ -27,7 +28,7 @@ FIELD = b"t"
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line. `id`: its place, to read on from; `at`: seconds since the epoch."""
+    """A line. `id`: its position, to continue reading from; `at`: seconds since the epoch."""
 
     id: str
     at: float
@@ -43,17 +44,17 @@ class ReplicaLog:
         self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Add a line of the supervisor's."""
         self.add(f"-- {text}")
         self.flush()
 
     def add(self, line: str) -> None:
-        """A line, which the next `flush` writes."""
+        """Queue a line for the next `flush`."""
         with self._lock:
             self._waiting.append(line[:MAX_LINE_CHARS])
 
     def flush(self) -> None:
-        """Write what waits. Where Redis is away it waits on, the last `MAX_LINES` of it."""
+        """Write the queued lines. While Redis is down, the last `MAX_LINES` stay queued."""
         with self._lock:
             lines = list(self._waiting)
             self._waiting.clear()
@@ -67,13 +68,13 @@ class ReplicaLog:
                 pipe.expire(self._key, RETENTION_S)
                 pipe.execute()
         except (redis.RedisError, OSError):
-            with self._lock:  # in their order, so that the oldest give way
+            with self._lock:  # keep their order, so that the oldest are dropped first
                 newer = list(self._waiting)
                 self._waiting.clear()
                 self._waiting.extend([*lines, *newer])
 
     def forward(self, fd: int) -> None:
-        """Have a thread copy a process's output until its end, and then close it."""
+        """Start a thread that copies a process's output until it ends, and then closes it."""
         threading.Thread(target=self._pump, args=(fd,), name="replica-log", daemon=True).start()
 
     def _pump(self, fd: int) -> None:
@@ -86,7 +87,7 @@ class ReplicaLog:
                         break
                     _show(data)
                     *lines, rest = (rest + data).split(b"\n")
-                    # A bar rewrites its line; what it says last is enough.
+                    # A progress bar rewrites its line; its last state is enough.
                     rest = rest.rpartition(b"\r")[2][-4 * MAX_LINE_CHARS :]
                     for line in lines:
                         self.add(_text(line))
@@ -117,8 +118,9 @@ def read_log(
     after: str = "",
     max_lines: int = MAX_LINES,
 ) -> list[LogLine]:
-    """The newest lines, oldest first; with `after` those behind that one. Raises redis.RedisError
-    (also for an `after` that is no place in a log).
+    """The newest lines, oldest first; with `after` only those after that id.
+
+    Raises redis.RedisError, also for an invalid `after`.
     """
     key = redis_keys.log_key(replica_id, prefix)
     entries: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=max_lines)

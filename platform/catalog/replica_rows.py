@@ -1,4 +1,4 @@
-"""Writing what replicas are doing into their rows, for people to see."""
+"""Mirroring the states of replicas into their rows, for display."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,12 +12,12 @@ from engine.contract.messages import Heartbeat
 
 #: `last_seen` is written this often when nothing else changed.
 REFRESH = timedelta(seconds=5)
-#: Detail of a replica that stopped without a word, as with its host.
+#: Detail of a replica that vanished, for example with its host.
 LOST = "was not seen any more"
 
 
 def state_of(beat: Heartbeat) -> ReplicaState:
-    """A heartbeat's state; one that we don't know is a failure to talk to that replica."""
+    """A heartbeat's state; an unknown one counts as failed."""
     return ReplicaState(beat.state) if beat.state in ReplicaState.values else ReplicaState.FAILED
 
 
@@ -38,7 +38,7 @@ class ReplicaSnapshot:
 
     @classmethod
     def of_heartbeat(cls, beat: Heartbeat, served_model_id: int) -> "ReplicaSnapshot":
-        """A replica that nobody here supervises."""
+        """A replica that no supervisor here runs."""
         return cls(
             replica_id=beat.replica_id,
             served_model_id=served_model_id,
@@ -52,7 +52,7 @@ class ReplicaSnapshot:
 
 @transaction.atomic
 def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[int, int]) -> None:
-    """Bring rows up to date, and say of replicas that nobody saw for a while that they stopped.
+    """Update the rows, and mark replicas that weren't seen for a while as stopped.
 
     Args:
         context_lengths: {served model's id: `max_model_len` that its replicas report}.
@@ -60,14 +60,14 @@ def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[in
     rows = {row.replica_id: row for row in Replica.objects.all()}
     models = set(ServedModel.objects.values_list("pk", flat=True))
     for sighting in sightings:
-        if sighting.served_model_id in models:  # else it was deleted a moment ago
+        if sighting.served_model_id in models:  # otherwise it was just deleted
             _write(rows.get(sighting.replica_id), sighting)
     for served_model_id, length in context_lengths.items():
         outdated = ServedModel.objects.filter(pk=served_model_id).exclude(max_model_len=length)
         outdated.update(max_model_len=length)
     seen = {sighting.replica_id for sighting in sightings}
     long_ago = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
-    # Failed ones too: whoever would start them again has gone with their machine.
+    # Failed ones too: the supervisor that would restart them is gone with its machine.
     lost = Replica.objects.filter(
         state__in=(*LIVE_STATES, ReplicaState.FAILED), last_seen__lt=long_ago
     )
@@ -75,7 +75,7 @@ def sync_replica_rows(sightings: list[ReplicaSnapshot], context_lengths: dict[in
 
 
 def _write(row: Replica | None, sighting: ReplicaSnapshot) -> None:
-    """Insert or update one row, if there's news."""
+    """Insert or update one row if anything changed."""
     values = {
         "served_model_id": sighting.served_model_id,
         "state": sighting.state,

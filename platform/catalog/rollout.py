@@ -1,4 +1,4 @@
-"""Waiting for a model to be served, or to be gone."""
+"""Rolling restarts, and waiting for a model to be served or to be gone."""
 
 import time
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def rolling_restart(
     wait: bool = True,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Have each ready replica finish what it has, end and start anew; the next one once it's ready.
+    """Drain and restart the ready replicas one at a time, each after the previous one is ready.
 
     Args:
-        timeout: seconds that each may take.
-        wait: for the last one, too.
-        on_progress: hears what is being done.
-    Raises: `PermissionDenied`; `Conflict` where none is ready, or one can't be started again;
-    `ServiceUnavailable` without Redis, or when the time is over.
+        timeout: maximum seconds per replica.
+        wait: also wait for the last replica.
+        on_progress: called with a description of each step.
+    Raises: `PermissionDenied`; `Conflict` if none is ready, or one can't be restarted;
+    `ServiceUnavailable` without Redis, or on timeout.
     """
     ready = list(
         Replica.objects.filter(served_model=model, state=ReplicaState.READY).order_by("replica_id")
@@ -45,7 +45,7 @@ def rolling_restart(
 
 
 def _wait_for_replacement(replica: Replica, timeout: float) -> None:
-    """Block until another process serves in the replica's place."""
+    """Block until a new process serves under the replica's id."""
     deadline = time.monotonic() + timeout
     while True:
         now = Replica.objects.filter(pk=replica.pk).first()
@@ -63,9 +63,9 @@ def _wait_for_replacement(replica: Replica, timeout: float) -> None:
         time.sleep(POLL_S)
 
 
-#: A supervisor takes a new model up within a second; after this long there is none.
+#: A supervisor starts a new model within a second; after this long there is none.
 PICKED_UP_S = 15.0
-#: Until a supervisor has seen the wish, rows may still tell how the load before it ended.
+#: Until a supervisor has read the new desired state, rows may describe the previous load.
 SEEN_S = 1.5
 
 
@@ -78,11 +78,11 @@ def wait_until_ready(
     """Block until a replica serves the model.
 
     Args:
-        say: is called with what changed.
-        on_fraction: is called with the loaded fraction of the replica that is furthest.
+        say: called with each change.
+        on_fraction: called with the loaded fraction of the most advanced replica.
 
-    Raises: `Conflict` when its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` when
-    no supervisor takes it up or the time is over.
+    Raises: `Conflict` if its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` if no
+    supervisor starts it or on timeout.
     """
     started, warned, last = time.monotonic(), False, ""
     while True:
@@ -113,7 +113,7 @@ def wait_until_ready(
 
 
 def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float) -> None:
-    """Block until all of these replicas are so. Raises `ServiceUnavailable` when time is over."""
+    """Block until all replicas are in the state. Raises `ServiceUnavailable` on timeout."""
     deadline = time.monotonic() + timeout
     names = [replica.replica_id for replica in replicas]
     while pending := list(Replica.objects.filter(replica_id__in=names).exclude(state=state)):
@@ -126,7 +126,7 @@ def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float)
 
 
 def wait_until_gone(model: ServedModel, timeout: float) -> None:
-    """Block until no replica holds the model. Raises `ServiceUnavailable` when time is over."""
+    """Block until no replica holds the model. Raises `ServiceUnavailable` on timeout."""
     deadline = time.monotonic() + timeout
     gone = (ReplicaState.STOPPED, ReplicaState.FAILED)
     while any(row.state not in gone for row in _rows(model)):

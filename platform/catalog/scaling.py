@@ -1,4 +1,4 @@
-"""Numbers of replicas, as the data plane's operators change them."""
+"""Numbers of replicas, as operators change them through the data plane."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tenants.access import access_key_actor
 
 
 def scale_model(*, key_id: int | None, name: str, num_replicas: int) -> str:
-    """Change how many replicas a loaded model has on each node; its name. "": the only one.
+    """Change a loaded model's number of replicas per node; returns its name. "": the only model.
 
-    Raises: `NotFound`, `InvalidRequest` where several are loaded, `PermissionDenied`.
+    Raises: `NotFound`, `InvalidRequest` if several are loaded, `PermissionDenied`.
     """
     actor = access_key_actor(key_id)
     loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
@@ -26,6 +26,6 @@ def scale_model(*, key_id: int | None, name: str, num_replicas: int) -> str:
 
 
 def num_replicas_by_model() -> dict[str, int]:
-    """Of each loaded model, on each node."""
+    """The number of replicas per node, by loaded model."""
     loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
     return dict(loaded.values_list("name", "num_replicas"))

@@ -1,4 +1,4 @@
-"""Estimate a model's memory before it is loaded, and compare it with this machine's."""
+"""Estimating a model's memory before it is loaded, and comparing it with this machine's."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from catalog.checkpoint import BITS, Checkpoint
 from engine.contract.engine_config import EngineConfig
 from engine.system.host import available_memory
 
-#: Bits of a layer's weight that is rounded while it loads, its scales included, and of a table's;
-#: None: tables keep their dtype.
+#: Bits per value, scales included, of layers' weights quantized while loading, and of embedding
+#: tables; None: tables keep their dtype.
 ROUNDED_BITS = {
     "int8": (8.125, 8.125),
     "int4": (4.5, 8.125),
     "fp8": (8.25, None),
     "bitsandbytes": (4.5, None),
 }
-#: Loading takes at most so much of the weights' final size: docs/quantization.md.
+#: Peak memory of loading, relative to the weights' final size: docs/quantization.md.
 LOAD_PEAK_FACTOR = 1.15
-#: A replica's process with nothing in it: Python, torch, the kernels.
+#: Memory of an empty replica process: Python, torch, the kernels.
 PROCESS_BYTES = 600 << 20
-#: By default the KV cache gets this part of what is free, and no more than so much.
+#: Default share of free memory for the KV cache, and its upper limit.
 KV_FRACTION_DIVISOR, MAX_DEFAULT_KV_BYTES = 4, 4 << 30
 _KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "half": 16, "float": 32, "int8": 8}
 _KV_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "F32": 32, "F16": 16, "BF16": 16, "F64": 64}
@@ -31,17 +31,17 @@ _KV_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "F32": 32, "F16": 16, "BF16
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes, estimated.
+    """Estimated sizes in bytes.
 
     Attributes:
-        weights: once they are loaded. kv_per_token: over all layers, None where it isn't known.
-        context, sequences: what was asked for; kv: of so many sequences of such a length.
-        kv_pool: what the settings give the KV cache; None: what `kv` says.
-        full_sequences: of the context that fit the pool, None where that isn't known.
-        max_num_seqs: that run at a time, by the settings.
+        weights: after loading. kv_per_token: over all layers, None if unknown.
+        context, sequences: as requested; kv: for that many sequences of that length.
+        kv_pool: size of the KV cache by the settings; None: the same as `kv`.
+        full_sequences: number of full-length sequences that fit the pool, None if unknown.
+        max_num_seqs: maximum number of running sequences, by the settings.
         num_ranks: processes of a replica on a machine, which share weights and KV cache.
-        total: of these with the processes themselves, and the peak while they load.
-        available: on the host that was asked; fits: whether that is enough.
+        total: the sum, including the processes themselves and the peak while loading.
+        available: on this host; fits: whether that is enough.
     """
 
     weights: int
@@ -59,7 +59,7 @@ class MemoryEstimate:
 
     @property
     def per_rank(self) -> int:
-        """Part of `total` of each process."""
+        """Share of `total` per process."""
         return self.total // self.num_ranks
 
     @property
@@ -79,8 +79,8 @@ def estimate_memory(
     """Estimate the memory of a replica with these settings.
 
     Args:
-        settings: `EngineConfig`'s; those that don't matter here aren't looked at.
-        context: tokens of each sequence; 0: the longest that is served.
+        settings: of `EngineConfig`; irrelevant ones are ignored.
+        context: tokens per sequence; 0: the maximum that is served.
     """
     config = EngineConfig.from_mapping(dict(settings))
     weights = weight_bytes(checkpoint, config)
@@ -121,7 +121,7 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """Bytes of the weights in memory, in the dtype that they are loaded in."""
     floats = checkpoint.matrix_values + checkpoint.table_values
     if not floats or checkpoint.quantization:
-        return checkpoint.nbytes  # packed already, or of a form that nothing is known of
+        return checkpoint.nbytes  # quantized already, or of an unknown form
     stored_bits = BITS.get(checkpoint.dtype, 16)
     rest = checkpoint.nbytes - floats * stored_bits // 8
     loaded_bits = _KV_BITS.get(config.dtype, stored_bits)
@@ -132,7 +132,7 @@ def weight_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def kv_bytes_per_token(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """KV bytes of one token over all layers; 8-bit integers have a scale for each head."""
+    """KV bytes per token over all layers; 8-bit integers have a scale per head."""
     shape = checkpoint.shape
     if shape is None:
         return 0
@@ -143,7 +143,7 @@ def kv_bytes_per_token(checkpoint: Checkpoint, config: EngineConfig) -> int:
 
 
 def sequence_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) -> int:
-    """The KV cache of one sequence: whole blocks, and no more than a window where there is one."""
+    """KV cache bytes of one sequence: whole blocks, limited by the sliding window if any."""
     shape, block = checkpoint.shape, config.block_size
     if shape is None or not tokens:
         return 0
@@ -158,7 +158,7 @@ def sequence_bytes(checkpoint: Checkpoint, config: EngineConfig, tokens: int) ->
 
 
 def _configured_kv_bytes(config: EngineConfig, per_token: int | None) -> int:
-    """KV cache size that the settings name; 0 where the engine decides."""
+    """KV cache size that the settings specify; 0 if the engine decides."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override * config.block_size * (per_token or 0)
     if config.cpu_kvcache_space is not None:

@@ -1,4 +1,4 @@
-"""A replica's slot in a supervisor: its process, restarts and end."""
+"""A replica's slot in a supervisor: its process, restarts and shutdown."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from engine.system.step_record import SharedStepRecord
 
 logger = logging.getLogger(__name__)
 
-#: The longest wait and a start together stay below what gateways wait for a replica
-#: (`FAILOVER_WAIT_S`, 30 s): a crash loop that ends in time costs streams a pause.
+#: The longest delay plus the start stay below what gateways wait for a replica (`FAILOVER_WAIT_S`,
+#: 30 s): while crashes stop in time, streams only pause.
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 10.0
-#: A replica that served this long starts anew at once when it dies.
+#: A replica that served this long is restarted without delay when it dies.
 HEALTHY_AFTER_S = 10.0
-#: Beyond its own drain timeout a replica gets this long before it's killed.
+#: Extra time beyond a replica's drain timeout before it is killed.
 KILL_AFTER_S = 10.0
-#: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
+#: A ready replica without a heartbeat for this long is killed, too: it is swapped out, or hangs.
 SILENT_AFTER_S = 10.0
-#: Age of the exits that are counted.
+#: Maximum age of the exits that are counted.
 EXITS_WITHIN_S = 3600.0
 STOPPED_BY_SIGNAL = "was frozen by a signal and killed"
 
 
 def backoff(failures: int) -> float:
-    """Seconds to wait before the next start after so many failures in a row."""
+    """Seconds to wait before the next start after this many consecutive failures."""
     return min(BACKOFF_S * 2 ** max(failures - 1, 0), MAX_BACKOFF_S) if failures else 0.0
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words."""
+    """Describe an exit status."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"exited with status {status}"
 
 
 class ReplicaSlot:
-    """A place for one replica.
+    """The process of one replica and its successors.
 
     Args:
-        command: its process; another command for the same replica id is another slot.
-        served_model_id, model_name: its row in the catalogue. config: when that was written last.
-        log: keeps the end of what it writes; None: it writes to our own standard error alone.
+        command: its process; a changed command for the same replica id gets a new slot.
+        served_model_id, model_name: its row in the catalogue. config: when that last changed.
+        log: stores the end of its output; None: only our own standard error gets it.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ReplicaSlot:
         self.model_name = model_name
         self.command, self.cwd, self.config = list(command), cwd, asked
         self.process: ManagedProcess | None = None
-        #: What the process says of each step before it.
+        #: Shared record that the process writes before each step.
         self.record: SharedStepRecord | None = None
         self.last_pid = 0
-        #: An incarnation in the place of that which the process hasn't told yet.
+        #: An incarnation that replaces one whose process hasn't sent a heartbeat yet.
         self.mark = ""
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
@@ -92,7 +92,7 @@ class ReplicaSlot:
 
     @property
     def stopping(self) -> bool:
-        """Whether it was told to end."""
+        """Whether it was asked to exit."""
         return self._kill_at is not None
 
     @property
@@ -104,18 +104,18 @@ class ReplicaSlot:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it was told to end and has."""
+        """Whether it was asked to exit and has."""
         return self.stopping and self.process is None
 
     def update_config(self, asked: datetime | None) -> None:
-        """An operator has asked for the model again, perhaps: then it waits no longer to start."""
+        """Skip the delay before the next start: an operator may have loaded the model again."""
         if asked != self.config and self.process is None:
             self.failures, self.exit_detail = 0, ""
             self._next_start = self._clock()
         self.config = asked
 
     def start_if_due(self, occupied: bool) -> None:
-        """Start the process unless one runs, a wait is not over or someone else has the id."""
+        """Start the process unless one runs, a delay isn't over or another node has the id."""
         if self.process is not None or self.stopping or self._clock() < self._next_start:
             return
         if occupied:
@@ -124,7 +124,7 @@ class ReplicaSlot:
         try:
             self.process = self._spawn()
         except (OSError, subprocess.SubprocessError) as error:
-            # No memory for one more process, say: what runs here goes on.
+            # For example no memory for another process: the existing ones keep running.
             self._record_exit(f"can't be started: {error}")
             return
         if self.last_pid:
@@ -137,7 +137,7 @@ class ReplicaSlot:
         """Start the process; its standard error goes through the log, if there is one."""
         record = SharedStepRecord.create()
         ours, its = os.pipe() if self._log is not None else (None, None)
-        # Behind a pipe it can't see that a person looks on.
+        # Behind a pipe it can't detect that a person is watching.
         env = {"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else {}
         try:
             process = spawn(
@@ -147,7 +147,7 @@ class ReplicaSlot:
                 env=self._environment | env | (record.environment if record is not None else {}),
                 stderr=its,
                 pass_fds=(record.fd,) if record is not None else (),
-                # Streams survive a killed engine; one that nobody supervises would hold the memory.
+                # Streams survive a killed engine; an unsupervised one would hold the memory.
                 death_signal=signal.SIGKILL,
             )
         except BaseException:
@@ -165,7 +165,7 @@ class ReplicaSlot:
         return process
 
     def drain(self) -> None:
-        """Ask the process to finish what it does and end."""
+        """Ask the process to finish its requests and exit."""
         if self.stopping:
             return
         self._kill_at = self._clock() + self._drain_seconds + KILL_AFTER_S
@@ -173,7 +173,7 @@ class ReplicaSlot:
             self.process.terminate()
 
     def check(self) -> bool:
-        """Notice an end, and say whether there was one; kill what overstays its drain."""
+        """Handle an exit, and return whether there was one; kill a process whose drain overruns."""
         if self.process is None:
             return False
         status = self.process.poll()
@@ -192,14 +192,14 @@ class ReplicaSlot:
         return True
 
     def kill(self) -> None:
-        """End the process and its group now."""
+        """Kill the process and its group now."""
         self.drain()
         if self.process is not None:
             self.process.kill()
             self.process = None
 
     def state(self, heartbeat: Heartbeat | None) -> tuple[ReplicaState, str]:
-        """The state to show: the process decides, then its own heartbeat."""
+        """The state to display: the process decides, then its heartbeat."""
         if self.process is None:
             if self.stopping:
                 return ReplicaState.STOPPED, ""
@@ -217,7 +217,7 @@ class ReplicaSlot:
         return state_of(current), current.detail
 
     def kill_if_stalled(self, heartbeat: Heartbeat | None, now: float) -> None:
-        """End a process whose engine has not come round for a while; it starts anew.
+        """Kill a process whose engine has made no step for a while; it is restarted.
 
         Args:
             now: seconds since the epoch, by the clock that wrote the heartbeat.
@@ -231,10 +231,9 @@ class ReplicaSlot:
             self._kill(f"{reason}. {heartbeat.detail}" if heartbeat.detail else reason)
 
     def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:
-        """End a process that served and of which nothing is heard any more; it starts anew.
+        """Kill a process that served and has stopped sending heartbeats; it is restarted.
 
-        `heartbeat`: the latest that Redis has. While Redis is away don't call this, but
-        `reset_failures`.
+        `heartbeat`: the latest in Redis. While Redis is down, call `reset_failures` instead.
         """
         beat_at = heartbeat.at if heartbeat is not None else self._beat_at
         now = self._clock()
@@ -244,24 +243,24 @@ class ReplicaSlot:
             self._kill(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
 
     def _kill(self, reason: str) -> None:
-        """End a sick process and its group; the reason goes before what its exit status says."""
+        """Kill an unhealthy process and its group; the reason precedes its exit status."""
         if self._killed_because:
-            return  # it's on its way
+            return  # already exiting
         logger.error("replica %s %s", self.replica_id, reason)
         self._killed_because = reason
         if self.process is not None:
             self.process.kill()
 
     def reset_failures(self) -> None:
-        """Nothing could be heard of any replica: silence means nothing."""
+        """Restart the silence timeout: while Redis is down no replica can be heard."""
         self._beaten = self._clock()
 
     def record_failure(self, detail: str) -> None:
-        """Keep what a replica said of its own failure."""
+        """Store a replica's own description of its failure."""
         self.exit_detail = self.last_exit = detail
 
     def _record_exit(self, reason: str, *, starts_again: bool = True) -> None:
-        """`ended`: how, in words."""
+        """`ended`: a description of the exit."""
         healthy = (
             self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
         )

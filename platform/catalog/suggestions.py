@@ -1,4 +1,4 @@
-"""Well-known models of the hub that run here, for who has none in mind."""
+"""Well-known models of the hub that run here, as suggestions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Suggestion:
     """A model of the hub.
 
     Attributes:
-        source: its id on the hub. size_gb: of its weights, in 10^9 bytes. context: tokens.
-        gated: whether the hub asks for an account that accepted the licence (`HF_TOKEN`).
-        use: what it is for.
+        source: its id on the hub. size_gb: size of its weights in 10^9 bytes. context: tokens.
+        gated: whether the hub requires an account that accepted the licence (`HF_TOKEN`).
+        use: its purpose.
     """
 
     source: str

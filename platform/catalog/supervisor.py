@@ -1,7 +1,7 @@
-"""The supervisor: keeps running on this node what the catalogue says shall be loaded.
+"""The supervisor: keeps this node's replicas running as the catalogue specifies.
 
-It reconciles: each `tick` compares the rows with its processes and does the next step. Being killed
-loses nothing; the rows say again what is wanted.
+It reconciles: each `tick` compares the rows with its processes and does the next step. Killing it
+loses nothing; the desired state is in the rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from engine.contract.messages import Heartbeat, ModelInfo
 from engine.system.redis_client import sync_client
 
 # A new process imports its engine before its first heartbeat: seconds, or half a minute on a busy
-# machine. Until then the supervisor reports "loading" for it, so that gateways keep the streams
-# that wait for it.
+# machine. Until then the supervisor reports "loading" on its behalf, so that gateways keep the
+# streams that wait for it.
 
-#: Writes a heartbeat unless one that isn't a supervisor's for this very process is there.
+#: Writes a heartbeat unless the process of this incarnation has written its own.
 #: KEYS: it, the replica ids. ARGV: the incarnation, the heartbeat, its TTL, the replica id.
 PUBLISH_SCRIPT = """
 local known = redis.call('GET', KEYS[1])
@@ -49,14 +49,14 @@ return 1
 
 
 def is_starting_silently(slot: ReplicaSlot, beat: Heartbeat | None) -> bool:
-    """Whether a slot's process runs and hasn't spoken itself."""
+    """Whether a slot's process runs and hasn't sent a heartbeat yet."""
     if slot.process is None or slot.stopping:
         return False
     return beat is None or beat.incarnation == slot.mark
 
 
 def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSlot) -> None:
-    """Say so for the time of a heartbeat. Raises redis.RedisError."""
+    """Report "loading" for the lifetime of a heartbeat. Raises redis.RedisError."""
     now = time.time()
     beat = Heartbeat(
         replica_id=slot.replica_id,
@@ -84,17 +84,17 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 SYNC_S = 0.5
-#: Rows are looked at so often when there's no news of replicas: they may be another's doing.
+#: Interval of reading the rows when no replica changed: other processes may have changed them.
 MIRROR_S = 2.5
 
 
 def replica_id_of(model: ServedModel, index: int, node: str) -> str:
-    """A name that a replica keeps over restarts, so that its inbox stays its own."""
+    """A replica's id, which is stable over restarts, so that it keeps its inbox."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.name)[:60]
     return f"{name}-{model.pk}-{index}@{node}"
 
 
-#: Where NVIDIA's driver lists GPUs, as `nvidia0` and so on.
+#: Where NVIDIA's driver lists GPUs as `nvidia0` and so on.
 DEVICE_FILES = Path("/dev")
 
 
@@ -107,11 +107,11 @@ def visible_devices() -> list[str]:
 
 
 def device_environment(number: int, num_ranks: int, devices: Sequence[str]) -> dict[str, str]:
-    """Environment that gives a replica its own devices, in turns; {} where there is no choice.
+    """Environment that assigns a replica its devices, round-robin; {} if there is no choice.
 
     Args:
-        number: of the replica; those of one model are numbered without gaps.
-        num_ranks: devices that it takes.
+        number: the replica's; those of one model are numbered without gaps.
+        num_ranks: number of devices that it uses.
     """
     if len(devices) <= num_ranks:
         return {}
@@ -123,10 +123,10 @@ class Supervisor:
     """Runs the replicas of this node.
 
     Args:
-        redis_url, key_prefix: what the replicas get and where their heartbeats are.
+        redis_url, key_prefix: where replicas connect and their heartbeats are.
         node: this node's name; default: the host's.
         program: replaces `python -m engine.serving`.
-        drain_seconds: patience for streams when a replica is drained.
+        drain_seconds: maximum wait for streams when a replica is drained.
     """
 
     def __init__(
@@ -170,17 +170,17 @@ class Supervisor:
             self._write_rows()
             self._troubled = ""
         except (DatabaseError, InterfaceError, redis.RedisError) as error:
-            # What runs goes on; what was wanted a moment ago is kept.
+            # Replicas keep running; the last known desired state is kept.
             for slot in self.slots.values():
                 slot.reset_failures()
             self._warn_once(f"model catalogue unavailable, retrying: {as_sentence(error)}")
-        except Exception as error:  # replicas must not end with the process that watches them
+        except Exception as error:  # replicas must not die with the process that supervises them
             record_failure("supervisor", error)
         finally:
             close_old_connections()
 
     def stop(self) -> None:
-        """Drain every replica, wait, and kill what is left."""
+        """Drain every replica, wait, and kill the rest."""
         for slot in self.slots.values():
             slot.drain()
         while any(not slot.is_stopped for slot in self.slots.values()):
@@ -191,7 +191,7 @@ class Supervisor:
         self._redis.close()
 
     def kill(self) -> None:
-        """End every replica at once."""
+        """Kill every replica at once."""
         for slot in self.slots.values():
             slot.kill()
 
@@ -238,34 +238,34 @@ class Supervisor:
 
     def _read_heartbeats(self) -> None:
         ids = set(self.slots) | set(self._slots)
-        if self._unmanaged or self._may_idle:  # a model's replicas on other nodes count, too
+        if self._unmanaged or self._may_idle:  # replicas of these models on other nodes count, too
             ids |= registered_replicas(self._redis, self.prefix)
         self._beats = read_heartbeats(self._redis, self.prefix, sorted(ids))
 
     def _unload_idle_models(self) -> None:
-        """Models that nobody asked for so long that they shall end; the next look drains them."""
+        """Stop models that were idle for long enough; the next tick drains their replicas."""
         for model in self._may_idle:
             idle = self._idle.idle_seconds(model.name, self._beats.values())
             if idle >= 60 * model.idle_minutes and unload_idle_model(model):
                 logger.info("%s has had nothing to do for %.0f s; it ends.", model.name, idle)
 
     def _reconcile(self) -> None:
-        """Drain what isn't wanted (any more, or not like this), start what is."""
+        """Drain replicas that are unwanted or whose settings changed; start missing ones."""
         for replica_id, slot in list(self.slots.items()):
             desired = self._slots.get(replica_id)
             if desired is None or (desired.command != slot.command and self._can_replace(slot)):
                 slot.drain()
             if slot.is_stopped and desired is not None:
-                del self.slots[replica_id]  # its successor takes the place below
+                del self.slots[replica_id]  # replaced by a new slot below
         for replica_id, desired in self._slots.items():
             slot = self.slots.setdefault(replica_id, desired)
             slot.update_config(desired.config)
             self._check_slot(slot, self._beats.get(replica_id))
 
     def _can_replace(self, slot: ReplicaSlot) -> bool:
-        """Whether its model is served while it's away: of several replicas one goes at a time.
+        """Whether other replicas serve the model meanwhile: a model's replicas drain in turn.
 
-        One that doesn't serve can go at any time, and so can an only one.
+        A replica that doesn't serve can be drained at any time, and so can the only one.
         """
         other_slots = [
             self.slots.get(desired.replica_id)
@@ -276,7 +276,7 @@ class Supervisor:
         return not self._serves(slot) or all(map(self._serves, other_slots))
 
     def _serves(self, slot: ReplicaSlot | None) -> bool:
-        """Whether it's ready, or asleep at somebody's word."""
+        """Whether it's ready, or was put to sleep."""
         if slot is None:  # between its old process and its new one
             return False
         beat = self._beats.get(slot.replica_id)
@@ -284,7 +284,7 @@ class Supervisor:
         return state in (ReplicaState.READY, ReplicaState.SLEEPING)
 
     def _check_slot(self, slot: ReplicaSlot, beat: Heartbeat | None) -> None:
-        """End it when it's sick, start it when it's due."""
+        """Kill it if it is unhealthy, start it if it is due."""
         if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
             slot.record_failure(beat.detail)
         slot.kill_if_stalled(beat, time.time())
@@ -317,7 +317,7 @@ class Supervisor:
             del self.slots[slot.replica_id]
 
     def _mirror(self, sightings: list[ReplicaSnapshot], lengths: dict[int, int]) -> None:
-        """Write rows when there's news, and now and then: most looks find what the last did."""
+        """Write rows after changes, and at intervals: most ticks change nothing."""
         state, now = (sightings, lengths), time.monotonic()
         if state != self._last_synced or now - self._last_synced_at >= MIRROR_S:
             sync_replica_rows(sightings, lengths)
@@ -340,7 +340,7 @@ class Supervisor:
         )
 
     def _publish_stopped(self) -> None:
-        """Leave rows that say the truth."""
+        """Write the final states."""
         try:
             sync_replica_rows(
                 [
@@ -353,7 +353,7 @@ class Supervisor:
             self._warn_once(f"the replicas' end could not be written down: {error}")
 
     def _warn_once(self, message: str) -> None:
-        """Log a trouble once, not at every tick."""
+        """Log a problem once, not at every tick."""
         if message != self._troubled:
             logger.warning("%s", message)
             self._troubled = message

@@ -1,4 +1,4 @@
-"""KV tiers of models, verified and dropped in a process of its own: the engine reads them."""
+"""KV tiers of models, verified and emptied in a separate process that imports the engine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tenants.models import User
 
 
 def verify_tier(model: ServedModel) -> TierReport:
-    """Read each record of the tier of a model. Raises `InvalidRequest`, `ServiceUnavailable`."""
+    """Read every record of a model's tier. Raises `InvalidRequest`, `ServiceUnavailable`."""
     return _run("verify", model)
 
 
 def drop_tier(*, actor: Actor | User, model: ServedModel) -> TierReport:
-    """Delete all records of the tier of a model, whose replicas go on with an empty one.
+    """Delete all records of a model's tier; its replicas continue with an empty one.
 
     Raises: `PermissionDenied`, `InvalidRequest`, `ServiceUnavailable`.
     """

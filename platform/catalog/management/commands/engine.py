@@ -58,7 +58,7 @@ class Command(QuireCommand):
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make sure that the catalogue knows the model, then become the engine's process."""
+        """Register the model in the catalogue, then exec the engine's process."""
         model = self._model(options)
         replica_id = options["replica_id"] or f"{model.pk}-{socket.gethostname()}-{os.getpid()}"
         command = replica_command(
@@ -76,7 +76,7 @@ class Command(QuireCommand):
         os.execvpe(command[0], command, environment)  # noqa: S606 - our own Python
 
     def _model(self, options: dict[str, Any]) -> ServedModel:
-        """The catalogue's row; a new one is marked as nobody's to start."""
+        """The catalogue's row; a new one is unmanaged, so that no supervisor starts it."""
         argument = options["model_or_name"]
         name = options["name"] or argument
         served_model = ServedModel.objects.filter(name=name).first()
@@ -99,7 +99,7 @@ class Command(QuireCommand):
                 idle_minutes=idle_minutes,
             )
         except Conflict:
-            # Of replicas that start at the same time, one registers the model for all.
+            # Of replicas that start at the same time, one registers the model.
             loaded = ServedModel.objects.filter(name=name, desired_state=DesiredState.LOADED)
             if (model := loaded.first()) is None:
                 raise

@@ -36,7 +36,7 @@ class Command(QuireCommand):
 
 
 def state(model: ServedModel) -> str:
-    """Actual state of a model: "failed" and "loading" ones shall be loaded, too."""
+    """Actual state of a model; "failed" and "loading" models should be loaded, too."""
     if model.desired_state != DesiredState.LOADED:
         return str(model.desired_state)
     if model.idle_since is not None:

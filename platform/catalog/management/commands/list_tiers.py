@@ -13,7 +13,7 @@ class Command(QuireCommand):
     help = "List the KV blocks that running replicas have outside the KV cache, by tier."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table, and the blocks that couldn't be used."""
+        """Print a table, and the blocks that couldn't be read."""
         beats = live_replicas()
         self.table(
             (

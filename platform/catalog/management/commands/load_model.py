@@ -99,7 +99,7 @@ class Command(QuireCommand):
         add_cli_args(parser, skip=NAMED | {"data_parallel_size"})
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Write the wish down; wait if asked."""
+        """Set the desired state; wait if requested."""
         source, name = options["source"], options["name"]
         is_registered = ServedModel.objects.filter(name=source).exists()
         settings = parse_engine_settings(options)
@@ -141,8 +141,9 @@ class Command(QuireCommand):
             self.stdout.write(f"{model.name} is being loaded. See {PROGRAM} list_models.")
 
     def _show_plan(self, model: ServedModel) -> None:
-        """Say what the replicas will take of this machine, where they run on it and the files are
-        here. Raises `InvalidRequest` where they can't fit.
+        """Print the memory estimate, if the replicas run here and the files are on this machine.
+
+        Raises `InvalidRequest` if they can't fit.
         """
         checkpoint = checkpoint_of(model.source, model.settings)
         if checkpoint is None or model.node not in ("", socket.gethostname()):

@@ -31,7 +31,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Also delete what a killed conversion left. Raises: `CommandError`."""
+        """Also delete the leftovers of killed conversions. Raises: `CommandError`."""
         span = parse_span(options["unused_for"])
         if span is None:
             raise CommandError(
@@ -42,7 +42,7 @@ class Command(QuireCommand):
         num_freed_bytes = 0
         for entry in entries:
             try:
-                # A folder's time is that of its last load: see `converted_files`.
+                # A folder's modification time is that of its last load: see `converted_files`.
                 if time.time() - entry.stat().st_mtime < span.total_seconds():
                     continue
                 num_bytes = _size_of(entry)

@@ -27,7 +27,7 @@ class Command(QuireCommand):
         parser.add_argument("--download-dir", metavar="DIR", help="(default: the hub's own cache)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Download. Raises: `CommandError` where the disk is too small."""
+        """Download. Raises: `CommandError` if the disk is too small."""
         names = ("revision", "download_dir")
         settings = {name: options[name] for name in names if options[name]}
         download = get_download_info(options["repository"], settings)

@@ -32,7 +32,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Tell one, wait for it, tell the next."""
+        """Restart the replicas in turn."""
         model = find_model(options["name"])
         wait = options["wait"]
         rolling_restart(

@@ -32,7 +32,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Set it, then test it."""
+        """Save the server, then test it."""
         slugs = options["tenant"]
         server = set_mcp_server(
             actor=CLI_ACTOR,

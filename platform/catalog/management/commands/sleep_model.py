@@ -40,7 +40,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Tell its replicas; wait if asked."""
+        """Send the command to its replicas; wait if requested."""
         model = find_model(options["name"])
         replicas = actions.sleep_model(actor=CLI_ACTOR, model=model, level=options["level"])
         if options["wait"]:

@@ -27,7 +27,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Reconcile until told to stop; a second signal kills."""
+        """Reconcile until stopped; a second signal kills."""
         supervisor = Supervisor(node=options["node"])
         signals: list[int] = []
 

@@ -30,7 +30,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Write the wish down; wait if asked."""
+        """Set the desired state; wait if requested."""
         model = actions.unload_model(actor=CLI_ACTOR, model=find_model(options["name"]))
         if options["wait"]:
             wait_until_gone(model, options["timeout"])

@@ -22,7 +22,7 @@ class Command(QuireCommand):
         parser.add_argument("name", help="model in the catalogue")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print what it holds. Raises: `CommandError` for blocks that were changed."""
+        """Print its contents. Raises: `CommandError` for corrupted blocks."""
         report = verify_tier(find_model(options["name"]))
         summary = f"{report.num_records} blocks, {size(report.num_bytes)}"
         if report.failures:

@@ -35,7 +35,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Tell its replicas; wait if asked."""
+        """Send the command to its replicas; wait if requested."""
         model = find_model(options["name"])
         replicas = actions.wake_model(actor=CLI_ACTOR, model=model, tags=options["tags"])
         if options["wait"]:
