@@ -11,7 +11,7 @@ from inference.parsers.tool_parser import FENCE, MAX_HEADER, ToolCallParser
 
 #: How an object begins whose one field is the list, without white space and with it.
 _WRAPPER_START = '{"tool_calls":['
-_WRAPPER = re.compile(r'\s*\{\s*"tool_calls"\s*:\s*(?=\[)')
+_WRAPPER = re.compile(r'\{\s*"tool_calls"\s*:\s*(?=\[)')
 #: Beginnings of lists that are JSON themselves.
 _JSON = (
     "[",
@@ -71,13 +71,13 @@ class ObjectListParser(ToolCallParser):
 
     def _object_start(self, rest: str) -> bool:
         """An object instead of a list: a call, or what holds the list of calls."""
-        wrapper = _WRAPPER.match(self._buffer)
+        wrapper = _WRAPPER.match(rest, 0, MAX_HEADER)
         if wrapper is None:
-            start = "".join(rest[:MAX_HEADER].split())
-            if _WRAPPER_START.startswith(start) and not self._is_finished:
+            may_wrap = len(rest) < MAX_HEADER and _WRAPPER_START.startswith("".join(rest.split()))
+            if may_wrap and not self._is_finished:
                 return False
             return self._goto(self._call_object)
-        self._consume_opening(wrapper.end())
+        self._consume_opening(len(self._buffer) - len(rest) + wrapper.end())
         self._is_wrapped = True
         return True
 

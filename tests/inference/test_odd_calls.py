@@ -10,6 +10,7 @@ import pytest
 from inference.chat.parsers import OutputParserConfig
 from inference.chat.turn import build_message
 from inference.parsers.registry import tool_parsers
+from inference.parsers.tool_parser import MAX_HEADER
 from tests.inference.parsers import BOTH, FUNCTIONS, NO_CALLS, SAMPLES, Sample, read, shape
 
 W = '{"name": "get_weather", "arguments": {"city": "Rome"}}'
@@ -98,6 +99,14 @@ def test_fault_95_a_whole_answer_may_hold_its_calls_in_a_field() -> None:
     for name in ("json", "llama4_pythonic"):
         assert message(name, text) == ("", TWO)
     assert message("llama3_json", text) == (text, [])  # an answer in JSON
+
+
+def test_fault_95_white_space_without_end_is_read_once() -> None:
+    kind = tool_parsers.get("hermes")
+    assert kind is not None
+    parser = kind()
+    parser.push("<tool_call>{" + " " * MAX_HEADER)
+    assert not parser._buffer
 
 
 @pytest.mark.parametrize("name", OBJECTS)
