@@ -30,6 +30,12 @@ from tests.inference.test_playground_socket import APP, generate, headers, sessi
 __all__ = ["session_key"]
 
 
+@pytest.fixture(autouse=True)
+def _time_to_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need longer than the product has."""
+    monkeypatch.setattr(uvicorn_server, "SETTLE_S", 120)
+
+
 @asynccontextmanager
 async def served(application: Any, grace: float) -> AsyncIterator[tuple[GatewayServer, str]]:
     """A gateway's server of an application, and its address without a scheme."""

@@ -133,7 +133,7 @@ def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -
 
 
 def test_the_lock_of_migrations_outlasts_limits_that_an_operator_set(database_url: str) -> None:
-    limits = quote("-c idle_in_transaction_session_timeout=200 -c lock_timeout=200")
+    limits = quote("-c idle_in_transaction_session_timeout=2000 -c lock_timeout=2000")
     settings = database(f"{database_url}?options={limits}", Path("/nowhere"))
     connection: Any = ConnectionHandler({"default": settings})["default"]
     order = []
@@ -145,7 +145,7 @@ def test_the_lock_of_migrations_outlasts_limits_that_an_operator_set(database_ur
     second = threading.Thread(target=migrate_too)
     with _migration_lock(connection):
         second.start()
-        time.sleep(0.6)
+        time.sleep(3)  # longer than the limits, which are long for a busy machine
         order.append("first")
     second.join(60)
     assert order == ["first", "second"]
