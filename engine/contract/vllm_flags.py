@@ -160,8 +160,8 @@ _REPLICAS = (
     "them. `quire serve` starts as many as data_parallel_size_local says, one with "
     "data_parallel_rank or data_parallel_external_lb, else data_parallel_size."
 )
-_OTHER_HOSTS = "ranks that share tensors are processes of one machine, with shared memory."
-_EXPERTS = "ranks have experts in their order; none is moved or copied while steps run."
+_OTHER_HOSTS = "ranks exchange tensors by shared memory, and by TCP between machines."
+_EXPERTS = "ranks have experts in their order, until enable_eplb moves them."
 _BACKENDS = "what computes a layer is chosen by what fits. There is attention_backend."
 _STATES = (
     "inputs of convolutions are kept in float32, and states in blocks of their own pool. There is "

@@ -35,7 +35,7 @@ class Variable:
 
 _BUILD = "kernels are built at first use, for the CPU that is there; nothing is installed with them"
 _MACHINE = "read by the library that it belongs to, here as well"
-_ONE = "ranks that share tensors are processes of one machine, with shared memory"
+_ONE = "ranks exchange tensors by shared memory, and by TCP between machines"
 _NONE_SENT = "no usage is ever sent anywhere"
 _OPENVINO = "on the device of packages/openvino alone, where the setting is at its default"
 
