@@ -1,7 +1,7 @@
-"""The form of a request with sound, checked field by field.
+"""Validates the form of a request with audio, field by field.
 
-It comes as multipart/form-data with the file, or as JSON that says where the file is, as the lines
-of a batch do.
+It is sent as multipart/form-data with the file, or as JSON that names the file's location, like the
+lines of a batch.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from inference.errors import PayloadTooLarge, UnsupportedField, UnsupportedMedia
 from inference.web.json_body import parse_object
 
 FORMATS = ("json", "text", "srt", "verbose_json", "vtt")
-#: Formats that tell when something was said.
+#: Formats that contain times.
 TIMED_FORMATS = ("srt", "verbose_json", "vtt")
 GRANULARITIES = ("segment", "word")
-#: Largest values of OpenAI's voice detector.
+#: Maximum values of OpenAI's voice detector.
 _DETECTION_LIMITS = {
     "threshold": 1.0,
     "prefix_padding_ms": 10_000.0,
     "silence_duration_ms": 10_000.0,
 }
 _DETECTION_FIELDS = tuple(f"chunking_strategy[{name}]" for name in ("type", *_DETECTION_LIMITS))
-#: vLLM's fields of sampling that are numbers; their ranges are `SamplingParams`'.
+#: vLLM's numeric sampling fields; `SamplingParams` checks their ranges.
 SAMPLING_FIELDS = (
     "frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "top_k", "top_p",
 )  # fmt: skip
@@ -54,7 +54,7 @@ FIELDS = frozenset(
         "timestamp_granularities[]",
     }
 )
-#: Of transcriptions alone.
+#: Fields of transcriptions only.
 TRANSCRIPTION_FIELDS = frozenset(
     {
         "chunking_strategy",
@@ -70,21 +70,21 @@ _MAX_PROMPT_CHARS, _MAX_NUMBER = 20_000, 1e9
 
 @dataclass(frozen=True, slots=True)
 class AudioForm:
-    """A checked form.
+    """A validated form.
 
     Attributes:
-        data: the file; b"" where it is still to be fetched.
+        data: the file; b"" if it has yet to be fetched.
         model: as the client named it; None: the only one.
-        translates: whether the text is to be English.
-        file_url, file_id: where the file is, instead of `data`.
+        translates: whether the text is translated into English.
+        file_url, file_id: the file's location, instead of `data`.
         priority: see `Job`.
         endpoint: for the ledger; "": that of the task.
-        language: code such as "de"; "": whichever is spoken.
-        prompt: what was said before, or words as they are spelled.
-        temperature: None: 0, and higher where the text isn't plausible.
+        language: code such as "de"; "": detected.
+        prompt: preceding text, or the spelling of words.
+        temperature: None: 0, and higher if the text isn't plausible.
         sampling: `SAMPLING_FIELDS` that were set.
-        include_logprobs: whether the answer has them.
-        granularities: what verbose_json has the times of.
+        include_logprobs: whether the response has log probabilities.
+        granularities: units of which verbose_json has the times.
         detection: see `PrepareSoundRequest`.
     """
 
@@ -109,12 +109,12 @@ class AudioForm:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the answer says when something was said."""
+        """Whether the response contains times."""
         return self.response_format in TIMED_FORMATS
 
 
 def read_audio_form(request: HttpRequest, *, translates: bool) -> AudioForm:
-    """Parse and check the body; the file's temporary copy is gone afterwards. Blocks on the disk.
+    """Parse and validate the body; the file's temporary copy is then deleted. Blocks on the disk.
 
     Raises `UnsupportedMediaType`, `PayloadTooLarge`, `UnsupportedField`, `InvalidRequest`.
     """
@@ -137,7 +137,7 @@ def read_audio_form(request: HttpRequest, *, translates: bool) -> AudioForm:
 
 
 def _read_json(body: dict[str, Any], translates: bool) -> AudioForm:
-    """The same fields as JSON. Raises `InvalidRequest`."""
+    """Read the same fields as JSON. Raises `InvalidRequest`."""
     sources = {name: body.pop(name, None) for name in ("file_url", "file_id")}
     named = [name for name, value in sources.items() if value is not None]
     if len(named) != 1 or not isinstance(sources[named[0]], str):
@@ -164,7 +164,7 @@ def _read_json(body: dict[str, Any], translates: bool) -> AudioForm:
 
 
 def _as_text(name: str, value: Any) -> str:
-    """A JSON value as a form has it."""
+    """A JSON value as a form would have it."""
     if not isinstance(value, str | int | float):
         raise InvalidRequest(f"{name[:50]} must be a string or a number.", param=name[:50])
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -185,7 +185,7 @@ def _read_file(files: Any) -> bytes:
 
 
 def _checked(fields: Any, file_fields: set[str], translates: bool) -> AudioForm:
-    """All fields but the file. Raises `InvalidRequest`, `UnsupportedField`."""
+    """Validate all fields but the file. Raises `InvalidRequest`, `UnsupportedField`."""
     supported = FIELDS - TRANSCRIPTION_FIELDS if translates else FIELDS
     # OpenAI's clients send lists with and without brackets.
     aliases = {"include", "timestamp_granularities"} if not translates else set()
@@ -232,7 +232,7 @@ def _checked(fields: Any, file_fields: set[str], translates: bool) -> AudioForm:
 
 
 def _check_choices(fields: Any, response_format: str) -> None:
-    """Raise for forms of answers that aren't there, and for fields that don't go together."""
+    """Raise for unknown response formats, and for fields that exclude each other."""
     if response_format == "diarized_json":
         raise UnsupportedField(
             "response_format 'diarized_json' isn't supported: speakers aren't told apart.",
@@ -265,7 +265,7 @@ def _check_choices(fields: Any, response_format: str) -> None:
 
 
 def _read_detection(fields: Any) -> VoiceDetection | None:
-    """OpenAI's `chunking_strategy`: 'auto', or an object in fields with brackets."""
+    """OpenAI's `chunking_strategy`: 'auto', or an object as form fields with brackets."""
     strategy = fields.get("chunking_strategy") or fields.get("chunking_strategy[type]") or "auto"
     if strategy not in ("auto", "server_vad"):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""`WS /v1/realtime`: transcripts of sound while it comes, in OpenAI's transcription form."""
+"""`WS /v1/realtime`: transcribes audio as it arrives, with OpenAI's transcription events."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 PATH = "/v1/realtime"
-#: Of one frame: 49 s of sound.
+#: Maximum size of one frame: 49 s of audio.
 MAX_FRAME_CHARS = 3 << 20
-#: Of one session, transcribed or not: sound that waits.
+#: Maximum seconds of audio in a session that wait to be transcribed.
 MAX_WAITING_SECONDS = 600
-#: Of a session, as OpenAI has it.
+#: Maximum duration of a session, as at OpenAI.
 MAX_SESSION_S = 3600.0
-#: OpenAI's least sound of a turn that a client commits.
+#: OpenAI's minimum length of a turn that a client commits.
 MIN_TURN_MS = 100
-#: Close codes: the caller isn't authenticated; the frame is no event.
+#: Close codes: the caller isn't authenticated; the frame is not an event.
 REFUSED, BAD_FRAME = 4401, 1003
-#: By which browsers, which set no headers, send a key.
+#: Subprotocol in which browsers, which can't set headers, send a key.
 _KEY_PROTOCOL = "openai-insecure-api-key."
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Sound that was committed, with the settings of that moment."""
+    """Committed audio, with the settings of that moment."""
 
     item_id: str
     form: AudioForm
@@ -76,9 +76,9 @@ class Turn:
 
 
 class RealtimeConsumer(AsyncWebsocketConsumer):
-    """One session: sound comes in, and a task transcribes one turn after the other."""
+    """One session: it receives audio, and a task transcribes one turn after another."""
 
-    # It has no groups: an idle socket holds no subscription in Redis.
+    # A channel layer without groups: an idle socket has no subscription in Redis.
     channel_layer_alias = "none"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -90,13 +90,13 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         self._item_id = new_id("item")
         self._previous_item_id: str | None = None
         self._turns: asyncio.Queue[Turn] = asyncio.Queue()
-        #: Bytes of sound in `_turns`, and of the turn that is transcribed.
+        #: Bytes of audio in `_turns` and in the turn that is being transcribed.
         self._num_waiting = 0
         self._expires_at = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
-        """Accepted before anything is checked, so that a refusal says why."""
+        """Accept the socket before anything is checked, so that a rejection can carry a reason."""
         protocols = self.scope.get("subprotocols") or []
         await self.accept("realtime" if "realtime" in protocols else None)
         query = parse_qs(self.scope.get("query_string", b"").decode("latin1"))
@@ -122,9 +122,9 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         await self._send_event("session.created", session=self._describe_session())
 
     async def _authenticate(self, protocols: list[str], tenant: str | None) -> Caller:
-        """The caller by key, or by session: that of a page of this server which sends no key.
+        """The caller by key, or by session for pages of this server, which send no key.
 
-        Raises: what `authenticate` and `caller_for_user` do.
+        Raises: what `authenticate` and `caller_for_user` raise.
         """
         headers = {
             name.decode("latin1").lower(): value.decode("latin1")
@@ -153,16 +153,16 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         return caller
 
     async def _end_session(self) -> None:
-        """Close the socket: its user was logged out, or lost a right. What runs is aborted."""
+        """Close the socket: its user has logged out, or lost a right. Aborts running requests."""
         self._caller = None
         for task in self._tasks:
             task.cancel()
         await self.close(REFUSED)
 
     async def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Serve the socket, and abort what runs when it's gone.
+        """Serve the socket, and abort running requests when it is closed.
 
-        Not in `disconnect`, which isn't called where an event to a client that left raises.
+        Not in `disconnect`, which isn't called if sending an event to a departed client raises.
         """
         try:
             await super().__call__(*args, **kwargs)
@@ -173,7 +173,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _expire(self) -> None:
-        """Close a session that has lasted too long; what runs is aborted."""
+        """Close a session that has lasted too long, and abort its running requests."""
         await asyncio.sleep(MAX_SESSION_S)
         await self._send_error(
             InvalidRequest(
@@ -185,7 +185,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         await self.close()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
-        """Handle one event; an error is an event too, and the session goes on."""
+        """Handle one event; errors are sent as events, and the session continues."""
         if self._caller is None:
             return  # closing
         if text_data is None or len(text_data) > MAX_FRAME_CHARS:
@@ -230,7 +230,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
             )
 
     async def _update_session(self, changes: Any) -> None:
-        """Change settings, of turns that begin later. Raises for what the model doesn't do."""
+        """Change the settings of later turns. Raises for unsupported ones."""
         if not isinstance(changes, dict):
             raise InvalidRequest("session must be an object.", param="session")
         merged = merge_settings(self._session.model_dump(), changes)
@@ -239,11 +239,11 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         form = _form(session, b"")
         ctx = self._context(form)
         served, tokens = await load_model(ctx, form)
-        Transcription(ctx, served, form, PreparedSound(0.0, []), tokens)  # raises for a language
+        Transcription(ctx, served, form, PreparedSound(0.0, []), tokens)  # validates the language
         self._session = session
         buffer = _new_buffer(session)
         if buffer.rate == self._buffer.rate:
-            self._buffer.detection = buffer.detection  # sound that was sent stays
+            self._buffer.detection = buffer.detection  # keeps the received audio
         else:
             self._buffer = buffer
         await self._send_event("session.updated", session=self._describe_session())
@@ -318,7 +318,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
                 self._num_waiting -= turn.num_bytes
 
     async def _transcribe(self, ctx: RequestContext, turn: Turn) -> None:
-        """Send a turn's text, window by window, and then all of it."""
+        """Send a turn's text window by window, then the complete text."""
         transcription = await open_transcription(ctx, turn.form)
         windows: list[WindowText] = []
         about: dict[str, Any] = {"item_id": turn.item_id, "content_index": 0}
@@ -347,7 +347,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         )
 
     def _context(self, form: AudioForm) -> RequestContext:
-        """Of one turn, which is logged and billed as a request."""
+        """The context of one turn, which is logged and billed as a request."""
         if self._caller is None:
             raise RuntimeError("The session has no caller.")
         record = RequestRecord("realtime", model=form.model or "", stream=True)
@@ -366,7 +366,7 @@ class RealtimeConsumer(AsyncWebsocketConsumer):
         await self.send(text_data=_encode(event).decode())
 
     async def _send_error(self, error: QuireError, event_id: Any = None) -> None:
-        """Say what is wrong, and with which of the client's events."""
+        """Send an error, with the id of the client's event that caused it."""
         named = event_id[:200] if isinstance(event_id, str) else None
         body = envelope(error)["error"] | {"event_id": named}
         await self._send_event("error", error=body)

@@ -1,4 +1,4 @@
-"""From a window's tokens to its segments, and from segments to text and subtitles."""
+"""Splits a window's tokens into segments, and formats segments as text and subtitles."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Seconds between two timestamps of Whisper.
+#: Seconds between two of Whisper's timestamps.
 TIME_STEP = 0.02
-#: A window that says less is taken as it is, so that each stretch ends soon.
+#: Minimum advance between windows in seconds, so that each stretch ends soon.
 MIN_ADVANCE_S = 1.0
 
 
 @dataclass(slots=True)
 class Segment:
-    """What was said from one time to another, in seconds of the file."""
+    """Text spoken between two times, in seconds of the file."""
 
     start: float
     end: float
@@ -25,7 +25,7 @@ class Segment:
 
 @dataclass(slots=True)
 class Word:
-    """A word with its marks, and when it is said, in seconds of the file."""
+    """A word with its punctuation and its times, in seconds of the file."""
 
     text: str
     start: float
@@ -37,12 +37,12 @@ class WindowText:
     """The text of one window.
 
     Attributes:
-        start, seconds: where it lies in the file.
-        avg_logprob: mean log probability of its tokens, the end included.
-        no_speech_prob: probability of the token that stands for no speech.
-        logprobs: of each token of the text, (token, log probability).
+        start, seconds: its position and length in the file.
+        avg_logprob: mean log probability of its tokens, including the end token.
+        no_speech_prob: probability of the token for "no speech".
+        logprobs: for each token of the text, (token, log probability).
         advance_s: seconds after its start at which the next window begins.
-        words: where they are asked for.
+        words: if they are requested.
     """
 
     start: float
@@ -57,12 +57,12 @@ class WindowText:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The complete text."""
         return "".join(segment.text for segment in self.segments)
 
     @property
     def compression_ratio(self) -> float:
-        """How much shorter zlib makes the text: more than 2.4 where it repeats itself."""
+        """Ratio of the text's length to its zlib-compressed length: over 2.4 if repetitive."""
         data = self.text.encode()
         return len(data) / len(zlib.compress(data)) if data else 0.0
 
@@ -70,12 +70,12 @@ class WindowText:
 def split_segments(
     tokens: Sequence[int], first_time: int, window_seconds: float
 ) -> tuple[list[tuple[float, float, list[int]]], float]:
-    """(start, end, tokens) of each segment, in seconds of the window, and where the next window
-    begins, as OpenAI's Whisper has it.
+    """(start, end, tokens) of each segment, in seconds of the window, and the start of the next
+    window, as in OpenAI's Whisper.
 
-    A segment stands between two timestamps. After one that isn't closed, and is left out, the next
-    window begins with it: its speech goes on beyond this window. Where nothing is closed, what is
-    there ends with the window; text without any timestamp is one segment.
+    A segment lies between two timestamps. A last segment without an end is left out, and the next
+    window begins with it, because its speech continues beyond this window. If no segment has an
+    end, the text ends with the window; text without timestamps is one segment.
     """
     segments: list[tuple[float, float, list[int]]] = []
     start, words = 0.0, list[int]()
@@ -120,7 +120,7 @@ def vtt(windows: Iterable[WindowText]) -> str:
 
 
 def _line(segment: Segment) -> str:
-    """A cue's text: an arrow in it would end it."""
+    """A cue's text, without arrows, which would end the cue."""
     return segment.text.strip().replace("-->", "->")
 
 
@@ -132,7 +132,7 @@ def _clock(seconds: float, point: str) -> str:
 
 
 def verbose_segments(windows: Iterable[WindowText]) -> list[dict[str, Any]]:
-    """OpenAI's objects of segments."""
+    """OpenAI's segment objects."""
     return [
         {
             "id": number,

@@ -1,9 +1,9 @@
 """`Transcription`: the windows of a file, from the engine's tokens to their text.
 
-This is OpenAI's loop: a window that came out badly is asked again at a higher temperature, what is
-unlikely to be speech is left out, and the next window begins where the last closed segment ends.
-Stretches of a file, between which nobody speaks, run at the same time. A window isn't told what
-was said before it, or else one that repeats itself would have the next ones repeat it too.
+This is OpenAI's loop: a window with an implausible text is decoded again at a higher temperature,
+text that is unlikely to be speech is left out, and the next window begins where the last complete
+segment ends. Stretches of a file that are separated by silence run concurrently. A window is not
+prompted with the text before it, or else a repetitive text would make later ones repeat it.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ from metering.access import BudgetSpent, RateLimited
 
 T = TypeVar("T")
 
-#: A window may be asked for again after these.
+#: Errors after which the request for a window is repeated.
 REFUSALS = (RateLimited, EngineOverloaded, Overloaded)
-#: Temperatures at which a window is asked again, while its text isn't plausible.
+#: Temperatures at which a window is decoded again while its text isn't plausible.
 FALLBACK_TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)
 #: Whisper's limits of plausible text.
 MAX_COMPRESSION_RATIO, MIN_AVG_LOGPROB, MAX_NO_SPEECH_PROB = 2.4, -1.0, 0.6
-#: Alternatives by which the probability of no speech is read, where the model gives so many.
+#: Number of alternatives that are read for the probability of no speech, if the model supports it.
 _NUM_LOGPROBS = 5
-#: Frames a second of the sound that encoders read; a rest that is shorter holds no word.
+#: Frames per second of the encoder's input; a shorter rest than the minimum contains no word.
 FRAMES_PER_SECOND, MIN_WINDOW_FRAMES = SAMPLE_RATE // HOP, 20
-#: Models with fewer tokens know English alone.
+#: Models with a smaller vocabulary are English-only.
 _MULTILINGUAL_VOCAB = 51_865
 
 
 @dataclass(frozen=True, slots=True)
 class WhisperTokens:
-    """Ids of the tokens that tell a model what to do.
+    """Ids of the tokens that control a model.
 
     Attributes:
-        languages: by code; {}: the model knows English alone.
-        suppressed: tokens that are never said.
+        languages: by code; {}: the model is English-only.
+        suppressed: tokens that are never generated.
     """
 
     start: int
@@ -96,7 +96,7 @@ class WhisperTokens:
 
     @classmethod
     def of_model(cls, served: ResolvedModel) -> WhisperTokens:
-        """Of a model's tokenizer. Blocks on the disk. Raises `EngineUnavailable`."""
+        """Read them from a model's tokenizer. Blocks on the disk. Raises `EngineUnavailable`."""
         tokenizer, info = served.tokenizer, served.info
 
         def find(*texts: str) -> int:
@@ -130,13 +130,13 @@ class WhisperTokens:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a model hears at once.
+    """The audio that a model processes at once.
 
     Attributes:
         digest: see `MediaItem`. tensors: as `encode_tensors` wrote them.
-        start, seconds: where it lies in the file, in seconds, and how long it is.
-        seek: its first frame, counted from its stretch's.
-        first_sound: second of the file before which nothing of its stretch is said.
+        start, seconds: its position in the file, in seconds, and its length.
+        seek: its first frame within its stretch.
+        first_sound: second of the file before which its stretch is silent.
     """
 
     digest: bytes
@@ -147,7 +147,7 @@ class Window:
     first_sound: float
 
     def file_time(self, seconds: float) -> float:
-        """A time of the window as one of the file."""
+        """Convert a time in the window to a time in the file."""
         return max(self.start + seconds, self.first_sound)
 
 
@@ -156,7 +156,7 @@ class Transcription:
 
     Attributes:
         language: its code; "" until it is known.
-        first_generation: for headers; None where the file is silent.
+        first_generation: for headers; None if the file is silent.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Transcription:
         sound: PreparedSound,
         tokens: WhisperTokens,
     ) -> None:
-        """Raises `InvalidRequest` for what the model doesn't do."""
+        """Raises `InvalidRequest` for what the model doesn't support."""
         self._ctx, self._served, self._form = ctx, served, form
         self._sound, self._tokens = sound, tokens
         self._running: set[Generation] = set()
@@ -200,13 +200,13 @@ class Transcription:
         return self._sound.seconds
 
     def release(self) -> None:
-        """Abort what runs and settle. Any thread."""
+        """Abort running requests and settle. Any thread."""
         for generation in tuple(self._running):
             generation.release()
 
     async def start(self) -> None:
-        """Admit and submit the first window of each stretch, so that what is refused is before the
-        first byte.
+        """Admit and submit the first window of each stretch, so that rejections come before the
+        first byte of the response.
 
         Raises: what `Generation.start` raises.
         """
@@ -217,14 +217,14 @@ class Transcription:
         if not self.language:
             self.language = await self._detect_language(windows[0])
         self._first_windows = windows
-        # Each stretch is billed with its first window: the following ones, and what is asked again,
-        # hear the same seconds.
+        # Each stretch is billed with its first window: later windows and repeated decodings process
+        # the same audio.
         audio_ms = [math.ceil(1000 * stretch.seconds) for stretch in stretches]
         temperature = self._form.temperature or 0
         self._first_texts = await self._submit(windows, temperature, audio_ms)
 
     async def windows(self) -> AsyncGenerator[WindowText, None]:
-        """Texts of the windows in their order, each once it and those before it are done."""
+        """Texts of the windows in order, each as soon as it and all earlier ones are done."""
         if self._first_texts is None:
             return
         loop = asyncio.get_running_loop()
@@ -252,7 +252,7 @@ class Transcription:
     async def _read_first_texts(
         self, generation: Generation, first_texts: Sequence[asyncio.Future[WindowText]]
     ) -> None:
-        """Hand the text of each stretch's first window to the stretch."""
+        """Pass the text of each stretch's first window to its stretch."""
         try:
             async for number, text in self._texts(generation, self._first_windows):
                 first_texts[number].set_result(text)
@@ -268,7 +268,7 @@ class Transcription:
         first_text: Awaitable[WindowText],
         texts: asyncio.Queue[WindowText | None],
     ) -> None:
-        """Put the texts of a stretch's windows into a queue, and None behind them."""
+        """Put the texts of a stretch's windows into a queue, followed by None."""
         try:
             text = await self._with_fallback(window, await first_text)
             while True:
@@ -282,7 +282,7 @@ class Transcription:
             texts.put_nowait(None)
 
     async def _with_fallback(self, window: Window, text: WindowText) -> WindowText:
-        """A window's text, or that of the first higher temperature at which it's plausible."""
+        """A window's text, or that of the first higher temperature at which it is plausible."""
         if self._form.temperature is not None:
             return text
         for temperature in FALLBACK_TEMPERATURES:
@@ -291,11 +291,11 @@ class Transcription:
             try:
                 text = await self._ask(window, temperature)
             except REFUSALS:
-                break  # the text at hand is worth more than none
+                break  # an implausible text is better than none
         return text
 
     async def _with_words(self, window: Window, text: WindowText) -> WindowText:
-        """A window's text with the times of its words, where they are asked for."""
+        """A window's text with the times of its words, if they are requested."""
         tokens = [token for segment in text.segments for token in segment.tokens]
         if "word" not in self._form.granularities or not tokens:
             return text
@@ -310,7 +310,7 @@ class Transcription:
         return text
 
     async def _align(self, window: Window, tokens: list[int]) -> bytes:
-        """Where the tokens of a window's text are said. Raises: what `PoolingRun` does."""
+        """Align the tokens of a window's text with the audio. Raises: what `PoolingRun` raises."""
         prompt = [*self._task_tokens(), self._tokens.no_timestamps]
         job = AlignmentJob(
             **self._job_fields([window], [prompt + tokens]),
@@ -325,13 +325,13 @@ class Transcription:
         return result
 
     async def _ask_in_time(self, window: Window) -> WindowText:
-        """A further window's text. Raises as `_in_time`."""
+        """The text of a later window. Raises as `_in_time`."""
         return await self._in_time(partial(self._ask, window, self._form.temperature or 0))
 
     @staticmethod
     async def _in_time(ask: Callable[[], Awaitable[T]]) -> T:
-        """What a request gives that follows an admitted one: it waits for limits by the minute and
-        in full queues.
+        """Run a request that follows an admitted one: it waits while rate limits are reached or
+        queues are full.
 
         Raises `BudgetSpent`, and errors of the engine.
         """
@@ -352,7 +352,7 @@ class Transcription:
     async def _texts(
         self, generation: Generation, windows: Sequence[Window]
     ) -> AsyncGenerator[tuple[int, WindowText], None]:
-        """(window's number, text) in the order in which they end."""
+        """(window's index, text) in the order in which they finish."""
         deltas: dict[int, list[OutputDelta]] = {index: [] for index in range(len(windows))}
         while not generation.finished:
             for delta in await generation.next():
@@ -363,12 +363,12 @@ class Transcription:
         self._running.discard(generation)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        """Call a function that goes through much sound beside the event loop."""
+        """Call a function that processes much audio in a thread."""
         limit_s, tenant = settings.QUIRE.render_timeout_s, self._ctx.caller.tenant
         return await get_render_pool().run_in_thread(tenant, limit_s, function)
 
     def _window(self, stretch: SoundStretch, seek: int) -> Window:
-        """The window that begins so many frames after its stretch."""
+        """The window that begins `seek` frames after the start of its stretch."""
         info = self._served.info
         powers = np.frombuffer(stretch.powers, dtype=np.float32).reshape(-1, info.num_mels)
         num_frames = 2 * info.encoder_length
@@ -407,7 +407,7 @@ class Transcription:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the model writes timestamps: for the client, or to know where windows begin."""
+        """Whether the model generates timestamps: for the client, or to locate the next window."""
         window_seconds = 2 * self._served.info.encoder_length / FRAMES_PER_SECOND
         stretches = self._sound.stretches
         return self._form.is_timed or any(s.seconds > window_seconds for s in stretches)
@@ -441,7 +441,7 @@ class Transcription:
         return generation
 
     def _job_fields(self, windows: Sequence[Window], prompts: list[list[int]]) -> dict[str, Any]:
-        """Fields of a job that asks about windows."""
+        """Fields of a job that decodes windows."""
         return {
             "ctx": self._ctx,
             "request_id": self._ctx.ids.new("transcript"),
@@ -481,7 +481,7 @@ class Transcription:
         return prompt
 
     def _task_tokens(self) -> list[int]:
-        """Tokens of the language and the task, behind that of the start."""
+        """Tokens of the language and the task, which follow the start token."""
         tokens = self._tokens
         if not tokens.languages:
             return [tokens.start]
@@ -536,7 +536,7 @@ class Transcription:
 
     @staticmethod
     def _spoken(text: WindowText) -> WindowText:
-        """The text, or none where it is unlikely that anybody speaks."""
+        """The text, or an empty one if it is unlikely to be speech."""
         if text.no_speech_prob > MAX_NO_SPEECH_PROB and text.avg_logprob < MIN_AVG_LOGPROB:
             text.segments, text.logprobs, text.advance_s = [], [], text.seconds
         return text
@@ -555,8 +555,8 @@ class Transcription:
 
 
 async def load_model(ctx: RequestContext, form: AudioForm) -> tuple[ResolvedModel, WhisperTokens]:
-    """The model of a form. Raises what `resolve_model` does, `InvalidRequest` for one that takes no
-    audio, and what `check_queue` does.
+    """The model of a form. Raises what `resolve_model` raises, `InvalidRequest` for a model without
+    audio input, and what `check_queue` raises.
     """
     served = await resolve_model(ctx, form.model)
     if not served.info.num_mels:
@@ -566,7 +566,7 @@ async def load_model(ctx: RequestContext, form: AudioForm) -> tuple[ResolvedMode
 
 
 async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcription:
-    """A file's transcription, not started. Raises as `load_model`, and for a file that is none."""
+    """A file's transcription, not started. Raises as `load_model`, and for an invalid file."""
     served, tokens = await load_model(ctx, form)
     pool, data = get_media_pool(), form.data
     if form.file_url or form.file_id:
@@ -583,7 +583,7 @@ async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcript
 
 
 def _probability(entry: TokenLogprobs | None, token: int) -> float:
-    """Of a token, where it is among the likeliest; else 0."""
+    """Probability of a token if it is among the likeliest; else 0."""
     if entry is None:
         return 0.0
     scores = dict(zip(entry.token_ids, entry.logprobs, strict=True))

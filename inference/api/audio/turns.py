@@ -1,4 +1,4 @@
-"""`SoundBuffer`: the sound that a client sends piece by piece, cut into turns where it pauses."""
+"""`SoundBuffer`: splits audio that a client sends in chunks into turns at pauses."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal
 
 import numpy as np
 
-#: Milliseconds by which loudness is measured, and those of sound that begin a turn.
+#: Milliseconds per loudness measurement, and of loud audio that starts a turn.
 FRAME_MS, ONSET_MS = 20, 60
-#: Standard deviation of the quietest speech at a threshold of 1: 34 dB under full scale.
+#: Standard deviation of the quietest speech at a threshold of 1: 34 dB below full scale.
 _LOUD = 0.02
-#: Speech is that much louder than the noise behind it, whose estimate rises so fast a frame.
+#: Ratio of speech to background noise, and the factor by which the noise estimate rises per frame.
 _SPEECH_TO_NOISE, _NOISE_RISE = 3.0, 1.005
 _MIN_NOISE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class TurnDetection:
-    """When a turn begins and ends, as OpenAI's `server_vad` has it.
+    """Start and end of turns, as in OpenAI's `server_vad`.
 
     Attributes:
-        threshold: 0 to 1; the higher, the louder must speech be.
-        prefix_padding_ms: what a turn has before its speech.
+        threshold: 0 to 1; the higher, the louder speech must be.
+        prefix_padding_ms: audio before the speech that belongs to the turn.
         silence_duration_ms: silence that ends a turn.
     """
 
@@ -35,18 +35,18 @@ class TurnDetection:
 
 @dataclass(frozen=True, slots=True)
 class TurnChange:
-    """A turn begins or ends. `time_ms`: in all the sound that the client sent."""
+    """A turn begins or ends. `time_ms`: position in all the audio that the client sent."""
 
     kind: Literal["started", "stopped"]
     time_ms: int
 
 
 class SoundBuffer:
-    """Sound since the last turn, 16 bits a sample.
+    """Audio since the last turn, 16 bits a sample.
 
     Args:
-        rate: samples a second.
-        detection: None: only the client says where turns end.
+        rate: samples per second.
+        detection: None: only the client ends turns.
 
     Attributes:
         is_speaking: whether a turn has begun.
@@ -55,29 +55,29 @@ class SoundBuffer:
     def __init__(self, rate: int, detection: TurnDetection | None) -> None:
         self.rate, self.detection = rate, detection
         self._data = bytearray()
-        #: Bytes of it that were measured, and all that came before it.
+        #: Bytes of the buffer that were measured, and bytes dropped before it.
         self._num_measured = self._num_dropped = 0
-        #: Loudness of the frames that are measured next.
+        #: Loudness of the frames to be processed next.
         self._levels = deque[float]()
         self.is_speaking = False
         self._loud_ms = self._quiet_ms = 0
         self._noise = 1.0
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Number of bytes."""
         return len(self._data)
 
     @property
     def duration_ms(self) -> int:
-        """Its length."""
+        """Duration of the buffered audio."""
         return self._ms(len(self._data))
 
     def append(self, data: bytes) -> None:
-        """Add samples. `next_change` measures them."""
+        """Add samples, which `next_change` will measure."""
         self._data += data
 
     def next_change(self) -> TurnChange | None:
-        """Measure until a turn begins or ends; None where none does in what is there."""
+        """Measure until a turn begins or ends; None if none does in the buffered audio."""
         if self.detection is None:
             return None
         size = self._bytes(FRAME_MS)
@@ -93,15 +93,15 @@ class SoundBuffer:
         return None
 
     def _frame_levels(self, size: int) -> list[float]:
-        """Loudness of all frames that aren't measured; in one go, which is much faster."""
+        """Loudness of all unmeasured frames; computed at once, which is much faster."""
         first = self._num_measured
         end = first + (len(self._data) - first) // size * size
         samples = np.frombuffer(self._data[first:end], dtype="<i2").astype(np.float32) / 32768
         levels: list[float] = np.std(samples.reshape(-1, size // 2), axis=1).tolist()
-        return levels  # a constant is no sound
+        return levels  # a constant signal has a deviation of 0: it is silent
 
     def pop_turn(self) -> bytes:
-        """The sound up to what was measured last, or all of it without detection."""
+        """The audio up to the last measured frame, or all of it without detection."""
         end = len(self._data) if self.detection is None else self._num_measured
         turn = bytes(self._data[:end])
         self._drop(end)
@@ -131,7 +131,7 @@ class SoundBuffer:
         return None
 
     def _trim(self) -> None:
-        """Forget what no turn will have."""
+        """Drop audio that can't belong to any turn."""
         if self.detection is not None:
             padding_ms = self.detection.prefix_padding_ms + ONSET_MS - FRAME_MS
             self._drop(self._num_measured - self._bytes(padding_ms))
@@ -150,7 +150,7 @@ class SoundBuffer:
 
 
 def wav_file(samples: bytes, rate: int) -> bytes:
-    """A file of one channel of 16 bits."""
+    """A WAV file with one channel of 16 bits."""
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, 2 * rate, 2, 16)
     data = struct.pack("<4sI", b"data", len(samples)) + samples
     return struct.pack("<4sI4s", b"RIFF", 4 + len(form) + len(data), b"WAVE") + form + data

@@ -92,7 +92,7 @@ _FILE_FIELDS = {
 
 
 def _request_schemas(form: dict[str, Any]) -> dict[str, Any]:
-    """By media type: the form, and the same fields in JSON with an address of the file."""
+    """Schemas by media type: the form, and the same fields in JSON with the file's URL."""
     fields = {name: schema for name, schema in form["properties"].items() if name != "file"}
     names = {name: name.removesuffix("[]") for name in fields}
     body = {
@@ -107,7 +107,7 @@ _TEXTS = {"text/plain": OpenApiTypes.STR}
 
 
 class _AudioView(GatewayView):
-    """What transcribes."""
+    """Base of the transcribing endpoints."""
 
     generates = True
     queues_for_model = True
@@ -115,8 +115,8 @@ class _AudioView(GatewayView):
     translates: ClassVar[bool] = False
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """The text of a file of sound, which is uploaded as multipart/form-data, or named by an
-        address or as an uploaded file in JSON.
+        """The text of an audio file, which is uploaded as multipart/form-data, or named in JSON by
+        its URL or the id of an uploaded file.
         """
         form = await run_in_file_thread(_read_form, request, self.translates)
         if (record := request.ctx.record) is not None:
@@ -143,7 +143,7 @@ class _AudioView(GatewayView):
 
 
 class TranscriptionsView(_AudioView):
-    """Transcribes sound in its own language."""
+    """Transcribes audio in its own language."""
 
     schema = EndpointSchema(
         "Audio",
@@ -158,7 +158,7 @@ class TranscriptionsView(_AudioView):
 
 
 class TranslationsView(_AudioView):
-    """Translates sound into English."""
+    """Translates audio into English."""
 
     schema = EndpointSchema(
         "Audio",
@@ -184,7 +184,7 @@ def _usage(transcription: Transcription) -> dict[str, Any]:
 def _answer(
     transcription: Transcription, form: AudioForm, windows: list[WindowText]
 ) -> HttpResponse:
-    """The answer in the form that the client asked for."""
+    """The response in the requested format."""
     text = transcript(windows)
     if form.response_format in ("text", "srt", "vtt"):
         body = f"{text}\n"
@@ -208,7 +208,7 @@ def _answer(
 
 
 async def _events(transcription: Transcription, form: AudioForm) -> AsyncGenerator[bytes, None]:
-    """A delta for each window, then the whole text."""
+    """A delta for each window, then the complete text."""
     windows: list[WindowText] = []
     try:
         async with aclosing(transcription.windows()) as texts:
@@ -232,7 +232,7 @@ async def _events(transcription: Transcription, form: AudioForm) -> AsyncGenerat
             done["logprobs"] = transcription.logprob_objects(windows)
         yield LastChunk(b"data: " + _encode(done) + b"\n\ndata: [DONE]\n\n")
     except Exception as error:
-        # The status line is long gone: the error is the stream's last event.
+        # The status line was sent before: the error is the stream's last event.
         report(error, "transcript")
         yield LastChunk(b"data: " + encode_error(as_quire_error(error)) + b"\n\n")
     finally:

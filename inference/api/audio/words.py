@@ -1,4 +1,4 @@
-"""Words of a transcript and when they are said, by OpenAI's rules."""
+"""Words of a transcript and their times, by OpenAI's rules."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from engine.contract.pooling_params import ALIGN, PoolingParams, from_bytes
 from inference.api.audio.segments import TIME_STEP, Segment, WindowText, Word
 from inference.api.pooling.job import PoolingJob
 
-#: Languages that don't put spaces between words: each character is a word.
+#: Languages without spaces between words: each character counts as a word.
 UNSPACED_LANGUAGES = frozenset({"ja", "lo", "my", "th", "yue", "zh"})
-#: Marks that belong to the next word, and to the one before.
+#: Punctuation that belongs to the next word, and to the previous one.
 _OPENING = frozenset("\"'“¿([{-")
 _CLOSING = frozenset("\"'.。,，!！?？:：”)]}、")
 
 
 class AlignmentJob(PoolingJob):
-    """Windows' texts whose tokens are to be aligned with the sound."""
+    """Aligns the tokens of windows' texts with the audio."""
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what the caller may not do."""
@@ -27,8 +27,8 @@ class AlignmentJob(PoolingJob):
 
 
 def alignment_params(prompt: Sequence[int], window_seconds: float) -> PoolingParams:
-    """What to ask about a text after `prompt`: the attention by which each token is chosen is that
-    of the token before.
+    """Parameters to align a text after `prompt`: a token is located by the attention of the
+    token before it, from which it is predicted.
     """
     return PoolingParams(
         task=ALIGN, align_from=len(prompt) - 1, num_states=max(1, round(window_seconds / TIME_STEP))
@@ -38,7 +38,7 @@ def alignment_params(prompt: Sequence[int], window_seconds: float) -> PoolingPar
 def token_boundaries(result: bytes, num_tokens: int) -> list[float]:
     """Seconds of the window at which each token begins, and at which the last one ends.
 
-    Raises `EngineFault` for a result of another text.
+    Raises `EngineFault` if the result is of a different length.
     """
     times: list[float] = from_bytes(result).tolist()
     if len(times) != num_tokens + 1:
@@ -49,7 +49,7 @@ def token_boundaries(result: bytes, num_tokens: int) -> list[float]:
 def split_words(
     tokens: Sequence[int], token_bytes: Callable[[int], bytes], *, spaced: bool
 ) -> list[tuple[str, int]]:
-    """(text, number of tokens) of each word, with its marks and the space before it."""
+    """(text, number of tokens) of each word, with its punctuation and the space before it."""
     words: list[tuple[str, int]] = []
     for text, count in _complete_characters(tokens, token_bytes):
         if words and spaced and not text.startswith(" "):
@@ -63,7 +63,7 @@ def split_words(
 def _complete_characters(
     tokens: Sequence[int], token_bytes: Callable[[int], bytes]
 ) -> list[tuple[str, int]]:
-    """Texts of as few tokens as hold whole characters; the last one may end in half of one."""
+    """Split into as few tokens as contain whole characters; the last may end inside a character."""
     texts: list[tuple[str, int]] = []
     data, count = b"", 0
     for token in tokens:
@@ -79,7 +79,7 @@ def _complete_characters(
 
 
 def _merge_marks(words: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Marks that stand alone with the words that they belong to."""
+    """Merge separate punctuation with the words that it belongs to."""
     merged: list[tuple[str, int]] = []
     opening = "", 0
     for text, count in words:
@@ -114,7 +114,7 @@ def words_of_segment(
         if text.strip():
             timed.append(Word(text.strip(), start, end))
     if timed:
-        # Silence around a segment isn't said, though the path goes through it.
+        # The alignment may extend into the silence around a segment, which isn't speech.
         first, last = timed[0], timed[-1]
         first.start = max(first.start, min(segment.start, first.end))
         last.end = min(last.end, max(segment.end, last.start))
@@ -122,7 +122,7 @@ def words_of_segment(
 
 
 def verbose_words(windows: Sequence[WindowText]) -> list[dict[str, Any]]:
-    """OpenAI's objects of words."""
+    """OpenAI's word objects."""
     return [
         {"word": word.text, "start": round(word.start, 2), "end": round(word.end, 2)}
         for window in windows

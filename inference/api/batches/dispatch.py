@@ -1,7 +1,7 @@
 """Runs one request of a batch through the view that serves it over HTTP, as its tenant.
 
-There's no socket and no key, for the caller is known. Parsing, limits, rendering, generation and
-the ledger are the endpoint's.
+It needs no socket and no key, because the caller is known. The endpoint does the parsing, limits,
+rendering, generation and accounting.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class DispatchResult:
 
     @property
     def error(self) -> str:
-        """The error's code, or else its type; "" for a success."""
+        """The error's code, or its type; "" for a success."""
         error = self.body.get("error") if self.status >= HTTPStatus.BAD_REQUEST else None
         return str(error.get("code") or error.get("type")) if isinstance(error, dict) else ""
 
 
 def get_view(path: str) -> GatewayView:
-    """A fresh view of an endpoint. Raises `InvalidRequest` for a path without a POST."""
+    """A new view of an endpoint. Raises `InvalidRequest` for a path without a POST."""
     try:
         match = get_resolver(URLCONF).resolve(path)
     except Resolver404:
@@ -103,7 +103,7 @@ async def dispatch_request(path: str, body: dict[str, Any], caller: Caller) -> D
 
 
 def _read_answer(response: HttpResponse) -> dict[str, Any]:
-    """The answer's object; a text, such as subtitles, is its field "text"."""
+    """The response's object; a text, such as subtitles, becomes its field "text"."""
     if response.headers["content-type"].startswith("text/plain"):
         return {"text": response.content.decode()}
     answer: dict[str, Any] = json.loads(response.content)

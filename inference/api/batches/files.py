@@ -1,4 +1,4 @@
-"""A batch's file: its lines, checked before the first runs."""
+"""Files of a batch: its input lines, all checked before the first runs, and its result journals."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class JournalInUse(Exception):
 
 
 class ResultJournal:
-    """A file of JSON lines that outlives the worker that writes it.
+    """A file of JSON lines that survives the worker that writes it.
 
-    Opening it cuts off a line that a killed worker left half written. A lock, which the kernel lets
-    go of when its holder dies, keeps a second writer out.
+    Opening it truncates a line that a killed worker left incomplete. A lock, which the kernel
+    releases when its holder dies, excludes a second writer.
 
     Args:
-        note: told of every line, of those that are there already too.
+        note: called with every line, including those that are in the file already.
     Attributes:
-        custom_ids: of the lines that are there.
+        custom_ids: of the lines in the file.
     Raises:
-        JournalInUse: somebody else writes it.
+        JournalInUse: another process writes it.
     """
 
     def __init__(self, path: Path, on_line: Callable[[dict[str, Any]], None]) -> None:
@@ -52,7 +52,7 @@ class ResultJournal:
         for raw in self._file:
             try:
                 line = json.loads(raw) if raw.endswith(b"\n") else None
-            except ValueError:  # what a machine that lost power left: no result
+            except ValueError:  # left by a machine that lost power: not a result
                 line = None
             if not isinstance(line, dict):
                 break
@@ -65,9 +65,9 @@ class ResultJournal:
         self._on_line(line)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line. It is the kernel's when this returns: killing the process loses nothing.
+        """Add one line. The kernel has it when this returns, so killing the process loses nothing.
 
-        Raises: OSError when the disk doesn't take it; then nothing of it is there.
+        Raises: OSError if the disk doesn't accept it; then none of it is written.
         """
         remaining = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         previous_size = os.fstat(self._file.fileno()).st_size
@@ -80,8 +80,8 @@ class ResultJournal:
         self._replay_line(line)
 
     def merge(self, saved: Iterable[bytes], other_ids: Collection[str] = ()) -> None:
-        """Add the lines that another machine wrote, but those whose `custom_id` is here already or
-        among `other_ids`.
+        """Add the lines that another machine wrote, except those whose `custom_id` is in this file
+        or among `other_ids`.
         """
         for raw in saved:
             line = json.loads(raw)
@@ -89,28 +89,28 @@ class ResultJournal:
                 self.append(line)
 
     def read_from(self, offset: int) -> bytes:
-        """The whole lines from an offset on. Blocks."""
+        """The complete lines from an offset on. Blocks."""
         handle = self._file.fileno()
         content = os.pread(handle, os.fstat(handle).st_size - offset, offset)
         return content[: content.rfind(b"\n") + 1]
 
     def sync(self) -> None:
-        """Have it on the disk: a machine that loses power loses nothing from before."""
+        """Flush the file to disk, so that a power loss loses nothing."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let go of file and lock."""
+        """Close the file and release the lock."""
         self._file.close()
 
 
-#: Errors that a failed batch tells of.
+#: Maximum number of errors that a failed batch lists.
 MAX_ERRORS = 50
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """Where a request is in the file. Its body is read again when its turn comes."""
+    """A request's position in the file. Its body is read again when it runs."""
 
     custom_id: str
     offset: int
@@ -118,7 +118,7 @@ class BatchLine:
 
 
 def index_lines(file: IO[bytes], endpoint: str) -> tuple[list[BatchLine], list[dict[str, Any]]]:
-    """All requests of the file by place, and what is wrong with it (an empty file is). Blocks."""
+    """The positions of all requests in the file, and its errors (also if it is empty). Blocks."""
     lines: list[BatchLine] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -146,7 +146,7 @@ def index_lines(file: IO[bytes], endpoint: str) -> tuple[list[BatchLine], list[d
 
 
 def _bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines, none read further than is needed to see that it's too long: the last then."""
+    """The lines; a line that is too long is read only so far as to detect that, and is the last."""
     limit = settings.QUIRE.max_body_bytes
     while raw := file.readline(limit + 2):
         yield raw
@@ -188,7 +188,7 @@ def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
 
 
 def parse_line(raw: bytes) -> dict[str, Any]:
-    """A line as strictly as a request's body. Raises `InvalidRequest`."""
+    """Parse a line as strictly as a request's body. Raises `InvalidRequest`."""
     quire = settings.QUIRE
     if len(raw) > quire.max_body_bytes:
         raise InvalidRequest(f"The line is longer than the limit of {quire.max_body_bytes} bytes.")

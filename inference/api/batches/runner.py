@@ -1,8 +1,8 @@
 """Running a batch: check its file, run its lines, turn the journals into files.
 
-The database says who runs it (a lease), the journals say what is done. A worker that is killed
-leaves both; its successor reads the journals and goes on with the rest, so each request has exactly
-one line in the end.
+The database records who runs it (a lease), the journals what is done. If a worker is killed, its
+successor reads the journals and continues with the rest, so that in the end each request has
+exactly one result line.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class BatchCounts:
-    """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
-    tokens, summed over all answers.
+    """Attributes: completed, failed: requests; expired: those that failed because they never ran;
+    usage: tokens, summed over all responses.
     """
 
     def __init__(self) -> None:
@@ -61,12 +61,12 @@ class BatchCounts:
             return
         self.completed += 1
         usage = response.get("body", {}).get("usage") or {}
-        # Chat and embeddings say prompt and completion, Responses says input and output.
+        # Chat and embeddings have prompt and completion tokens, Responses input and output tokens.
         self._add("input", usage.get("prompt_tokens", usage.get("input_tokens")))
         self._add("output", usage.get("completion_tokens", usage.get("output_tokens")))
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         self._add("cached", details.get("cached_tokens"))
-        read = usage.get("cache_read_input_tokens")  # Messages leaves it out of the input
+        read = usage.get("cache_read_input_tokens")  # Messages excludes these from the input
         self._add("input", read)
         self._add("cached", read)
         output_details = (
@@ -78,7 +78,7 @@ class BatchCounts:
         self.usage[name] = self.usage.get(name, 0) + int(count or 0)
 
     def counts(self) -> dict[str, Any]:
-        """As `storage.actions.update_progress` takes them."""
+        """Counts in the form of `storage.actions.update_progress`."""
         return {
             "completed": self.completed,
             "failed": self.failed,
@@ -88,14 +88,14 @@ class BatchCounts:
 
 
 PROGRESS_EVERY_S = 1.0
-#: With an object storage: a worker's machine that is lost takes the results since then with it, and
-#: their requests run again.
+#: Seconds between two saves to an object storage: if a worker's machine is lost, requests whose
+#: results came later run again.
 SAVE_EVERY_S = 10.0
-#: An answer of these is no result yet: the request is sent again, after what the answer asks for.
+#: Statuses after which a request is sent again, with the delay that the response asks for.
 RETRYABLE_STATUSES = frozenset({429, 503})
 MAX_PAUSE_S = 30.0
-#: How often a request is sent again for a fault. A limit of the tenant's is none, and neither is
-#: a queue that is full: batches stand back for all others, be it for hours.
+#: Maximum number of retries after server errors. Tenants' limits and full queues don't count:
+#: batches yield to all other requests, even for hours.
 MAX_SERVER_ERRORS = 10
 
 
@@ -108,7 +108,7 @@ class BatchStopped(Exception):
 
 
 async def run_batch(public_id: str, owner: str) -> None:
-    """Do what is left to do of a batch, unless another worker does."""
+    """Run the rest of a batch, unless another worker does."""
     row = await run_in_db_thread(
         claim_batch, public_id=public_id, owner=owner, seconds=lease_seconds()
     )
@@ -141,10 +141,10 @@ async def _run_lines_of(row: Batch, source: IO[bytes]) -> None:
 
 
 class SavedJournals:
-    """A batch's journals in the object storage, where another machine's worker goes on with them.
+    """A batch's journals in the object storage, from which another machine's worker continues.
 
     Each save is an object with the lines since the last one. Without an object storage the journals
-    are in a folder that all workers share, and nothing is done here.
+    are in a folder that all workers share, and this does nothing.
     """
 
     def __init__(self, row: Batch, output: ResultJournal, errors: ResultJournal) -> None:
@@ -153,7 +153,7 @@ class SavedJournals:
         self._num_bytes = dict.fromkeys(self._journals, 0)
 
     def restore(self) -> None:
-        """Add what other machines saved to the journals of this one. Blocks."""
+        """Merge what other machines saved into the local journals. Blocks."""
         if has_object_storage():
             for suffix, journal in self._journals.items():
                 other_ids = {name for other in self._journals.values() for name in other.custom_ids}
@@ -161,7 +161,7 @@ class SavedJournals:
                     journal.merge(lines.splitlines(), other_ids)
 
     def save(self) -> None:
-        """Save what was added since the last time; at first all of it. Blocks."""
+        """Save the lines since the last save; the first time all of them. Blocks."""
         for suffix, journal in self._journals.items():
             if lines := journal.read_from(self._num_bytes[suffix]):
                 save_journal_lines(
@@ -174,16 +174,16 @@ class SavedJournals:
                 self._num_bytes[suffix] += len(lines)
 
     def remove(self) -> None:
-        """Remove them once the batch has ended. Blocks."""
+        """Delete the saved journals once the batch has ended. Blocks."""
         if has_object_storage():
             for suffix in self._journals:
                 remove_saved_journal(self._row.tenant_id, self._row.public_id, suffix)
 
 
 class BatchRun:
-    """One worker's run of a batch that it holds the lease of.
+    """One worker's run of a batch whose lease it holds.
 
-    `origin`: the `traceparent` of the request that made it, "" where it isn't known.
+    `origin`: the `traceparent` of the request that created it, "" if unknown.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class BatchRun:
         return name in self._output.custom_ids or name in self._errors.custom_ids
 
     async def _watch_status(self) -> None:
-        """Write the progress; end the run when it's cancelled or its time is over."""
+        """Write the progress; end the run when it is cancelled or expires."""
         while True:
             try:
                 status = await run_in_db_thread(
@@ -289,7 +289,7 @@ class BatchRun:
             await self._keep(line, await self._send(body))
 
     async def _send(self, body: dict[str, Any]) -> DispatchResult:
-        """The answer to one request; asks again while the answer is "later"."""
+        """The response to one request, retried while the response is temporary."""
         faults = 0
         while True:
             outcome = await self._send_once(body)
@@ -312,8 +312,9 @@ class BatchRun:
 
     @stamina.retry(on=ServiceUnavailable, attempts=None, timeout=None)
     async def _caller(self) -> Caller:
-        """Caller who created the batch, with current rights. Raises `BatchStopped` when they have
-        none."""
+        """The caller who created the batch, with current rights. Raises `BatchStopped` if they have
+        none.
+        """
         row = self._row
         try:
             return await reload_caller(row.key_id, row.user_id, row.tenant.slug)
@@ -322,7 +323,7 @@ class BatchRun:
 
     @stamina.retry(on=is_about_storage, attempts=None, timeout=None)
     async def _keep(self, line: BatchLine, outcome: DispatchResult) -> None:
-        """Write the result down; a full disk is waited for, or it would have run for nothing."""
+        """Record a result; wait while the disk is full, because the request was already run."""
         journal = self._output if outcome.status == 200 else self._errors
         response = {
             "status_code": outcome.status,
@@ -334,7 +335,7 @@ class BatchRun:
         journal.append(result)
 
     def _write_expired(self) -> None:
-        """A line in the error file for each request that didn't get its turn."""
+        """Write a line to the error file for each request that never ran."""
         error = {
             "code": "batch_expired",
             "message": "This request could not be executed before the completion window expired.",
@@ -352,7 +353,7 @@ class BatchRun:
 
 
 def _number(value: Any) -> int:
-    """A priority as far as it's one; what is none is the endpoint's to refuse."""
+    """A valid priority, or 0: the endpoint rejects an invalid one itself."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 

@@ -22,7 +22,7 @@ from storage.access import MESSAGES, Batch, access_batch, access_batches, page
 from storage.actions import cancel_batch, create_batch
 
 _encode = msgspec.json.Encoder().encode
-#: Moments that the object shows under their column's name.
+#: Timestamps that the object has under their column's name.
 MOMENTS = (
     "created_at",
     "in_progress_at",
@@ -103,7 +103,7 @@ class BatchesView(GatewayView):
         page_query = parse_page_query(request, default=20, max_limit=100, orders=("desc",))
 
         def listed() -> bytes:
-            # Batches of messages have a list of their own.
+            # Batches of messages are listed by their own endpoint.
             rows = access_batches(request.caller).exclude(endpoint=MESSAGES)
             page_rows, more = page(rows, limit=page_query.limit, after=page_query.after)
             return _encode(list_response(page_rows, more, batch_object))
@@ -123,12 +123,12 @@ class BatchView(GatewayView):
 
 
 class BatchCancelView(GatewayView):
-    """The end of a batch."""
+    """Cancels a batch."""
 
     schema = EndpointSchema("Batches", post=Endpoint("Cancel a batch", objects.BatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """Stop it: what is done is in its files."""
+        """Cancel it: finished results are in its files."""
         row = await run_in_db_thread(cancel_batch, caller=request.caller, public_id=batch_id)
         await enqueue_job("batch", row.public_id)
         return json_response(_encode(batch_object(row)))
