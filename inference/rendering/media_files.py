@@ -21,22 +21,26 @@ from storage.blobs import open_blob
 FETCH_TIMEOUT_S = 10.0
 
 
-def read_source(source: MediaSource) -> tuple[bytes, bytes]:
-    """Return a medium's file and its sha256. Raises `InvalidRequest`."""
+def read_source(source: MediaSource, max_bytes: int | None = None) -> tuple[bytes, bytes]:
+    """Return a medium's file and its sha256. Raises `InvalidRequest`.
+
+    `max_bytes`: maximum size of the file (default: that of a request's body).
+    """
+    limit = max_bytes or settings.QUIRE.max_body_bytes
     if source.data:
         data = source.data
     elif source.file_id:
-        data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param)
+        data = _read_file(partial(open_blob, source.tenant_id, source.file_id), source.param, limit)
     elif source.url.startswith("data:"):
         data = _decode_data_url(source)
     elif source.url.startswith("file:"):
         path = _local_path(source)
-        data = _read_file(lambda: path.open("rb"), source.param)
+        data = _read_file(lambda: path.open("rb"), source.param, limit)
     else:
         try:
             data = fetch(
                 source.url,
-                max_bytes=settings.QUIRE.max_body_bytes,
+                max_bytes=limit,
                 timeout_s=FETCH_TIMEOUT_S,
                 param=source.param,
                 hosts=settings.QUIRE.allowed_media_domains,
@@ -66,8 +70,7 @@ def _local_path(source: MediaSource) -> Path:
     return path
 
 
-def _read_file(open_file: Callable[[], IO[bytes]], param: str) -> bytes:
-    limit = settings.QUIRE.max_body_bytes
+def _read_file(open_file: Callable[[], IO[bytes]], param: str, limit: int) -> bytes:
     try:
         with open_file() as file:
             data = file.read(limit + 1)

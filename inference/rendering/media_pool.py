@@ -14,6 +14,7 @@ from sys import getsizeof
 from typing import Any
 
 import msgspec
+from django.conf import settings
 
 from engine.contract.errors import EngineUnavailable, InvalidRequest
 from engine.contract.messages import ModelInfo
@@ -119,10 +120,13 @@ class MediaPool:
         return answer
 
     async def fetch(self, source: MediaSource, caller: Caller) -> bytes:
-        """Fetch a source's file unchanged. Raises `InvalidRequest`, `Overloaded`."""
+        """Fetch a source's file unchanged, of at most the size of an upload. Raises
+        `InvalidRequest`, `Overloaded`.
+        """
         [located] = await locate_files([source], caller)
+        max_bytes = settings.QUIRE.max_file_bytes
         data, _ = await asyncio.wrap_future(
-            self._fetchers.submit(caller.tenant, lambda: read_source(located))
+            self._fetchers.submit(caller.tenant, lambda: read_source(located, max_bytes))
         )
         return data
 

@@ -92,6 +92,18 @@ def test_a_file_over_the_limit_of_bodies_is_refused(folder: Path, settings: Any)
         read(f"file://{folder}/large.png")
 
 
+async def test_sound_that_a_request_names_may_be_as_large_as_an_upload(
+    folder: Path, settings: Any
+) -> None:
+    settings.QUIRE = settings.QUIRE.replace(max_body_bytes=1000, max_file_bytes=2000)
+    (folder / "sound").write_bytes(bytes(2000))
+    source = MediaSource(f"file://{folder}/sound", "file_url", kind="audio")
+    assert await MediaPool().fetch(source, CALLER) == bytes(2000)
+    (folder / "sound").write_bytes(bytes(2001))
+    with pytest.raises(InvalidRequest, match="over 2000 bytes"):
+        await MediaPool().fetch(source, CALLER)
+
+
 def test_only_allowed_hosts_are_asked() -> None:
     with pytest.raises(InvalidRequest, match="none of the allowed hosts") as refused:
         fetch(
@@ -190,7 +202,7 @@ def test_sound_comes_as_vectors_where_the_model_takes_them() -> None:
             {"type": "audio_embeds", "audio_embeds": saved(tensor)},
         ):
             chat = ChatRequest.model_validate({"messages": message(part)})
-            [source] = find_media(chat.raw_messages, hearing, {})
+            [source] = find_media(chat.raw_messages, hearing)
             assert (source.kind, source.embeds_size, source.num_bytes) == ("audio", 8, 96)
             assert source.data == vectors.numpy().tobytes()
     for text, model, why in (
@@ -199,7 +211,7 @@ def test_sound_comes_as_vectors_where_the_model_takes_them() -> None:
         ("AAAA", hearing, "audio_embeds must be a tensor"),
     ):
         with pytest.raises(InvalidRequest, match=re.escape(why)) as refused:
-            find_media(message({"audio_embeds": text}), model, {})
+            find_media(message({"audio_embeds": text}), model)
         assert refused.value.param == "messages[0].content[0]"
 
 

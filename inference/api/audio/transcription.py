@@ -571,7 +571,8 @@ async def open_transcription(ctx: RequestContext, form: AudioForm) -> Transcript
     pool, data = get_media_pool(), form.data
     if form.file_url or form.file_id:
         param = "file_url" if form.file_url else "file_id"
-        data = await pool.fetch(MediaSource(form.file_url, param, form.file_id), ctx.caller)
+        source = MediaSource(form.file_url, param, form.file_id, kind="audio")
+        data = await pool.fetch(source, ctx.caller)
     sound = await pool.prepare_sound(
         data,
         served.info.num_mels,
