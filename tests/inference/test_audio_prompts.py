@@ -110,6 +110,13 @@ def test_a_top_p_of_0_is_refused_as_in_other_requests() -> None:
     assert refused.value.param == "top_p"
 
 
+@pytest.mark.parametrize("name", ["file_id", "file_url"])
+def test_a_file_that_json_names_by_nothing_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="must name the file") as refused:
+        audio_form._read_json({name: ""}, translates=False)
+    assert refused.value.param == "file_url"
+
+
 def test_vllms_fields_of_sampling_reach_the_engine() -> None:
     query = "top_p=0.5&top_k=3&min_p=0.1&repetition_penalty=1.1&presence_penalty=-1"
     params = SamplingParams(**audio_form._checked(QueryDict(query), {"file"}, False).sampling)

@@ -139,8 +139,8 @@ def read_audio_form(request: HttpRequest, *, translates: bool) -> AudioForm:
 def _read_json(body: dict[str, Any], translates: bool) -> AudioForm:
     """Read the same fields as JSON. Raises `InvalidRequest`."""
     sources = {name: body.pop(name, None) for name in ("file_url", "file_id")}
-    named = [name for name, value in sources.items() if value is not None]
-    if len(named) != 1 or not isinstance(sources[named[0]], str):
+    values = [value for value in sources.values() if value is not None]
+    if len(values) != 1 or not (values[0] and isinstance(values[0], str)):
         raise InvalidRequest(
             "The body must name the file by one of file_url and file_id, a string.",
             param="file_url",
