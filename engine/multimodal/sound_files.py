@@ -227,7 +227,10 @@ def split_sound(
         if num_windows > MAX_WINDOWS:
             raise InvalidRequest(
                 f"The file has more speech than {MAX_WINDOWS} windows of "
-                f"{max_samples / SAMPLE_RATE:g} s hold. Cut it into several files.",
+                f"{max_samples / SAMPLE_RATE:g} s hold. Cut it into several files."
+                if detection is None
+                else f"The voice detector cuts the file into more than {MAX_WINDOWS} stretches. "
+                "Raise silence_duration_ms, or leave chunking_strategy out.",
                 param="file",
             )
         stretches.append(stretch)

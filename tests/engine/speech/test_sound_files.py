@@ -154,6 +154,14 @@ def test_a_voice_detector_says_where_stretches_end() -> None:
     assert starts(VoiceDetection(1.0, 5000, 600)) == pytest.approx([0.0, 2.1])
 
 
+def test_a_file_of_more_stretches_than_are_taken_is_refused_by_what_ends_them() -> None:
+    spoken, rest = sound(1, 0.5), np.zeros(SAMPLE_RATE // 2, np.float32)
+    data = _wav(np.tile(np.concatenate((spoken, rest)), sound_files.MAX_WINDOWS + 1))
+    split_sound(data, WINDOW)
+    with pytest.raises(InvalidRequest, match="silence_duration_ms"):
+        split_sound(data, WINDOW, VoiceDetection())
+
+
 def test_hours_of_silence_take_no_memory() -> None:
     splitter = StretchSplitter(WINDOW)
     silence = np.zeros(60 * SAMPLE_RATE, np.float32)
