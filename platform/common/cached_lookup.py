@@ -12,14 +12,13 @@ V = TypeVar("V")
 
 
 class AsyncTTLCache(Generic[K, V]):
-    """Answers are kept `ttl` seconds, at most `size` of them, the longest unused leave first.
+    """LRU cache: results are kept for `ttl` seconds, at most `size` of them.
 
-    Callers who miss at the same moment share one look-up. One who finds an answer that is half as
-    old as it may get has the next one looked up meanwhile: so who asks often enough waits for none.
-    Another thread may call `clear`.
+    Concurrent misses share one look-up. A hit that is older than half the TTL starts a refresh in
+    the background, so frequent callers never wait. `clear` may be called from another thread.
 
     Attributes:
-        generation: how often all was forgotten.
+        generation: number of times that the cache was cleared.
     """
 
     def __init__(
@@ -34,27 +33,28 @@ class AsyncTTLCache(Generic[K, V]):
         return len(self._answers)
 
     def clear(self) -> None:
-        """Forget every answer, also those that are being looked up right now."""
+        """Drop every result, including those of look-ups in progress."""
         self.generation += 1
         self._answers.clear()
         self._flying.clear()
 
     def peek(self, key: K) -> V | None:
-        """Return the cached answer if it is younger than the TTL, else None."""
+        """Return the cached result if it is younger than the TTL, else None."""
         return self.get_if_younger(key, self.ttl)
 
     def get_if_younger(self, key: K, seconds: float) -> V | None:
-        """Return the cached answer if it is at most `seconds` old, else None."""
+        """Return the cached result if it is at most `seconds` old, else None."""
         answer = self._answers.get(key)
         if answer is None or self._clock() - answer[0] > seconds:
             return None
-        with contextlib.suppress(KeyError):  # all was forgotten just now
+        with contextlib.suppress(KeyError):  # another thread cleared the cache
             self._answers.move_to_end(key)
         return answer[1]
 
     def get_cached(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V | None:
-        """The answer when it's known and young enough; None elsewhere. From half of its age on the
-        next one is looked up meanwhile; where that raises, nobody is told.
+        """The cached result if it is younger than the TTL, else None.
+
+        Past half its age it is refreshed in the background, without reporting errors.
         """
         answer = self.peek(key)
         if answer is not None and self.get_if_younger(key, self.ttl / 2) is None:
@@ -62,15 +62,15 @@ class AsyncTTLCache(Generic[K, V]):
         return answer
 
     async def get(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V:
-        """The answer from the cache or from `look_up`, whose exceptions reach every caller."""
+        """The result from the cache or from `look_up`, whose exceptions reach every caller."""
         answer = self.get_cached(key, look_up)
         if answer is not None:
             return answer
-        # Shielded: one caller who goes away must not fail the others.
+        # Shielded: one caller's cancellation must not fail the others.
         return await asyncio.shield(self._load(key, look_up))
 
     def store(self, key: K, answer: V, generation: int | None = None) -> None:
-        """Remember an answer as of now; if it was looked up in an older `generation`, don't."""
+        """Store a result as of now, unless it was looked up in an older `generation`."""
         if generation is not None and generation != self.generation:
             return
         self._answers.pop(key, None)
@@ -79,7 +79,7 @@ class AsyncTTLCache(Generic[K, V]):
             self._answers.popitem(last=False)
 
     def forget(self, key: K) -> None:
-        """Drop one answer."""
+        """Drop one result."""
         self._answers.pop(key, None)
 
     def _load(self, key: K, look_up: Callable[[], Awaitable[V]]) -> "asyncio.Task[V]":
@@ -100,4 +100,4 @@ class AsyncTTLCache(Generic[K, V]):
         if self._flying.get(key) is task:
             self._flying.pop(key, None)
         if not task.cancelled():
-            task.exception()  # seen: callers may all have left
+            task.exception()  # mark it as retrieved: all callers may have left

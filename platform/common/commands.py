@@ -1,4 +1,4 @@
-"""Base of Quire's commands: clear errors, tables, the data dir."""
+"""Base class of Quire's commands: clear errors, tables, the data directory."""
 
 import argparse
 import re
@@ -27,7 +27,7 @@ UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days
 
 
 def parse_span(text: str) -> timedelta | None:
-    """`90d`, `12h`, `30m` or `0`; None for anything else."""
+    """Parse `90d`, `12h`, `30m` or `0`; None for anything else."""
     if text == "0":
         return timedelta(0)
     match = re.fullmatch(r"(\d{1,6})([mhd])", text, re.ASCII)
@@ -35,7 +35,7 @@ def parse_span(text: str) -> timedelta | None:
 
 
 def parse_expiry(text: str, option: str = "--expires") -> datetime:
-    """`90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
+    """Parse `90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
     if span := parse_span(text):
         return timezone.now() + span
     try:
@@ -50,7 +50,7 @@ def parse_expiry(text: str, option: str = "--expires") -> datetime:
 
 
 def comma_list(text: str) -> list[str]:
-    """The words between commas."""
+    """Split a comma-separated list."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -65,7 +65,7 @@ def yes_or_no(text: str) -> bool:
 def error_with_suggestion(
     parser: CommandParser, fail: Callable[[str], NoReturn], message: str
 ) -> NoReturn:
-    """Fail with argparse's message; a flag that doesn't exist comes with the closest that does."""
+    """Fail with argparse's message; for an unknown flag suggest the closest one."""
     if message.startswith("unrecognized arguments:"):
         flag = message.partition(":")[2].split()[0].partition("=")[0]
         flags = [option for action in parser._actions for option in action.option_strings]
@@ -87,15 +87,15 @@ class QuireCommand(BaseCommand):
     """Turns expected errors into one clear line, and takes `--data-dir`."""
 
     requires_system_checks: list[str] | tuple[str, ...] = ()
-    #: Whether nothing can be done while the database is away.
+    #: Whether the command needs the database.
     needs_database = True
-    #: Whether the command line is spelled as an engine's: see `engine.contract.command_line`.
+    #: Whether it parses its command line like an engine's: see `engine.contract.command_line`.
     takes_engine_settings = False
-    #: Whether the words come from a shell, not from `call_command`.
+    #: Whether it was started from a shell, not by `call_command`.
     _is_command_line = False
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Read the command line; one with engine settings as vLLM's."""
+        """Parse the command line; one with engine settings is parsed as vLLM does."""
         self._is_command_line = True
         if self.takes_engine_settings:
             try:
@@ -107,7 +107,7 @@ class QuireCommand(BaseCommand):
         super().run_from_argv(argv)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Add what every command takes; `manage.py` itself acts on it."""
+        """Add the options of all commands; `manage.py` itself handles them."""
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.add_argument(
             "--data-dir",
@@ -118,7 +118,7 @@ class QuireCommand(BaseCommand):
         return parser
 
     def execute(self, *args: Any, **options: Any) -> Any:
-        """Run; refusals and missing services become a `CommandError`, on a terminal a sentence."""
+        """Run; convert refusals and missing services to a `CommandError`."""
         try:
             return self._execute(*args, **options)
         except CommandError as error:
@@ -144,8 +144,8 @@ class QuireCommand(BaseCommand):
             raise_database_error(error)
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """Print columns; states below `STATE` have colours on a terminal."""
-        # Texts of others must neither steer the terminal nor break the line.
+        """Print columns; states below `STATE` are coloured on a terminal."""
+        # Untrusted text must neither control the terminal nor break the line.
         cells = [list(head), *([_CONTROLS.sub(" ", str(cell)) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
@@ -157,17 +157,17 @@ class QuireCommand(BaseCommand):
             self.stdout.write("  ".join(padded).rstrip())
 
     def print_hint(self, text: str) -> None:
-        """Print to standard error, so that scripts can read standard output."""
+        """Print to standard error, which keeps standard output readable for scripts."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
 class ProgressBar:
-    """A bar on standard error that is drawn over itself. Use it in `with`, which clears it.
+    """A progress bar on standard error. Use it in `with`, which clears it.
 
     Args:
-        label: what goes on; where standard error is no terminal, a line with it is printed at each
-            quarter. "": nothing is printed there.
+        label: what is in progress; if standard error isn't a terminal, a line with it is printed at
+            each quarter. "": nothing is printed then.
     """
 
     WIDTH = 30
@@ -178,7 +178,7 @@ class ProgressBar:
         self._num_quarters = 0
 
     def __enter__(self) -> Self:
-        """Begin; nothing is drawn yet."""
+        """Start without drawing."""
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -191,7 +191,7 @@ class ProgressBar:
         return sys.stderr.isatty()
 
     def show(self, fraction: float) -> None:
-        """Draw it at a fraction in [0, 1], if that looks different from before."""
+        """Draw it at a fraction in [0, 1], if that changes its look."""
         fraction = min(1.0, max(0.0, fraction))
         if not self.is_visible:
             num_quarters = int(4 * fraction)
@@ -206,7 +206,7 @@ class ProgressBar:
             self._draw(text)
 
     def clear(self) -> None:
-        """Clear the line, for other text to begin there."""
+        """Clear the line, so that other text can be printed there."""
         self._draw("")
 
     def _draw(self, text: str) -> None:
@@ -217,9 +217,9 @@ class ProgressBar:
 
 
 def check_database() -> None:
-    """Connect to PostgreSQL once, so that its own words say what is wrong.
+    """Connect to PostgreSQL once, to get its own error message.
 
-    The pool would try again for ten seconds, log each try and then only say that it gave up.
+    The pool would retry for ten seconds, log each attempt and then only report that it gave up.
     Raises: OperationalError.
     """
     default = connections["default"]
@@ -236,7 +236,7 @@ def check_database() -> None:
 
 
 def raise_database_error(error: Exception) -> NoReturn:
-    """Raise a `CommandError` that says what to do about a database error."""
+    """Raise a `CommandError` that states the remedy for a database error."""
     text = str(error).lower()
     if "no such table" in text or "does not exist" in text or "no such column" in text:
         raise CommandError(
@@ -263,5 +263,5 @@ def as_sentence(error: Exception) -> str:
 
 
 def read_password(options: dict[str, Any]) -> str | None:
-    """The line that `--password-stdin` reads: process lists don't show it."""
+    """The line that `--password-stdin` reads: arguments would be visible in process lists."""
     return sys.stdin.readline().rstrip("\n") if options["password_stdin"] else None

@@ -1,10 +1,10 @@
-"""Database work for coroutines, in a few threads for each kind of it.
+"""Database work of coroutines, in separate small thread pools.
 
-What every request waits for (its key, limits, prices, its model) has threads that nothing slow
-takes. Reports, searches and lists are slow: they have threads of their own elsewhere, and a limit.
+Look-ups that every request waits for (its key, limits, prices, its model) have threads that nothing
+slow uses. Reports, searches and lists are slow: they have other threads, and a time limit.
 
 Django runs a request's `sync_to_async` work in a thread that ends with the request. Work that
-outlives a request or is shared by several, such as a cached look-up, must not depend on one.
+outlives a request or is shared by several, such as a cached look-up, must not depend on it.
 """
 
 import time
@@ -34,18 +34,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M", bound=models.Model)
 
-#: What a row raises that the database won't take at the next try either.
+#: Errors of a row that the database would refuse again at a retry.
 ROW_ERRORS = (DataError, IntegrityError, ValueError, TypeError, OverflowError)
-#: Rows or ids of one statement: nobody who writes waits for long behind it.
+#: Rows or ids per statement, few enough that other writers don't wait long for it.
 PAGE = 500
-#: What a statement of a report, a search or a list may take.
+#: Time limit of a statement of a report, search or list.
 REPORT_LIMIT_S = 10.0
-#: Steps of SQLite's machine between two looks at the time; about a millisecond.
+#: Steps of SQLite's virtual machine between two checks of the time; about a millisecond.
 _STEPS = 10_000
-#: How PostgreSQL and SQLite say that a statement was cut off.
+#: PostgreSQL's and SQLite's messages for a statement that was cancelled.
 _QUERY_CANCELED, _INTERRUPTED = "57014", "SQLITE_INTERRUPT"
 
-# With those of reports no more than a pool of PostgreSQL connections has (`config.connections`).
+# Together with those of reports, no more than a pool of PostgreSQL connections has
+# (`config.connections`).
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-db")
 # Writing a large file takes seconds.
 _file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-files")
@@ -53,17 +54,17 @@ _admission_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire
 
 
 def pages(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items in lists of `PAGE` and fewer, so that each list takes one query."""
+    """Split items into lists of at most `PAGE`, one query each."""
     iterator = iter(items)
     while page := list(islice(iterator, PAGE)):
         yield page
 
 
 def iterate_by_key(rows: models.QuerySet[M], *, newest_first: bool = False) -> Iterator[M]:
-    """All rows in the order of their primary keys, `PAGE` a query.
+    """All rows in the order of their primary keys, `PAGE` per query.
 
-    A server-side cursor would hold its connection as long as a slow client reads, and ends with the
-    transaction behind a PgBouncer that pools by transaction.
+    A server-side cursor would hold its connection as long as a slow client reads, and doesn't
+    survive a transaction behind a PgBouncer in transaction mode.
     """
     sign, compare = ("-", "pk__lt") if newest_first else ("", "pk__gt")
     ordered = rows.order_by(f"{sign}pk")
@@ -74,25 +75,25 @@ def iterate_by_key(rows: models.QuerySet[M], *, newest_first: bool = False) -> I
 
 
 async def run_in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `function` in a database thread. Its connection goes back to the pool; SQLite's stays."""
+    """Run `function` in a database thread. Its connection returns to the pool; SQLite's stays."""
     return await _run_in(_threads, partial(function, *args, **kwargs))
 
 
 async def run_in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread for work on files besides the database."""
+    """Run in a thread for work on files in addition to the database."""
     return await _run_in(_file_threads, partial(function, *args, **kwargs))
 
 
 async def in_admission_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run in a thread that is reserved for the short look-ups of every request."""
+    """Run in a thread reserved for the short look-ups of every request."""
     return await _run_in(_admission_threads, partial(function, *args, **kwargs))
 
 
 def with_time_limit(function: Callable[[], T]) -> T:
-    """`function()`, which reads from the database, in a thread that isn't one of these.
+    """Run `function`, which reads from the database, in a thread for reports.
 
-    Raises: `QueryTimeout` when a statement takes longer than `REPORT_LIMIT_S`; on SQLite, when all
-    of them together do.
+    Raises: `QueryTimeout` if a statement takes longer than `REPORT_LIMIT_S`; on SQLite, if all of
+    them together do.
     """
     return _with_connection(partial(_limited, function))
 
@@ -147,10 +148,10 @@ def _with_connection(function: Callable[[], T]) -> T:
 
 
 def _close_stale_connections() -> None:
-    """As Django does between requests, but for whole connections to SQLite.
+    """Close old connections as Django does between requests, but keep open SQLite's.
 
-    To open its file and set it up costs several times what most look-ups do, and these threads, few
-    as they are, live as long as the process.
+    Opening and setting up its file costs several times what most look-ups do, and these few threads
+    live as long as the process.
     """
     for database in connections.all(initialized_only=True):
         is_idle = database.autocommit and not database.errors_occurred
@@ -161,11 +162,11 @@ def _close_stale_connections() -> None:
 def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
     """Check all fields but those named `unchecked`, and save.
 
-    Raises: `InvalidRequest` with the field in `param`; `Conflict` when a unique value is taken.
+    Raises: `InvalidRequest` with the field in `param`; `Conflict` if a unique value is taken.
     """
     for column in row._meta.concrete_fields:
         value = getattr(row, column.attname)
-        if isinstance(value, str) and "\0" in value:  # PostgreSQL has no such texts
+        if isinstance(value, str) and "\0" in value:  # PostgreSQL can't store NUL
             raise InvalidRequest(f"{column.name} must not contain NUL.", param=column.name)
     try:
         row.full_clean(exclude=set(unchecked), validate_unique=False, validate_constraints=False)
@@ -175,14 +176,14 @@ def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
         label = f"{param}: " if param else ""
         raise InvalidRequest(label + " ".join(messages), param=param) from error
     try:
-        with transaction.atomic():  # a savepoint: a clash leaves the caller's transaction usable
+        with transaction.atomic():  # a savepoint: a conflict leaves the outer transaction usable
             row.save()
     except IntegrityError as error:
         raise Conflict(f"There is already a {row._meta.verbose_name} {row}.") from error
 
 
 def changed(row: models.Model, changes: dict[str, Any]) -> dict[str, list[Any]]:
-    """Set the fields and return `{field: [before, after]}` for those that really change."""
+    """Set the fields and return `{field: [before, after]}` for those that change."""
     difference = {}
     for field, after in changes.items():
         previous = getattr(row, field)

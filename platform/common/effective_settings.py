@@ -1,6 +1,6 @@
-"""Every setting of this process as it is: its value, where that came from, what it means.
+"""Every setting of this process: its value, source and description.
 
-What is secret is never shown, here or anywhere: only whether it is set.
+Secrets are never shown, only whether they are set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class InForce:
 
     Attributes:
         source: "environment", "flag", "data dir", "settings module" or "default".
-        value, default: in words; of a secret whether it's set.
+        value, default: formatted; for a secret, whether it is set.
     """
 
     name: str
@@ -48,7 +48,7 @@ class InForce:
 
 
 def in_force() -> list[InForce]:
-    """All of them, in the order of their groups."""
+    """All settings in the order of their groups."""
     return [_in_force(name) for name in QuireSettings.model_fields]
 
 
@@ -82,7 +82,7 @@ def _in_force(name: str) -> InForce:
 
 
 def _format(name: str, value: object) -> str:
-    """A value for people. Addresses lose what lets one in."""
+    """Format a value for display. URLs lose their credentials."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, int) and "bytes" in name and value >= 1024:
@@ -104,7 +104,7 @@ def _format(name: str, value: object) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Bytes in the largest unit that leaves a whole number, such as "10 MiB"."""
+    """Format bytes in the largest unit that gives an integer, such as "10 MiB"."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"

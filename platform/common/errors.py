@@ -4,10 +4,10 @@ from engine.contract.errors import InvalidRequest, QuireError
 
 
 class RateLimited(QuireError):
-    """Over a limit. `retry_after` seconds (> 0) from now the same request fits.
+    """A limit is exceeded. The same request fits in `retry_after` seconds (> 0).
 
     Attributes:
-        headers: the `x-ratelimit-*` values of the bucket that refused, as they are now.
+        headers: current `x-ratelimit-*` values of the bucket that refused.
     """
 
     status = 429
@@ -21,14 +21,14 @@ class RateLimited(QuireError):
 
 
 class BudgetSpent(RateLimited):
-    """A budget has nothing left until its next day, week or month, which is `retry_after`."""
+    """A budget is spent until its next period, which begins in `retry_after` seconds."""
 
     code = "insufficient_quota"
     error_type = "insufficient_quota"
 
 
 class AuthenticationFailed(QuireError):
-    """Nobody we know: no key, a wrong one, a revoked or expired one."""
+    """Not authenticated: no key, or one that is invalid, revoked or expired."""
 
     status = 401
     code = "invalid_api_key"
@@ -36,7 +36,7 @@ class AuthenticationFailed(QuireError):
 
 
 class PermissionDenied(QuireError):
-    """We know who asks, and they may not."""
+    """The authenticated caller lacks the permission."""
 
     status = 403
     code = "permission_denied"
@@ -52,7 +52,7 @@ class NotFound(QuireError):
 
 
 class Conflict(QuireError):
-    """The object exists already, or is being changed by somebody else."""
+    """The object exists already, or is being changed by another request."""
 
     status = 409
     code = "conflict"
@@ -60,7 +60,7 @@ class Conflict(QuireError):
 
 
 class ServiceUnavailable(QuireError):
-    """The database or Redis can't be reached; trying again later makes sense."""
+    """The database or Redis can't be reached; the request may be retried later."""
 
     status = 503
     code = "service_unavailable"
@@ -74,13 +74,13 @@ class QueryTimeout(InvalidRequest):
 
 
 class ModelNotFound(NotFound):
-    """There's no such model, or it's not for this caller: both look the same."""
+    """The model doesn't exist or the caller has no access: both look the same."""
 
     code = "model_not_found"
 
 
 class HubUnavailable(QuireError):
-    """The hub can't be reached from here, or doesn't answer as it should."""
+    """The hub can't be reached from here, or its response is invalid."""
 
     status = 502
     code = "hub_unavailable"
@@ -88,20 +88,20 @@ class HubUnavailable(QuireError):
 
 
 class AdapterInvalid(InvalidRequest):
-    """These files are no adapter, or none that can be trusted."""
+    """These files are no adapter, or one that can't be trusted."""
 
     code = "invalid_adapter"
 
 
 class AdapterTooLarge(InvalidRequest):
-    """It's over the limit of one adapter, or of all that its tenant keeps."""
+    """It exceeds the size limit of one adapter, or of all adapters of its tenant."""
 
     status = 413
     code = "adapter_too_large"
 
 
 class OffsetMismatch(Conflict):
-    """A piece of an upload begins elsewhere than the bytes before it end."""
+    """A chunk of an upload doesn't begin where the received bytes end."""
 
     code = "wrong_offset"
 
@@ -112,7 +112,7 @@ class OffsetMismatch(Conflict):
 
 
 class TooManyPending(QuireError):
-    """The tenant has as much work waiting as it may."""
+    """The tenant has reached its limit of pending work."""
 
     status = 429
     code = "too_much_waiting"
@@ -121,13 +121,13 @@ class TooManyPending(QuireError):
 
 
 def check_pending_limit(count: int, limit: int, what: str) -> None:
-    """Raise `TooManyPending` when there is no room for one more; 0 is no limit."""
+    """Raise `TooManyPending` if the limit is reached; 0 is no limit."""
     if limit and count >= limit:
         raise TooManyPending(f"Limit of {limit} unfinished {what} per tenant reached.")
 
 
 class StorageFull(InvalidRequest):
-    """The tenant's files would take more room than it has."""
+    """The tenant's files would exceed its storage quota."""
 
     status = 413
     code = "storage_full"

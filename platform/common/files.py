@@ -1,4 +1,4 @@
-"""The data dir: what one instance keeps on disk, readable by its owner alone."""
+"""The data directory: an instance's files, readable by its owner alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from django.http.response import HttpResponseBase
 
 
 def make_private(folder: Path) -> Path:
-    """Create the folder with mode 0700 if it's missing.
+    """Create the folder with mode 0700 if it is missing.
 
-    Raises: ImproperlyConfigured when it can't be made, or read and written by us.
+    Raises: ImproperlyConfigured if it can't be created, read and written by this process.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def make_private(folder: Path) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file with mode 0600 so that a reader sees all of it or none."""
+    """Write a file atomically with mode 0600: readers see all of it or none."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -52,14 +52,14 @@ def write_private(path: Path, text: str) -> None:
 
 
 def secret_key(data_dir: Path) -> str:
-    """The instance's secret key, generated once. Processes that race get the same one."""
+    """The instance's secret key, generated once. Concurrent processes get the same one."""
     path = make_private(data_dir) / "secret_key"
     if not path.exists():
         handle, temporary = tempfile.mkstemp(dir=data_dir, prefix=".secret_key.")
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(50))
         try:
-            os.link(temporary, path)  # atomic, and fails where another process was first
+            os.link(temporary, path)  # atomic, and fails if another process was first
         except FileExistsError:
             pass
         finally:
@@ -67,19 +67,19 @@ def secret_key(data_dir: Path) -> str:
     return path.read_text(encoding="ascii").strip()
 
 
-#: In the data dir while an instance runs: where `manage.py chat` finds it.
+#: In the data directory while an instance runs: tells `manage.py chat` its address.
 INSTANCE_FILE = "instance.json"
 
 
 def instance_url(data_dir: Path) -> str:
-    """URL of the instance that runs in this data dir; "" if none does."""
+    """URL of the instance that runs in this data directory; "" if none does."""
     try:
         return str(json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError):
         return ""
 
 
-# Public names of stored objects are 128 random bits, so that none can be guessed.
+# Public ids of stored objects have 128 random bits, so they can't be guessed.
 
 _SHAPE = re.compile(r"[a-z]+[-_][0-9a-f]{32}")
 
@@ -90,20 +90,20 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, of: str) -> str:
-    """A reproducible id. `of` must hold random bits, or it could be guessed."""
+    """A reproducible id. `of` must contain random bits, or the id could be guessed."""
     return prefix + hashlib.sha256(of.encode()).hexdigest()[:32]
 
 
 def is_id(text: str) -> bool:
-    """Whether the text has the shape of an id of ours. What has not is never looked up."""
+    """Whether the text has the form of our ids. Anything else is never looked up."""
     return _SHAPE.fullmatch(text) is not None
 
 
 def download(
     request: HttpRequest, chunks: Iterable[bytes | str], name: str, media: str
 ) -> HttpResponseBase:
-    """A file to keep. Django reads a plain iterator whole before an ASGI server gets any of it."""
-    # Under WSGI, and in tests, it's the other way round.
+    """A file response. Under ASGI, Django would read a plain iterator whole before sending it."""
+    # Under WSGI, and in tests, it would read an asynchronous one whole.
     asgi = hasattr(request, "scope")
     response = StreamingHttpResponse(
         _iterate_chunks(chunks) if asgi else chunks, content_type=media

@@ -1,4 +1,4 @@
-"""Locks in Redis for what one process of several does, as long as it lives."""
+"""Locks in Redis for work that one process at a time does for as long as it lives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import redis
 
 from engine.system.redis_client import RedisPipeline
 
-#: KEYS: the lock. ARGV: who asks, the lock's time in ms. Returns whether it is theirs.
+#: KEYS: the lock. ARGV: the holder, the lifetime in ms. Returns whether the holder has the lock.
 _ACQUIRE_OR_EXTEND = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
@@ -16,7 +16,7 @@ return 1
 
 
 async def hold_lock(link: RedisPipeline, key: str, holder: str, lifetime_s: float) -> bool:
-    """Take or extend the lock for `lifetime_s` seconds; whether `holder` has it now.
+    """Acquire or extend the lock for `lifetime_s` seconds; returns whether `holder` has it now.
 
     Raises redis.RedisError.
     """

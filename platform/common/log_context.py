@@ -1,7 +1,8 @@
-"""The request that is being worked on: its id, tenant and model are on every line logged meanwhile.
+"""The current request's id, tenant and model, added to every log line.
 
-The one place that uses context variables for it: lines are written by code that knows no request.
-A task has the fields of the code that creates it; one that outlives the request is `detached`.
+Log lines are written by code that knows no request, so this module uses context variables for them.
+A task inherits the fields of the code that creates it; a task that outlives the request is
+`detached`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from structlog.contextvars import (
 bind_request = bind_contextvars
 #: The same as a context manager, which restores what was there.
 bound_request = bound_contextvars
-#: Forget them for the rest of the task.
+#: Clear them for the rest of the task.
 end_request = clear_contextvars
-#: The fields of the current request; empty outside of one.
+#: The fields of the current request; empty outside of a request.
 request_fields = get_contextvars
-#: structlog's processor that adds them to a line.
+#: The structlog processor that adds them to a line.
 add_request = merge_contextvars
 
 
 @contextmanager
 def detached() -> Iterator[None]:
-    """Have no request, such as where a task is created that serves all of them."""
+    """Run without a request, for example to create a task that serves all of them."""
     fields = get_contextvars()
     clear_contextvars()
     try:

@@ -1,7 +1,7 @@
 """Threads and coroutines that run as long as their process.
 
-An error that a loop doesn't expect would end it, and what it does would wait in silence. So it is
-logged, counted, shown by `/health` for a while, and the loop begins anew.
+An unexpected error would end a loop, and its work would silently stop. So the error is logged,
+counted and shown by `/health` for a while, and the loop restarts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prometheus_client import Counter
 logger = logging.getLogger(__name__)
 
 RESTART_DELAY_S = 1.0
-#: For so long `/health` shows a failure.
+#: How long `/health` shows a failure.
 VISIBLE_FOR_S = 600.0
 
 _FAILURES = Counter(
@@ -27,14 +27,14 @@ _latest: dict[str, tuple[float, str]] = {}
 
 
 def record_failure(name: str, error: Exception) -> None:
-    """Log and count an error that the loop `name` goes on after. Any thread."""
+    """Log and count an error after which the loop `name` continues. Thread-safe."""
     logger.error("%s failed and begins anew", name, exc_info=error)
     _FAILURES.labels(name).inc()
     _latest[name] = (time.monotonic(), type(error).__name__)
 
 
 def failure_warnings() -> list[str]:
-    """A sentence for each of this process's loops that failed in the last ten minutes."""
+    """A sentence for each of this process's loops that failed within `VISIBLE_FOR_S`."""
     now = time.monotonic()
     return [
         f"{name} failed {now - failed_at:.0f} s ago ({error}) and began anew: see the log."
@@ -47,7 +47,7 @@ class LoopThread(threading.Thread):
     """A daemon thread that runs `loop` until `stop`.
 
     Attributes:
-        stopping: set when it shall end; `loop` returns soon then.
+        stopping: set when it should end; `loop` returns soon after.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,7 +55,7 @@ class LoopThread(threading.Thread):
         self.stopping = threading.Event()
 
     def loop(self) -> None:
-        """Body of the loop; called again after an unexpected error."""
+        """Body of the loop; restarted after an unexpected error."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -69,13 +69,13 @@ class LoopThread(threading.Thread):
                     return
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Let it finish what is at hand, and end. Blocks for up to `timeout` seconds."""
+        """Let it finish its current work, and end. Blocks for up to `timeout` seconds."""
         self.stopping.set()
         self.join(timeout)
 
 
 async def keep_running(name: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine until it returns; begin anew after an unexpected error."""
+    """Run a coroutine until it returns; restart it after an unexpected error."""
     while True:
         try:
             await run()

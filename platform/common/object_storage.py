@@ -1,7 +1,7 @@
-"""Object storage (S3, Google Cloud, Azure) behind Django's storage API, where an operator set one.
+"""Object storage (S3, Google Cloud, Azure) through Django's storage API, if configured.
 
-It is `STORAGES["objects"]`. Objects never change: who writes one under a name that exists writes
-the same bytes. Without it everything stays in folders, and nothing here is called.
+It is `STORAGES["objects"]`. Objects never change: writing an existing name writes the same bytes.
+Without object storage everything stays in folders, and nothing here is called.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from tqdm.utils import CallbackIOWrapper
 from common.errors import ServiceUnavailable
 
 ALIAS = "objects"
-#: Temporary files begin with this.
+#: Prefix of temporary files.
 PARTIAL = ".upload-"
-#: Seconds that a presigned URL is good for: a client follows the redirect at once.
+#: Lifetime of a presigned URL in seconds: clients follow the redirect at once.
 URL_LIFETIME_S = 300
 
 
 def has_object_storage() -> bool:
-    """Whether an operator has set one."""
+    """Whether an object storage is configured."""
     return ALIAS in settings.STORAGES
 
 
-#: Called with the size of each chunk that was read.
+#: Called with the size of each chunk read.
 OnBytes = Callable[[int], object]
 
 
 def upload_object(name: str, path: Path, on_bytes: OnBytes | None = None) -> None:
-    """Store a file under a name; an object of this name is replaced.
+    """Store a file under a name, replacing an existing object.
 
     Raises: `ServiceUnavailable`.
     """
     with _storage(reads=False) as storage, path.open("rb") as file:
-        storage.delete(name)  # some back ends would choose another name
+        storage.delete(name)  # some back ends would choose another name for a duplicate
         content = CallbackIOWrapper(on_bytes, file) if on_bytes else file
         saved = storage.save(name, File(content))
         if saved != name:
@@ -54,9 +54,9 @@ def upload_object(name: str, path: Path, on_bytes: OnBytes | None = None) -> Non
 
 
 def download_object(name: str, target: Path) -> None:
-    """Write an object to a path, whole or not at all, mode 0600.
+    """Write an object to a path atomically, mode 0600.
 
-    Raises: FileNotFoundError; `ServiceUnavailable`; OSError when the disk doesn't take it.
+    Raises: FileNotFoundError; `ServiceUnavailable`; OSError if the disk can't store it.
     """
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=PARTIAL)
     try:
@@ -76,19 +76,19 @@ def read_object(name: str) -> bytes:
 
 
 def delete_object(name: str) -> None:
-    """Delete an object, if it's there. Raises `ServiceUnavailable`."""
+    """Delete an object if it exists. Raises `ServiceUnavailable`."""
     with _storage() as storage:
         storage.delete(name)
 
 
 def list_objects(folder: str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the objects right below a folder. Raises `ServiceUnavailable`."""
+    """Names of the folders and objects directly in a folder. Raises `ServiceUnavailable`."""
     with _storage() as storage:
         try:
             folders, names = storage.listdir(folder)
         except FileNotFoundError:
             return [], []
-    # Azure's has no folders: whole names of all that is below.
+    # Azure's back end has no folders: it lists the full names of everything below.
     paths = [name.removeprefix(f"{folder}/").partition("/") for name in names]
     inner = {first for first, slash, _ in paths if slash}
     objects = {first for first, slash, _ in paths if not slash}
@@ -105,16 +105,16 @@ def delete_folder(folder: str) -> None:
 
 
 def modified_at(name: str) -> datetime:
-    """When an object was written. Raises FileNotFoundError, `ServiceUnavailable`."""
+    """When an object was last written. Raises FileNotFoundError, `ServiceUnavailable`."""
     with _storage() as storage:
         return storage.get_modified_time(name)
 
 
 def presigned_url(name: str, disposition: str) -> str | None:
-    """A URL that gives the object to whoever has it, for `URL_LIFETIME_S`; None: no such URLs here.
+    """A presigned URL of the object, valid for `URL_LIFETIME_S`; None if unsupported here.
 
     Args:
-        disposition: the answer's Content-Disposition.
+        disposition: the response's Content-Disposition.
     """
     if not (has_object_storage() and settings.QUIRE.presigned_downloads):
         return None
@@ -137,14 +137,14 @@ def presigned_url(name: str, disposition: str) -> str | None:
 
 @contextmanager
 def _storage(*, reads: bool = True) -> Iterator[Storage]:
-    """The back end; what it raises becomes `ServiceUnavailable`, and FileNotFoundError where an
-    object that is read is missing.
+    """The back end. Its errors become `ServiceUnavailable`, or FileNotFoundError if an object that
+    is read is missing.
     """
     try:
         yield storages[ALIAS]
     except (OSError, ServiceUnavailable):
         raise
-    except Exception as error:  # each back end has a tree of errors of its own
+    except Exception as error:  # each back end has its own hierarchy of errors
         if reads and _is_missing(error):
             raise FileNotFoundError(str(error)) from error
         raise ServiceUnavailable(
@@ -153,24 +153,24 @@ def _storage(*, reads: bool = True) -> Iterator[Storage]:
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether a back end says that there's no such object: Azure's, Google Cloud's or S3's."""
+    """Whether a back end's error means that the object doesn't exist (Azure, Google Cloud, S3)."""
     if isinstance(response := getattr(error, "response", None), dict):
         return response.get("Error", {}).get("Code") in ("404", "NoSuchKey")
     return HTTPStatus.NOT_FOUND in (getattr(error, name, None) for name in ("status_code", "code"))
 
 
 def trim_cache(folder: Path, max_bytes: int) -> None:
-    """Remove the files of a cache that were used longest ago, until the rest fits.
+    """Remove a cache's least recently used files until the rest fits.
 
     Args:
-        folder: the cache; its files are one folder below.
+        folder: the cache, with its files one level below.
     """
     entries = []
     for path in folder.glob("*/*"):
-        if "." not in path.name:  # neither a partial file nor a journal
+        if "." not in path.name:  # skip partial files and journals
             try:
                 facts = path.stat()
-            except FileNotFoundError:  # another process trims too
+            except FileNotFoundError:  # another process trims the cache too
                 continue
             entries.append((facts.st_mtime, facts.st_size, path))
     total = sum(size for _, size, _ in entries)

@@ -1,7 +1,7 @@
-"""A secret on its way from the POST that made it to the page that shows it, once.
+"""Passing a secret from the POST that created it to the page that shows it once.
 
-A POST answers with a redirect, so that reloading the page makes nothing twice. The secret waits in
-the session meanwhile: encrypted, for a minute, and gone with the first look at it.
+A POST responds with a redirect, so that reloading the page creates nothing twice. Meanwhile the
+secret waits in the session: encrypted, for at most a minute, and deleted when it is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SECONDS = 60
 
 
 def store_one_time(request: HttpRequest, **values: Any) -> None:
-    """Keep values that JSON can hold for the next page that this session looks at."""
+    """Store JSON-serializable values for the next page of this session."""
     text = json.dumps(values).encode()
     request.session[NAME] = _fernet().encrypt(text).decode()
 
@@ -41,7 +41,7 @@ def _fernet() -> MultiFernet:
 
 
 def fernet_for(purpose: str) -> MultiFernet:
-    """Encrypts with a key made from Django's secret one; reads what its predecessors encrypted."""
+    """Encrypts with a key derived from Django's secret key; decrypts with its fallbacks, too."""
     label = f"quire {purpose}".encode()
     keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     digests = (hmac.digest(key.encode(), label, "sha256") for key in keys)

@@ -1,9 +1,9 @@
-"""The one way out: requests of this installation to addresses that people have typed in.
+"""The only module for requests to addresses that users enter.
 
-A webhook's address is its owner's to choose, so it may point anywhere, to the machine itself and
-the network behind it too. Here a name is resolved once, every address that it has must be a public
-one (or in a network that the operator allows), and the connection goes to that very address, so a
-name that changes meanwhile changes nothing. Redirects aren't followed; answers are bounded.
+The owner of a webhook chooses its address, which may point anywhere, also to this machine and the
+network behind it. So a name is resolved once, all its addresses must be public (or in a network
+that the operator allows), and the connection uses the checked address, so it doesn't matter if the
+name changes meanwhile. Redirects aren't followed; responses are bounded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def networks_of(addresses: Sequence[str]) -> tuple[Network, ...]:
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:
-    """Whether an address lies in one of the networks; what is no address lies in none."""
+    """Whether an address lies in one of the networks; False for an invalid address."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:
@@ -44,18 +44,18 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
 
 
 TIMEOUT_S = 10.0
-#: Of an answer: nobody needs more than its status.
+#: Maximum size of a POST's response: only its status is used.
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_URL_CHARS = 2000
 MAX_REDIRECTS = 3
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-#: NAT64's, and the "IPv4-compatible" ones, which nobody uses any more.
+#: NAT64's, and the obsolete "IPv4-compatible" addresses.
 _IN_LAST_BITS = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "::/96")]
 
 
 class OutboundRequestBlocked(QuireError):
-    """The address may not be asked, or it can't be reached."""
+    """The address is not allowed, or it can't be reached."""
 
     status = 502
     code = "egress_refused"
@@ -64,7 +64,7 @@ class OutboundRequestBlocked(QuireError):
 
 @dataclass(frozen=True)
 class Target:
-    """An address that was taken apart and checked for its form."""
+    """An address that was parsed and syntactically checked."""
 
     scheme: str
     host: str
@@ -73,7 +73,7 @@ class Target:
 
 
 def check_url(url: str, *, param: str = "url") -> Target:
-    """The form alone: http(s), a host, no user name, no fragment. Raises `InvalidRequest`."""
+    """Check the syntax: http(s), a host, no user name, no fragment. Raises `InvalidRequest`."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -94,9 +94,9 @@ def check_url(url: str, *, param: str = "url") -> Target:
 
 
 def check_public(url: str, *, param: str = "url") -> Target:
-    """Check an address that is stored: a numeric one must be allowed.
+    """Check an address before it is stored: a numeric one must be allowed.
 
-    Names are looked up when they are asked, each time: what they mean today says nothing.
+    Names are resolved at each request instead, as they may change.
     """
     target = check_url(url, param=param)
     address = _literal_address(target.host)
@@ -106,7 +106,7 @@ def check_public(url: str, *, param: str = "url") -> Target:
 
 
 def _literal_address(host: str) -> Address | None:
-    """The address that a host is without being looked up, in any form that `connect` takes."""
+    """The address of a numeric host, in any form that `connect` accepts."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return ipaddress.IPv4Address("127.0.0.1")
@@ -123,16 +123,15 @@ def _written_out(name: str) -> str:
 
 
 def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
-    """Send a POST and return the answer's status, which may be any. May block for `TIMEOUT_S`.
+    """Send a POST and return the response's status, whatever it is. May block for `TIMEOUT_S`.
 
-    Raises: `InvalidRequest` for what is no address; `OutboundRequestBlocked` for a private one, a
-    name
-    that isn't known, or a server that doesn't answer.
+    Raises: `InvalidRequest` for an invalid address; `OutboundRequestBlocked` for a private address,
+    an unknown name, or a server that doesn't respond.
     """
     target = check_url(url)
     address = resolve(target.host, target.port)
     connection = PinnedConnection(target, address)
-    # A socket's own timeout begins anew with each byte: an answer drop by drop would take days.
+    # A socket's own timeout restarts with each byte: a trickling response could take days.
     watch = threading.Timer(TIMEOUT_S, connection.cut)
     watch.daemon = True
     watch.start()
@@ -154,14 +153,14 @@ def post_webhook(url: str, body: bytes, headers: dict[str, str]) -> int:
 def fetch(
     url: str, *, max_bytes: int, timeout_s: float, param: str, hosts: Sequence[str] = ()
 ) -> bytes:
-    """The body of a GET. Redirects are followed; each address is checked again. Blocks.
+    """The body of a GET. Redirects are followed, checking each address. May block.
 
     Args:
-        hosts: the only names that may be asked; () for all.
+        hosts: the only names that may be requested; () for any.
 
     Raises:
-        InvalidRequest: what is no address, an answer other than 200, or one that is too large.
-        OutboundRequestBlocked: a private address, an unknown name, or no answer in time.
+        InvalidRequest: an invalid address, a status other than 200, or too large a response.
+        OutboundRequestBlocked: a private address, an unknown name, or no response in time.
     """
     deadline = time.monotonic() + timeout_s
     for _ in range(MAX_REDIRECTS + 1):
@@ -197,7 +196,7 @@ def fetch(
 
 
 def resolve(host: str, port: int) -> Address:
-    """One of the host's addresses, all of which are allowed. Raises `OutboundRequestBlocked`."""
+    """One of the host's addresses; all must be allowed. Raises `OutboundRequestBlocked`."""
     try:
         entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -231,7 +230,7 @@ def unwrap_ipv6(address: Address) -> Address:
 
 
 class PinnedConnection(http.client.HTTPConnection):
-    """A connection to an address that was checked; the name is for the certificate alone."""
+    """A connection to a checked address; the name is used for the certificate only."""
 
     def __init__(self, target: Target, address: Address) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_S)
@@ -242,7 +241,7 @@ class PinnedConnection(http.client.HTTPConnection):
         self.sock = socket.create_connection((str(self._address), self._target.port), TIMEOUT_S)
         if self._target.scheme == "https":
             context, name = ssl.create_default_context(), self._target.host
-            # First here, then shaking hands: `cut` must find it.
+            # Set before the TLS handshake, so that `cut` can close it.
             tls_socket = context.wrap_socket(
                 self.sock, server_hostname=name, do_handshake_on_connect=False
             )
@@ -251,26 +250,26 @@ class PinnedConnection(http.client.HTTPConnection):
         self.check()
 
     def cut(self) -> None:
-        """End it, whatever it waits for. From another thread."""
+        """Close it, whatever it is waiting for. Called from another thread."""
         self._is_late = True
         with contextlib.suppress(OSError):
             if self.sock is not None:
                 self.sock.shutdown(socket.SHUT_RDWR)
 
     def check(self) -> None:
-        """Raise `TimeoutError` once it was cut."""
+        """Raise `TimeoutError` if it was cut."""
         if self._is_late:
             raise TimeoutError("it took too long")
 
 
-#: Failures in a row that open a breaker, and for how many seconds.
+#: Consecutive failures that open a breaker, and the seconds that it stays open.
 MAX_FAILURES, PAUSE_S = 5, 600
 
 
 class CircuitBreaker:
-    """Keeps requests from a server that didn't answer the last ones.
+    """Circuit breaker: blocks requests to a server whose last responses failed.
 
-    It counts in Django's cache, so all workers see the same.
+    It counts in Django's cache, which all workers share.
     """
 
     def __init__(self, name: str) -> None:
@@ -278,7 +277,7 @@ class CircuitBreaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server isn't to be asked now."""
+        """Whether requests to the server are blocked now."""
         return bool(cache.get(self._key, 0) >= MAX_FAILURES)
 
     def attempt(self) -> None:
@@ -286,5 +285,5 @@ class CircuitBreaker:
         cache.set(self._key, cache.get(self._key, 0) + 1, PAUSE_S)
 
     def succeed(self) -> None:
-        """The server has answered: count from nothing again."""
+        """Reset the count after a response."""
         cache.delete(self._key)

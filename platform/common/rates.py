@@ -1,8 +1,8 @@
-"""Rates that are only stated where the measured time is long enough to say something."""
+"""Rates, which are reported only if the measured time is long enough to be meaningful."""
 
 from __future__ import annotations
 
-#: Tokens of short answers can arrive in one message: the time between them then says nothing.
+#: A short answer's tokens may arrive in one message: the time between them means nothing then.
 MIN_MEASURED_S = 0.1
 
 
@@ -12,7 +12,7 @@ def decode_tokens_per_s(num_tokens: int, decode_s: float) -> float | None:
     Args:
         num_tokens: of the whole output. decode_s: seconds from its first token to its last.
 
-    Returns: None for fewer than two tokens, and below `MIN_MEASURED_S`.
+    Returns: None for fewer than two tokens, or if `decode_s` is below `MIN_MEASURED_S`.
     """
     if num_tokens < 2 or decode_s < MIN_MEASURED_S:
         return None

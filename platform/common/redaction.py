@@ -1,21 +1,21 @@
-"""Secrets are removed from text that others read: logs, spans, output of commands, errors."""
+"""Removing secrets from text that others read: logs, spans, output of commands, errors."""
 
 import re
 from urllib.parse import urlsplit
 
-#: Links that grant access to anybody who has them, and API keys (`tenants.api_keys`).
+#: API keys (`tenants.api_keys`), and links that grant access to anybody who has them.
 _TOKENS = re.compile(
     r"(/invitation/|/account/password/reset/key/|sk-quire-[a-z0-9]{10})[a-z0-9_-]{12,}", re.I
 )
 
 
 def without_tokens(text: str) -> str:
-    """Return the text with *** in place of keys and of links that grant access."""
+    """Replace keys and links that grant access by ***."""
     return _TOKENS.sub(r"\1***", text)
 
 
 def without_credentials(address: str) -> str:
-    """Return the address without user, password and parameters."""
+    """The URL without user, password and parameters."""
     try:
         parts = urlsplit(address)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The settings of an installation: each one declared once, read from the environment.
+"""An installation's settings, each declared once and read from the environment.
 
-`settings.QUIRE` is a `QuireSettings`. Engine processes read their few variables by themselves.
+`settings.QUIRE` is a `QuireSettings`. Engine processes read their few variables themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from engine.contract.vllm_variables import unused_variables
 APPS_DIR = Path(__file__).resolve().parent.parent
 BASE_DIR = APPS_DIR.parent
 IS_INSTALLED = APPS_DIR.name == "_platform"
-#: The command that was typed, for help texts and hints; an installed package has no `manage.py`.
+#: The command's name, for help texts and hints; an installed package has no `manage.py`.
 PROGRAM = "quire" if IS_INSTALLED or Path(sys.argv[0]).name == "quire" else "manage.py"
 DEFAULT_DATA_DIR = (Path.home() if IS_INSTALLED else BASE_DIR) / ".quire"
 MIB, GIB = 1 << 20, 1 << 30
@@ -57,14 +57,14 @@ OPERATOR = "operator"
 
 
 def _split(value: object) -> object:
-    """The words of a comma-separated text."""
+    """Split a comma-separated list."""
     if not isinstance(value, str):
         return value
     return tuple(word.strip() for word in value.split(",") if word.strip())
 
 
 def _split_pairs(value: object) -> object:
-    """`name=value,...` as a dictionary; names may hold "=", values can't."""
+    """Parse `name=value,...` into a dictionary; names may contain "=", values may not."""
     if not isinstance(value, str):
         return value
     pairs = {}
@@ -103,7 +103,7 @@ def _check_currency(text: str) -> str:
     return text.lower()
 
 
-#: Segments without "." and "..", and none that is empty: "//host" would lead to another host.
+#: Segments without "." and "..", and none that is empty: "//host" would name another host.
 ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 
 
@@ -114,11 +114,11 @@ def _check_root_path(text: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """The URL. Raises ValueError, without the URL, for one that can't be parsed: what stands in the
-    port's position may be the rest of a password with a slash.
+    """Validate a URL. Raises ValueError without the URL: in an invalid one, the port's position may
+    hold the rest of a password that contains a slash.
     """
     try:
-        urlsplit(url).port  # noqa: B018 - to look is to check
+        urlsplit(url).port  # noqa: B018 - parses the port, and raises if it is invalid
     except ValueError:
         raise ValueError(
             "must be a URL. In a password write /, #, ?, : and @ as %2F, %23, %3F, %3A and %40"
@@ -210,14 +210,14 @@ Roles = Annotated[tuple[Annotated[str, AfterValidator(_check_role)], ...], Befor
 GroupRoles = Annotated[
     dict[str, Annotated[str, AfterValidator(_check_group_target)]], BeforeValidator(_split_pairs)
 ]
-#: In bytes; a text may have a unit: 10MiB.
+#: In bytes; a string may have a unit: 10MiB.
 Bytes = Annotated[ByteSize, AfterValidator(int), Field(ge=1)]
-#: A URL that may hold a password: never in a `repr`, shown without it.
+#: A URL that may contain a password, which is never in a `repr` or displayed.
 Address = Annotated[str, Field(repr=False)]
 
 
 class TenantQuotas(BaseModel, frozen=True, extra="forbid"):
-    """Quotas of every tenant. 0 is no limit, where a minimum doesn't say otherwise."""
+    """Default quotas of tenants. 0 is no limit, unless a minimum says otherwise."""
 
     running_batches: int = Field(default=4, ge=1)
     running_responses: int = Field(default=16, ge=1)
@@ -233,7 +233,7 @@ class TenantQuotas(BaseModel, frozen=True, extra="forbid"):
 
 
 def _group(name: str) -> Callable[..., Any]:
-    """`Field` for the settings of one group."""
+    """`Field` for a setting of this group."""
     return partial(Field, json_schema_extra={"group": name})
 
 
@@ -246,14 +246,14 @@ _workers = _group("Workers and replicas")
 _monitoring = _group("Monitoring and logs")
 _mail = _group("Mail")
 _client = _group("Command line")
-#: Not read from a variable of their own: a settings module, a test or the command that starts a
-#: process sets them.
+#: Fields without a variable: a settings module, a test or the command that starts a process sets
+#: them.
 WITHOUT_VARIABLE = "Fields without a variable"
 _internal = _group(WITHOUT_VARIABLE)
 
 
 class _Variables(EnvSettingsSource):
-    """The environment. A variable that is empty or blank counts as unset."""
+    """The environment. An empty or blank variable counts as unset."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if group_of(field) == WITHOUT_VARIABLE:
@@ -649,7 +649,7 @@ class QuireSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_pairs(self) -> Self:
-        """Settings that need each other."""
+        """Check settings that depend on each other."""
         if self.smtp_url and not self.mail_from:
             raise ValueError("QUIRE_MAIL_FROM must be set where QUIRE_SMTP_URL is")
         storage = self.object_storage.get_secret_value()
@@ -667,20 +667,20 @@ class QuireSettings(BaseSettings):
 
     @property
     def storages(self) -> dict[str, Any]:
-        """What the object storage adds to Django's STORAGES."""
+        """Django's STORAGES entry for the object storage."""
         text = self.object_storage.get_secret_value()
         return {"objects": json.loads(text)} if text else {}
 
     @property
     def files_dir(self) -> Path:
-        """Directory of tenants' files; with an object storage that of copies of them."""
+        """Directory of tenants' files; with an object storage, of cached copies."""
         if self.storages:
             return self.data_dir / "file-cache"
         return self.storage_dir / "files"
 
     @property
     def adapters_dir(self) -> Path:
-        """Directory of LoRA adapters; with an object storage that of copies of them."""
+        """Directory of LoRA adapters; with an object storage, of cached copies."""
         if self.storages:
             return self.data_dir / "adapter-cache"
         return self.storage_dir / "adapters"
@@ -703,17 +703,17 @@ def variable_of(name: str) -> str:
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether a setting is only ever shown as set or not."""
+    """Whether a setting's value is never displayed, only whether it is set."""
     return field.annotation in (SecretStr, tuple[SecretStr, ...])
 
 
 # -- Reading them.
 
-#: Names of variables that flags of a command line have set, for the processes that it starts.
+#: Names of variables set by command-line flags, for the processes that the command starts.
 FROM_FLAGS = "QUIRE_FROM_FLAGS"
-#: Fields without a variable, as JSON: how a command hands them to the processes that it starts.
+#: Fields without a variable, as JSON: how a command passes them to the processes that it starts.
 INTERNAL = "QUIRE_INTERNAL"
-#: What nobody sets for an installation: for developers, tests, and processes among themselves.
+#: Variables that no installation sets: for developers, tests, and communication between processes.
 NO_SETTINGS = frozenset(
     {
         *("QUIRE_CACHE_DIR", "QUIRE_CHAOS_RELAY", "QUIRE_KERNELS", "QUIRE_LOGGING_CONFIG"),
@@ -726,14 +726,14 @@ OF_TESTS = ("TEST", "SUITE")
 
 
 def load_settings() -> QuireSettings:
-    """The settings of this process. Raises ImproperlyConfigured with one line for each mistake."""
+    """Read this process's settings. Raises ImproperlyConfigured with one line per error."""
     problems = []
     try:
         loaded = QuireSettings()
         if internal := internal_fields():
             loaded = loaded.replace(**internal)
     except ValidationError as error:
-        # A default that follows another setting is missing where that one is wrong.
+        # A default derived from another setting is missing if that one is invalid.
         details = error.errors(include_url=False)
         problems = [_describe(d) for d in details if d["type"] != "default_factory_not_called"]
     if problems:
@@ -741,7 +741,7 @@ def load_settings() -> QuireSettings:
     return loaded
 
 
-#: What is allowed, by pydantic's names of errors.
+#: Descriptions of allowed values, by pydantic error type.
 _RULES = {
     "bool_parsing": "must be true or false",
     "int_parsing": "must be a whole number",
@@ -758,7 +758,7 @@ _RULES = {
 
 
 def _describe(error: ErrorDetails) -> str:
-    """One sentence with the variable, what is allowed, and the value unless it may be secret."""
+    """A sentence with the variable, the allowed values, and the value unless it may be secret."""
     context = error.get("ctx", {})
     rule = _RULES.get(error["type"], error["msg"]).format_map(context)
     if "error" in context:
@@ -769,7 +769,7 @@ def _describe(error: ErrorDetails) -> str:
     by_variable = {variable_of(field): field for field in QuireSettings.model_fields}
     field = QuireSettings.model_fields.get(by_variable.get(str(name), str(name)))
     variable = str(name) if field is None or name in by_variable else variable_of(str(name))
-    # Of `name=value,...` the name; positions in a list say nothing that the value doesn't.
+    # Of `name=value,...` the name; positions in a list add nothing to the value.
     keys = [part for part in parts if isinstance(part, str)]
     sentence = ": ".join([variable, *keys]) + f" {rule}"
     if field is None or not field.repr or is_secret(field):
@@ -778,12 +778,12 @@ def _describe(error: ErrorDetails) -> str:
 
 
 def internal_fields() -> dict[str, Any]:
-    """Fields that the command that started this process has set."""
+    """Fields set by the command that started this process."""
     return dict(json.loads(os.environ.get(INTERNAL) or "{}"))
 
 
 def set_internal_fields(fields: dict[str, Any]) -> None:
-    """Hand these fields to the processes that are started from here."""
+    """Pass these fields to the processes that are started from here."""
     if fields:
         os.environ[INTERNAL] = json.dumps(internal_fields() | fields)
 
@@ -806,7 +806,7 @@ def variables() -> Iterator[str]:
 
 
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A sentence for each variable that begins as one of Quire's or vLLM's and does nothing."""
+    """A warning for each variable with a prefix of Quire's or vLLM's that has no effect."""
     names = set(variables())
     unknown = sorted(
         name

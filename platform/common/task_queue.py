@@ -1,7 +1,7 @@
-"""Asking a worker to do something, through Celery.
+"""Sending work to a worker through Celery.
 
-A message is a hint. What is to be done is in the database, and workers look there too, so a message
-that is lost or comes twice changes nothing.
+A message is a hint. The work itself is in the database, where workers look too, so a message that
+is lost or duplicated changes nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-#: What a broker that is away raises.
+#: Errors of a broker that is down.
 BROKER_ERRORS = (OperationalError, RedisError, OSError)
 logger = logging.getLogger(__name__)
 
 
 def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
-    """Hand a task over; workers drop one that is older than `expires` seconds.
+    """Send a task; workers drop it if it is older than `expires` seconds.
 
     May block; raises kombu's OperationalError without a broker.
     """
@@ -29,7 +29,7 @@ def send_task(name: str, *arguments: Any, expires: float | None = None) -> None:
 
 
 def send_task_best_effort(name: str, *arguments: Any, expires: float | None = None) -> None:
-    """Hand a task over if there is a broker; workers find this work by themselves later."""
+    """Send a task if there is a broker; otherwise workers find the work later."""
     try:
         send_task(name, *arguments, expires=expires)
     except BROKER_ERRORS as error:
