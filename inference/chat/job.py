@@ -202,12 +202,14 @@ async def render_prompt(
     Raises: as `admit_sources`, `chat_token_ids`, `read_documents` and `insert_media_tokens`.
     """
     options = MediaOptions.from_chat(chat, served.info)
-    requested = await ctx.offload(find_media, chat.raw_messages, served.info)
-    admitted = await admit_sources(requested, ctx.caller)
-    documents = await read_documents(admitted, served.info, ctx.caller)
-    sources = insert_pages(admitted, documents, served.info)
+    contents = chat.raw_messages
+    sources = await ctx.offload(find_media, contents, served.info)
+    if sources:
+        sources = await admit_sources(sources, ctx.caller)
+        documents = await read_documents(sources, served.info, ctx.caller)
+        sources = insert_pages(sources, documents, served.info)
+        contents = await ctx.offload(insert_documents, contents, documents)
     variables = template_variables(chat, served.tokenizer.chat_template or "")
-    contents = await ctx.offload(insert_documents, chat.raw_messages, documents)
     messages = await ctx.offload(_messages, chat, contents, served.tokenizer)
     tools = await ctx.offload(lambda: chat.tools_in_use)
     chars = await ctx.offload(count_chars, (messages, tools, chat.documents))
@@ -228,6 +230,8 @@ async def render_prompt(
     )
     if chat.add_special_tokens:
         token_ids = add_special_tokens(token_ids, served)
+    if not sources:
+        return ChatPrompt(token_ids, [], {})
     return await insert_media_tokens(
         token_ids, sources, options, served.info, served.tokenizer, ctx.caller
     )

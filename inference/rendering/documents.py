@@ -75,8 +75,6 @@ def insert_documents(
     messages: Sequence[dict[str, Any]], documents: Mapping[str, Sequence[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Replace the documents in the messages by the parts of `read_documents`."""
-    if not documents:
-        return list(messages)
     inserted = []
     for number, message in enumerate(messages):
         if isinstance(content := message.get("content"), list):

@@ -46,8 +46,6 @@ async def insert_media_tokens(
         InvalidRequest: a medium can't be fetched or read; names the part.
         Overloaded: too many of the tenant's media wait.
     """
-    if not sources:
-        return ChatPrompt(token_ids, [], {})
     pool = get_media_pool()
     pictures = await asyncio.gather(
         *(pool.prepare(source, options, info.path, caller) for source in sources)

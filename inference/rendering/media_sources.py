@@ -139,8 +139,6 @@ async def admit_sources(sources: Sequence[MediaSource], caller: Caller) -> list[
         InvalidRequest: a stored file doesn't exist, or belongs to another tenant.
         RateLimited: over a limit, temporarily or permanently; see `admit_media`.
     """
-    if not sources:
-        return []
     sources = await locate_files(sources, caller)
     num_bytes = sum(source.num_bytes or 0 for source in sources)
     param = sources[0].param
