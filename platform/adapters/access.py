@@ -1,4 +1,4 @@
-"""The one way to read adapters. What a user may not see is `NotFound` (404)."""
+"""The only functions that read adapters. Without access they raise `NotFound` (404)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tenants.models import Role, Tenant
 
 
 def names_for(tenant: Tenant) -> frozenset[str]:
-    """Names that a budget of the tenant's may have: its models', loaded or not, and adapters'."""
+    """Names that a tenant's budget may have: its models', loaded or not, and its adapters'."""
     models = access_served_models(tenant).values_list("name", flat=True)
     rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
     adapters = rows.values_list("served_model__name", "name")
@@ -36,7 +36,7 @@ def names_for(tenant: Tenant) -> frozenset[str]:
 
 
 def priceable_names() -> frozenset[str]:
-    """Names that a price may have, over all tenants: of a tenant's own adapter with its slug."""
+    """Names that a price may have, over all tenants: a tenant's own adapter with its slug."""
     names = set(ServedModel.objects.values_list("name", flat=True))
     rows = AdapterAlias.objects.values_list("served_model__name", "name", "tenant__slug")
     for base, name, owner in rows:
@@ -45,9 +45,9 @@ def priceable_names() -> frozenset[str]:
 
 
 def access_prices_of(reader: AccessSubject) -> QuerySet[Price]:
-    """Prices of what the reader's tenants may use, with their history; all for an operator.
+    """Prices, with their history, of what the reader's tenants may use; all for an operator.
 
-    A price's name can tell of another tenant, of its models and of its adapters.
+    The name in a price can reveal another tenant, its models and its adapters.
     """
     if to_actor(reader).is_operator:
         return access_prices()
@@ -60,15 +60,16 @@ def access_prices_of(reader: AccessSubject) -> QuerySet[Price]:
 
 
 def unknown_name_warning(name: str, names: Collection[str]) -> str:
-    """A sentence about a name that nothing has, or ""."""
+    """A warning about an unknown name, or ""."""
     if not name or name in names:
         return ""
     return f"No model or adapter is called {name} today: it applies as soon as one is."
 
 
 def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adapter]:
-    """A tenant's own and those shared with it, for any member; without a tenant all the shared
-    ones, for operators.
+    """A tenant's own adapters and those shared with it, for any member.
+
+    Without a tenant all shared adapters, for operators.
     """
     if tenant is None:
         require_operator(to_actor(user))
@@ -79,7 +80,7 @@ def access_adapters(user: AccessSubject, tenant: Tenant | None) -> QuerySet[Adap
 
 
 def adapters_of(tenant: Tenant) -> QuerySet[Adapter]:
-    """A tenant's own and those shared with it, for whoever may see them."""
+    """A tenant's own adapters and those shared with it, for users who may see them."""
     rows = Adapter.objects.select_related("tenant", "served_model")
     models = access_served_models(tenant).values("pk")
     return rows.filter(Q(tenant=tenant) | Q(tenant__isnull=True, served_model__in=models))
@@ -113,7 +114,7 @@ def access_alias(user: AccessSubject, adapter: Adapter, name: str) -> AdapterAli
 
 
 def access_uploads(user: AccessSubject, tenant: Tenant | None) -> QuerySet[AdapterUpload]:
-    """Those under way, for members; without a tenant those of shared adapters, for operators."""
+    """Uploads in progress, for members; without a tenant shared adapters', for operators."""
     require(to_actor(user), tenant, Role.MEMBER)
     return AdapterUpload.objects.filter(tenant=tenant).select_related("tenant", "served_model")
 
@@ -130,10 +131,11 @@ DAYS = 14
 
 
 def usage_of(user: AccessSubject, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[int, Any]:
-    """Each adapter's use by the tenant in the last `DAYS` days: {pk: {"requests", "tokens",
-    "by_digest": {digest: requests}}}.
+    """Each adapter's use by the tenant in the last `DAYS` days.
 
-    Raises `NotFound` for a stranger.
+    Returns: {pk: {"requests", "tokens", "by_digest": {digest: requests}}}.
+
+    Raises `NotFound` for users who aren't members.
     """
     since = timezone.now() - timedelta(days=DAYS)
     by_pk = {adapter.pk: adapter for adapter in adapters}
@@ -156,7 +158,7 @@ def usage_of(user: AccessSubject, tenant: Tenant, adapters: Iterable[Adapter]) -
 
 
 def _names(tenant: Tenant) -> dict[tuple[str, str], int]:
-    """{(model, name): whose it is}: the tenant's own before shared ones."""
+    """{(model, name): owner}: the tenant's own before shared ones."""
     rows = AdapterAlias.objects.filter(Q(tenant=tenant) | Q(tenant=None))
     ordered = rows.order_by(F("tenant").asc(nulls_first=True))
     return {
@@ -168,7 +170,7 @@ def _names(tenant: Tenant) -> dict[tuple[str, str], int]:
 def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
     """{(model, digest): the adapters that have this content}, the tenant's own first.
 
-    Several may: then the name that was asked for tells which one it was.
+    If several have the same content, the requested name decides.
     """
     rows = AdapterVersion.objects.filter(Q(adapter__tenant=tenant) | Q(adapter__tenant=None))
     ordered = rows.exclude(digest="").order_by(F("adapter__tenant").asc(nulls_last=True), "pk")
@@ -180,10 +182,10 @@ def _holders(tenant: Tenant) -> dict[tuple[str, str], list[int]]:
 
 
 def access_request(user: AccessSubject, tenant: Tenant, request_id: str) -> UsageEntry:
-    """Ledger entry of one request of the tenant's, by whatever id a client has of it: the
-    answer's (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
+    """Ledger entry of a tenant's request, by any id that a client has: the answer's
+    (`chatcmpl-...`, `resp_...`) or the header's (`x-request-id`). Raises `NotFound`.
 
-    The ledger itself has one of them; of the others the newest request counts that is still kept.
+    The ledger stores only one of them; by the others the newest request still logged is returned.
     """
     rows = access_usage_entries(user, tenant)
     entry = rows.filter(request_id=request_id.strip()[:200]).first()

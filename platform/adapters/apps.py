@@ -1,4 +1,4 @@
-"""The app of LoRA adapters."""
+"""The adapters app: LoRA adapters."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ class AdaptersConfig(AppConfig):
     verbose_name = "LoRA adapters"
 
     def ready(self) -> None:
-        """Versions that wait are handed to a worker; what is kept of tenants, and what these may
-        name, is named.
+        """Connect the dispatch of waiting versions to workers; register tenant data and model
+        names.
         """
         from adapters.access import names_for
         from adapters.signals import adapters_changed, version_waits

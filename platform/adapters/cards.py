@@ -1,6 +1,6 @@
-"""Which adapters a caller may ask, for the data plane: looked up every two seconds a tenant.
+"""Adapters that a caller may request, for the data plane; cached for two seconds per tenant.
 
-A name leads to content through this alone. What a request goes by from then on is the digest.
+Only this module resolves names to content. From then on a request uses the digest.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from metering.rules import AdapterUse
 from tenants.authentication import Caller
 
 TTL_S = 2.0
-#: When every gateway goes by what was committed: a look-up that ran then counts from its end.
+#: Seconds after a commit until every gateway applies it; 0.5 s for a look-up that was in progress.
 SEEN_WITHIN_S = TTL_S + 0.5
-#: With the database away, a tenant goes on with the adapters that it had.
+#: While the database is down, a tenant keeps the adapters that it had.
 STALE_S = 60.0
 
 
 @dataclass(frozen=True)
 class AdapterCard:
-    """A name of an adapter, and what answers under it.
+    """A name of an adapter, and the versions served under it.
 
     Attributes:
         name: without its base. base: the served model's. owner: the tenant's slug, "" for shared.
-        alias_id: the row; canaries fall differently for each.
+        alias_id: the alias's row, part of the hash that assigns requests to the canary.
         version, canary: what the engine needs; the name in them is the alias's.
-        canary_percent: of the requests, in [0, 99].
+        canary_percent: share of the requests, in [0, 99].
     """
 
     name: str
@@ -64,11 +64,11 @@ class AdapterCard:
 
     @property
     def names(self) -> tuple[str, str]:
-        """All that it goes by."""
+        """All names by which it can be requested."""
         return self.name, self.full_name
 
     def choose_version(self, sticky: str) -> AdapterRef:
-        """The version for a request: the same for the same `sticky`, "" leaves it to chance."""
+        """The version for a request: the same for equal `sticky`, random for ""."""
         if self.canary is None:
             return self.version
         if sticky:
@@ -79,10 +79,10 @@ class AdapterCard:
         return self.canary if bucket < self.canary_percent else self.version
 
     def billing_for(self, ref: AdapterRef) -> AdapterUse:
-        """The names that the ledger and the price use.
+        """Names for the ledger and prices.
 
-        A tenant names its own adapters as it likes, so a price of one holds under a name that no
-        other has: it can't take the price of a cheaper thing.
+        A tenant chooses its own adapters' names, so their prices use a name that includes the
+        tenant: otherwise it could choose the name of something cheaper.
         """
         prices = (f"{self.full_name}#{self.owner}",) if self.owner else (self.full_name, self.name)
         return AdapterUse(self.name, ref.digest, prices)
@@ -104,15 +104,15 @@ _card_cache: AsyncTTLCache[int, tuple[AdapterCard, ...]] = AsyncTTLCache(ttl=TTL
 
 
 async def access_target(caller: Caller, name: str | None) -> ModelTarget:
-    """The model or adapter of this name; without one the only model that the caller may use.
+    """The model or adapter with this name; without one the only model that the caller may use.
 
-    A model's name comes first, then the tenant's own adapters, then shared ones. An adapter may be
-    asked for as `name` or as `base:name`.
+    Models take precedence, then the tenant's own adapters, then shared ones. An adapter can be
+    requested as `name` or as `base:name`.
 
     Raises:
-        ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
+        ModelNotFound: (404, `param` "model") it doesn't exist or the caller has no access.
         InvalidRequest: several models have an adapter of this name; or no name and several models.
-        ServiceUnavailable: the database is away and nothing was known lately.
+        ServiceUnavailable: the database is down and nothing usable is cached.
     """
     try:
         card = await access_base(caller, name)
@@ -143,7 +143,7 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
 
 def card_of(adapter: AdapterCard, base: ModelCard, name: str) -> ModelCard:
-    """An adapter as `/v1/models` has it, under the name that the client uses."""
+    """An adapter's card in `/v1/models`, under the name that the client uses."""
     return replace(
         base,
         id=name,
@@ -190,7 +190,7 @@ def _match_qualified(
 
 
 def _match_bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
-    """The tenant's own before a shared one. Raises `InvalidRequest` for several of a kind."""
+    """Prefer the tenant's own to a shared one. Raises `InvalidRequest` for several of a kind."""
     matches = [card for card in usable if card.name == name]
     tenant_matches = [card for card in matches if card.owner]
     candidates = tenant_matches or matches
@@ -212,7 +212,7 @@ async def _allowed_cards(caller: Caller, bases: dict[str, ModelCard]) -> list[Ad
 
 
 def _names(card: AdapterCard, bases: dict[str, ModelCard]) -> list[str]:
-    """Names of the adapter in allow-lists; a bare name that a model has means the model."""
+    """The adapter's names in allow-lists; a bare name that is also a model's means the model."""
     return [card.full_name] if card.name in bases else [*card.names]
 
 
@@ -227,7 +227,7 @@ async def _of_tenant(tenant_id: int) -> tuple[AdapterCard, ...]:
 
 
 def _read(tenant_id: int) -> tuple[AdapterCard, ...]:
-    """Own ones first, by base and name."""
+    """The tenant's own first, by base and name."""
     rows = AdapterAlias.objects.filter(
         Q(tenant_id=tenant_id) | Q(tenant__isnull=True), version__isnull=False
     ).select_related("tenant", "served_model", "version", "canary")
@@ -271,7 +271,7 @@ def _ref(version: AdapterVersion, name: str, owner: str) -> AdapterRef:
 
 
 def forget(**_: object) -> None:
-    """Look everything up anew in this process."""
+    """Clear this process's cache."""
     _card_cache.clear()
 
 

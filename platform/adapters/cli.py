@@ -11,7 +11,7 @@ from tenants.models import Tenant
 
 
 def add_adapter_arguments(parser: CommandParser) -> None:
-    """Which adapter."""
+    """Add the arguments that name an adapter."""
     parser.add_argument("name", help="NAME, or MODEL:NAME")
     parser.add_argument(
         "--tenant", metavar="NAME", help="owning tenant (default: shared with all tenants)"
@@ -19,7 +19,7 @@ def add_adapter_arguments(parser: CommandParser) -> None:
 
 
 def find_adapter(name: str, tenant: str | None) -> Adapter:
-    """The adapter, or a `CommandError` that names those there are."""
+    """The adapter, or a `CommandError` that lists the existing ones."""
     rows = Adapter.objects.select_related("tenant", "served_model")
     model, colon, adapter_name = name.rpartition(":")
     named = (

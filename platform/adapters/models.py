@@ -8,8 +8,8 @@ from django_prometheus.models import ExportModelOperationsMixin
 from catalog.models import ServedModel
 from tenants.models import Tenant
 
-#: No colon: `base:name` must be read in one way alone. Clients and proxies shorten paths, so a name
-#: in one must be as short as it gets.
+#: No colon, so that `base:name` is unambiguous. Clients and proxies normalize paths, so a path in a
+#: name must be in its normal form.
 check_name = RegexValidator(
     r"\A(?!.*/\.{0,2}/)[A-Za-z0-9](?:[A-Za-z0-9._@/-]*[A-Za-z0-9])?\Z",
     "Letters, digits and . _ @ / - inside, but neither //, /./ nor /../.",
@@ -17,9 +17,9 @@ check_name = RegexValidator(
 
 
 class Adapter(models.Model):
-    """An adapter of a served model, a tenant's own or shared by all who may use the model.
+    """An adapter of a served model, a tenant's own or shared with all who may use the model.
 
-    It is its versions' common name. What clients send is an alias's name; the first one has the
+    It groups its versions under one name. Clients send an alias's name; the first alias has the
     adapter's own.
     """
 
@@ -66,12 +66,12 @@ class Adapter(models.Model):
 
     @property
     def owner(self) -> str:
-        """The tenant's slug, "" for a shared one: the engine's quotas of memory go by it."""
+        """The tenant's slug, "" for a shared one; the engine's memory quotas use it."""
         return self.tenant.slug if self.tenant is not None else ""
 
 
 class AdapterUpload(models.Model):
-    """Files that come in pieces. How much of each is there, its partial file on disk tells."""
+    """An upload in chunks. The partial files on disk show how much of each has arrived."""
 
     public_id = models.CharField(max_length=64, unique=True)
     tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
@@ -95,21 +95,21 @@ class AdapterUpload(models.Model):
 
 
 class VersionState(models.TextChoices):
-    """A version's life."""
+    """A version's states."""
 
     FETCHING = "fetching", "Being fetched"  # from the hub
     UPLOADED = "uploaded", "Waiting for its check"
     VALIDATING = "validating", "Being checked"  # header, shapes, numbers
-    PROBING = "probing", "Being probed"  # prompts beside a plain merge
+    PROBING = "probing", "Being probed"  # compares prompts with merged weights
     READY = "ready", "Ready"
-    LIVE = "live", "Live"  # an alias leads to it
+    LIVE = "live", "Live"  # served under an alias
     FAILED = "failed", "Refused"  # the report says why
-    RETIRED = "retired", "Retired"  # kept, but not to be used
+    RETIRED = "retired", "Retired"  # kept, but can't be promoted
 
 
-#: States of a version whose check has passed, so that it may answer.
+#: States of a version whose check has passed, so that it can be served.
 PASSED = (VersionState.READY, VersionState.LIVE)
-#: States in which a worker has it, or is about to.
+#: States in which a worker processes it, or will soon.
 WORKING = (
     VersionState.FETCHING,
     VersionState.UPLOADED,
@@ -122,7 +122,7 @@ class AdapterVersion(
     ExportModelOperationsMixin("adapterversion"),  # type: ignore[misc]
     models.Model,
 ):
-    """Weights as they were given once. What is stored under its digest never changes."""
+    """Immutable weights: the content under a digest never changes."""
 
     adapter = models.ForeignKey(Adapter, models.CASCADE, related_name="versions")
     number = models.PositiveIntegerField(help_text="1 for an adapter's first.")
@@ -168,15 +168,15 @@ class AdapterVersion(
 
     @property
     def problem(self) -> str:
-        """Why it was refused, "" if it wasn't."""
+        """Why its check failed, "" if it didn't."""
         error = self.report.get("error") if isinstance(self.report, dict) else None
         return str(error.get("message", "")) if isinstance(error, dict) else ""
 
 
 class AdapterAlias(models.Model):
-    """A pointer that can be turned at any time. Nothing is cached or billed by it.
+    """A pointer that can be changed at any time. Caches and bills use the digest instead.
 
-    `tenant` and `served_model` are the adapter's, here too for the sake of the constraints.
+    `tenant` and `served_model` are copies of the adapter's, for the constraints.
     """
 
     adapter = models.ForeignKey(Adapter, models.CASCADE, related_name="aliases")

@@ -1,8 +1,8 @@
-"""Adapters that operators keep in memory: what may be pinned, and what replicas are told of it.
+"""Adapters that operators pin in memory: limits on pinning, and synchronizing replicas.
 
-A pin is a row's column. Replicas forget theirs when they restart, and a promotion changes what a
-name stands for; so what is wanted is compared with what heartbeats tell, and replicas get the
-difference, again and again.
+A pin is a column of the adapter's row. Replicas lose their pins when they restart, and a promotion
+changes the version behind a name, so a periodic task compares the rows with the heartbeats and
+sends replicas the difference.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from engine.contract.lora import AdapterRef
 from engine.contract.messages import Heartbeat
 from engine.system.redis_client import sync_client
 
-#: What pinned adapters leave to all others: this part of a replica's memory for adapters.
+#: Share of a replica's memory for adapters that pinned ones may use.
 UNPINNED_TTL = 2
 #: The task that calls `sync_pins`.
 TASK = "adapters.pins"
-#: The code of what is refused because of what is pinned already.
+#: Error code of a pin refused because of existing pins.
 FULL = "pinned_memory_full"
 
 
@@ -54,10 +54,11 @@ class PinCapacity:
 
 
 def check_capacity(adapter: Adapter) -> None:
-    """Raise `Conflict` where a replica of its model can't hold it beside what is pinned there.
+    """Raise `Conflict` if a replica of its model can't hold it in addition to the existing pins.
 
-    In a transaction: the model's row is locked, so that two can't both take the last room. While no
-    replica tells how much it has, anything may be pinned. Without Redis: `ServiceUnavailable`.
+    Call it in a transaction: the model's row is locked, so that two can't both take the last of the
+    capacity. Until a replica reports its capacity, anything may be pinned. Without Redis:
+    `ServiceUnavailable`.
     """
     model = ServedModel.objects.select_for_update().get(pk=adapter.served_model_id)
     pinned = _live_versions(adapter__served_model=model, adapter__pinned=True)
@@ -99,7 +100,7 @@ def sync_pins() -> int:
 
 
 def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
-    """Adapters to pin on this replica: the oldest pins first, as far as its memory allows."""
+    """Adapters to pin on this replica: the oldest pins first, up to its capacity."""
     capacity, selected = PinCapacity.of(beat), []
     pinned = _live_versions(adapter__served_model__name=beat.model.name, adapter__pinned=True)
     for version in pinned.select_related("adapter__tenant"):
@@ -111,7 +112,7 @@ def _select_fitting(beat: Heartbeat) -> Iterator[AdapterRef]:
 
 
 def _live_versions(**adapters: Any) -> QuerySet[AdapterVersion]:
-    """Versions that a name of these adapters leads to."""
+    """Versions served under a name of these adapters."""
     leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
     return AdapterVersion.objects.filter(leads, **adapters).distinct().order_by("adapter_id", "pk")
 

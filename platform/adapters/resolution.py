@@ -1,7 +1,7 @@
-"""A request names an adapter that isn't there: resolvers may find it, for the tenant that asks.
+"""Resolving requests for adapters that don't exist yet, by resolvers, for the requesting tenant.
 
-Nobody is asked for a stranger: only for a name that an adapter may have, of a model that the caller
-may use, where tenant and key allow that name.
+Resolvers are asked only for valid adapter names, of a model that the caller may use, if the tenant
+and the key allow the name.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from tenants.actors import Actor
 from tenants.authentication import Caller
 from tenants.models import Tenant
 
-# Each tenant gets its own version of what a resolver finds, so no tenant uses another's. The
-# version is the content: files that change later change nothing that is served.
+# Each tenant gets its own version of a resolved adapter, so no tenant uses another's. The version
+# is the content: files that change later don't change what is served.
 
 logger = logging.getLogger(__name__)
 
 SOURCE = "resolver:"
-#: Of one tenant that may wait for their checks: each loads the model, and others wait behind.
+#: Maximum number of a tenant's versions that wait for their checks: each check loads the model.
 MAX_PENDING_LOOKUPS = 8
-#: What a client is told to wait where waiting helps.
+#: Seconds that a client should wait before it retries.
 RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
 class AdapterLookup:
-    """An adapter's name, as one tenant asks for it. `base`: the served model's name."""
+    """An adapter's name as requested by one tenant. `base`: the served model's name."""
 
     tenant_id: int
     base: str
@@ -61,11 +61,10 @@ class LookupState:
 
     Attributes:
         exists: the tenant has an adapter of this name, or there's a shared one. Then its own
-        traffic
-            decides, and nobody is asked: who took it offline meant it.
-        waiting: the row of a version that a resolver found and a worker has in hand, or is to have.
-        refused: why its check refused it; "" if it didn't.
-        models: what the base model is called, for resolvers; empty when it's gone.
+            traffic settings decide and no resolver is asked: it may be offline on purpose.
+        waiting: the row of a resolved version whose check is pending or running.
+        refused: why its check failed; "" if it didn't.
+        models: the base model's names, for resolvers; empty if it was deleted.
     """
 
     exists: bool = False
@@ -94,7 +93,7 @@ def get_lookup_state(sought: AdapterLookup) -> LookupState:
 
 
 def _names_of(base: str) -> tuple[str, ...]:
-    """The source first, as vLLM has it; the served name unless it says the same."""
+    """The base model's names as vLLM passes them: the source first, then the served name."""
     source = ServedModel.objects.filter(name=base).values_list("source", flat=True).first()
     if source is None:
         return ()
@@ -102,10 +101,10 @@ def _names_of(base: str) -> tuple[str, ...]:
 
 
 def import_resolved(sought: AdapterLookup, resolver: str, path: str) -> int:
-    """Store what a resolver found, to go live once it's checked; the version's row.
+    """Store a resolved adapter, to be made live after its check; returns the version's row.
 
-    Raises: `EngineOverloaded` (429) when too many of the tenant's wait; `AdapterInvalid`,
-    `AdapterTooLarge`; `Conflict` when somebody else has just made one of this name.
+    Raises: `EngineOverloaded` (429) if too many of the tenant's versions wait; `AdapterInvalid`,
+    `AdapterTooLarge`; `Conflict` if another process has just created one of this name.
     """
     source = _allowed(path, resolver)
     waits = AdapterVersion.objects.filter(
@@ -136,11 +135,11 @@ def too_many_lookups() -> EngineOverloaded:
 
 
 def _allowed(path: str, resolver: str) -> Path:
-    """The place that a resolver named, links resolved.
+    """The path that a resolver returned, with links resolved.
 
-    It must lie in a folder that the operator has named, or be what the hub's resolver has just
-    fetched. Never in the store: what is there is some tenant's. Raises `AdapterInvalid`, whose
-    words tell a tenant nothing about the server.
+    It must lie in a folder that the operator has configured, or in the hub resolver's download.
+    Never in the store, which holds other tenants' content. Raises `AdapterInvalid`, whose message
+    reveals nothing about the server.
     """
     folders = [*settings.QUIRE.adapter_dirs, settings.QUIRE.lora_resolver_cache_dir]
     allowed = [folder.resolve() for folder in folders if folder is not None]
@@ -158,13 +157,13 @@ def _allowed(path: str, resolver: str) -> Path:
     return resolved
 
 
-#: What nobody found isn't looked for again so soon.
+#: Seconds for which a name that no resolver knew isn't looked up again.
 TTL_S = 5.0
 ANSWER_WITHIN_S = 60.0
-#: A check loads the model. Who asks again joins the wait.
+#: Maximum wait for a check, which loads the model. Repeated requests join the wait.
 CHECKED_WITHIN_S = 60.0
 POLL_INTERVAL_S = 0.2
-#: Look-ups of one tenant at a time, in this process.
+#: Maximum number of concurrent look-ups per tenant in this process.
 MAX_CONCURRENT_LOOKUPS = 8
 MAX_NAME = 100
 
@@ -175,7 +174,7 @@ class StillValidating(ServiceUnavailable):
 
 @dataclass(frozen=True)
 class ResolveOutcome:
-    """`exists`: it's live now. `refused`: there's one, but it can't be served."""
+    """`exists`: it is live now. `refused`: why it exists but can't be served."""
 
     exists: bool = False
     refused: str = ""
@@ -186,11 +185,11 @@ _in_progress: Counter[int] = Counter()
 
 
 async def get_or_resolve_target(caller: Caller, name: str | None) -> ModelTarget:
-    """As `access_target`; resolvers look missing names up.
+    """Like `access_target`, but missing names are resolved.
 
-    Raises: as `access_target`; `AdapterInvalid` for what was found and can't be served,
-    `EngineOverloaded` (429) for too many at a time, `ServiceUnavailable` (503) while it's checked
-    or a resolver is in trouble.
+    Raises: the errors of `access_target`; `AdapterInvalid` for a resolved adapter that can't be
+    served, `EngineOverloaded` (429) for too many at a time, `ServiceUnavailable` (503) during its
+    check or if a resolver fails.
     """
     try:
         return await access_target(caller, name)
@@ -202,7 +201,7 @@ async def get_or_resolve_target(caller: Caller, name: str | None) -> ModelTarget
 
 
 async def _resolve(caller: Caller, name: str) -> bool:
-    """Whether it's live now under a base of the caller's. Raises as `get_or_resolve_target`."""
+    """Whether it's live under a base of the caller's. Raises as `get_or_resolve_target`."""
     imported = False
     refused = ""
     for base, short in _candidate_names(caller, name, await tenant_cards(caller.tenant_id)):
@@ -218,7 +217,7 @@ async def _resolve(caller: Caller, name: str) -> bool:
 def _candidate_names(
     caller: Caller, name: str, bases: dict[str, ModelCard]
 ) -> list[tuple[str, str]]:
-    """Base and short name of each adapter that the caller may mean; none for a model's own name."""
+    """Base and short name of each adapter that the name may mean; none for a model's own name."""
     prefix, colon, short = name.rpartition(":")
     base_names = sorted({card.alias_of or base for base, card in bases.items()})
     if colon:
@@ -238,7 +237,7 @@ def _candidate_names(
 
 
 async def _resolve_once(sought: AdapterLookup) -> ResolveOutcome:
-    """Everything that's to be done once for all who ask now."""
+    """The look-up shared by all concurrent requests for the name."""
     if _in_progress[sought.tenant_id] >= MAX_CONCURRENT_LOOKUPS:
         raise too_many_lookups()
     _in_progress[sought.tenant_id] += 1
@@ -256,7 +255,7 @@ async def _resolve_once(sought: AdapterLookup) -> ResolveOutcome:
 
 
 async def _try_resolvers(sought: AdapterLookup, state: LookupState) -> ResolveOutcome:
-    """Try the resolvers in order, until one finds an adapter that can be served."""
+    """Try the resolvers in order until one returns an adapter that can be served."""
     refused, trouble = "", False
     for resolver in lora_resolvers():
         for model in state.models:
@@ -269,7 +268,7 @@ async def _try_resolvers(sought: AdapterLookup, state: LookupState) -> ResolveOu
                 outcome = ResolveOutcome(refused=error.message)
             except QuireError:
                 raise
-            except ConnectionError as error:  # of what it asks: who reads the log knows what to do
+            except ConnectionError as error:  # its back end is down: the log says which
                 logger.error("The LoRA resolver %s failed for %r: %s", resolver, sought.name, error)
                 trouble = True
                 continue
@@ -292,7 +291,7 @@ async def _path(resolver: str, model: str, name: str) -> str | None:
         request = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
     except (AdapterInvalid, AdapterTooLarge):
         raise
-    except InvalidRequest as error:  # a `LoRARequest` that can't be one
+    except InvalidRequest as error:  # an invalid `LoRARequest`
         raise ValueError(error.message) from error
     return None if request is None else str(request.lora_path)
 
@@ -308,7 +307,7 @@ async def _import_resolved(sought: AdapterLookup, resolver: str, path: str) -> R
 
 
 async def _checked(version: int) -> ResolveOutcome:
-    """Wait for its check. Raises `ServiceUnavailable` when that takes long."""
+    """Wait for its check. Raises `ServiceUnavailable` on timeout."""
     deadline = time.monotonic() + CHECKED_WITHIN_S
     while time.monotonic() < deadline:
         state, problem = await run_in_db_thread(state_of, Loaded(version))
@@ -325,6 +324,6 @@ async def _checked(version: int) -> ResolveOutcome:
 
 
 def forget() -> None:
-    """Look for everything anew in this process."""
+    """Clear this process's cache."""
     _outcomes.clear()
     lora_resolvers.cache_clear()

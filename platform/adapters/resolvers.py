@@ -1,6 +1,4 @@
-"""Resolvers of adapters that are not loaded: a folder of the operator's, repositories of the hub,
-and installed packages.
-"""
+"""Resolvers of adapters that aren't loaded: from an operator's folder, the hub, and packages."""
 
 from __future__ import annotations
 
@@ -24,20 +22,20 @@ from engine.contract.plugins import LoRAResolver, is_selected, load_lora_resolve
 # `owner/name/folder` one in a subfolder. Only its configuration, safetensors and tokenizer files
 # are downloaded, all of one commit, and only from repositories that the operator allows.
 
-#: As the page of vLLM's resolvers calls it.
+#: Its name in vLLM's documentation of resolvers.
 HUB_RESOLVER = "hf_hub_resolver"
 _FOLDER = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96}){0,7}", re.A)
 
 
 class HubResolver(LoRAResolver):
-    """See the module.
+    """Resolves names of repositories on the hub; see the comment above.
 
-    What was fetched lies in the store's staging folders, where sweeps find it when nobody has asked
-    for a while; until then it's taken from there.
+    Downloads stay in the store's staging folders and are reused until a sweep removes those that
+    nobody requested for a while.
 
     Args:
         repositories: `owner/name` or `owner/name@revision`. They are read with the server's own
-            token: naming one is to let everybody use it who may use its base model.
+            token: everybody who may use the base model may use a listed repository.
     """
 
     def __init__(self, repositories: Sequence[str]) -> None:
@@ -46,14 +44,14 @@ class HubResolver(LoRAResolver):
         self._fetched: dict[tuple[str, str, str], Path] = {}
 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
-        """See `LoRAResolver`. Raises `AdapterInvalid`, `AdapterTooLarge` for what it refuses."""
+        """See `LoRAResolver`. Raises `AdapterInvalid`, `AdapterTooLarge` for refused files."""
         repository, folder = _parse_name(lora_name)
         if repository not in self._named:
             return None
         key = (base_model_name, repository, folder)
         task = self._fetching.get(key)
         if task is None:
-            # Of its own: who waits may give up, and who asks again joins.
+            # A separate task: a caller may be cancelled, and later callers join the download.
             lookup = asyncio.to_thread(self._find_files, *key)
             task = self._fetching[key] = asyncio.ensure_future(lookup)
             task.add_done_callback(lambda done: self._on_download_done(key, done))
@@ -63,7 +61,7 @@ class HubResolver(LoRAResolver):
     def _on_download_done(self, key: tuple[str, str, str], task: asyncio.Task[Path | None]) -> None:
         del self._fetching[key]
         if not task.cancelled():
-            task.exception()  # those who waited have it, if anybody still did
+            task.exception()  # mark it as retrieved: all callers may have left
 
     def _find_files(self, base: str, repository: str, folder: str) -> Path | None:
         """Path of the adapter's files; None if there is none for this model."""
@@ -71,7 +69,7 @@ class HubResolver(LoRAResolver):
             with asking(repository):
                 return self._fetch(base, repository, folder)
         except HubUnavailable as error:
-            # For the log: it may name a mirror that is nobody's business.
+            # Log only: the error may name an internal mirror.
             raise ConnectionError(error.message) from error
 
     def _fetch(self, base: str, repository: str, folder: str) -> Path | None:
@@ -105,14 +103,14 @@ class HubResolver(LoRAResolver):
 
 
 def is_fetched(path: Path) -> bool:
-    """Whether this is where a `HubResolver` puts what it fetches; of a path without links."""
+    """Whether a `HubResolver` put this path here; the path must have its links resolved."""
     root = store.adapters_dir().resolve()
     inside = path.relative_to(root).parts if path.is_relative_to(root) else ()
     return bool(inside) and inside[0].startswith(store.STAGING)
 
 
 def _parse_name(name: str) -> tuple[str, str]:
-    """Repository and folder; ("", "") for a name that is none of these."""
+    """Split a name into repository and folder; ("", "") for an invalid name."""
     owner, _, rest = name.partition("/")
     repository, _, folder = rest.partition("/")
     outside = {".", ".."} & set(folder.split("/"))
@@ -122,7 +120,7 @@ def _parse_name(name: str) -> tuple[str, str]:
 
 
 def _check_adapter_files(names: list[str]) -> None:
-    """Raise `AdapterInvalid` for the names of a folder's files that make no adapter."""
+    """Raise `AdapterInvalid` if a folder's file names don't make an adapter."""
     is_complete = WEIGHTS_FILE in names
     for name in sorted(names):
         if not is_complete and name.startswith("adapter_model."):
@@ -131,14 +129,14 @@ def _check_adapter_files(names: list[str]) -> None:
         raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="model")
 
 
-#: vLLM's name for the one that looks into a folder.
+#: vLLM's name of the file system resolver.
 FOLDER_RESOLVER = "lora_filesystem_resolver"
 
 
 class FolderResolver(LoRAResolver):
-    """Takes `FOLDER/NAME`, if its configuration says that it's an adapter of the model.
+    """Resolves a name to `FOLDER/NAME`, if that is an adapter of the model.
 
-    Nothing outside the folder is an answer, whatever the name says or a link leads to.
+    Paths outside the folder are refused, whether by the name or by a link.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -162,10 +160,10 @@ class FolderResolver(LoRAResolver):
 
 @cache
 def lora_resolvers() -> dict[str, LoRAResolver]:
-    """Those of this process by name: the folder's, the hub's, then those of packages.
+    """This process's resolvers by name: the folder's, the hub's, then those of packages.
 
-    Raises `ConfigError` for a folder that isn't there, for what is no repository, and for a
-    package's that can't be made.
+    Raises `ConfigError` for a missing folder, an invalid repository, or a package's resolver that
+    can't be created.
     """
     return {**_of_folder(), **_of_hub(), **load_lora_resolvers()}
 

@@ -1,4 +1,4 @@
-"""Loading and unloading shared adapters by vLLM's two endpoints."""
+"""Loading and unloading shared adapters through vLLM's two endpoints."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tenants.access import access_key_actor
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version that is to go live. `pk`: its row."""
+    """A version that will be made live. `pk`: its row."""
 
     pk: int
 
 
 def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place: bool) -> Loaded:
-    """Store what is at `path` as a version of the shared adapter `name`, to go live when checked.
+    """Store the files at `path` as a version of the shared adapter `name`, made live when checked.
 
-    Raises: `InvalidRequest` when one of this name is live already, unless `in_place`; what
-    `add_from_folder` raises.
+    Raises: `InvalidRequest` if one of this name is live already, unless `in_place`; the errors of
+    `add_from_folder`.
     """
     actor, base = access_key_actor(key_id), _base(model)
     source = check_path(path)
@@ -56,7 +56,7 @@ def state_of(loaded: Loaded) -> tuple[str, str]:
 
 
 def unload(*, key_id: int | None, name: str, model: str) -> bool:
-    """Take the shared adapter's names away; whether it was live."""
+    """Take the shared adapter's names offline; returns whether it was live."""
     actor = access_key_actor(key_id)
     rows = Adapter.objects.filter(tenant=None, name=name)
     rows = rows.filter(served_model__name=model) if model else rows
@@ -82,7 +82,7 @@ def _loaded_already(name: str, live: AdapterVersion, digest: str) -> str:
 
 
 def _base(name: str) -> ServedModel:
-    """The model that is named, or the only one that is loaded."""
+    """The named model, or the only one that is loaded."""
     loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
     if name:
         model = loaded.filter(name=name).first()

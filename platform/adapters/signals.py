@@ -1,8 +1,8 @@
-"""Signals sent once a change is committed, in the process that made it."""
+"""Signals sent after a change is committed, in the process that committed it."""
 
 from django.dispatch import Signal
 
-#: What a name stands for, or whose it is, has changed. Keyword: `adapter`.
+#: The version behind a name, or its owner, changed. Keyword: `adapter`.
 adapters_changed = Signal()
-#: A version waits to be fetched or checked. Keyword: `version`.
+#: A version waits for its download or check. Keyword: `version`.
 version_waits = Signal()

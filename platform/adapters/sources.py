@@ -1,4 +1,4 @@
-"""Sources of adapters besides uploads: folders that a setting names, and the hub."""
+"""Sources of adapters other than uploads: configured folders, and the hub."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from engine.contract.lora import CONFIG_FILE, WEIGHTS_FILE
 
 
 def is_adapter_of(config: Path, model: str) -> bool:
-    """Whether a configuration says that it's an adapter, and of this model."""
+    """Whether a configuration is that of an adapter of this model."""
     content = _config(config)
     base = content.get("base_model_name_or_path")
     return content.get("peft_type") == "LORA" and _same_model(base, model)
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Empty for what is none: its check would refuse it, and here it's no answer."""
+    """Read the configuration; empty if invalid, as the resolver then simply has no match."""
     try:
         with file.open("rb") as content:
             parsed = json.loads(content.read(MAX_CONFIG_BYTES))
@@ -38,7 +38,7 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _same_model(base: object, served: str) -> bool:
-    """By the whole name, or by its last part: `meta-llama/Llama-3.2-1B` may lie in a folder."""
+    """Compare whole names, or last parts: `meta-llama/Llama-3.2-1B` may be in a local folder."""
     if not isinstance(base, str) or not base:
         return False
     return base == served or Path(base).name == Path(served).name
@@ -51,8 +51,8 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w.
 def check_path(text: str, *, anywhere: bool = False) -> Path:
     """The folder or GGUF file, its links resolved. Raises `InvalidRequest` with param `path`.
 
-    Only inside the folders that `QUIRE_ADAPTER_DIRS` names, unless it may be `anywhere`: who has a
-    shell on the server may read there in any case.
+    Only inside the folders of `QUIRE_ADAPTER_DIRS`, unless `anywhere` is set: users with a shell on
+    the server can read other folders anyway.
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequest("path must be an adapter's folder.", param="path")
@@ -73,7 +73,7 @@ def check_path(text: str, *, anywhere: bool = False) -> Path:
 
 
 def _resolved(path: Path, allowed: list[Path]) -> Path:
-    """Where it leads; a relative one in the first of the folders that has it. Raises OSError,
+    """Resolve a path; a relative one in the first folder that has it. Raises OSError,
     RuntimeError.
     """
     inside = [] if path.is_absolute() else [folder / path for folder in allowed]
@@ -82,7 +82,7 @@ def _resolved(path: Path, allowed: list[Path]) -> Path:
 
 @contextmanager
 def _telling(text: str) -> Iterator[None]:
-    """What a path may raise becomes `InvalidRequest`: links in a circle, a home that nobody has, a
+    """Convert a path's errors to `InvalidRequest`: circular links, an unknown home directory, a
     name that is too long.
     """
     try:
@@ -101,11 +101,11 @@ def check_repository(text: str) -> None:
 
 
 def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
-    """Put a repository's adapter into a folder.
+    """Download a repository's adapter into a folder.
 
     Args:
-        private: with the server's own token. Never for tenants: they'd read what only the operator
-            may.
+        private: use the server's own token. Never for tenants, who could then read repositories
+            that only the operator may read.
     Raises: `HubUnavailable`; `AdapterInvalid`, `AdapterTooLarge`.
     """
     with asking(repository):
@@ -125,7 +125,7 @@ class Repository:
 
     Attributes:
         sizes: bytes of its files.
-        token: None: the server's own; False: nobody's.
+        token: None: the server's own; False: no token.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Repository:
 
     @classmethod
     def from_hub(cls, repository: str, *, private: bool) -> Repository:
-        """`owner/name` or `owner/name@revision`, now. Raises what the hub's client does."""
+        """Look up `owner/name` or `owner/name@revision`. Raises the hub client's errors."""
         from huggingface_hub import HfApi
 
         name, _, revision = repository.partition("@")
@@ -145,12 +145,12 @@ class Repository:
         return cls(name, info.sha or "", sizes, token)
 
     def check_size(self, names: Collection[str], limit: int) -> None:
-        """Raise `AdapterTooLarge` for files that have more bytes than `limit`."""
+        """Raise `AdapterTooLarge` if the files have more than `limit` bytes."""
         if sum(self.sizes[name] for name in names) > limit:
             raise AdapterTooLarge(f"{self.name} has more than {limit} bytes.", param="repository")
 
     def download(self, name: str, folder: Path) -> Path:
-        """Download a file into a folder. Raises what the hub's client does."""
+        """Download a file into a folder. Raises the hub client's errors."""
         from huggingface_hub import hf_hub_download
 
         return Path(
@@ -161,7 +161,7 @@ class Repository:
 
 
 def asking(repository: str) -> AbstractContextManager[None]:
-    """Convert errors of the hub's client to `HubUnavailable`, or `AdapterInvalid` for bad names."""
+    """Convert the hub client's errors to `HubUnavailable`, or `AdapterInvalid` for bad names."""
     return hub.hub_errors(repository, AdapterInvalid, "repository")
 
 

@@ -1,5 +1,7 @@
-"""Celery's tasks of this app. A check takes long, so it runs in a thread of its own, one at a time:
-the worker's threads stay free for the rest.
+"""Celery tasks of this app.
+
+A check takes long, so checks run in a separate thread, one at a time: the worker's threads stay
+free for other tasks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _lock = threading.Lock()
 
 @shared_task(name=CHECK)
 def check(pk: int) -> None:
-    """Work on a version, unless it's in hand here already."""
+    """Process a version, unless this worker already does."""
     with _lock:
         if pk in _queued:
             return
@@ -34,7 +36,7 @@ def check(pk: int) -> None:
 
 @shared_task(name="adapters.sweep")
 def sweep() -> None:
-    """Find versions that nobody works on, and remove what nobody needs."""
+    """Process versions that nobody works on, and remove unreferenced content."""
     for pk in version_jobs.waiting():
         check(pk)
     if removed := version_jobs.sweep():
@@ -43,7 +45,7 @@ def sweep() -> None:
 
 @shared_task(name=pins.TASK)
 def keep_pins() -> None:
-    """Replicas learn what to keep in memory, and what no more."""
+    """Send replicas the adapters to pin and unpin."""
     if sent := pins.sync_pins():
         logger.info("synced %d pinned adapters to replicas", sent)
 

@@ -14,7 +14,7 @@ from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 
 
 def register_data_kinds() -> None:
-    """Aliases before the versions that they protect; these go with their adapters."""
+    """Register aliases before the versions that they protect; versions go with their adapters."""
     register_data_kind(simple_kind("adapter-uploads", AdapterUpload))
     register_data_kind(simple_kind("adapter-aliases", AdapterAlias))
     register_data_kind(

@@ -1,4 +1,4 @@
-"""Chunks of uploads in the object storage: any gateway may take the next one, or join them.
+"""Chunks of uploads in the object storage: any gateway may receive the next one, or join them.
 
 A chunk is an object `adapter-uploads/<upload>/<file>/<begin>-<end>`, in bytes of the file.
 """
@@ -15,7 +15,7 @@ OBJECTS = "adapter-uploads"
 
 
 def received_bytes(public_id: str, file: str) -> int:
-    """Bytes of a file that have been received in a row. Raises `ServiceUnavailable`."""
+    """Contiguous bytes received of a file. Raises `ServiceUnavailable`."""
     return max((end for _, end in _chunks(public_id, file)), default=0)
 
 
@@ -38,12 +38,12 @@ def join_chunks(public_id: str, file: str, target: Path) -> None:
 
 
 def upload_ids() -> list[str]:
-    """Uploads of which there are chunks. Raises `ServiceUnavailable`."""
+    """Uploads that have chunks. Raises `ServiceUnavailable`."""
     return object_storage.list_objects(OBJECTS)[0]
 
 
 def remove_chunks(public_id: str) -> None:
-    """Remove an upload's. Raises `ServiceUnavailable`."""
+    """Remove an upload's chunks. Raises `ServiceUnavailable`."""
     object_storage.delete_folder(f"{OBJECTS}/{public_id}")
 
 
@@ -52,9 +52,9 @@ def _folder(public_id: str, file: str) -> str:
 
 
 def _chunks(public_id: str, file: str) -> list[tuple[str, int]]:
-    """Objects of a file in their order, each with the byte where it ends.
+    """Chunks of a file in order, each with the offset of its end.
 
-    Of those that begin at the same byte, which gateways took at once, the longest.
+    If gateways received several from the same offset concurrently, the longest.
     """
     folder, by_begin = _folder(public_id, file), dict[int, tuple[str, int]]()
     for name in object_storage.list_objects(folder)[1]:  # ordered, so that the longest is last

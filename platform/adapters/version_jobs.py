@@ -1,7 +1,7 @@
-"""A worker's jobs for a version: fetch, check, probe and promote it.
+"""A worker's jobs for a version: download, check, probe and promote it.
 
-Each step claims the row by its state, so a version is in one worker's hands, and one whose worker
-died is taken up by another after `LEASE`.
+Each step claims the row by its state, so only one worker processes a version, and after `LEASE`
+another takes over from a dead worker.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from engine.contract.errors import QuireError
 from tenants.actors import SYSTEM_ACTOR
 from tenants.audit import log_action
 
-# A version is checked by a program of the engine in its own process: it reads header, shapes,
-# rank and numbers, prints its findings as JSON objects, then runs a few prompts through the
-# adapter and through merged weights. Nothing here loads torch.
+# A version is checked by a program of the engine in a separate process: it reads header, shapes,
+# rank and numbers, prints its results as JSON objects, then runs a few prompts through the adapter
+# and through merged weights. Nothing here loads torch.
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class ValidationAborted(Exception):
-    """Nobody wants the result any more."""
+    """The result is no longer needed."""
 
 
 def run_validation(
@@ -54,13 +54,13 @@ def run_validation(
     is_needed: Callable[[], bool] = lambda: True,
     read: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with what
-    came of prompts as `probe`.
+    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with the
+    result of the prompts as `probe`.
 
     Args:
         model: the base model's folder or hub id. adapter: a folder or a GGUF file.
-        wanted: asked now and then; False ends the program.
-        read: called once when all but prompts has been looked at and is well.
+        wanted: polled; False ends the program.
+        read: called once when everything but the prompts has passed.
     Raises: `ValidationAborted`.
     """
     program = settings.QUIRE.adapter_check_command or [sys.executable, "-m", "engine.lora.check"]
@@ -91,18 +91,18 @@ def run_validation(
 
 
 def _is_ok(out: IO[bytes]) -> bool:
-    """Whether the first report is there. The file's position is the child's, and stays."""
+    """Whether the first report is there. Keeps the file position, which the child shares."""
     report = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
     return report is not None and is_valid(report)
 
 
 def refusal(message: str) -> dict[str, Any]:
-    """A report that says no."""
+    """A failed report."""
     return {"ok": False, "error": {"message": message, "param": None}}
 
 
 def is_valid(report: dict[str, Any]) -> bool:
-    """Whether it may answer: the check is well, and so is the probe if there was one."""
+    """Whether it may be served: the check passed, and so did the probe if there was one."""
     probe = report.get("probe")
     return bool(report.get("ok")) and (not isinstance(probe, dict) or bool(probe.get("passed")))
 
@@ -124,21 +124,21 @@ def _report(text: str) -> dict[str, Any] | None:
 
 
 LEASE = timedelta(seconds=60)
-#: A fetch tells nothing until it's done.
+#: A download reports nothing until it is done.
 FETCH_LEASE = timedelta(minutes=30)
 BEAT_S = 5.0
-#: A version that nobody took for so long has lost its message.
+#: A version that no worker has claimed for this long has lost its message.
 CLAIM_TTL = timedelta(seconds=20)
-#: Set when this process is told to end: a check takes longer than anybody waits for that.
+#: Set when this process is asked to exit: a check takes longer than the shutdown may.
 shutdown_event = threading.Event()
-#: Requests that began with a version have ended by then.
+#: Age after which no running request uses a version's content any more.
 KEEP_S = 3600.0
-#: Versions that one sweep takes up; the others are taken up by the next ones.
+#: Maximum number of versions per sweep; the next sweeps take the others.
 MAX_WAITING = 100
 
 
 def process_version(pk: int) -> None:
-    """Bring a version as far as it goes. Does nothing with one that another worker has."""
+    """Process a version as far as possible. Ignores one that another worker has claimed."""
     version = _claim(pk, VersionState.UPLOADED, VersionState.FETCHING, digest="")
     if version is not None:
         if not _fetch(version):
@@ -163,7 +163,7 @@ def process_version(pk: int) -> None:
 
 
 def waiting(now: Any = None) -> list[int]:
-    """Versions that nobody works on: their message was lost, or their worker died."""
+    """Versions that nobody processes: their message was lost, or their worker died."""
     now = now or timezone.now()
     checked = Q(state__in=(VersionState.VALIDATING, VersionState.PROBING))
     lost = checked & Q(worked_at__lt=now - LEASE)
@@ -174,12 +174,12 @@ def waiting(now: Any = None) -> list[int]:
 
 
 def sweep() -> int:
-    """Remove content that no version has, and uploads that were given up; how many."""
+    """Remove content without a version, and abandoned uploads; returns how many."""
     return actions.expire_uploads() + store.delete_orphans(actions.referenced_digests, KEEP_S)
 
 
 def _claim(pk: int, from_state: str, to_state: str, **also: Any) -> AdapterVersion | None:
-    """The version, if it was in that state; nobody else gets it then."""
+    """Claim the version if it is in this state; no other worker can then."""
     rows = AdapterVersion.objects.filter(pk=pk, state=from_state, **also)
     if not rows.update(state=to_state, worked_at=timezone.now()):
         return None
@@ -188,7 +188,7 @@ def _claim(pk: int, from_state: str, to_state: str, **also: Any) -> AdapterVersi
 
 
 def _release_claim(version: AdapterVersion) -> None:
-    """Let the next sweep of any worker take it, unless it isn't ours any more."""
+    """Let any worker's next sweep claim it, unless another has claimed it already."""
     rows = AdapterVersion.objects.filter(pk=version.pk, state=version.state)
     rows.update(state=VersionState.UPLOADED, worked_at=timezone.now() - CLAIM_TTL)
 
@@ -214,8 +214,8 @@ def _fetch(version: AdapterVersion) -> bool:
 
 
 def _checked(version: AdapterVersion) -> dict[str, Any]:
-    """The report; the row says meanwhile how far it is. Raises `ValidationAborted` when it isn't
-    ours."""
+    """The report; meanwhile the row shows the progress. Raises `ValidationAborted` if another
+    worker has claimed the version."""
     if not store.has_content(version.digest):
         return refusal("Its files are gone.")
     path = store.fetch_content(version.digest)
@@ -228,15 +228,15 @@ def _checked(version: AdapterVersion) -> dict[str, Any]:
 
 
 def _probing(version: AdapterVersion) -> None:
-    """Note that all but the probe is done. Raises `ValidationAborted` when the version isn't
-    ours."""
+    """Record that all but the probe is done. Raises `ValidationAborted` if another worker has
+    claimed the version."""
     if _claim(version.pk, version.state, VersionState.PROBING) is None:
         raise ValidationAborted
     version.state = VersionState.PROBING
 
 
 class LeaseHeartbeat:
-    """Says that the version is in hand, every few seconds; False once it isn't, or shall not be."""
+    """Renews the claim every few seconds; False once it is lost, or the process should exit."""
 
     def __init__(self, version: AdapterVersion) -> None:
         self._version, self._beat_at = version, time.monotonic()
@@ -266,7 +266,7 @@ def _probe_error(report: dict[str, Any]) -> dict[str, Any]:
 
 @transaction.atomic
 def _end(version: AdapterVersion, from_state: str, to_state: str, report: dict[str, Any]) -> bool:
-    """Write down what came out, unless the version is no longer ours."""
+    """Store the result, unless another worker has claimed the version."""
     rank = report.get("rank")
     values: dict[str, Any] = {"state": to_state, "report": report, "worked_at": timezone.now()}
     if isinstance(rank, int):
@@ -296,5 +296,5 @@ def _promote(version: AdapterVersion) -> None:
 
 
 def has_pending() -> bool:
-    """Whether any version still waits or is worked on."""
+    """Whether any version is pending or being processed."""
     return AdapterVersion.objects.filter(state__in=WORKING).exists()

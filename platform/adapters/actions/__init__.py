@@ -1,4 +1,4 @@
-"""The one way to change adapters: each checks its actor, writes, and leaves an audit row."""
+"""The only functions that change adapters: each checks its actor, writes, and audits the change."""
 
 from adapters.actions.adapters import (
     add_from_folder,

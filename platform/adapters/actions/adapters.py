@@ -1,4 +1,4 @@
-"""Making an adapter and its versions, and letting go of them."""
+"""Creating, retiring and deleting adapters and their versions."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def add_from_folder(
     promote: bool = False,
     on_progress: Callable[[float], None] | None = None,
 ) -> AdapterVersion:
-    """A version from a folder or GGUF file on the server, which is copied.
+    """Add a version from a folder or GGUF file on the server, which is copied.
 
-    For operators: a folder of the server's may hold anybody's files. `promote`: take it live once
-    its check has passed. `on_progress`: called with the fraction that is copied and, where there is
-    object storage, sent there.
+    For operators: a folder on the server may hold anybody's files. `promote`: make it live once its
+    check has passed. `on_progress`: called with the fraction that is copied and, with an object
+    storage, uploaded.
 
-    Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` for
-    content that the adapter has already.
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` if the
+    adapter already has this content.
     """
     actor = to_actor(actor)
     require_operator(actor)
@@ -83,9 +83,9 @@ def add_from_hub(
     description: str = "",
     promote: bool = False,
 ) -> AdapterVersion:
-    """A version from the hub, `owner/name` or `owner/name@revision`, which a worker fetches.
+    """Add a version from the hub, `owner/name` or `owner/name@revision`; a worker downloads it.
 
-    Raises: as `add_from_folder`, but admins of the tenant may too.
+    Raises the errors of `add_from_folder`, but is also allowed for admins of the tenant.
     """
     actor = to_actor(actor)
     require(actor, tenant, Role.ADMIN)
@@ -115,10 +115,10 @@ def add_staged(
     upload: AdapterUpload | None = None,
     on_bytes: OnBytes | None = None,
 ) -> AdapterVersion:
-    """A version from what `stage` puts into an empty folder. A worker checks it next.
+    """Add a version from the files that `stage` puts into an empty folder. A worker checks it next.
 
-    `upload`: what it came as, whose room it takes over. Raises: what `stage` raises, and as
-    `add_from_folder`; members of the tenant may.
+    `upload`: its upload, whose reserved bytes it takes over. Raises: the errors of `stage` and of
+    `add_from_folder`; allowed for members of the tenant.
     """
     actor = to_actor(actor)
     require(actor, tenant, Role.MEMBER)
@@ -139,7 +139,7 @@ def add_staged(
             bytes=size,
             source=source,
         )
-    if not store.has_content(digest):  # a sweep took it in the moment before the row was there
+    if not store.has_content(digest):  # a sweep removed it just before the row was created
         raise Conflict("The adapter was removed while it was added. Try again.")
     return version
 
@@ -161,9 +161,9 @@ def staged_content(stage: Stage, on_bytes: OnBytes | None = None) -> tuple[str, 
 
 @transaction.atomic
 def revalidate_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
-    """Have a version checked once more, such as one that was refused or retired.
+    """Check a version again, for example a failed or retired one.
 
-    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that is live or in hand.
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that is live or being processed.
     """
     actor = to_actor(actor)
     version = locked_version(version)
@@ -181,7 +181,7 @@ def revalidate_version(*, actor: Actor | User, version: AdapterVersion) -> Adapt
 
 @transaction.atomic
 def retire_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
-    """Keep a version, but let nobody promote it. Raises `Conflict` while it's live or in hand."""
+    """Keep a version, but prevent promotion. Raises `Conflict` if it's live or being processed."""
     actor = to_actor(actor)
     version = locked_version(version)
     require(actor, version.adapter.tenant, Role.ADMIN)
@@ -197,7 +197,7 @@ def retire_version(*, actor: Actor | User, version: AdapterVersion) -> AdapterVe
 
 @transaction.atomic
 def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
-    """Let go of a version; its content goes an hour later. Raises `Conflict` while it's live."""
+    """Delete a version; its content is removed an hour later. Raises `Conflict` while it's live."""
     actor = to_actor(actor)
     version = locked_version(version)
     require(actor, version.adapter.tenant, Role.ADMIN)
@@ -217,7 +217,7 @@ def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
 
 @transaction.atomic
 def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
-    """Let go of an adapter with all versions. Raises `Conflict` while one is live."""
+    """Delete an adapter with all versions. Raises `Conflict` while one is live."""
     actor = to_actor(actor)
     adapter = locked_adapter(adapter)
     require(actor, adapter.tenant, Role.ADMIN)
@@ -245,7 +245,7 @@ def check_model(tenant: Tenant | None, served_model: ServedModel) -> None:
 
 
 def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:
-    """Raise `Conflict` for a name that a model has which the tenant may use; `param`: its field."""
+    """Raise `Conflict` if a model that the tenant may use has the name; `param`: its field."""
     models = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     exists = models.filter(Q(name=name)).exists()
     if exists or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
@@ -257,7 +257,7 @@ def check_free(tenant: Tenant | None, name: str, param: str = "name") -> None:
 def _adapter(
     actor: Actor, tenant: Tenant | None, served_model: ServedModel, name: str, description: str
 ) -> Adapter:
-    """The adapter of this name, made unless it's there. Its row is locked."""
+    """The adapter of this name, created if missing. Its row is locked."""
     check_model(tenant, served_model)
     existing = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).first()
     if existing is not None:
@@ -301,7 +301,7 @@ def _version(
 
 
 def check_promoter(actor: Actor, adapter: Adapter) -> None:
-    """Raise `PermissionDenied` unless the actor may take versions live."""
+    """Raise `PermissionDenied` unless the actor may make versions live."""
     try:
         require(actor, adapter.tenant, Role.ADMIN)
     except PermissionDenied as error:
@@ -321,7 +321,7 @@ def referenced_digests(digests: Collection[str]) -> set[str]:
 
 
 def latest_valid_version(adapter: Adapter) -> AdapterVersion | None:
-    """The newest version that may go live."""
+    """The newest version that can be promoted."""
     return adapter.versions.filter(state__in=PASSED).order_by("-number").first()
 
 

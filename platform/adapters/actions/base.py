@@ -1,4 +1,4 @@
-"""Helpers of the actions: rights, locked rows, signals on commit."""
+"""Helpers of the actions: permissions, locked rows, signals on commit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenants.models import Role, Tenant
 
 
 def require(actor: Actor, tenant: Tenant | None, role: Role) -> None:
-    """Raise unless the actor has the role in the tenant; what is shared is operators' alone."""
+    """Raise unless the actor has the role in the tenant; shared adapters are for operators."""
     if tenant is None:
         require_operator(actor)
     else:
@@ -22,7 +22,7 @@ def require(actor: Actor, tenant: Tenant | None, role: Role) -> None:
 
 
 def locked_adapter(adapter: Adapter) -> Adapter:
-    """The row as it is now, held until the transaction ends. Raises `NotFound`."""
+    """The current row, locked until the transaction ends. Raises `NotFound`."""
     rows = Adapter.objects.select_for_update(of=("self",)).select_related("tenant", "served_model")
     row = rows.filter(pk=adapter.pk).first()
     if row is None:
@@ -52,5 +52,5 @@ def locked_alias(alias: AdapterAlias) -> AdapterAlias:
 
 
 def announce(adapter: Adapter) -> None:
-    """Tell this process, once it's committed."""
+    """Notify this process once the change is committed."""
     transaction.on_commit(partial(adapters_changed.send, Adapter, adapter=adapter))

@@ -1,4 +1,4 @@
-"""Which version answers under which name."""
+"""Which version is served under which name."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tenants.models import Role, User
 
 @transaction.atomic
 def pin(*, actor: Actor | User, adapter: Adapter) -> Adapter:
-    """Keep what answers under the adapter's names in the memory of every replica of its model.
+    """Keep the versions under the adapter's names in memory on every replica of its model.
 
-    Memory is everybody's: this is for operators. Raises: `PermissionDenied`, `NotFound`; `Conflict`
-    where more would be pinned than half of a replica's memory for adapters; `ServiceUnavailable`.
+    Tenants share this memory, so it is for operators. Raises: `PermissionDenied`, `NotFound`;
+    `Conflict` if pins would exceed half of a replica's memory for adapters; `ServiceUnavailable`.
     """
     return _set(actor, adapter, pinned=True)
 
 
 @transaction.atomic
 def unpin(*, actor: Actor | User, adapter: Adapter) -> Adapter:
-    """Have its memory go to others again once nobody uses it. Raises: as `pin`."""
+    """Allow its memory to be reused when it is idle. Raises the errors of `pin`."""
     return _set(actor, adapter, pinned=False)
 
 
@@ -58,15 +58,15 @@ def _set(actor: Actor | User, adapter: Adapter, *, pinned: bool) -> Adapter:
 def promote(
     *, actor: Actor | User, version: AdapterVersion, alias: str = "", percent: int = 100
 ) -> AdapterAlias:
-    """Have a version answer under a name of its adapter: all requests, or a share as a canary.
+    """Serve a version under a name of its adapter: for all requests, or for a share as a canary.
 
-    Requests that run go on with the version that they began with.
+    Running requests continue with their version.
 
     Args:
-        alias: "" for the adapter's own name; one that isn't there is made.
+        alias: "" for the adapter's own name; a missing one is created.
         percent: 1 to 100.
     Raises: `NotFound`, `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for a version
-    whose check hasn't passed, and for a name that is taken.
+    that hasn't passed its check, and for a name that is taken.
     """
     actor = to_actor(actor)
     version = locked_version(version)
@@ -97,9 +97,9 @@ def promote(
 
 @transaction.atomic
 def rollback(*, actor: Actor | User, alias: AdapterAlias) -> AdapterAlias:
-    """End a canary; without one, turn back to the version before.
+    """End a canary; without one, return to the previous version.
 
-    Raises: `NotFound`, `PermissionDenied`; `Conflict` when there's nothing to turn back to.
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` without a canary or previous version.
     """
     actor = to_actor(actor)
     row = locked_alias(alias)
@@ -116,9 +116,9 @@ def rollback(*, actor: Actor | User, alias: AdapterAlias) -> AdapterAlias:
 
 @transaction.atomic
 def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
-    """Have nothing answer under the adapter's names; a rollback brings back what did.
+    """Take the adapter's names offline; a rollback restores them.
 
-    Raises: `NotFound`, `PermissionDenied`; `Conflict` when nothing does.
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` if none is live.
     """
     actor = to_actor(actor)
     adapter = locked_adapter(adapter)
@@ -137,7 +137,7 @@ def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
 
 @transaction.atomic
 def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
-    """Take a name away. The adapter's own stays. Raises `Conflict` for that one."""
+    """Delete an alias. The adapter's own name stays: raises `Conflict` for it."""
     actor = to_actor(actor)
     row = locked_alias(alias)
     adapter = row.adapter
@@ -151,7 +151,7 @@ def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
 
 
 def _alias(adapter: Adapter, name: str) -> AdapterAlias:
-    """The adapter's alias of this name, made if it's free. Raises `Conflict`, `InvalidRequest`."""
+    """The adapter's alias, created if the name is free. Raises `Conflict`, `InvalidRequest`."""
     rows = AdapterAlias.objects.select_related("version", "canary", "previous")
     existing = rows.filter(
         tenant=adapter.tenant, served_model=adapter.served_model, name=name
@@ -208,7 +208,7 @@ def _saved(
 
 
 def _mark(adapter: Adapter) -> None:
-    """Versions that an alias leads to are live, the others that passed are ready."""
+    """Mark versions that an alias serves as live, and the others that passed as ready."""
     leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
     passed = adapter.versions.filter(state__in=PASSED)
     live = set(passed.filter(leads).values_list("pk", flat=True))

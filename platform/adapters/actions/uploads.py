@@ -1,4 +1,4 @@
-"""Uploads in pieces: begun, added to, finished or given up. A dropped connection goes on."""
+"""Uploads in chunks, which can be resumed after a dropped connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tenants.models import Role, Tenant, User
 
 logger = logging.getLogger(__name__)
 
-#: An upload that nobody added to for so long is given up.
+#: Age of an upload's last chunk after which it is abandoned.
 EXPIRES = timedelta(hours=24)
 MAX_OPEN = 20
 
@@ -53,10 +53,10 @@ def begin_upload(
     description: str = "",
     promote: bool = False,
 ) -> AdapterUpload:
-    """Announce the files of an adapter: their names and bytes, which are reserved.
+    """Start an upload with the names and sizes of an adapter's files; reserves the bytes.
 
     Raises: `NotFound`, `PermissionDenied`; `AdapterInvalid`, `AdapterTooLarge`; `Conflict` for a
-    name that is a model's, or with too many uploads open.
+    model's name, or with too many uploads open.
     """
     actor = to_actor(actor)
     require(actor, tenant, Role.MEMBER)
@@ -100,11 +100,11 @@ def append_chunk(
     offset: int,
     chunks: Iterable[bytes],
 ) -> int:
-    """Append to a file of an upload; how many bytes of it are there now.
+    """Append to a file of an upload; returns its size so far.
 
-    What has arrived stays, whatever becomes of the rest. Raises: `NotFound`, `PermissionDenied`;
-    `OffsetMismatch` when `offset` isn't where the file ends so far; `AdapterTooLarge` for more than
-    was announced; `Conflict` while another piece of the file arrives.
+    Received bytes are kept if the rest fails. Raises: `NotFound`, `PermissionDenied`;
+    `OffsetMismatch` if `offset` isn't the file's current size; `AdapterTooLarge` for more than was
+    announced; `Conflict` while another chunk of the file arrives.
     """
     require(to_actor(actor), upload.tenant, Role.MEMBER)
     max_size = upload.files.get(file)
@@ -137,10 +137,10 @@ def received_bytes(upload: AdapterUpload) -> dict[str, int]:
 
 
 def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersion:
-    """Make a version of what was uploaded; a worker checks it next.
+    """Create a version from the upload; a worker checks it next.
 
-    Raises: `Conflict` while bytes are missing; what `add_staged` raises. An upload whose files are
-    no adapter is given up.
+    Raises: `Conflict` while bytes are missing; the errors of `add_staged`. An upload whose files
+    aren't a valid adapter is discarded.
     """
     actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
@@ -161,7 +161,7 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
             upload=upload,
         )
     except (AdapterInvalid, AdapterTooLarge) as error:
-        if error.code != store.FULL:  # what is there already may go first
+        if error.code != store.FULL:  # the user may delete other versions and try again
             cancel_upload(actor=actor, upload=upload)
             _remove_files(upload.public_id)
         raise
@@ -171,7 +171,7 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
 
 @transaction.atomic
 def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
-    """Forget an upload and its bytes."""
+    """Discard an upload and its bytes."""
     actor = to_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
     log_action(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
@@ -180,7 +180,7 @@ def cancel_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
 
 
 def expire_uploads(now: datetime | None = None) -> int:
-    """Give up those that nobody added to for long; how many."""
+    """Discard abandoned uploads; returns how many."""
     limit, removed = (now or timezone.now()) - EXPIRES, 0
     expired = AdapterUpload.objects.filter(touched_at__lt=limit).order_by("pk")
     while page := list(expired[:PAGE]):
@@ -188,7 +188,7 @@ def expire_uploads(now: datetime | None = None) -> int:
         for upload in page:
             _remove_files(upload.public_id)
         removed += len(page)
-    if has_object_storage():  # what a gateway left that was killed
+    if has_object_storage():  # leftovers of a gateway that was killed
         for public_id in upload_chunks.upload_ids():
             if not AdapterUpload.objects.filter(public_id=public_id).exists():
                 _remove_files(public_id)
@@ -196,7 +196,7 @@ def expire_uploads(now: datetime | None = None) -> int:
 
 
 def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) -> None:
-    """Refuse a bad name before gigabytes come."""
+    """Reject an invalid name before gigabytes are uploaded."""
     exists = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).exists()
     if exists:
         return
@@ -219,7 +219,7 @@ def _remove_files(public_id: str) -> None:
     if has_object_storage():
         try:
             upload_chunks.remove_chunks(public_id)
-        except ServiceUnavailable as error:  # its row is gone, so the next sweep removes it
+        except ServiceUnavailable as error:  # its row is deleted, so the next sweep removes it
             logger.warning("%s stays until the next sweep: %s", public_id, error)
 
 
@@ -240,7 +240,7 @@ def _lock(handle: int) -> None:
 def _add_chunk(
     upload: AdapterUpload, file: str, offset: int, chunks: Iterable[bytes], max_size: int
 ) -> int:
-    """`_append` where chunks are objects."""
+    """`_append` for chunks that are stored as objects."""
     size = upload_chunks.received_bytes(upload.public_id, file)
     with tempfile.NamedTemporaryFile(dir=store.adapters_dir(), prefix=store.STAGING) as content:
         try:
@@ -264,11 +264,11 @@ def _append(
 
 
 def _stage(upload: AdapterUpload, staged: Path) -> None:
-    """Stage the files for their digest."""
+    """Stage the files to compute their digest."""
     if not has_object_storage():
         _stage_files(upload, _folder(upload.public_id), staged)
         return
-    joined = store.staging_dir()  # nobody else's: another request may finish the upload too
+    joined = store.staging_dir()  # not shared: another request may finish the upload concurrently
     try:
         for file in upload.files:
             upload_chunks.join_chunks(upload.public_id, file, joined / file)

@@ -24,7 +24,7 @@ class Command(QuireCommand):
         parser.add_argument("digest", help="sha256 of the adapter's content")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Raises `CommandError` when it's nowhere."""
+        """Raises `CommandError` if it isn't stored anywhere."""
         if not re.fullmatch("[0-9a-f]{64}", options["digest"]):
             raise CommandError("The digest must be 64 hex digits.")
         try:

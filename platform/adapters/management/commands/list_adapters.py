@@ -20,7 +20,7 @@ class Command(QuireCommand):
         parser.add_argument("--tenant", metavar="NAME", help="list adapters of this tenant only")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print a table, a row a version."""
+        """Print a table with a row per version."""
         rows = Adapter.objects.select_related("tenant", "served_model").order_by("tenant", "name")
         if options["tenant"]:
             rows = rows.filter(tenant=find_tenant(options["tenant"]))

@@ -45,7 +45,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Store it, check it here, take it live."""
+        """Store it, check it here, make it live."""
         source = options["source"]
         path = Path(source).expanduser()
         common: dict[str, Any] = {
@@ -77,7 +77,7 @@ class Command(QuireCommand):
 
 
 def _is_path(source: str, path: Path) -> bool:
-    """Whether the source lies here, not in the hub. Raises `CommandError` where it does neither."""
+    """Whether the source is local, not on the hub. Raises `CommandError` if it is neither."""
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return True
     if path.is_file():
@@ -93,7 +93,7 @@ def _is_path(source: str, path: Path) -> bool:
 
 
 def finished(version: AdapterVersion) -> AdapterVersion:
-    """The version when its check has ended, here or in the worker that was faster."""
+    """The version after its check, here or in a worker that was faster."""
     while version.state in WORKING:
         version_jobs.process_version(version.pk)
         version.refresh_from_db()
