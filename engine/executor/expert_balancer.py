@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import torch
 
 from engine.contract.eplb_config import EPLBConfig
 from engine.distributed.expert_placement import assign_experts, balancedness
+from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
 from kernels.interface import MixtureOfExperts
 from kernels.layers import LinearLayer
@@ -20,11 +22,16 @@ class ExpertBalancer:
     itself. Each layer has a step of its own in which its experts move, so that none waits long.
     """
 
-    def __init__(self, model: NativeDecoder, settings: EPLBConfig) -> None:
-        self._model, self._settings = model, settings
+    def __init__(self, loaded: LoadedModel, settings: EPLBConfig) -> None:
+        self._loaded, self._settings = loaded, settings
+
+    @property
+    def _model(self) -> NativeDecoder:
+        """Another one after a model has slept, which has given its weights back."""
+        return cast(NativeDecoder, self._loaded.model)
 
     def _layers(self) -> list[tuple[int, MixtureOfExperts]]:
-        """Those with experts, and their numbers. They are others after a model has slept."""
+        """Those with experts, and their numbers."""
         return [
             (index, weights.experts)
             for index, weights in enumerate(self._model.weights)
@@ -35,11 +42,11 @@ class ExpertBalancer:
         """Count, or move a layer's experts, where it's time. Called on all ranks."""
         layers, settings = self._layers(), self._settings
         interval = settings.step_interval
-        started = (step + settings.window_size) % interval
-        if started < len(layers):
-            layers[started][1].loads[:] = 0
         if step % interval < len(layers):
             self._rebalance(*layers[step % interval])
+        started = (step + settings.window_size) % interval  # the same one where all steps count
+        if started < len(layers):
+            layers[started][1].loads[:] = 0
 
     def _rebalance(self, index: int, experts: MixtureOfExperts) -> None:
         described, shard = experts.layers, self._model.shard

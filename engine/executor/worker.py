@@ -155,7 +155,7 @@ class Worker:
                     f"enable_eplb can't be used: {self.loaded.spec.architecture} has no experts.",
                     param="enable_eplb",
                 )
-            self._balancer = ExpertBalancer(model, eplb)
+            self._balancer = ExpertBalancer(self.loaded, eplb)
         self._check_logits_processors()
         self._sleeper = SleepController(self.loaded, self._config, self.device)
         self.adapters.prepare(self.loaded)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.contract.engine_config import EngineConfig
+from engine.contract.eplb_config import EPLBConfig
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
 from engine.distributed.expert_placement import assign_experts, balancedness
+from engine.executor.expert_balancer import ExpertBalancer
 from tests.engine.families.conftest import checkpoint
 from tests.engine.ranks.test_tensor_parallel import PROMPTS
 
@@ -41,6 +45,7 @@ def test_experts_move_while_steps_run_and_the_bits_are_those_of_one_rank(
     expected = outputs(one)
     one.core.shutdown()
     options |= {"enable_expert_parallel": True, "enable_eplb": True, "eplb_config": EPLB}
+    options["enable_sleep_mode"] = True
     llm = LLM(folder, tensor_parallel_size=2, **options)
     try:
         model = llm.core.executor.worker.loaded.model
@@ -65,8 +70,30 @@ def test_experts_move_while_steps_run_and_the_bits_are_those_of_one_rank(
         assert outputs(llm) == expected  # what one rank can't read moves on none
         model.load_experts = load_experts
         assert outputs(llm) == expected
+        llm.sleep(level=2)
+        llm.wake_up()
+        assert outputs(llm) == expected
+        weights = llm.core.executor.worker.loaded.model.weights
+        woken = [layer.experts.layers.owners for layer in weights if layer.experts is not None]
+        assert woken != previous  # those of the weights that were read anew move, too
     finally:
         llm.core.shutdown()
+
+
+@pytest.mark.parametrize("window_size", [6, 4])
+def test_tokens_of_the_window_are_counted(
+    window_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts = SimpleNamespace(loads=np.zeros(2, dtype=np.int64))
+    model = SimpleNamespace(weights=[SimpleNamespace(experts=experts)])
+    settings = EPLBConfig(step_interval=6, window_size=window_size)
+    balancer = ExpertBalancer(cast(Any, SimpleNamespace(model=model)), settings)
+    seen: list[int] = []
+    monkeypatch.setattr(balancer, "_rebalance", lambda index, of: seen.append(of.loads.sum()))
+    for step in range(1, 19):
+        balancer.begin_step(step)
+        experts.loads += [1, 0]
+    assert seen[1:] == [window_size, window_size]
 
 
 def test_the_busiest_experts_get_the_copies_and_ranks_as_many_each() -> None:
