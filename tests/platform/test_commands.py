@@ -27,7 +27,7 @@ from django.utils import timezone
 
 from catalog import actions
 from catalog import rollout as wait
-from catalog.checkpoint import Checkpoint
+from catalog.checkpoint import Checkpoint, KvShape
 from catalog.models import Replica, ServedModel
 from common.commands import parse_expiry, parse_span
 from common.errors import Conflict
@@ -365,6 +365,21 @@ def test_what_ranks_take_is_said_and_what_cannot_fit_is_refused(
         run("load_model", folder, "--name", "n", "--replicas", "4", *ranks)
     assert [model.name for model in ServedModel.objects.all()] == ["m"]
     run("load_model", folder, "--name", "n", "--replicas", "4", "--node", "elsewhere", *ranks)
+
+
+def test_a_long_context_and_weights_on_another_device_are_not_refused(
+    world: World, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = "catalog.management.commands.load_model"
+    shape = KvShape(layers=32, kv_heads=8, head_dim=128, windows=(0,) * 32, context=1 << 20)
+    checkpoint = Checkpoint("X", "safetensors", 8 << 30, 1, dtype="BF16", shape=shape)
+    monkeypatch.setattr(f"{command}.checkpoint_of", lambda source, settings: checkpoint)
+    monkeypatch.setattr(f"{command}.total_memory", lambda: 32 << 30)
+    run("load_model", folder, "--name", "long")  # by default the KV cache takes a part of the rest
+    monkeypatch.setattr(f"{command}.total_memory", lambda: 4 << 30)
+    run("load_model", folder, "--name", "gpu", "--device", "cuda")
+    with pytest.raises(CommandError, match="can't fit into memory"):
+        run("load_model", folder, "--name", "cpu", "--device", "cpu")
 
 
 def test_a_model_is_deleted_once_it_is_unloaded(world: World, folder: str) -> None:

@@ -146,12 +146,12 @@ class Command(QuireCommand):
         Raises `InvalidRequest` if they can't fit.
         """
         checkpoint = checkpoint_of(model.source, model.settings)
-        if checkpoint is None or model.node not in ("", socket.gethostname()):
+        on_cpu = model.settings.get("device", "auto") in ("auto", "cpu")
+        if checkpoint is None or not on_cpu or model.node not in ("", socket.gethostname()):
             return
-        need, count = (
-            estimate_memory(checkpoint, model.settings),
-            model.num_replicas + model.num_spares,
-        )
+        # A KV cache whose size isn't set takes what is left.
+        need = estimate_memory(checkpoint, model.settings, sequences=0)
+        count = model.num_replicas + model.num_spares
         processes = f"{count} replica{'s' if count > 1 else ''}"
         if need.num_ranks > 1:
             processes += f" of {need.num_ranks} ranks, {filesizeformat(need.per_rank)} in each"
