@@ -360,7 +360,7 @@ class EngineConfig(Settings):
     )
     tensor_parallel_size: int = cli_field(
         1,
-        "number of processes of this machine that share the model on CPUs, each with a part of its "
+        "number of processes that share the model on CPUs, each with a part of its "
         "weights and of the KV cache; see docs/ranks.md",
         short="-tp",
         low=1,
@@ -384,7 +384,7 @@ class EngineConfig(Settings):
     )
     pipeline_parallel_size: int = cli_field(
         1,
-        "number of stages, processes of this machine that have some of the model's layers each and "
+        "number of stages, processes that have some of the model's layers each and "
         "work on several batches at once; see docs/ranks.md",
         short="-pp",
         low=1,
