@@ -1,6 +1,7 @@
-"""`/v1/messages/batches`: Anthropic's batches, run as all others are.
+"""`/v1/messages/batches`: Anthropic's batches, run like all others.
 
-The requests are a file of the tenant's, a line each, like any batch's; so are the results.
+Like those of any batch, the requests are stored as a file of the tenant, one per line, and so are
+the results.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from storage.actions import cancel_batch, create_message_batch, delete_batch
 
 _encode = msgspec.json.Encoder().encode
 
-#: Anthropic takes 256 MB in one JSON object. Here it's a file on disk, of which no more than one
-#: request is in memory at a time.
+#: Anthropic accepts 256 MB in one JSON object. Here it stays in a file on disk, of which only one
+#: request at a time is in memory.
 Bytes = bytes | mmap.mmap
 
-#: A body up to this size isn't mapped.
+#: A body up to this size is read instead of mapped.
 SMALL_BYTES = 1 << 20
 _HEAD = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"requests"\s*:\s*\[\s*(?=\{)')
-#: A string, a bracket, or the beginning of a string without an end.
+#: A string, a bracket, or the start of an unterminated string.
 _MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 _NEXT = re.compile(rb"\s*,\s*(?=\{)")
 _END = re.compile(rb"\s*\]\s*\}\s*\Z")
@@ -67,7 +68,7 @@ _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 
 
 class BatchItem(BaseModel):
-    """A message to make. `params`: the body of `/v1/messages`."""
+    """A message to generate. `params`: the body of `/v1/messages`."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -84,7 +85,7 @@ class BatchOfMessages(BaseModel):
 
 
 def mmap_body(file: IO[bytes]) -> Bytes:
-    """A body's bytes; a large one's stay on disk."""
+    """A body's bytes; those of a large one stay on disk."""
     if file.seek(0, 2) > SMALL_BYTES:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     file.seek(0)
@@ -92,10 +93,10 @@ def mmap_body(file: IO[bytes]) -> Bytes:
 
 
 def iter_requests(data: Bytes) -> Iterator[BatchItem]:
-    """The requests in their order.
+    """The requests in order.
 
-    Raises: `InvalidRequest` naming what is wrong with the body or with one of them;
-    `PayloadTooLarge` for one that is larger than a body of its own may be.
+    Raises: `InvalidRequest` naming the error in the body or in one of its requests;
+    `PayloadTooLarge` for a request that is larger than a single body may be.
     """
     head = _HEAD.match(data)
     if head is None:
@@ -113,7 +114,7 @@ def iter_requests(data: Bytes) -> Iterator[BatchItem]:
 
 
 def _find_object_end(data: Bytes, start: int, number: int) -> int:
-    """Behind the object that begins there."""
+    """The position after the object that begins at `start`."""
     max_bytes, depth = settings.QUIRE.max_body_bytes, 0
     for mark in _MARK.finditer(data, start, start + max_bytes):
         sign = data[mark.start()]
@@ -123,7 +124,7 @@ def _find_object_end(data: Bytes, start: int, number: int) -> int:
             depth -= 1
             if depth == 0:
                 return mark.end()
-        elif mark.end() == mark.start() + 1:  # looking on would take its square
+        elif mark.end() == mark.start() + 1:  # unterminated: searching on would be quadratic
             break
     if start + max_bytes < len(data):
         raise PayloadTooLarge(
@@ -143,7 +144,7 @@ def _request(text: bytes, number: int) -> BatchItem:
 
 
 def _refusal(data: Bytes) -> InvalidRequest:
-    """Why this body is no batch. Raises what says it better."""
+    """Why this body is not a batch. Raises a more specific error if there is one."""
     quire = settings.QUIRE
     if len(data) <= SMALL_BYTES:
         BatchOfMessages.model_validate(parse_object(bytes(data), quire.max_json_depth))
@@ -159,12 +160,12 @@ def _invalid_json() -> InvalidRequest:
 
 
 ResultLine = dict[str, Any]
-#: What became of a request that never ran, by the batch's end.
+#: Result of a request that never ran, by the batch's end.
 NOT_RUN_ERRORS = {BatchStatus.CANCELLED: "canceled", BatchStatus.EXPIRED: "expired"}
 
 
 def result_lines(row: Batch) -> Iterator[bytes]:
-    """The lines, as JSON, in the order in which requests ended. Blocks on the disk."""
+    """Result lines as JSON, in the order in which requests ended. Blocks on the disk."""
     done: set[str] = set()
     for file in (row.output_file, row.error_file):
         if file is None:
@@ -184,7 +185,7 @@ def _lines(tenant_id: int, public_id: str) -> Iterator[ResultLine]:
         with open_blob(tenant_id, public_id) as file:
             for raw in file:
                 yield json.loads(raw)
-    except FileNotFoundError:  # it was deleted: what is left is told
+    except FileNotFoundError:  # deleted meanwhile: return what is left
         return
 
 
@@ -211,9 +212,9 @@ def _not_run_result(row: Batch) -> ResultLine:
     return {"type": "errored", "error": {"type": "error", "error": error, "request_id": None}}
 
 
-#: How long a batch may run, as Anthropic has it.
+#: Maximum run time of a batch, as at Anthropic.
 WINDOW_S = 24 * 3600
-#: Lines of results that are written at a time.
+#: Number of result lines written at a time.
 LINES = 256
 NOTHING_YET = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
 TERMINAL_STATUSES = (
@@ -283,7 +284,7 @@ class MessageBatchesView(AnthropicView):
     streams_request_body = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """A new batch; a worker runs it."""
+        """A new batch, which a worker runs."""
         check_content_type(request.content_type or "")
         check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
         row = await run_in_file_thread(_create, request)
@@ -291,7 +292,7 @@ class MessageBatchesView(AnthropicView):
         return json_response(_encode(batch_object(row)))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
-        """The tenant's batches, the newest first."""
+        """The tenant's batches, newest first."""
         limit = parse_page_query(request, default=20, max_limit=1000).limit
         first_id = request.GET.get("before_id") or None
         last_id = request.GET.get("after_id") or None
@@ -302,7 +303,7 @@ class MessageBatchesView(AnthropicView):
 
         def listed() -> bytes:
             rows = access_batches(request.caller).filter(endpoint=MESSAGES)
-            # Those before the page are newer: the nearest of them, shown like all others.
+            # The previous page has newer batches: the nearest ones, in the usual order.
             newest = first_id is None
             got, more = page(rows, limit=limit, after=last_id or first_id, newest_first=newest)
             data = [batch_object(row) for row in (got if newest else got[::-1])]
@@ -322,7 +323,7 @@ def _create(request: GatewayRequest) -> Batch:
 
 
 def _result_lines(requests: Iterable[BatchItem]) -> Iterator[bytes]:
-    """A line for each; what would fail in every case is refused first."""
+    """A line per request; requests that would certainly fail are rejected first."""
     max_requests = settings.QUIRE.max_batch_requests
     seen: set[str] = set()
     for index, item in enumerate(requests):
@@ -349,7 +350,7 @@ def _batch_line(item: BatchItem) -> bytes:
 
 
 def _get_message_batch(request: GatewayRequest, batch_id: str) -> Batch:
-    """The batch, if it's one of messages. Raises `NotFound`."""
+    """The batch, if it is one of messages. Raises `NotFound`."""
     row = access_batch(request.caller, batch_id)
     if row.endpoint != MESSAGES:
         raise NotFound(f"No such batch: {batch_id[:80]!r}.", param="message_batch_id")
@@ -375,19 +376,19 @@ class MessageBatchView(AnthropicView):
         return json_response(_encode(batch_object(row)))
 
     async def delete(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """Forget it with its requests and results, once it has ended."""
+        """Delete an ended batch with its requests and results."""
         await run_in_db_thread(_get_message_batch, request, batch_id)
         await run_in_db_thread(delete_batch, caller=request.caller, public_id=batch_id)
         return json_response(_encode({"id": batch_id, "type": "message_batch_deleted"}))
 
 
 class MessageBatchCancelView(AnthropicView):
-    """The end of a batch."""
+    """Cancels a batch."""
 
     schema = EndpointSchema("Messages", post=Endpoint("Cancel a batch", objects.MessageBatchObject))
 
     async def post(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """Stop it: what is done is in its results."""
+        """Cancel it: finished results remain available."""
         batch = await run_in_db_thread(_get_message_batch, request, batch_id)
         if batch.status in TERMINAL_STATUSES:
             return json_response(_encode(batch_object(batch)))
@@ -397,7 +398,7 @@ class MessageBatchCancelView(AnthropicView):
 
 
 class JsonLinesRenderer(EventStreamRenderer):
-    """A result a line."""
+    """One result per line."""
 
     media_type = "application/x-jsonl"
     format = "jsonl"
@@ -417,7 +418,7 @@ class MessageBatchResultsView(AnthropicView):
     renderer_classes = (JsonLinesRenderer, ApplicationBinaryRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest, batch_id: str) -> HttpResponseBase:
-        """A line for each."""
+        """One line per request."""
         row = await run_in_db_thread(_get_message_batch, request, batch_id)
         if row.status not in TERMINAL_STATUSES:
             raise InvalidRequest("The batch has not ended; there are no results yet.")

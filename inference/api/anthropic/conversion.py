@@ -1,4 +1,4 @@
-"""An Anthropic conversation as the chat that the model continues."""
+"""Converts an Anthropic conversation to the chat that the model continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from inference.schemas.base import rename_error_field
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
-#: The chat's fields in this endpoint's words.
+#: Names of the chat's fields in this endpoint.
 NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -32,10 +32,10 @@ NAMES = {
     "user": "metadata.user_id",
 }
 SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
-#: What a line of the system prompt begins with that is for the server: it differs in every request
-#: of Claude Code, so that nothing behind it would be found in the prefix cache.
+#: Start of a line in Claude Code's system prompt that is meant for the server. It differs in every
+#: request, so that nothing after it would be found in the prefix cache.
 BILLING = "x-anthropic-billing-header:"
-#: Fields of a source that a chat's document has, by the source's type.
+#: Fields of a source that a chat's document supports, by the source's type.
 FILE_FIELDS = {
     "base64": ("data", "file_data"),
     "url": ("url", "file_url"),
@@ -45,7 +45,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
-    """The chat. Raises: `InvalidRequest` with the name of the client's field."""
+    """Build the chat. Raises: `InvalidRequest` with the name of the client's field."""
     body = _without_none(model=request.model, messages=_messages(request))
     last = body["messages"][-1]
     if last["role"] == "assistant":
@@ -73,7 +73,7 @@ def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
     body |= _thinking(request)
     try:
         return parse(ChatRequest, body).with_leniency(any_limit=True, system_anywhere=True)
-    except ValueError as error:  # pydantic's, in the chat's words
+    except ValueError as error:  # from pydantic, with the chat's field names
         reported = as_quire_error(error)
         if isinstance(reported, InvalidRequest):
             raise rename_to_messages_fields(reported) from None
@@ -81,12 +81,12 @@ def chat_from_messages(request: CountTokensRequest) -> ChatRequest:
 
 
 def rename_to_messages_fields(error: InvalidRequest) -> InvalidRequest:
-    """A chat's error with the field as this endpoint calls it."""
+    """A chat's error with this endpoint's field name."""
     return rename_error_field(error, NAMES, _tool_field)
 
 
 def unsupported_fields(turn: ChatSession) -> list[str]:
-    """Fields that the model has no use for, as this endpoint calls them."""
+    """Fields that the model doesn't support, by this endpoint's names."""
     return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
@@ -146,7 +146,7 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Add a message. Turns of one role that follow each other are one turn."""
+    """Add a message, or merge it with the previous one of the same role."""
     last = messages[-1] if messages else {}
     if last.get("role") != message["role"]:
         messages.append(message)
@@ -169,7 +169,7 @@ def _parts(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _image(block: Block, param: str) -> dict[str, Any]:
-    """A picture as a part of a chat."""
+    """An image as a part of a chat."""
     source = block.source if isinstance(block.source, dict) else {}
     kind = source.get("type")
     if kind == "base64":
@@ -217,7 +217,7 @@ def _without_billing(text: str) -> str:
 
 
 def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
-    """Tools' results are messages of their own, before what the user says."""
+    """Add tool results as separate messages, before the user's text."""
     parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         block_param = f"{param}.{index}"
@@ -235,7 +235,7 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
 
 
 def _result(block: Block, param: str) -> str | list[dict[str, Any]]:
-    """A tool's result: text, or with media among it parts."""
+    """A tool's result: text, or parts if there are media in it."""
     content = block.content
     parts: list[dict[str, Any]] = []
     if isinstance(content, list):
@@ -293,7 +293,7 @@ ADD = {"assistant": _add_assistant, "system": _add_system, "user": _add_user}
 
 
 def _search_result(block: Block, param: str) -> str:
-    """A search result: its title, where it's from, and its text."""
+    """A search result: its title, source and text."""
     content = block.content if isinstance(block.content, list) else []
     texts = [
         _text(_part(part, f"{param}.content.{index}"), f"{param}.content.{index}")
@@ -304,7 +304,7 @@ def _search_result(block: Block, param: str) -> str:
 
 
 def _document(block: Block, param: str) -> str:
-    """A document of text: its title, what is said about it, and itself."""
+    """A text document: its title, context and text."""
     source = block.source if isinstance(block.source, dict) else {}
     kind, text = source.get("type"), source.get("data")
     if kind == "content":
@@ -332,7 +332,7 @@ def _text(block: Block, param: str) -> str:
         return _document(block, param)
     if block.type == "search_result":
         return _search_result(block, param)
-    if block.type == "tool_reference":  # what Claude Code's search for tools gives
+    if block.type == "tool_reference":  # returned by Claude Code's tool search
         return f"Tool available: {_needed(block.tool_name, f'{param}.tool_name')}"
     if block.type != "text":
         raise UnsupportedField(

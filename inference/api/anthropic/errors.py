@@ -26,10 +26,10 @@ KINDS = {
 
 
 def error_object(error: QuireError, request_id: str) -> dict[str, Any]:
-    """The envelope. The field at fault stands before the message, as Anthropic has it."""
+    """The envelope. As at Anthropic, the message begins with the invalid field."""
     message = error.message.encode("utf-8", "replace").decode()
     if isinstance(error, ContextLengthExceeded) and error.num_tokens is not None:
-        # The words by which agents know that they have to shorten the conversation.
+        # The text by which agents recognize that they must shorten the conversation.
         message = f"prompt is too long: {error.num_tokens} tokens > {error.max_tokens} maximum"
     elif error.param and error.param not in message:
         message = f"{error.param}: {message}"
@@ -43,7 +43,7 @@ def error_object(error: QuireError, request_id: str) -> dict[str, Any]:
 
 
 def anthropic_error(error: BaseException, request_id: str = "") -> HttpResponse:
-    """Any exception as an HTTP response, and in the log where it belongs there."""
+    """Render any exception as an HTTP response; log it if necessary."""
     report(error, request_id)
     quire_error = as_quire_error(error)
     response = json_response(_encode(error_object(quire_error, request_id)), quire_error.status)

@@ -21,7 +21,7 @@ from inference.schemas.base import (
 from inference.schemas.chat import Effort
 from inference.schemas.tools import MAX_TOOLS
 
-#: Known, not supported, with the values that change nothing.
+#: Known but unsupported fields, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **TEMPLATE_FIELDS,
     "container": (),
@@ -33,16 +33,16 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-#: Tools that Anthropic's servers run. Agents offer them beside their own; only these are offered.
+#: Tools that Anthropic's servers run. Agents send them along with their own, which are offered.
 _HOSTED = re.compile(
     r"(advisor|code_execution|memory|tool_search_tool_\w+|web_fetch|web_search)_\d{8}"
 )
-#: Reasoning that only who wrote it can read.
+#: Encrypted reasoning that only its author can read.
 REDACTED = "redacted_thinking"
 
 
 class Block(BaseModel):
-    """One block of a message's content. Which fields it needs is up to its type."""
+    """One block of a message's content. The required fields depend on its type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -183,7 +183,7 @@ class CountTokensRequest(StrictRequest):
         self._check_choice()
         self._check_roles()
         configured = self.output_config.format if self.output_config else None
-        # What output_config.format was called in the beta.
+        # The beta's name of output_config.format.
         if self.output_format is not None and configured is not None:
             raise InvalidRequest(
                 "output_format and output_config.format can't be used together.",
@@ -195,7 +195,7 @@ class CountTokensRequest(StrictRequest):
             raise InvalidRequest("messages must not be empty.", param="messages")
 
     def ignored_fields(self) -> list[str]:
-        """Besides: what another service wrote for itself alone, and efforts that nobody knows."""
+        """Includes content that another service encrypted for itself, and unknown efforts."""
         names = super().ignored_fields()
         if self.output_config is not None and self.effort != self.output_config.effort:
             names.append("output_config.effort")
@@ -229,7 +229,7 @@ class CountTokensRequest(StrictRequest):
 
     @property
     def form(self) -> OutputFormat | None:
-        """The answer's form, under either of its names."""
+        """The answer's format, under either of its names."""
         configured = self.output_config.format if self.output_config else None
         return configured or self.output_format
 

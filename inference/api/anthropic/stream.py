@@ -27,11 +27,11 @@ KINDS = {"content": "text", "reasoning": "thinking"}
 
 
 class MessageBuilder:
-    """Builds the message; methods return the events of what they did.
+    """Builds the message; methods return the resulting events.
 
     Args:
-        shown: how much of the model's reasoning the client asked for: "all", "none", or "blocks",
-            which are there and empty.
+        shown: how much of the model's reasoning the client sees: "all", "none", or "blocks" (empty
+            blocks).
     """
 
     def __init__(self, turn: ChatSession, *, display: ThinkingDisplay) -> None:
@@ -43,7 +43,7 @@ class MessageBuilder:
         self._stop: int | str | None = None
 
     def append(self, delta: TurnDelta) -> list[Event]:
-        """Add what is new."""
+        """Add a delta."""
         if delta.finish_reason == "abort":
             raise RequestAborted("An operator has aborted this request.")
         events = [event for part in delta.parts for event in self._add(part)]
@@ -86,7 +86,7 @@ class MessageBuilder:
         return _event("content_block_delta", index=len(self._content) - 1, delta=delta)
 
     def close(self) -> list[Event]:
-        """End the block that is open."""
+        """Close the open block."""
         if not self._is_open:
             return []
         self._is_open = False
@@ -96,14 +96,14 @@ class MessageBuilder:
         return [_event("content_block_stop", index=len(self._content) - 1)]
 
     def finish(self) -> list[Event]:
-        """End what is open. A message without any block gets an empty text: clients take the first
-        block without looking.
+        """Close open blocks. A message without blocks gets an empty text, because clients read the
+        first block without checking.
         """
         events = [] if self._content else self._begin({"type": "text", "text": ""})
         return events + self.close()
 
     def body(self) -> dict[str, Any]:
-        """The message as it is."""
+        """The message so far."""
         self.finish()
         return {
             **self.message_start(),
@@ -113,7 +113,7 @@ class MessageBuilder:
         }
 
     def message_start(self) -> dict[str, Any]:
-        """The message before there is any content."""
+        """The message before any content."""
         job = self._turn.job
         return {
             "id": job.request_id,
@@ -127,7 +127,7 @@ class MessageBuilder:
         }
 
     def end(self) -> dict[str, Any]:
-        """Why it ended."""
+        """The stop reason, for the last event."""
         called = any(block["type"] == "tool_use" for block in self._content)
         sequence = self._stop if isinstance(self._stop, str) else None
         reason = "end_turn"
@@ -143,7 +143,7 @@ class MessageBuilder:
         }
 
     def usage(self) -> dict[str, Any]:
-        """Tokens so far. What came from the cache isn't among the input tokens."""
+        """Token counts so far. Cached tokens aren't counted as input tokens."""
         usage = self._turn.usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -156,12 +156,12 @@ class MessageBuilder:
 
 
 def _signature(kind: str) -> dict[str, str]:
-    """Ours are not signed: nothing is verified when they come back."""
+    """Placeholder signature: our blocks are not signed, and not verified when they come back."""
     return {"signature": ""} if kind == "thinking" else {}
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any]:
-    """A call's arguments. A model that was cut off may have left something else: no arguments."""
+    """A call's arguments; {} if the model was cut off and left invalid JSON."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -187,17 +187,17 @@ class MessageStreamWriter(EventWriter[TurnDelta]):
         self._request_id = request_id
 
     def start(self) -> bytes:
-        """The message, empty: nothing is told of its first tokens yet."""
+        """The message, empty: its usage is not known yet."""
         head = self._message.message_start()
         head["usage"]["output_tokens"] = 0
         return _encoded(_event("message_start", message=head)) + self.heartbeat
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
-        """Events of what is new."""
+        """Events for new deltas."""
         return b"".join(_encoded(event) for delta in news for event in self._message.append(delta))
 
     def finish(self) -> bytes:
-        """The last block's end, the message's, and why."""
+        """The end of the last block and of the message, with its stop reason."""
         events = self._message.finish()
         usage = self._message.usage()
         del usage["service_tier"]
@@ -205,5 +205,5 @@ class MessageStreamWriter(EventWriter[TurnDelta]):
         return b"".join(map(_encoded, [*events, _event("message_stop")]))
 
     def error(self, error: QuireError) -> bytes:
-        """In Anthropic's envelope."""
+        """The error in Anthropic's envelope."""
         return _encoded(error_object(error, self._request_id))

@@ -37,7 +37,7 @@ S = TypeVar("S", bound=CountTokensRequest)
 
 
 class AnthropicView(GatewayView):
-    """Errors in Anthropic's envelope, and its name for the request id."""
+    """Renders errors in Anthropic's envelope, and adds its header for the request id."""
 
     render_error = staticmethod(anthropic_error)
     error_schema = objects.AnthropicErrorAnswer
@@ -45,13 +45,13 @@ class AnthropicView(GatewayView):
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any
     ) -> HttpResponseBase:
-        """As any other; `request-id` is what Anthropic's SDKs look for."""
+        """Dispatch and add `request-id`, which Anthropic's SDKs read."""
         response = await super().dispatch(request, *args, **kwargs)
         response["request-id"] = response["X-Request-Id"]
         return response
 
     async def parsed(self, schema: type[S], request: GatewayRequest) -> S:
-        """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
+        """The validated body. Raises `InvalidRequest` and pydantic's ValidationError."""
         try:
             return await request.ctx.offload(schema.model_validate, self.read_json(request))
         except RejectedRequest as refusal:

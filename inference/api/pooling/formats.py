@@ -1,4 +1,4 @@
-"""Vectors in an answer: as numbers, as base64, or as the bytes themselves."""
+"""Vectors in a response: as numbers, as base64, or as raw bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from django.http import HttpResponse
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import EmbedDtype, Endianness, Vectors, encode_vector
 
-#: Each takes over 100 characters of a header, which HTTP clients read up to 64 KiB of.
+#: Maximum number of vectors described in a header: each takes over 100 characters, and HTTP clients
+#: accept up to 64 KiB.
 MAX_DESCRIBED = 256
 BYTES, BYTES_ONLY = "bytes", "bytes_only"
 
@@ -30,7 +31,7 @@ def check_format(encoding: str | None, num_inputs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VectorFormat:
-    """Encoding of vectors: `encoding_format`, `embed_dtype`, `endianness` of vLLM's."""
+    """Encoding of vectors: vLLM's `encoding_format`, `embed_dtype` and `endianness`."""
 
     encoding: str
     dtype: EmbedDtype
@@ -38,7 +39,7 @@ class VectorFormat:
 
     @property
     def is_binary(self) -> bool:
-        """Whether the answer is no JSON."""
+        """Whether the response isn't JSON."""
         return self.encoding in (BYTES, BYTES_ONLY)
 
     def in_json(self, vector: Vectors) -> Any:
@@ -48,8 +49,8 @@ class VectorFormat:
         return vector.tolist()
 
     def response(self, vectors: list[Vectors], common: dict[str, Any]) -> HttpResponse:
-        """All vectors, one after another. With "bytes" the header `metadata` says beside `common`
-        where each one lies, and its shape.
+        """All vectors, concatenated. With "bytes" the header `metadata` contains `common`, and the
+        position and shape of each vector.
         """
         parts = [encode_vector(vector, self.dtype, self.endianness) for vector in vectors]
         body = b"".join(parts)

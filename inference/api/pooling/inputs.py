@@ -1,4 +1,4 @@
-"""From texts and ids to what the engine takes, every bound checked before anything is sent."""
+"""Converts texts and ids to the engine's input, and checks every bound before anything is sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """One prompt and what to do with it. `media`, `media_data`: see `ChatPrompt`."""
+    """One prompt and its parameters. `media`, `media_data`: see `ChatPrompt`."""
 
     token_ids: list[int]
     params: PoolingParams
@@ -40,7 +40,7 @@ async def item_entries(
     add_special_tokens: bool = True,
     side: str = "right",
 ) -> list[Entry]:
-    """An entry for each text or list of token ids. What is too long is cut at `side`.
+    """An entry for each text or list of token ids. Long ones are truncated at `side`.
 
     Raises: `InvalidRequest` about `prompt`; `ContextLengthExceeded` for one that is too long.
     """
@@ -89,7 +89,7 @@ def _entries(prompts: list[list[int]], served: ResolvedModel, params: PoolingPar
 async def shortened_texts(
     ctx: RequestContext, served: ResolvedModel, texts: list[str], limit: int
 ) -> list[str]:
-    """Each text's beginning of at most `limit` tokens, special ones aside; 0: the whole."""
+    """The first `limit` tokens of each text, without special tokens; 0: the whole text."""
     if not limit:
         return texts
     return await _rendered(
@@ -134,7 +134,7 @@ async def _rendered(ctx: RequestContext, texts: Sequence[str], encode_all: Calla
     """`encode_all()` off the event loop, unless the texts are too long together."""
     chars, limit = sum(map(len, texts)), settings.QUIRE.max_body_bytes
     if chars > limit:
-        # One query beside each of many documents may be far more text than the body was.
+        # One query repeated for many documents may be far more text than the body had.
         raise InvalidRequest(
             f"The prompts have {chars} characters in all; at most {limit} may be sent at once.",
             param="prompt",
@@ -143,10 +143,10 @@ async def _rendered(ctx: RequestContext, texts: Sequence[str], encode_all: Calla
 
 
 def _within_total(prompts: Iterable[list[int]]) -> Iterator[list[int]]:
-    """The prompts, as long as they aren't too many tokens together.
+    """The prompts, as long as their total number of tokens is within the limit.
 
-    Raises `InvalidRequest` at the first that is too much: of a body of 10 MB nobody counts, or has
-    to free, the millions of tokens behind it.
+    Raises `InvalidRequest` at the first prompt beyond it, so that the millions of tokens that a
+    body of 10 MB may contain are neither counted nor allocated.
     """
     total, limit = 0, settings.QUIRE.max_pooling_tokens
     for prompt in prompts:

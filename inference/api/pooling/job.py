@@ -1,4 +1,4 @@
-"""`PoolingJob`: a checked request to a pooling model, and `PoolingRun`, its run."""
+"""`PoolingJob`: a validated request to a pooling model, and `PoolingRun`, which runs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PoolingJob(Job):
     """Prompts to pool; nothing is generated from them.
 
     Attributes:
-        pooling: [num_prompts] what to make of each.
+        pooling: [num_prompts] pooling parameters of each.
     """
 
     generates = False
@@ -52,7 +52,7 @@ class PoolingJob(Job):
         return 0
 
     def ledger_expectation(self) -> dict[str, Any]:
-        """The task, and how long vectors were to be; there is no sampling."""
+        """The task and the requested vector length; there is no sampling."""
         first = self.pooling[0]
         expectation = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
         return {name: value for name, value in expectation.items() if value is not None}
@@ -73,7 +73,7 @@ class PoolingJob(Job):
         self.check_priority()
 
     def _check_size(self, width: int) -> None:
-        """Vectors of every token are much more than the text was: refuse what can't be carried."""
+        """Limit the result's size: vectors of every token are much larger than the text."""
         elements = sum(
             (params.dimensions or width) * (len(prompt) if params.by_token else 1)
             for prompt, params in zip(self.prompts, self.pooling, strict=True)
@@ -87,7 +87,7 @@ class PoolingJob(Job):
             )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> Iterator[EngineRequest]:
-        """One a prompt, made as they are taken."""
+        """One lazy request per prompt."""
         requests = super().engine_requests(reserved_tokens)
         return (
             msgspec.structs.replace(request, pooling=params)
@@ -96,8 +96,9 @@ class PoolingJob(Job):
 
 
 class PoolingRun(Generation):
-    """A running job whose outputs are vectors: admitted, metered and moved between replicas as
-    every generation is."""
+    """A running job whose outputs are vectors: admitted, metered and moved between replicas like
+    every generation.
+    """
 
     def __init__(
         self,
@@ -115,12 +116,12 @@ class PoolingRun(Generation):
         return super()._apply_chunk(chunk)
 
     def _record_latency(self, num_tokens: int) -> None:
-        """No token comes, so none is the first."""
+        """Record nothing: there is no first token."""
 
     async def result(self) -> list[bytes]:
         """All results, little-endian float32, in the order of the prompts.
 
-        Raises: what the engine or the gateway refuses or fails with. It is released in any case.
+        Raises: errors of the engine or the gateway. The run is released in any case.
         """
         try:
             while not self.finished:
@@ -148,11 +149,11 @@ BuildResponse = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestHandler:
-    """One request on its way.
+    """Handles one request.
 
     Attributes:
-        endpoint: for the ledger, and the beginning of the answer's id.
-        param: the client's field that holds the prompts.
+        endpoint: for the ledger, and the prefix of the response's id.
+        param: the client's field with the prompts.
     """
 
     request: GatewayRequest
@@ -171,12 +172,12 @@ class PoolingRequestHandler:
     async def answer(
         self, entries: list[Entry], make: BuildItem, pack: BuildResponse | None = None
     ) -> HttpResponseBase:
-        """Run the entries and answer with `make(results)`, beside id, model and usage; or with
-        `pack(results, these)` as it is.
+        """Run the entries and respond with `make(results)`, plus id, model and usage; or with
+        `pack(results, these)` unchanged.
 
-        A result is float32 [size], or [num_tokens, size] for tasks by token.
+        A result is float32 [size], or [num_tokens, size] for token-wise tasks.
 
-        Raises: what the limits, the gateway or the engine refuse or fail with.
+        Raises: errors of the limits, the gateway or the engine.
         """
         job = PoolingJob(
             ctx=self.request.ctx,
@@ -213,7 +214,7 @@ class PoolingRequestHandler:
                 return pack(results, common)
             return json_response(encoded_by_entry(common | make(results)))
 
-        # Floats as decimals are long: of many vectors they'd keep the event loop.
+        # Many vectors of decimal floats are long: encoding them would block the event loop.
         response = await get_render_pool().run(
             self.request.caller.tenant, sum(map(len, raw)), response_of
         )
@@ -222,10 +223,10 @@ class PoolingRequestHandler:
 
 
 def encoded_by_entry(body: dict[str, Any]) -> bytes:
-    """The body as JSON, the entries of its lists one by one.
+    """Encode the body as JSON, the entries of its lists one by one.
 
-    The encoder keeps all of Python for itself while it writes: 48 MiB of vectors at once would be
-    seconds in which nobody's stream gets a token.
+    The encoder holds the interpreter's lock while it runs: encoding 48 MiB of vectors at once would
+    stop all streams for seconds.
     """
     fields = (_encode(name) + b":" + _entries(value) for name, value in body.items())
     return b"{" + b",".join(fields) + b"}"
@@ -238,10 +239,10 @@ def _entries(value: Any) -> bytes:
 async def start_request(
     request: GatewayRequest, body: PoolingBody, endpoint: str, param: str, task: str
 ) -> PoolingRequestHandler:
-    """The call, for a model that does `task` ("" for any that pools).
+    """Start a request, for a model that does `task` ("" for any pooling task).
 
-    Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`; `EngineOverloaded`
-    (429) or `Overloaded` (503) when too much waits for the model.
+    Raises: `InvalidRequest` naming the model's tasks; `ModelNotFound`; `EngineOverloaded` (429) or
+    `Overloaded` (503) when too many requests wait for the model.
     """
     served = await resolve_model(request.ctx, body.model, task=None)
     if task or served.info.pooling is None:

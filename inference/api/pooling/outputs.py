@@ -1,4 +1,4 @@
-"""`POST /pooling` with `data`: an installed IO processor reads it, and makes the answer."""
+"""`POST /pooling` with `data`, which an installed IO processor converts; and pairwise scores."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from inference.api.pooling.schemas import Item, PoolingRequest, ScoringBody
 from inference.errors import Internal
 from inference.loop.offload import get_render_pool
 
-#: Ours to run, of unknown cost: never on the event loop.
+#: Cost of an IO processor, which is unknown: it never runs on the event loop.
 _LONG = 1 << 30
-#: What vLLM's clients send as the task of such a request.
+#: Task that vLLM's clients send with such a request.
 PLUGIN = "plugin"
 
 
 def processor_of(info: ModelInfo) -> IOProcessor[Any, Any]:
     """The model's processor.
 
-    Raises: `InvalidRequest` for a model that has none; `Internal` where this gateway lacks it.
+    Raises: `InvalidRequest` for a model that has none; `Internal` if this gateway lacks it.
     """
     if not info.io_processor:
         raise InvalidRequest(f"The model '{info.name}' has no IO processor.", param="data")
@@ -58,7 +58,7 @@ async def answer_data(call: PoolingRequestHandler, body: PoolingRequest) -> Http
 
 
 def _prompts(processor: IOProcessor[Any, Any], data: Any) -> list[Item]:
-    """Prompts to pool. Raises `InvalidRequest` with the processor's own words."""
+    """Prompts to pool. Raises `InvalidRequest` with the processor's message."""
     try:
         processed = processor.pre_process(processor.parse_data(data))
     except ValueError as error:
@@ -90,7 +90,7 @@ async def answer_with_scores(
     pairs: Pairs,
     make: Make,
 ) -> HttpResponseBase:
-    """Score `pairs` of places in `first` and `second`; answer with `make(scores)`.
+    """Score `pairs` of indices into `first` and `second`; respond with `make(scores)`.
 
     Raises as `PoolingRequestHandler.answer` and `item_entries` do.
     """
@@ -113,7 +113,7 @@ async def answer_with_scores(
 async def _by_likeness(
     call: PoolingRequestHandler, first: list[str], second: list[str], pairs: Pairs, make: Make
 ) -> HttpResponseBase:
-    """Each text is embedded once."""
+    """Score pairs by their embeddings; each text is embedded once."""
     params = call.body.params("embed")
     pending_entries = item_entries(
         call.request.ctx, call.served, [*first, *second], params, side=call.body.side

@@ -1,4 +1,4 @@
-"""Request bodies of the pooling endpoints, in the words of OpenAI, vLLM, Jina and Cohere."""
+"""Request bodies of the pooling endpoints, with the fields of OpenAI, vLLM, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inference.schemas.base import GenerateRequest, RejectedRequest
 from inference.schemas.chat import ChatRequest
 from inference.serving.respond import parse
 
-#: How a chat is rendered: `ChatRequest`'s fields, which check them.
+#: Fields of `ChatRequest` that affect how a chat is rendered; it validates them.
 RENDERING = (
     "add_generation_prompt",
     "add_special_tokens",
@@ -35,16 +35,16 @@ RENDERING = (
 
 
 def is_chat(value: Any) -> bool:
-    """Whether it's a list of messages, or a list of such lists."""
+    """Whether it is a list of messages, or a list of such lists."""
     if isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def parsed_chats(messages: Any, rendering: dict[str, Any]) -> list[ChatRequest]:
-    """One chat, or a list of several, each checked as the chat endpoint checks it.
+    """One or several chats, each validated like a chat completion.
 
-    Unlike there, no generation prompt is added unless it's asked for.
+    Unlike there, no generation prompt is added by default.
 
     Raises: `InvalidRequest` and pydantic's ValidationError, naming the fields of a chat.
     """
@@ -67,10 +67,10 @@ async def chat_prompts(
     params: PoolingParams,
     side: str,
 ) -> list[ChatPrompt]:
-    """Each as a prompt, cut at `side` where `params` say so; special tokens stay.
+    """Render each as a prompt, truncated at `side` if `params` say so; special tokens stay.
 
-    Raises: what the template refuses, as the chat endpoint does; `InvalidRequest` for a prompt with
-        media that is to be cut.
+    Raises: what the chat endpoint raises for the template; `InvalidRequest` for a prompt with media
+        that would be truncated.
     """
     limit = params.prompt_limit(served.info.max_model_len)
     facts = served.info.pooling
@@ -99,7 +99,7 @@ async def chat_prompts(
 async def _image_or_text(
     ctx: RequestContext, served: ResolvedModel, chat: ChatRequest, limit: int | None, side: str
 ) -> ChatPrompt:
-    """A chat for a model that embeds a text or an image, and knows no messages."""
+    """A chat for a model that embeds one text or image, without messages."""
     parts: list[Any] = []
     for message in chat.raw_messages:
         content = message.get("content")
@@ -175,8 +175,7 @@ def _invalid_type(param: str, expected: str) -> InvalidRequest:
     return InvalidRequest(f"{param} must be {expected}.", param=param, code="invalid_type")
 
 
-#: Fields that the endpoints' families know and that Quire doesn't support, with the values that
-#: change nothing.
+#: Fields that these endpoints know but Quire doesn't support, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "embedding_types": (["float"],),
     "images": ([],),
@@ -219,14 +218,14 @@ class PoolingBody(GenerateRequest):
 
     @property
     def side(self) -> str:
-        """Where what is too long is cut."""
+        """The side at which long prompts are truncated."""
         return self.truncation_side or "right"
 
     def check_fields(self) -> None:
-        """Raise `InvalidRequest` for what pydantic can't see."""
+        """Raise `InvalidRequest` for errors that pydantic can't detect."""
 
     def params(self, task: str) -> PoolingParams:
-        """For the engine. Raises `InvalidRequest`."""
+        """Parameters for the engine. Raises `InvalidRequest`."""
         return PoolingParams(
             task=task,
             use_activation=self.use_activation,
@@ -234,15 +233,15 @@ class PoolingBody(GenerateRequest):
         )
 
     def ignored_fields(self) -> list[str]:
-        """See `GenerateRequest`; what changes nothing is no unknown field."""
+        """See `GenerateRequest`; fields without effect aren't listed."""
         return [name for name in super().ignored_fields() if name not in UNSUPPORTED]
 
 
 class InputBody(PoolingBody):
-    """Texts or token ids, each for itself; or chats, as `messages` or in the place of texts.
+    """Texts or token ids, each on its own; or chats, as `messages` or in place of texts.
 
-    `items` is what `input` was, as a list. `add_special_tokens` is true for a text and false for
-    a chat, whose template has its own.
+    `items` is `input` as a list. `add_special_tokens` is true for a text and false for a chat,
+    whose template adds its own.
     """
 
     input: Any = Field(default=None, description="Texts, token ids or chats, one or several.")
@@ -274,17 +273,17 @@ class InputBody(PoolingBody):
 
     @property
     def items(self) -> list[Item]:
-        """Each a text or a list of (unchecked) token ids; empty where it's chats."""
+        """Each a text or a list of (unchecked) token ids; empty if the input is chats."""
         return self._items
 
     @property
     def param(self) -> str:
-        """The field that the prompts are of."""
+        """The field that holds the prompts."""
         return "input" if self.messages is None else "messages"
 
     @property
     def chats(self) -> list[ChatRequest]:
-        """In the place of `items`."""
+        """The chats, if there are any instead of `items`."""
         return self._chats
 
 
@@ -332,7 +331,7 @@ class ClassifyRequest(InputBody):
 
 
 class ScoringBody(PoolingBody):
-    """Fields that bodies with pairs share. Texts are truncated to that many tokens; 0: never."""
+    """Fields of bodies with pairs. Texts are truncated to that many tokens; 0: never."""
 
     max_tokens_per_query: int | None = 0
     max_tokens_per_doc: int | None = 0
@@ -370,7 +369,7 @@ class ScoreRequest(ScoringBody):
 class RerankRequest(ScoringBody):
     """The body of `POST /rerank`."""
 
-    #: Whether answers hold the documents when the request doesn't say.
+    #: Whether responses include the documents by default.
     shows_documents: ClassVar[bool] = True
 
     query: str
@@ -396,13 +395,13 @@ class RerankRequest(ScoringBody):
 
     @property
     def wants_documents(self) -> bool:
-        """Whether the answer is to hold the documents."""
+        """Whether the response includes the documents."""
         asked = self.return_documents
         return self.shows_documents if asked is None else asked
 
 
 class RerankV2Request(RerankRequest):
-    """The body of `POST /v2/rerank`, whose answers hold no documents unless asked."""
+    """The body of `POST /v2/rerank`, whose responses exclude documents by default."""
 
     shows_documents = False
 

@@ -33,9 +33,9 @@ from inference.web.endpoint_schema import IDEMPOTENCY_KEY, Endpoint, EndpointSch
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
 
-#: A label that is at least this likely is flagged.
+#: Minimum score at which a label is flagged.
 THRESHOLD = 0.5
-#: Labels that say that a text is fine, in small letters and without separators.
+#: Labels for harmless texts, in lower case and without separators.
 SAFE_LABELS = frozenset(
     {
         *("safe", "ok", "okay", "fine", "clean", "benign", "normal", "neutral", "none", "no"),
@@ -43,12 +43,12 @@ SAFE_LABELS = frozenset(
         *("harmless", "unharmful", "notoffensive", "nonoffensive", "legit", "acceptable", "s"),
     }
 )
-#: OpenAI's own moderators: whoever asks for them means the one that is here.
+#: OpenAI's moderation models: requests for them use the installed one.
 OPENAIS = ("omni-moderation", "text-moderation")
 
 
 class Part(BaseModel):
-    """A part of one input. Only text is taken."""
+    """A part of one input. Only text is supported."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -87,7 +87,7 @@ class ModerationRequest(PoolingBody):
 
 
 class ModerationsView(GatewayView):
-    """Whether texts are of a kind that a classifier finds."""
+    """Classifies texts by a moderation model's categories."""
 
     schema = EndpointSchema(
         "Pooling",
@@ -119,7 +119,7 @@ class ModerationsView(GatewayView):
 
 
 async def default_classifier(caller: Caller) -> str:
-    """The name of the only classification model of the caller's.
+    """The name of the caller's only classification model.
 
     Raises: `InvalidRequest` for none, or several.
     """
@@ -141,7 +141,7 @@ async def default_classifier(caller: Caller) -> str:
 
 
 def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
-    """One text's result: its categories are the model's labels, but for those that say "fine"."""
+    """One text's result: its categories are the model's labels, except the harmless ones."""
     kinds = {
         label: score
         for label, score in zip(labels, scores, strict=True)
@@ -157,7 +157,7 @@ def moderation_result(labels: list[str], scores: list[float]) -> dict[str, Any]:
 
 
 class EmbeddingsView(GatewayView):
-    """Vectors of texts, as OpenAI's endpoint gives them."""
+    """Vectors of texts, as from OpenAI's endpoint."""
 
     schema = EndpointSchema(
         "Pooling",
@@ -175,7 +175,7 @@ class EmbeddingsView(GatewayView):
 
 
 class PoolingView(GatewayView):
-    """Whatever the model makes of texts, or what `task` says."""
+    """Pools texts with the model's default task, or with `task`."""
 
     schema = EndpointSchema(
         "Pooling",
@@ -222,7 +222,7 @@ class ClassifyView(GatewayView):
 
 
 class ScoreView(GatewayView):
-    """Similarity of texts: one against several, or pair by pair."""
+    """Similarity of texts: one against several, or pairwise."""
 
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Score pairs of texts", objects.PooledList, ScoreRequest)
@@ -247,7 +247,7 @@ class ScoreView(GatewayView):
 
 
 class RerankView(GatewayView):
-    """Documents in the order of how well they answer a query, as Jina's endpoint gives them."""
+    """Documents sorted by their relevance to a query, as from Jina's endpoint."""
 
     schema = EndpointSchema(
         "Pooling", post=Endpoint("Rank documents for a query", objects.Ranking, RerankRequest)
@@ -275,7 +275,7 @@ class RerankView(GatewayView):
         return await answer_with_scores(call, body, [body.query], documents, pairs, make)
 
     def more(self, num_documents: int) -> dict[str, Any]:
-        """Further fields of the answer."""
+        """Additional fields of the response."""
         return {}
 
 
@@ -300,7 +300,7 @@ async def _run(
     make: BuildItem,
     pack: BuildResponse | None = None,
 ) -> HttpResponseBase:
-    """Answer for each input by itself."""
+    """Respond with a result for each input."""
     params, served, ctx = body.params(task), call.served, call.request.ctx
     if body.chats:
         pending_entries = chat_entries(ctx, served, body.chats, params, body.side)
@@ -315,7 +315,7 @@ async def _run(
 async def _answer(
     call: PoolingRequestHandler, body: EmbeddingRequest, task: str, kind: str, field: str
 ) -> HttpResponseBase:
-    """Answer with vectors, in the format that the request asks for."""
+    """Respond with vectors, in the requested format."""
     dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
     form = VectorFormat(body.encoding_format or "float", dtype, endianness)
 

@@ -1,1 +1,1 @@
-"""`/v1/responses`: answers that remember, in one body, as a stream or in the background."""
+"""`/v1/responses`: stored responses, in one body, as a stream or in the background."""

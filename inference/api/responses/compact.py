@@ -1,5 +1,5 @@
-"""`POST /v1/responses/compact`: a long conversation made short, as OpenAI does: what its user said,
-and one item for all the rest.
+"""`POST /v1/responses/compact`: shortens a long conversation, as OpenAI does, to its user's
+messages and one item that summarizes the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from inference.web.endpoint_schema import Endpoint, EndpointSchema
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
-#: Of a summary: the least of this and a quarter of the model's context.
+#: Maximum tokens of a summary, or a quarter of the model's context if that is less.
 MAX_TOKENS = 1024
 SUMMARY_PROMPT = (
     "Summarise the conversation above for whoever goes on with it: what was asked for, what was "
@@ -49,7 +49,7 @@ class EmptySummary(QuireError):
 
 
 class CompactRequest(StrictRequest):
-    """A conversation to make short."""
+    """A conversation to shorten."""
 
     model: ModelName | None = None
     input: str | list[InputItem] | None = Field(
@@ -60,13 +60,13 @@ class CompactRequest(StrictRequest):
     prompt_cache_key: ShortText | None = None
 
     def check(self) -> None:
-        """There must be something."""
+        """Require an input."""
         if not self.input and self.previous_response_id is None:
             raise InvalidRequest("input must not be empty.", param="input")
 
 
 class CompactView(GatewayView):
-    """A conversation made short by its model."""
+    """Has the model summarize a conversation."""
 
     schema = EndpointSchema(
         "Responses", post=Endpoint("Shorten a conversation", objects.Compaction, CompactRequest)
@@ -74,7 +74,7 @@ class CompactView(GatewayView):
     generates = True
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """The user's own messages and one item for all the rest; nothing is kept."""
+        """The user's own messages and one item for all the rest; nothing is stored."""
         body = self.read_json(request)
         parsed = await request.ctx.offload(_parsed, body)
         ignored = parsed.ignored_fields()
@@ -133,7 +133,7 @@ def _parsed(body: dict[str, Any]) -> CompactRequest:
 def _recent_user_messages(
     items: list[dict[str, Any]], tokenizer: Tokenizer, max_tokens: int
 ) -> list[dict[str, Any]]:
-    """The user's last messages, verbatim, which have at most `max_tokens` tokens together."""
+    """The user's last messages, verbatim, with at most `max_tokens` tokens together."""
     recent: list[dict[str, Any]] = []
     for item in reversed(items):
         if item.get("type", "message") != "message" or item.get("role") != "user":
@@ -148,7 +148,7 @@ def _recent_user_messages(
 
 
 def _build_summary_chat(parsed: CompactRequest, max_tokens: int) -> ResponsesRequest:
-    """The conversation and the wish for its summary; the oldest goes where not all fits."""
+    """A request to summarize the conversation; drops its oldest messages if necessary."""
     items: list[dict[str, Any]] = []
     if isinstance(parsed.input, str):
         items = [{"role": "user", "content": parsed.input}]

@@ -25,7 +25,7 @@ from storage.access import (
 )
 
 KIND = "compaction"
-#: An item that stands for one of an earlier response.
+#: An item that refers to one of an earlier response.
 REFERENCE = "item_reference"
 _HEAD = "Summary of the conversation so far:\n\n"
 #: Maximum characters of an encrypted summary.
@@ -33,8 +33,8 @@ MAX_SEALED = 1 << 20
 
 
 def encrypt_summary(summary: str, tenant_id: int) -> str:
-    """An item that its client sends back in place of the conversation. Only this installation can
-    read it, and only for its tenant.
+    """An item that the client sends back instead of the conversation. Only this installation can
+    read it, and only for the same tenant.
     """
     text = json.dumps({"tenant": tenant_id, "summary": summary})
     return fernet_for(KIND).encrypt(text.encode()).decode()
@@ -43,9 +43,9 @@ def encrypt_summary(summary: str, tenant_id: int) -> str:
 def expand_compactions(
     items: Iterable[dict[str, Any]], tenant_id: int, param: str
 ) -> list[dict[str, Any]]:
-    """The items, with a system message for each compaction.
+    """Replace each compaction by a system message with its summary.
 
-    Raises: `InvalidRequest` for one that isn't this installation's and this tenant's.
+    Raises: `InvalidRequest` for one from another installation or tenant.
     """
     return [
         _message(item, tenant_id, f"{param}[{index}].encrypted_content")
@@ -82,7 +82,7 @@ class ConversationInput:
 async def load_conversation(
     ctx: RequestContext, request: ResponsesRequest
 ) -> tuple[RequestContext, ConversationInput]:
-    """The conversation that a response continues, and the context for what works on it.
+    """The conversation that a response continues, and the request's context, updated for it.
 
     Raises: `NotFound` naming `previous_response_id`, `conversation` or an item, `InvalidRequest`
     for one that can't be continued.

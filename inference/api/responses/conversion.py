@@ -1,4 +1,4 @@
-"""A Responses request as the chat that the model continues."""
+"""Converts a Responses request to the chat that the model continues."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ PREFIXES = {
     "custom_tool_call_output": "ctco_",
 }
 CALLS = ("function_call", "custom_tool_call")
-#: What a call came to.
+#: Items with the output of a call.
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
-#: Items of OpenAI's own tools in a conversation that was begun there. The answers that follow say
-#: what came of them, and no template has a place for them.
+#: Items of OpenAI's own tools in a conversation that started there. Later answers contain their
+#: results, and no template supports them.
 HOSTED_CALLS = frozenset(
     (
         *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
@@ -63,7 +63,7 @@ class Messages:
         self._reasoning = ""
 
     def instruct(self, text: str) -> None:
-        """A system message; before all others."""
+        """Add a system message before all others."""
         self.messages.insert(0, {"role": "system", "content": text})
 
     def add_all(self, items: Iterable[dict[str, Any]]) -> None:
@@ -102,7 +102,7 @@ class Messages:
 
     def _add_call(self, item: dict[str, Any], param: str) -> None:
         last = self.messages[-1] if self.messages else {}
-        # Text and calls of one turn are one message, as the model wrote them.
+        # Text and calls of one turn are one message, as the model generated them.
         message = last if last.get("role") == "assistant" else self._assistant()
         kind, text = "function", "arguments"
         if item["type"] == "custom_tool_call":
@@ -128,7 +128,7 @@ def _needed(item: dict[str, Any], name: str, param: str) -> str:
 
 
 def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
-    """A string, text parts as one, or with media among them parts as a chat has them."""
+    """A string, text parts joined, or parts as in a chat if there are media among them."""
     media = (IMAGE, FILE)
     if not isinstance(content, list) or not any(part.get("type") in media for part in content):
         return _text(content, param)
@@ -153,7 +153,7 @@ def _content(content: Any, param: str) -> str | list[dict[str, Any]]:
 
 
 def _text(content: Any, param: str) -> str:
-    """A string, or text parts as one. Raises `UnsupportedField` for others."""
+    """A string, or text parts joined. Raises `UnsupportedField` for others."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -175,7 +175,7 @@ def _text(content: Any, param: str) -> str:
 
 
 def to_stored_items(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Input items as they are listed later: each with an id, content always in parts."""
+    """Input items as they are listed later: each with an id, content always as parts."""
     stored = []
     for item in items:
         kind = item.get("type", "message")
@@ -194,9 +194,9 @@ SYSTEM = ("system", "developer")
 
 
 def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Without the `count` oldest messages that aren't the system's; the last one always stays.
+    """Drop the `count` oldest messages that aren't the system's; the last one always stays.
 
-    Outputs of calls that are gone go with them.
+    Outputs of dropped calls are dropped too.
     """
     spoken = [index for index, message in enumerate(messages) if message["role"] not in SYSTEM]
     gone = set(spoken[:-1][:count])
@@ -212,10 +212,10 @@ def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dic
 async def truncate_to_context(
     build_chat: Callable[[int], ChatRequest], served: ResolvedModel, ctx: RequestContext
 ) -> ChatRequest:
-    """The chat without as few of its oldest messages as need be; with one alone, if none fits.
+    """Drop as few of the chat's oldest messages as necessary; all but one if it still doesn't fit.
 
     Args:
-        build_chat: the chat without so many messages.
+        build_chat: builds the chat without the given number of messages.
     """
 
     async def fits(count: int) -> bool:
@@ -224,7 +224,7 @@ async def truncate_to_context(
             prompt = await prompt_token_ids(chat, served, ctx, generates=True)
         except ContextLengthExceeded:
             return False
-        # A limit is a ceiling: one as large as the context mustn't cost all that was said.
+        # The limit is a maximum: one as large as the context must not drop the whole conversation.
         num_output_tokens = min(chat.output_limit or 1, served.info.max_model_len // 2)
         return len(prompt) + num_output_tokens <= served.info.max_model_len
 
@@ -237,7 +237,7 @@ async def truncate_to_context(
     return await ctx.offload(build_chat, high)
 
 
-#: The chat's fields in this endpoint's words.
+#: Names of the chat's fields in this endpoint.
 NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -247,7 +247,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "tool_choice.allowed_tools": "tool_choice",
 }
-#: Fields that both have under one name.
+#: Fields with the same name in both.
 SHARED = (
     "model",
     "stream",
@@ -269,7 +269,7 @@ SHARED = (
 def chat_from_responses(
     request: ResponsesRequest, conversation: ConversationInput, dropped: int = 0
 ) -> ChatRequest:
-    """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
+    """Build the chat: instructions, earlier items, the input, minus the `dropped` oldest messages.
 
     Raises: `InvalidRequest` with the name of the client's field.
     """
@@ -294,7 +294,7 @@ def chat_from_responses(
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     try:
         chat = parse(ChatRequest, body)
-    except ValueError as error:  # pydantic's, in the chat's words
+    except ValueError as error:  # from pydantic, with the chat's field names
         reported = as_quire_error(error)
         if isinstance(reported, InvalidRequest):
             raise rename_to_responses_fields(reported, request) from None
@@ -303,12 +303,12 @@ def chat_from_responses(
 
 
 def unsupported_fields(turn: ChatSession) -> list[str]:
-    """Fields that the model has no use for, as this endpoint calls them."""
+    """Fields that the model doesn't support, by this endpoint's names."""
     return [NAMES.get(name, name) for name in turn.options.unsupported_fields]
 
 
 def rename_to_responses_fields(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
-    """A chat's error with the field as this endpoint calls it."""
+    """A chat's error with this endpoint's field name."""
 
     def field(index: str, name: str) -> str:
         return f"{flatten_tools(request.tools)[int(index)].template_name}.{name}".rstrip(".")
@@ -345,7 +345,7 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     tools = flatten_tools(request.tools)
     if choice.get("type") == "allowed_tools":
         entries: Any = choice.get("tools")
-        if isinstance(entries, list):  # what is wrong stays as it is
+        if isinstance(entries, list):  # invalid entries stay unchanged
             entries = [tool for entry in entries for tool in resolve_allowed_tools(entry, tools)]
         named = {"mode": choice.get("mode"), "tools": entries}
         return {"type": "allowed_tools", "allowed_tools": named}

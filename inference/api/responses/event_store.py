@@ -1,4 +1,4 @@
-"""A background response's events in Redis: its worker writes them, any gateway reads them."""
+"""Events of a background response in Redis: its worker writes them, any gateway reads them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from inference.engine_client.client import get_engine_client
 
 _encode = msgspec.json.Encoder().encode
 
-#: Counted from the last event, and from the end: they are in memory. After that a stream is its end
-#: alone, from the database.
+#: Seconds that events are stored after the last one, and after the end. Later, a stream consists of
+#: only its last event, from the database.
 KEEP_S, KEEP_ENDED_S = 3600, 600
-#: Events that are read at a time.
+#: Maximum number of events per read.
 PAGE = 512
 TERMINAL_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
@@ -39,17 +39,17 @@ return 1
 
 
 class LostLease(Exception):
-    """Another writes these events by now."""
+    """Another writer has taken over these events."""
 
 
 class ResponseEventStore:
-    """The events of one response by their numbers, which are a Redis stream's entry ids.
+    """The events of one response by their numbers, which are the entry ids of a Redis stream.
 
-    One at a time writes: who calls `acquire` shuts out whoever wrote before, even one that
-    doesn't know yet that it has lost the response.
+    There is one writer at a time: `acquire` excludes the previous writer, even one that doesn't
+    know yet that it has lost the response.
 
     Args:
-        writer: what the one that writes is called; "" for reading alone.
+        writer: the writer's name; "" for reading only.
     """
 
     def __init__(self, public_id: str, writer: str = "") -> None:
@@ -59,7 +59,7 @@ class ResponseEventStore:
         self._writer, self._next = writer, 0
 
     async def acquire(self) -> list[Event]:
-        """All that is there; from now on nobody else adds anything."""
+        """Return all stored events; from now on only this writer can add any."""
         await self._redis.set(f"{self._name}:writer", self._writer, ex=KEEP_S)
         events = [msgspec.json.decode(data) for _, _, data in await self.read_after(-1, None)]
         self._next = len(events)
@@ -82,7 +82,7 @@ class ResponseEventStore:
     async def read_after(
         self, number: int, count: int | None = PAGE
     ) -> list[tuple[int, str, bytes]]:
-        """Number, type and JSON of the events behind that one."""
+        """Number, type and JSON of the events after that number."""
         entries: Any = await self._redis.xrange(self._name, min=f"{number + 2}-0", count=count)
         return [
             (int(entry.partition(b"-")[0]) - 1, fields[b"kind"].decode(), fields[b"event"])
@@ -90,6 +90,6 @@ class ResponseEventStore:
         ]
 
     async def forget(self) -> None:
-        """Remove them."""
+        """Delete the events."""
         with contextlib.suppress(RedisError):  # they expire
             await self._redis.delete(self._name, f"{self._name}:writer")

@@ -1,4 +1,4 @@
-"""A turn's parts as output items, and the events that tell of them while they grow."""
+"""Converts a turn's parts to output items, and to the events that stream them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from inference.parsers.state_machine import START_KINDS, Part
 from storage.access import item_id
 
 Event = dict[str, Any]
-#: What of a call grows, by the type of its item.
+#: The field of a call that grows while it is streamed, by the type of its item.
 GROWS = {"function_call": "arguments", "custom_tool_call": "input"}
 _CUSTOM = ("ctc_", "custom_tool_call")
 
 
 class Output:
-    """Builds the items of one response; every method returns the events of what it did.
+    """Builds the items of one response; every method returns the resulting events.
 
     `public_id`: the response's. `split_names`: see `namespaces.split_names`.
 
     Attributes:
-        items: so far, the last one perhaps unfinished.
+        items: so far; the last one may be unfinished.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Output:
         self._call = -1
 
     def go_on_from(self, items: list[dict[str, Any]]) -> None:
-        """Items that were begun elsewhere, the last one perhaps unfinished."""
+        """Continue from items that another worker started; the last one may be unfinished."""
         self.items, last = items, items[-1]
         if last["status"] == "in_progress":
             kinds = {"message": "content", "reasoning": "reasoning"}
             self._open = kinds.get(last["type"], "call")
 
     def append(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
-        """Add parts in the model's order. `logprobs`: of their tokens; they go with the text."""
+        """Add parts in the model's order. `logprobs`: of their tokens, reported with the text."""
         events: list[Event] = []
         for part in parts:
             if part.kind in START_KINDS:
@@ -56,7 +56,7 @@ class Output:
         return events
 
     def end(self, status: str) -> list[Event]:
-        """Close what is open; `status` of the last item: "completed" or "incomplete"."""
+        """Close the open item; `status` of the last item: "completed" or "incomplete"."""
         events = [] if self.items else self._begin_text("content")
         return events + self._close(status)
 
@@ -157,7 +157,7 @@ class Output:
 
 _KINDS = {"message": "content", "reasoning": "reasoning"}
 _CALLS = {"function_call": ("call", "arguments"), "custom_tool_call": ("custom", "input")}
-#: Events that tell of a call's growth, and of what in it.
+#: Events for a call's growth, and the field that grows.
 _GROWTH = {f"response.{kind}_{grows}.delta": grows for kind, grows in GROWS.items()}
 
 
@@ -169,10 +169,10 @@ class ResumeMismatch(QuireError):
 
 
 def items_from_events(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The output items as far as their events tell.
+    """The output items, as far as their events describe them.
 
-    A worker that takes a response over generates it from the beginning, with the same seed and so
-    with the same tokens, and passes over what was sent already.
+    A worker that takes a response over generates it from the beginning, with the same seed and thus
+    the same tokens, and skips what was sent before.
     """
     items: list[dict[str, Any]] = []
     for event in events:
@@ -191,7 +191,7 @@ def items_from_events(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 class DeliveredItemFilter:
-    """Leaves out of a new answer's parts what its items told already."""
+    """Removes from a new answer's parts what its items already contain."""
 
     def __init__(self, items: Iterable[dict[str, Any]]) -> None:
         self._delivered: deque[tuple[str, str]] = deque()
@@ -205,7 +205,7 @@ class DeliveredItemFilter:
                 self._delivered.append((_KINDS[item["type"]], text))
 
     def skip_delivered(self, parts: Iterable[Part]) -> list[Part]:
-        """Parts that weren't delivered yet. Raises `ResumeMismatch` if these contradict others."""
+        """Parts that weren't delivered yet. Raises `ResumeMismatch` if they contradict others."""
         return [rest for part in parts if (rest := self._rest(part)) is not None]
 
     def _rest(self, part: Part) -> Part | None:

@@ -23,7 +23,7 @@ from inference.request.job import Usage
 from inference.serving.respond import usage_object
 from inference.serving.stream import EventWriter
 
-#: Fields of a tool that clients look for, whether they were sent or not.
+#: Default fields of a tool that clients expect even if they weren't sent.
 _UNSAID: dict[str, dict[str, Any]] = {
     "function": {"description": None, "parameters": None, "strict": None},
     "custom": {"description": None, "format": {"type": "text"}},
@@ -34,7 +34,7 @@ _UNSAID: dict[str, dict[str, Any]] = {
 def response_object(
     request: ResponsesRequest, public_id: str, created: float, model: str = ""
 ) -> dict[str, Any]:
-    """OpenAI's `response`, as it is before anything is generated."""
+    """OpenAI's `response` before anything is generated."""
     text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
     reasoning = request.reasoning
     return {
@@ -117,9 +117,9 @@ class ResponseAnswer:
         return dict(self._body)
 
     def go_on_from(self, events: list[Event]) -> bool:
-        """Take over what another worker's events told; False when they told of no output's begin.
+        """Continue from another worker's events; False if they contain no output yet.
 
-        Raises: `ResumeMismatch` when log probabilities were told: they can't be matched.
+        Raises: `ResumeMismatch` for log probabilities, which can't be matched.
         """
         items = items_from_events(events)
         if items:
@@ -132,7 +132,7 @@ class ResponseAnswer:
         return any(event["type"] == "response.in_progress" for event in events)
 
     def append(self, delta: TurnDelta) -> list[Event]:
-        """Add what is new; the events that tell of it."""
+        """Add a delta; return its events."""
         if delta.finish_reason == "abort":
             raise RequestAborted("An operator has aborted this request.")
         options, entries = self._session.options, delta.increment.entries
@@ -147,15 +147,15 @@ class ResponseAnswer:
         return self._output.append(parts, logprobs)
 
     def add(self, delta: TurnDelta) -> None:
-        """Add what is new, when nobody wants to hear of it."""
+        """Add a delta without returning its events."""
         self.append(delta)
 
     def finish(self) -> list[Event]:
-        """Close what is open."""
+        """Close open items."""
         return self._output.end("incomplete" if self._reason == "length" else "completed")
 
     def body(self) -> dict[str, Any]:
-        """The whole response."""
+        """The complete response."""
         if any(item["status"] == "in_progress" for item in self._output.items) or not (
             self._output.items
         ):
@@ -171,22 +171,22 @@ class ResponseAnswer:
         }
 
     def failed(self, error: QuireError) -> dict[str, Any]:
-        """The response after a fault in its middle."""
+        """The response after an error in the middle."""
         return failed_response({**self._body, "output": self._output.items}, error)
 
 
 def failed_response(body: dict[str, Any], error: QuireError) -> dict[str, Any]:
-    """A response that came to nothing."""
+    """A response that failed."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error"
     code = "invalid_prompt" if error.status in (400, 404) else code
     return {**body, "status": "failed", "error": {"code": code, "message": error.message}}
 
 
 class ResponseStreamWriter(EventWriter[TurnDelta]):
-    """OpenAI's events, each with its number.
+    """OpenAI's numbered events.
 
     Attributes:
-        final: the whole response once the last event is written, to be kept before that is sent.
+        final: the complete response once the last event is written, to be stored before it is sent.
     """
 
     def __init__(self, turn: ChatSession, request: ResponsesRequest, public_id: str) -> None:
@@ -195,14 +195,14 @@ class ResponseStreamWriter(EventWriter[TurnDelta]):
         self.final: dict[str, Any] | None = None
 
     def start(self) -> bytes:
-        """The response exists, and it has begun."""
+        """The events that the response was created and is in progress."""
         started = self._answer.started
         return self._event({"type": "response.created", "response": started}) + self._event(
             {"type": "response.in_progress", "response": started}
         )
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
-        """Events of what is new."""
+        """Events for new deltas."""
         events = [event for delta in news for event in self._answer.append(delta)]
         return b"".join(map(self._event, events))
 
@@ -214,11 +214,11 @@ class ResponseStreamWriter(EventWriter[TurnDelta]):
         return out + self._event({"type": kind, "response": self.final})
 
     def assign_ids(self, events: int) -> None:
-        """Go on with this number."""
+        """Continue with this number."""
         self._number = events
 
     def error(self, error: QuireError) -> bytes:
-        """The response failed."""
+        """The event that the response failed."""
         self.final = self._answer.failed(error)
         return self._event({"type": "response.failed", "response": self.final})
 

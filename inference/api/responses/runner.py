@@ -1,4 +1,4 @@
-"""Background responses, in a worker."""
+"""Runs background responses in a worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tenants.authentication import reload_caller
 CANCEL_POLL_INTERVAL_S = 1.0
 #: Seconds between two batches of events; deltas in between are merged.
 EVENT_FLUSH_S = 0.1
-#: How long a response waits for a replica, or for its tenant's limit.
+#: Seconds that a response waits for a replica, or for its tenant's limit.
 WAIT_S = 600.0
 MAX_PAUSE_S = 10.0
 
@@ -67,7 +67,7 @@ class ResponseRun:
         )
 
     async def run(self) -> None:
-        """Generate, store and publish it, unless it's cancelled or another worker has it."""
+        """Generate, store and publish it, unless it is cancelled or another worker has it."""
         events: list[Event] = []
         try:
             answer = await self._answer()
@@ -80,20 +80,20 @@ class ResponseRun:
             report(error, self._row.public_id)
             body = failed_response(self._row.body, as_quire_error(error))
         if await self._update(body):
-            with contextlib.suppress(LostLease):  # readers find the end in the row
+            with contextlib.suppress(LostLease):  # readers get the end from the row
                 end = {"type": f"response.{body['status']}", "response": body}
                 await self._publish_events([*events, end])
 
     @stamina.retry(on=_retry_delay, attempts=None, timeout=WAIT_S)
     async def _answer(self) -> ResponseAnswer | None:
-        """All of it but its end; None when it was cancelled.
+        """The answer up to its end; None if it was cancelled.
 
-        It's generated again when its replicas were lost for too long: with its seed it's the same.
+        It is generated again if its replicas were lost for too long: the seed makes it the same.
         """
         row = self._row
         stored_events = await self._event_store.acquire() if self._event_store else []
         request = parse_request(row.request)
-        request.stream = False  # events are told from here; no gateway's client reads a stream
+        request.stream = False  # the worker writes the events; no client reads a stream here
         if request.seed is None:
             # Every attempt of every worker generates the same tokens.
             digest = hashlib.sha256(row.public_id.encode()).digest()
@@ -117,7 +117,7 @@ class ResponseRun:
 
     @stamina.retry(on=_retry_delay, attempts=None, timeout=WAIT_S)
     async def _start(self, request: ResponsesRequest) -> ChatSession | None:
-        """The session, once a replica and the limits allow it; None when it's cancelled."""
+        """The session, once a replica and the limits allow it; None if it is cancelled."""
         row = self._row
         if not await self._update({**row.body, "status": "in_progress"}):
             return None
@@ -127,7 +127,7 @@ class ResponseRun:
         return await start_session(RequestContext(caller=caller, record=record), request)
 
     async def _collect(self, turn: ChatSession, answer: ResponseAnswer) -> bool:
-        """Run to the end; False when it was cancelled."""
+        """Read the output to its end; False if it was cancelled."""
         looked = time.monotonic()
         while not turn.finished:
             deltas = await turn.next(CANCEL_POLL_INTERVAL_S)
@@ -144,7 +144,7 @@ class ResponseRun:
 
     @stamina.retry(on=is_about_storage, attempts=None, timeout=None)
     async def _update(self, body: dict[str, Any]) -> bool:
-        """Store it; wait for a full disk as long as the lease is held."""
+        """Store it; wait while the disk is full, as long as the lease is held."""
         row, state = self._row, {"status": body["status"], "body": body, "owner": self._owner}
         return await run_in_db_thread(update_response, row=row, **state)
 

@@ -25,7 +25,7 @@ from inference.schemas.tools import MAX_TOOLS
 
 _SEPARATOR = "__"
 KINDS = ("function", "custom")
-#: Tools that OpenAI's servers run. Agents offer them beside their own; these alone are offered on.
+#: Tools that OpenAI's servers run. Agents send them along with their own, which alone are offered.
 HOSTED = frozenset(
     (
         *("web_search", "web_search_preview", "file_search", "code_interpreter", "mcp"),
@@ -40,9 +40,9 @@ class OfferedTool:
     """A tool that the model is offered.
 
     Attributes:
-        name: for the model; `short_name`, its client's name for it, behind its namespace's.
-        namespace: "" for a tool that stands for itself. description: the namespace's description.
-        template_name: of the tool among the request's fields.
+        name: for the model; `short_name`: the client's name for it, without the namespace.
+        namespace: "" for none. description: the namespace's description.
+        template_name: the tool's name in the request's fields, for errors.
     """
 
     tool: NamespacedTool
@@ -54,12 +54,12 @@ class OfferedTool:
 
 
 def name_for_model(namespace: str | None, name: str) -> str:
-    """The one name of a tool."""
+    """The name under which the model sees a tool."""
     return f"{namespace}{_SEPARATOR}{name}" if namespace else name
 
 
 def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
-    """All tools, one after the other, those in namespaces too."""
+    """All tools in order, including those in namespaces."""
     offered = []
     for index, tool in enumerate(tools or ()):
         field, name = f"tools[{index}]", tool.name or ""
@@ -78,7 +78,7 @@ def flatten_tools(tools: list[ResponsesTool] | None) -> list[OfferedTool]:
 
 
 def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]:
-    """Namespace and own name of each tool in one, by its name for the model."""
+    """Namespace and short name of each tool in a namespace, by its name for the model."""
     return {
         tool.name: (tool.namespace, tool.short_name)
         for tool in flatten_tools(tools)
@@ -87,12 +87,12 @@ def split_names(tools: list[ResponsesTool] | None) -> dict[str, tuple[str, str]]
 
 
 def is_hosted(tool: ResponsesTool) -> bool:
-    """Whether a server would have to run the tool; its type may end in a date."""
+    """Whether OpenAI's servers would run the tool; its type may end in a date."""
     return re.sub(r"_\d{4}_\d{2}_\d{2}$", "", tool.type) in HOSTED
 
 
 def check_tools(tools: list[ResponsesTool] | None) -> None:
-    """Raise `InvalidRequest` for a tool that can't be offered, or if there are only such."""
+    """Raise `InvalidRequest` for an invalid tool, or if all are hosted ones."""
     has_client_tools = any(not is_hosted(tool) for tool in tools or ())
     for index, tool in enumerate(tools or ()):
         field = f"tools[{index}]"
@@ -119,9 +119,9 @@ def _check(tool: NamespacedTool, field: str) -> None:
 
 
 def resolve_tool_choice(choice: Mapping[str, Any], tools: list[OfferedTool]) -> OfferedTool:
-    """The tool that `{"type": ..., "name": ...}` means, perhaps with a `namespace`.
+    """The tool that `{"type": ..., "name": ...}` refers to, optionally with a `namespace`.
 
-    Raises `InvalidRequest` when there is none, or one in several namespaces.
+    Raises `InvalidRequest` if there is none, or one in several namespaces.
     """
     kind, name, namespace = choice.get("type"), choice.get("name"), choice.get("namespace")
     what = "function" if kind == "function" else "custom tool"
@@ -145,9 +145,10 @@ def resolve_tool_choice(choice: Mapping[str, Any], tools: list[OfferedTool]) -> 
 
 
 def resolve_allowed_tools(entry: Any, tools: list[OfferedTool]) -> list[dict[str, Any]]:
-    """The tools that an entry of `allowed_tools` means, as chats name them: one, or a namespace's.
+    """The tools that an entry of `allowed_tools` refers to, in the chat's form: one, or all of a
+    namespace.
 
-    What means none stays as it is, to be refused as a chat's.
+    An entry without a match is returned unchanged, to be rejected by the chat's validation.
     """
     if not isinstance(entry, dict):
         return [{}]
@@ -166,7 +167,7 @@ def as_chat_names(kind: str, name: Any) -> dict[str, Any]:
     return {"type": kind, kind: {"name": name}}
 
 
-#: Known, not supported, with the values that change nothing.
+#: Known but unsupported fields, with the values that have no effect.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "chat_template": (),
@@ -176,8 +177,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
 }
 LOGPROBS = "message.output_text.logprobs"
-#: What may be included without changing anything: of tools that aren't there, and of reasoning,
-#: which is in its item as text and goes back as it came.
+#: Values of `include` without effect: about unsupported tools, and about reasoning, which is in its
+#: item as plain text and returned by clients unchanged.
 INCLUDABLE = frozenset(
     {
         LOGPROBS,
@@ -193,7 +194,7 @@ INCLUDABLE = frozenset(
 
 
 class InputItem(FailFastModel):
-    """One item of the input. Which fields it needs is up to its type."""
+    """One item of the input. The required fields depend on its type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -233,7 +234,7 @@ class NamespacedTool(BaseModel):
 
 
 class ResponsesTool(NamespacedTool):
-    """Tool, or a namespace with `tools` of its own."""
+    """A tool, or a namespace with `tools`."""
 
     tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS)] | None = None
 
@@ -333,12 +334,12 @@ class ResponsesRequest(StrictRequest):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
     def check(self) -> None:
-        """Tools, format and modes that go together."""
+        """Check tools, format and modes in combination."""
         self._check_tools()
         self._check_modes()
 
     def ignored_fields(self) -> list[str]:
-        """Besides: wishes about the text and the reasoning that nothing here can follow."""
+        """Includes hints about the text and the reasoning that have no effect here."""
         names = super().ignored_fields()
         if self.text is not None and self.text.verbosity in ("low", "high"):
             names.append("text.verbosity")
@@ -374,7 +375,7 @@ class ResponsesRequest(StrictRequest):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that is gone on with."""
+        """The id of the conversation to continue."""
         if isinstance(self.conversation, ConversationRef):
             return self.conversation.id
         return self.conversation

@@ -60,9 +60,9 @@ from tenants.authentication import Caller
 
 _encode = msgspec.json.Encoder().encode
 
-#: How often Redis is asked while events come, and while none does.
+#: Seconds between polls of Redis while events arrive, and while none do.
 SOON_S, LATER_S = 0.05, 0.5
-#: How long a response may be silent until its row is looked up.
+#: Seconds without an event after which the response's row is checked.
 IDLE_TIMEOUT_S = 2.0
 ACTIVE_STATUSES = frozenset({"queued", "in_progress"})
 
@@ -70,7 +70,7 @@ ACTIVE_STATUSES = frozenset({"queued", "in_progress"})
 async def tail_response_events(
     caller: Caller, public_id: str, after: int
 ) -> AsyncGenerator[bytes, None]:
-    """Events behind number `after`, as they come, to the last; nothing more when it's cancelled."""
+    """Events after number `after`, as they arrive, up to the last or to a cancellation."""
     store = ResponseEventStore(public_id)
     pause, heard, written = SOON_S, 0.0, time.monotonic()
     heartbeat_s = settings.QUIRE.sse_heartbeat_s
@@ -104,7 +104,7 @@ async def _row(caller: Caller, public_id: str) -> StoredResponse | None:
 
 
 async def _terminal_event(store: ResponseEventStore, row: StoredResponse, after: int) -> bytes:
-    """The last event, from the row: the others are gone, or their writer is."""
+    """The last event, from the row: the other events have expired, or their writer is gone."""
     kind = f"response.{row.status}"
     terminal_kinds = [
         kind for _, kind, _ in await store.read_after(-1, None) if kind in TERMINAL_EVENTS
@@ -125,7 +125,7 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 
 
 async def start_session(ctx: RequestContext, request: ResponsesRequest) -> ChatSession:
-    """The answer under way. Raises what `ChatSession.start` raises, in this endpoint's words."""
+    """Start the answer. Raises as `ChatSession.start`, with this endpoint's field names."""
     ctx, conversation = await load_conversation(ctx, request)
     chat = await ctx.offload(chat_from_responses, request, conversation)
     try:
@@ -156,7 +156,7 @@ class ResponsesView(GatewayView):
     renderer_classes = JSON_OR_EVENTS
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """Answer now, as a stream, or in the background."""
+        """Respond at once, as a stream, or in the background."""
         body = self.read_json(request)
         parsed = await request.ctx.offload(parse_request, body)
         ignored = parsed.ignored_fields()
@@ -177,7 +177,7 @@ class ResponsesView(GatewayView):
 
 
 class ResponseHandler:
-    """One request and what becomes of it."""
+    """Handles one request for a response."""
 
     def __init__(
         self, ctx: RequestContext, request: ResponsesRequest, body: dict[str, Any]
@@ -191,23 +191,23 @@ class ResponseHandler:
             self._ctx.record.answer_id = public_id
 
     async def create_background(self) -> HttpResponseBase:
-        """Keep it for a worker, after checking what can be checked without the model."""
+        """Store it for a worker, after validating what needs no model."""
         card = (await get_or_resolve_target(self._caller, self._request.model)).card
         ctx, conversation = await load_conversation(self._ctx, self._request)
         await ctx.offload(chat_from_responses, self._request, conversation)
-        self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
+        self._raw = {**self._raw, "model": card.id}  # stays unambiguous if models are added later
         body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
         store = None
         if self._request.stream:
-            # Before a worker can find the row: whoever comes later takes the writing over.
+            # Before a worker can find the row, because its `acquire` excludes this writer.
             kinds = ("response.created", "response.queued")
             store = ResponseEventStore(self.public_id, "gateway")
             await store.acquire()
             await store.add([{"type": kind, "response": body} for kind in kinds])
         try:
             await self._keep(body, background=True)
-        except Exception:  # not where the client left: the row may be there all the same
+        except Exception:  # but not when the client leaves: the row may exist all the same
             if store is not None:
                 await store.forget()
             raise
@@ -226,7 +226,7 @@ class ResponseHandler:
         return json_response(_encode(body))
 
     async def stream(self, turn: ChatSession) -> HttpResponseBase:
-        """The answer as it comes. Whichever gateway goes on with it calls it the same."""
+        """The answer as a stream. Its id is the same in any gateway that continues it."""
         self._set_id(derived_id("resp_", turn.job.request_id))
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
         first = await turn.next(settings.QUIRE.stream_start_wait_s)
@@ -237,7 +237,7 @@ class ResponseHandler:
         return EventStreamResponse(events, turn.release)
 
     async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
-        """Store it, or with `store: false` add it to its conversation alone."""
+        """Store it, or with `store: false` only add it to its conversation."""
         await run_in_db_thread(self._store, body, background)
 
     def _store(self, body: dict[str, Any], background: bool) -> None:
@@ -262,12 +262,12 @@ class ResponseHandler:
 
 
 def stream_background(caller: Caller, public_id: str, after: int) -> HttpResponseBase:
-    """A background response's events behind number `after`. Its worker goes on without a reader."""
+    """Events of a background response after number `after`. It continues without a reader."""
     return EventStreamResponse(tail_response_events(caller, public_id, after), lambda: None)
 
 
 def _starting_after(request: GatewayRequest) -> int | None:
-    """The number of the last event that a client has, -1 for none; None when it wants no events."""
+    """Number of the client's last event, -1 for none; None if it doesn't want events."""
     stream, text = request.GET.get("stream", "false"), request.GET.get("starting_after")
     if stream not in ("true", "false"):
         raise InvalidRequest("stream must be true or false.", param="stream")
@@ -288,7 +288,7 @@ class InputTokensView(GatewayView):
     )
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """OpenAI's count; nothing is generated or kept."""
+        """OpenAI's count; nothing is generated or stored."""
         parsed = await request.ctx.offload(parse_request, self.read_json(request))
         ignored = parsed.ignored_fields()
         ctx, conversation = await load_conversation(request.ctx, parsed)
@@ -323,7 +323,7 @@ class ResponseView(GatewayView):
     renderer_classes = JSON_OR_EVENTS
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
-        """As it is now, or its events (`stream`) behind number `starting_after`."""
+        """Its current state, or its events (`stream`) after number `starting_after`."""
         after = _starting_after(request)
         row = await run_in_db_thread(access_response, request.caller, response_id)
         if after is None:
@@ -336,21 +336,21 @@ class ResponseView(GatewayView):
         return stream_background(request.caller, response_id, after)
 
     async def delete(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
-        """Forget it."""
+        """Delete it."""
         await run_in_db_thread(delete_response, caller=request.caller, public_id=response_id)
         await ResponseEventStore(response_id).forget()
         return json_response(_encode({"id": response_id, "object": "response", "deleted": True}))
 
 
 class ResponseCancelView(GatewayView):
-    """The end of a background response."""
+    """Cancels a background response."""
 
     schema = EndpointSchema(
         "Responses", post=Endpoint("Cancel a background response", objects.ResponseObject)
     )
 
     async def post(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
-        """Stop it."""
+        """Cancel it."""
         row = await run_in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
         return json_response(_encode(row.body))
 
@@ -364,7 +364,7 @@ class ResponseInputItemsView(GatewayView):
     )
 
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
-        """Its own input items, the last first."""
+        """Its own input items, newest first by default."""
         page_query = parse_page_query(request, default=20, max_limit=100)
         row = await run_in_db_thread(access_response, request.caller, response_id)
         return json_response(_encode(paginate_items(row.input_items, page_query)))
