@@ -81,6 +81,11 @@ class BlockKeys:
         hashes = request.block_hashes.hash_full_blocks(token_ids, size)[: end // size]
         if end % size:
             hashes = [*hashes, request.block_hashes.hash_partial_block(token_ids, size, end)]
+        return self.blocks_of_hashes(hashes, start, end)
+
+    def blocks_of_hashes(self, hashes: Sequence[bytes], start: int, end: int) -> list[KeyedBlock]:
+        """`blocks_of` by the hashes of all blocks up to `end`."""
+        size = self._block_size
         blocks: list[tuple[int, KeyedBlock]] = []
         for index, group in enumerate(self._groups):
             if group.kind == "cross":

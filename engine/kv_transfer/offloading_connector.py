@@ -255,8 +255,9 @@ class OffloadingConnector(KVConnectorBase):
         storage, size = self.storage, self._block_size
         if storage is None:
             return None
-        hashes = request.block_hashes.hash_full_blocks(request.token_ids, size)[first:end]
-        timeout_s = max(_MIN_READ_S, len(hashes) * self._compute_s)
+        # Not by the reader: once that is late, the request runs and hashes its tokens, too.
+        hashes = request.block_hashes.hash_full_blocks(request.token_ids, size)[:end]
+        timeout_s = max(_MIN_READ_S, (end - first) * self._compute_s)
         deadline = time.monotonic() + timeout_s
         keys, host, tier = self._keys, self.host, storage.tier
 
@@ -264,10 +265,11 @@ class OffloadingConnector(KVConnectorBase):
             return key in host or (time.monotonic() < deadline and tier.is_stored(key))
 
         def keys_to_read() -> list[bytes]:
-            num_blocks = keys.longest_hit(hashes, functools.cache(is_saved))
+            num_blocks = keys.longest_hit(hashes[first:], functools.cache(is_saved))
             if not num_blocks:
                 return []
-            blocks = keys.blocks_of(request, first * size, (first + num_blocks) * size)
+            end = first + num_blocks
+            blocks = keys.blocks_of_hashes(hashes[:end], first * size, end * size)
             return [key for block in blocks for key in block.keys if key not in host]
 
         return storage.read_ahead(keys_to_read, request.tenant, request.cache_namespace, timeout_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from engine.contract.errors import ConfigError
 from engine.core.engine_core import EngineCore
+from engine.kv_cache import BlockHashes
+from engine.kv_transfer.disk_tier import DiskTier
 from tests.engine.kv_transfer.remote_stores import running_store
 from tests.engine.kv_transfer.test_disk_offloading import WRITER, failures, flush, on_disk
 from tests.engine.kv_transfer.test_offloading import (
@@ -203,15 +206,9 @@ def test_a_connector_of_another_package_is_refused_for_a_hybrid(hybrid: Folder) 
     + [("s3", "granite4")],
 )
 def test_a_prompt_that_goes_on_from_anothers_loads_that_ones_end_from_a_store(
-    hybrid: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+    hybrid: Folder, tmp_path: Path, kind: str, name: str
 ) -> None:
     """What windows and states of its end need is nothing that the store has."""
-    for module in (
-        "redis_store.TIMEOUT_S",
-        "s3_store.TIMEOUT_S",
-        "offloading_connector._MIN_READ_S",
-    ):
-        monkeypatch.setattr(f"engine.kv_transfer.{module}", 60.0)
     shared = prompt(1, 81)
     longer = {"b": [*shared, *prompt(2, 90)]}
     expected = run(make(hybrid(name)), longer)
@@ -226,3 +223,27 @@ def test_a_prompt_that_goes_on_from_anothers_loads_that_ones_end_from_a_store(
         assert connector_of(second).num_matched_tokens == 80
         assert not failures(second)
         second.shutdown()
+
+
+def test_tokens_are_not_hashed_by_a_reader(
+    hybrid: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that it is too late for runs meanwhile: a block hashed twice would be another's."""
+    monkeypatch.setattr(DiskTier, "is_indexed", False)
+    prompts = {"a": prompt(1, 81)}
+    core = on_disk(hybrid("mistral"), tmp_path)
+    expected = run(core, prompts)
+    flush(core)
+    forget_all(core)
+    connector_of(core).host.clear()
+    threads, hash_full_blocks = set[int](), BlockHashes.hash_full_blocks
+
+    def recorded(hashes: BlockHashes, token_ids: list[int], block_size: int) -> list[bytes]:
+        threads.add(threading.get_ident())
+        return hash_full_blocks(hashes, token_ids, block_size)
+
+    monkeypatch.setattr(BlockHashes, "hash_full_blocks", recorded)
+    assert run(core, prompts) == expected
+    assert connector_of(core).num_matched_tokens == 80
+    assert threads == {threading.get_ident()}
+    core.shutdown()
