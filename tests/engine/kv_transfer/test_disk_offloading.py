@@ -275,14 +275,14 @@ def test_after_any_fault_of_the_folder_tokens_are_right(
     core = on_disk(folder, tmp_path)
     expected = run(core, prompts)
     core.shutdown()
-    (path,) = segments(tmp_path)
-    pristine, random_ = path.read_bytes(), random.Random(3)
-    end = len(pristine.rstrip(b"\0"))
+    pristine = {path: path.read_bytes() for path in sorted(segments(tmp_path))}
+    random_ = random.Random(3)
     for _ in range(12):
-        data = bytearray(pristine)
-        for _ in range(random_.randrange(1, 4)):
-            data[random_.randrange(end)] ^= 1 << random_.randrange(8)
-        path.write_bytes(data)
+        for path, content in pristine.items():
+            data, end = bytearray(content), len(content.rstrip(b"\0"))
+            for _ in range(random_.randrange(1, 4)):
+                data[random_.randrange(end)] ^= 1 << random_.randrange(8)
+            path.write_bytes(data)
         core = on_disk(folder, tmp_path)
         assert run(core, prompts) == expected
         assert connector_of(core).num_matched_tokens <= 4 * 80

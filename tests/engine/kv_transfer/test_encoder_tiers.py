@@ -38,14 +38,6 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Whisper:
     return folder, [expected(model, samples, prompt, NUM_TOKENS) for samples, prompt in CASES]
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine isn't a storage that hangs."""
-    for name in ("offloading_connector", "storage_queue", "ec_connector"):
-        monkeypatch.setattr(f"engine.kv_transfer.{name}.READ_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("engine.core.kv_admission.READ_TIMEOUT_S", 60.0)
-
-
 def core_of(llm: LLM) -> EngineCore:
     return llm.llm_engine.core
 

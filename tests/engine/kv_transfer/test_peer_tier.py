@@ -58,7 +58,7 @@ def consumer() -> Iterator[PeerTier]:
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine isn't a peer that has died."""
     monkeypatch.setattr(peer_tier, "LEASE_S", 60.0)
 
@@ -79,7 +79,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_a_peer_serves_blocks_up_to_the_first_that_it_has_not(
     producer: PeerTier, consumer: PeerTier
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_peer_serves_blocks_up_to_the_first_that_it_has_not(
     assert consumer.address == ""
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_nothing_of_a_block_can_be_read_on_the_wire(producer: PeerTier) -> None:
     text = np.frombuffer((b"the tenant's secret prompt " * 40)[:BLOCK], np.uint8)
     producer.write(key(0), text, "n")
@@ -111,7 +111,7 @@ def ask(address: str, keys: list[bytes]) -> list[bytes]:
     return [received[start : start + RECORD] for start in range(0, len(received), RECORD)]
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_leased_blocks_stay_until_they_are_sent(producer: PeerTier, consumer: PeerTier) -> None:
     leased = list(range(6))
     for seed in leased:
@@ -184,6 +184,7 @@ def test_a_url_that_cannot_be_listened_at_is_refused(url: str) -> None:
     assert refusal.value.param == "kv_offloading_backend"
 
 
+@pytest.mark.usefixtures("patient_peers")
 def test_strangers_who_ask_too_much_or_too_little_are_sent_away(
     producer: PeerTier, consumer: PeerTier
 ) -> None:
@@ -277,14 +278,14 @@ def faults(count: int, seed: int) -> None:
         assert sum((consumer.failures + producer.failures).values()) > count / 2
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_no_fault_of_a_hand_over_gives_a_wrong_block() -> None:
     faults(100, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_none_of_10_000_faults_of_a_hand_over_gives_a_wrong_block() -> None:
     faults(10_000, 2)
 
@@ -299,7 +300,7 @@ def engine(folder: Path, role: str, **settings: Any) -> EngineCore:
     )
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patient_peers")
 def test_a_decode_replica_loads_a_prompt_from_the_prefill_replica(model_folder: Folder) -> None:
     folder, one, two = model_folder("llama"), {"a": prompt(1, 100)}, {"b": prompt(2, 100)}
     expected = run(make(folder), one)

@@ -42,14 +42,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Records]:
         yield local_store
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine isn't a store that doesn't answer."""
-    for name in ("redis_store.TIMEOUT_S", "s3_store.TIMEOUT_S", "storage_queue.READ_TIMEOUT_S"):
-        monkeypatch.setattr(f"engine.kv_transfer.{name}", 60.0)
-    monkeypatch.setattr("engine.core.kv_admission.READ_TIMEOUT_S", 60.0)
-
-
 @pytest.fixture
 def records(server: Records) -> Records:
     server.clear()
