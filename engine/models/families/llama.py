@@ -109,8 +109,8 @@ def _kv_sources(windows: tuple[int, ...], num_shared: int) -> tuple[int, ...]:
     window.
     """
     first = len(windows) - num_shared
-    last_layers = {windows[layer]: layer for layer in range(max(0, first))}
-    if first < 0 or not set(windows) <= last_layers.keys():
+    last_layers = {window: layer for layer, window in enumerate(windows[: max(0, first)])}
+    if num_shared < 0 or not set(windows) <= last_layers.keys():
         raise BadModelConfig(
             "config.json: num_kv_shared_layers must leave a layer of each type that keeps keys and "
             f"values; got {num_shared} of {len(windows)}.",

@@ -90,6 +90,7 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("Zamba2ForCausalLM", {"layers_block_type": ["mamba"]}, "layers_block_type"),
         ("Zamba2ForCausalLM", {"use_long_context": True}, "use_long_context"),
         ("Gemma3nForCausalLM", {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": -1}, "num_kv_shared_layers"),
         ("Gemma3nForCausalLM", {"intermediate_size": [96, 64]}, "intermediate_size"),
         (
             "Gemma3nForCausalLM",
