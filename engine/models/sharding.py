@@ -54,8 +54,16 @@ class ModelShard:
     ) -> None:
         """`expert_parallel`: each rank has some experts, instead of some columns of all;
         `num_redundant_experts`: copies of experts in each layer, beside one of each.
+
+        Raises `ConfigError` for a model that can't be cut.
         """
         self.ranks, size = ranks, ranks.size
+        if spec.altup is not None:
+            raise ConfigError(
+                f"{PARAM}={size} can't be used: an MLP of {spec.architecture} reads the mean of "
+                "all its gates. Leave it out, and run more replicas.",
+                param=PARAM,
+            )
         self.expert_parallel, self._num_redundant = expert_parallel, num_redundant_experts
         self.full_spec, self.splits_heads = spec, splits_heads(spec, size)
         if not self.splits_heads and ranks.rank == 0:

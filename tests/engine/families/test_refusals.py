@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from engine.contract.errors import ModelLoadError
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.registry import decoder_spec, native_architectures, register_decoder
+from engine.models.sharding import ModelShard
+from kernels.interface import RankGroup
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -113,6 +116,12 @@ def test_a_setting_that_is_not_done_is_named(
     with pytest.raises(ModelLoadError, match=name) as caught:
         decoder_spec(config(architecture, **changes))
     assert caught.value.param == name
+
+
+def test_ranks_cannot_share_gates_that_are_chosen_among_all() -> None:
+    spec = decoder_spec(config("Gemma3nForCausalLM", num_kv_shared_layers=0))
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2 .* an MLP of Gemma3n"):
+        ModelShard(spec, Mock(spec=RankGroup, size=2, rank=0))
 
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:
