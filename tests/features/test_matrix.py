@@ -9,9 +9,12 @@ from tests.features.lab import Lab
 from tests.features.matrix import PAIRS, Outcome, outcome
 
 STATED = page.stated(page.PATH.read_text(encoding="utf-8"))
+#: Processes that load Whisper: `tests/engine/ranks/test_media.py` has them, too.
+SLOW = {("ranks", "speech")}
+PARAMS = [pytest.param(*pair, marks=[pytest.mark.slow] if pair in SLOW else []) for pair in PAIRS]
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
+@pytest.mark.parametrize(("first", "second"), PARAMS)
 def test_pair(first: str, second: str, lab: Lab) -> None:
     assert outcome(lab, first, second) == STATED[first, second]
 
