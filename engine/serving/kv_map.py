@@ -113,7 +113,6 @@ class KVMapBuilder:
         is_full = asked != self._run or pool.changed_block_ids is None
         if is_full:
             self._run, self._number = asked, 0
-            self._cached.clear()
             changed = [b for b in pool.blocks if b.charged_to is not pool.quotas.unowned]
         else:
             changed = [pool.blocks[block_id] for block_id in pool.changed_block_ids or ()]
@@ -157,7 +156,7 @@ class KVMapBuilder:
                 tier = connector.find_tier(block.block_hash)
             if mine:
                 self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
-            elif not cached:
+            elif not cached or previous != block.block_hash:  # the names are of what it had before
                 self._adapters.pop(block_id, None)
                 self._media.pop(block_id, None)
             owner = "" if block.charged_to is None else block.charged_to.name

@@ -125,6 +125,24 @@ def test_blocks_name_the_picture_among_their_tokens_while_they_are_cached() -> N
         ]  # fmt: skip
 
 
+def test_a_block_forgets_its_picture_with_the_tokens_that_held_it() -> None:
+    kv_map, driver = make_map(), Driver(num_blocks=8)
+    kv_map.watch(b"1")
+    sequence = driver.add(list(range(14)), tenant="first")
+    sequence.request.message.media = [MediaItem("image", bytes([7]) * 32, ((0, 14),))]
+    driver.step()
+    kv_map.frame(driver.scheduler)
+    driver.scheduler.finish(sequence, "abort")
+    # Begins and ends between two frames, in all blocks.
+    second = driver.add(list(range(100, 126)), tenant="second")
+    driver.step()
+    driver.scheduler.finish(second, "abort")
+    frame = kv_map.frame(driver.scheduler)
+    blocks = [state for state in frame.blocks if frame.words[state.owner] == "second"]
+    assert len(blocks) == 7
+    assert {frame.words[state.media or 0] for state in blocks} == {""}
+
+
 def test_a_pool_that_nobody_watches_notes_nothing() -> None:
     kv_map, driver = make_map(), Driver(num_blocks=20)
     driver.add(list(range(9)))
