@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from catalog.actions import unload_model
+from catalog.actions import load_model, unload_model
 from catalog.checkpoint import default_name
 from catalog.models import DesiredState, ServedModel
 from config.up.banner import command
@@ -293,12 +293,22 @@ def test_the_demo_that_sees_is_loaded_once(tmp_path: Path, settings: Any) -> Non
     rows = ServedModel.objects.filter(name=VISION_DEMO)
     ensure_vision_demo()
     assert rows.get().source == str(folder)
+    assert rows.get().settings == {"device": "cpu"}
     unload_model(actor=CLI_ACTOR, model=rows.get())
     ensure_vision_demo()
     assert rows.get().desired_state == DesiredState.UNLOADED
     rows.delete()
     ensure_vision_demo()
     assert not rows.exists()
+
+
+@pytest.mark.django_db
+def test_a_name_that_is_in_use_keeps_the_demo_that_sees_out(tmp_path: Path, settings: Any) -> None:
+    folder = tiny_model_folder(tmp_path / "sees")
+    settings.QUIRE = settings.QUIRE.replace(demo_vision_model=folder)
+    load_model(actor=CLI_ACTOR, name="tiny", source=str(folder), aliases=[VISION_DEMO])
+    ensure_vision_demo()
+    assert not ServedModel.objects.filter(name=VISION_DEMO).exists()
 
 
 @pytest.mark.django_db

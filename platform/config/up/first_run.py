@@ -348,10 +348,16 @@ def ensure_vision_demo() -> None:
     """
     folder: Path = settings.QUIRE.demo_vision_model
     earlier_loads = AuditEntry.objects.filter(action="model.load", target_label=VISION_DEMO)
-    if (folder / "config.json").is_file() and not (
-        earlier_loads.exists() or ServedModel.objects.filter(name=VISION_DEMO).exists()
+    names = {name for model in ServedModel.objects.all() for name in (model.name, *model.aliases)}
+    if (
+        (folder / "config.json").is_file()
+        and VISION_DEMO not in names
+        and not earlier_loads.exists()
     ):
-        catalog_actions.load_model(actor=CLI_ACTOR, name=VISION_DEMO, source=str(folder))
+        # Its vision tower runs on no GPU.
+        catalog_actions.load_model(
+            actor=CLI_ACTOR, name=VISION_DEMO, source=str(folder), settings={"device": "cpu"}
+        )
 
 
 def _demo_model() -> Path:
