@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
+from http.client import HTTPException
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from engine.contract.errors import InvalidRequest
@@ -66,7 +65,7 @@ def _read(url: str) -> bytes:
             )
         with urlopen(Request(url), timeout=FETCH_TIMEOUT_S) as answer:  # noqa: S310
             data: bytes = answer.read(MAX_FILE_BYTES + 1)
-    except (URLError, OSError, ValueError, binascii.Error) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise InvalidRequest(f"The image can't be read: {error}", param="messages") from error
     if len(data) > MAX_FILE_BYTES:
         raise InvalidRequest(f"The image has over {MAX_FILE_BYTES} bytes.", param="messages")

@@ -424,6 +424,7 @@ def test_offline_chats_take_images_in_all_of_their_parts(
     for part in (
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a picture.png"}},
         {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}},
     ):
         with pytest.raises(InvalidRequest) as refused:
