@@ -370,6 +370,13 @@ def test_cold_prefixes_are_counted_by_reason() -> None:
     assert values(text, "quire:prefix_cold_total", engine="r1", reason="evicted") == [3]
 
 
+def test_lookups_of_encoded_media_have_vllms_names() -> None:
+    stats = protocol.EngineStats(mm_cache_queries_total=5, mm_cache_hits_total=3)
+    text = exposition({}, [beat(stats=stats)]).decode()
+    assert values(text, "vllm:mm_cache_queries_total", engine="r1") == [5]
+    assert values(text, "vllm:mm_cache_hits_total", engine="r1") == [3]
+
+
 def test_tiers_are_shown_by_tier_and_reason() -> None:
     stats = protocol.EngineStats(
         num_requests_swapped=2,

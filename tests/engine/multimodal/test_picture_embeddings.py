@@ -76,8 +76,8 @@ def test_vectors_of_pictures_and_texts_are_those_of_transformers(tmp_path: Path,
     for _ in range(2):  # the second time pictures come from the cache
         vectors = torch.tensor([result.outputs.embedding for result in llm.embed(prompts)])
         assert torch.allclose(vectors, torch.stack(expected_rows), atol=2e-5)
-    cache = llm.llm_engine.core.scheduler.encoder_cache
-    assert (cache.num_hits, cache.num_queries) == (2, 4)
+    stats = llm.core.snapshot()
+    assert (stats.mm_cache_hits_total, stats.mm_cache_queries_total) == (2, 4)
     one_by_one = [llm.embed(prompt)[0].outputs.embedding for prompt in prompts]
     assert one_by_one == vectors.tolist()
     raw = llm.embed(prompts[0], PoolingParams(use_activation=False))[0].outputs.embedding
