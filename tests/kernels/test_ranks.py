@@ -160,7 +160,7 @@ class Mail:
             self.boxes[self.rank, other].put(slots[self.rank].clone())
         for other in peers:
             try:
-                slots[other].copy_(self.boxes[other, self.rank].get(timeout=20))
+                slots[other].copy_(self.boxes[other, self.rank].get(timeout=60))
             except Empty as error:
                 raise RankTimeout(other, "nothing has come") from error
 

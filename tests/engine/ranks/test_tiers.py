@@ -36,7 +36,7 @@ def running(folder: Path, **settings: Any) -> Iterator[EngineCore]:
         core.shutdown()
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("async_scheduling", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
     model_folder: Folder, async_scheduling: bool
 ) -> None:
@@ -58,6 +58,7 @@ def test_two_ranks_load_what_they_have_saved_while_the_tier_evicts(
         assert run(core, prompts) == expected
 
 
+@pytest.mark.slow
 def test_sequences_of_two_ranks_are_swapped(model_folder: Folder) -> None:
     folder = model_folder("llama")
     prompts = {f"r{seed}": prompt(seed, 60) for seed in range(5)}
