@@ -1,6 +1,6 @@
-"""The one renderer of errors: `{"error": {"message", "type", "param", "code"}}` for everything.
+"""Renders all errors: `{"error": {"message", "type", "param", "code"}}`.
 
-What Django, DRF, pydantic and our own code raise becomes a `QuireError` (`as_quire_error`), and a
+Exceptions of Django, DRF, pydantic and our own code become a `QuireError` (`as_quire_error`), and a
 `QuireError` becomes a response (`error_response`), a server-sent event or a WebSocket frame.
 """
 
@@ -47,19 +47,19 @@ def rename_error_param(error: E, names: Mapping[str, str]) -> E:
     return error
 
 
-#: The first is written at once; of the others one in so many seconds, with how many they were.
+#: Seconds between warnings after the first; each later one includes the number of suppressed ones.
 INTERVAL_S = 10.0
 
 
 class RateLimitedLog:
-    """Writes warnings of one kind now and then."""
+    """Writes warnings of one kind at a limited rate."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock
         self._written_at, self._num_suppressed = -INTERVAL_S, 0
 
     def warning(self, text: str, *args: object) -> None:
-        """Write it, or count it."""
+        """Write the warning, or only count it."""
         now = self._clock()
         if now - self._written_at < INTERVAL_S:
             self._num_suppressed += 1
@@ -74,7 +74,7 @@ MAX_SHOWN_CHARS = 120
 
 
 def describe_validation_error(error: ValidationError) -> dict[str, Any]:
-    """`message`, `param` and `code` for the first error that helps most."""
+    """`message`, `param` and `code` of the most helpful error."""
     errors = error.errors(include_url=False, include_context=True)
     first = _deepest_error(errors)
     param = _format_location(first["loc"])
@@ -96,20 +96,20 @@ def describe_validation_error(error: ValidationError) -> dict[str, Any]:
 
 
 def _deepest_error(errors: list[Any]) -> Any:
-    """Of a union's errors, the one that got deepest into the value."""
+    """Among the errors of a union, the one that is nested deepest in the value."""
     first = errors[0]
     same_field = [item for item in errors if item["loc"][:1] == first["loc"][:1]]
     return max(
         same_field,
         key=lambda item: (
             sum(isinstance(part, int) for part in item["loc"]),
-            item["type"] == "value_error",  # a union's member that fitted, but for its content
+            item["type"] == "value_error",  # a union member that matched except for its content
         ),
     )
 
 
 def _format_location(location: tuple[int | str, ...]) -> str:
-    """`messages[0].content`; the names that pydantic gives a union's members are left out."""
+    """`messages[0].content`; pydantic's names of union members are left out."""
     path = ""
     for index, part in enumerate(location):
         if index and part == location[index - 1]:
@@ -121,12 +121,12 @@ def _format_location(location: tuple[int | str, ...]) -> str:
     return path
 
 
-#: What pydantic calls plain types among a union's members.
+#: Pydantic's names of simple types among a union's members.
 _UNION_TAGS = frozenset({"str", "int", "float", "bool", "dict", "list", "constrained"})
 
 
 def _format_value(value: Any) -> str:
-    """A value for a message: bounded, whatever it is."""
+    """A value for a message, limited in length."""
     if isinstance(value, list | dict):
         return f"a {type(value).__name__} with {len(value)} entries"
     if isinstance(value, int) and value.bit_length() > 256:
@@ -136,12 +136,12 @@ def _format_value(value: Any) -> str:
 
 
 _json = msgspec.json.Encoder()
-#: In an overload there are hundreds a second, and a line costs a sixth of a refusal.
+#: In an overload there are hundreds a second, and a log line costs a sixth of a rejection.
 _refusals = RateLimitedLog(logger)
 
 
 class PayloadTooLarge(InvalidRequest):
-    """The body is over the limit."""
+    """The body exceeds the size limit."""
 
     status = 413
     code = "request_too_large"
@@ -155,14 +155,14 @@ class RequestTimeout(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not plain JSON."""
+    """The body is not uncompressed JSON."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class NotAcceptable(InvalidRequest):
-    """`Accept` excludes what this endpoint answers with."""
+    """`Accept` excludes all media types of this endpoint."""
 
     status = 406
     code = "not_acceptable"
@@ -176,16 +176,16 @@ class MethodNotAllowed(InvalidRequest):
 
 
 class UnsupportedField(InvalidRequest):
-    """A field that Quire knows and doesn't support: refused by name, never ignored."""
+    """A field that Quire knows but doesn't support: rejected by name, never ignored."""
 
     code = "unsupported_parameter"
 
 
 class Overloaded(QuireError):
-    """This gateway has no room for more work of this kind.
+    """This gateway has no capacity for more work of this kind.
 
     Attributes:
-        retry_after: seconds until there's room, where that's known.
+        retry_after: seconds until there is capacity, if known.
     """
 
     status = 503
@@ -194,7 +194,7 @@ class Overloaded(QuireError):
 
 
 class GatewayShuttingDown(EngineUnavailable):
-    """This gateway process ends before the answer does. Another one goes on with the stream."""
+    """This gateway process shuts down before the answer ends. Another one continues the stream."""
 
     code = "gateway_shutting_down"
 
@@ -214,14 +214,14 @@ class StorageUnavailable(QuireError):
 
 
 class RequestAborted(QuireError):
-    """An operator has ended the request, in an API that has no word for it."""
+    """An operator has aborted the request, in an API without a finish reason for it."""
 
     status = 503
     code = "request_aborted"
 
 
 class Internal(QuireError):
-    """A fault of ours; what exactly is in the log, under the request id."""
+    """A fault of ours; the log has the details under the request id."""
 
 
 class RemoteError(QuireError):
@@ -247,7 +247,7 @@ _DRF_KINDS: dict[type[drf.APIException], type[QuireError]] = {
 
 
 def as_quire_error(error: BaseException) -> QuireError:
-    """The `QuireError` that tells a client of any exception. Faults of ours stay nameless."""
+    """The `QuireError` for any exception. Clients see no details of internal faults."""
     if isinstance(error, QuireError):
         return error
     if isinstance(error, ValidationError):
@@ -270,7 +270,7 @@ def as_quire_error(error: BaseException) -> QuireError:
 
 
 def is_about_storage(error: BaseException) -> bool:
-    """Whether a database that is away, or a full disk, is the matter: it may well pass."""
+    """Whether an unreachable database or a full disk caused the error: it may pass."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or isinstance(error, OperationalError | InterfaceError)
 
@@ -311,7 +311,7 @@ def envelope(error: QuireError) -> dict[str, Any]:
 
 
 def error_headers(error: QuireError) -> dict[str, str]:
-    """`Retry-After` where waiting helps, `WWW-Authenticate` where a key is missing."""
+    """`Retry-After` if waiting helps, `WWW-Authenticate` if a key is missing."""
     headers: dict[str, str] = {}
     wait = getattr(error, "retry_after", None)
     if wait is None and error.status in (429, 503):
@@ -326,7 +326,7 @@ def error_headers(error: QuireError) -> dict[str, str]:
 
 
 def encode_error(error: QuireError) -> bytes:
-    """The envelope as JSON. A message with a lone surrogate can't break it."""
+    """The envelope as JSON, even if the message contains a lone surrogate."""
     error.message = error.message.encode("utf-8", "replace").decode("utf-8")
     if error.param is not None:
         error.param = error.param.encode("utf-8", "replace").decode("utf-8")
@@ -334,7 +334,7 @@ def encode_error(error: QuireError) -> bytes:
 
 
 def report(error: BaseException, request_id: str) -> None:
-    """Log what a client can't be told: faults with their traceback, an engine's failure by name."""
+    """Log what clients don't see: faults with their traceback, an engine's failure by name."""
     if isinstance(error, Overloaded):
         _refusals.warning("Request %s was refused: %s", request_id, error.message)
     elif isinstance(error, EngineFault | EngineUnavailable | RemoteError):
@@ -345,7 +345,7 @@ def report(error: BaseException, request_id: str) -> None:
 
 
 def error_response(error: BaseException, request_id: str = "") -> HttpResponse:
-    """Any exception as an HTTP response, and in the log where it belongs there."""
+    """Render any exception as an HTTP response; log it if necessary."""
     report(error, request_id)
     reported = as_quire_error(error)
     body = encode_error(reported)
@@ -357,6 +357,6 @@ def error_response(error: BaseException, request_id: str = "") -> HttpResponse:
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
-    """DRF's hook (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`): any view's errors in the envelope."""
+    """DRF's hook (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`): errors of any view in the envelope."""
     request = context.get("request")
     return error_response(error, getattr(request, "request_id", ""))

@@ -29,7 +29,7 @@ from storage.actions import owner_of, release_lease, renew_lease
 
 logger = logging.getLogger(__name__)
 
-#: The longest completion window, and time for what waits beyond it.
+#: Maximum completion window, plus time for work that still waits after it.
 KEEP_S = 3 * 24 * 3600
 
 
@@ -38,7 +38,7 @@ def _log_retry(details: RetryDetails) -> None:
     logger.warning("%s is retried in %.1f s: %s", details.name, details.wait_for, cause)
 
 
-# Stamina's own hook logs the arguments, which hold tenants' prompts.
+# Stamina's own hook would log the arguments, which contain tenants' prompts.
 stamina.instrumentation.set_on_retry_hooks([_log_retry])
 
 
@@ -47,9 +47,9 @@ def _name(public_id: str) -> str:
 
 
 async def save_trace_parent(public_id: str) -> None:
-    """Remember the running request's span for work that runs later, unless the first is known.
+    """Store the running request's span for work that runs later, unless one is stored already.
 
-    Kept in Redis while the work may run: if it's lost, the work's spans have no link.
+    It stays in Redis while the work may run: if it is lost, the work's spans have no link.
     """
     parent = current_traceparent()
     if not parent:
@@ -61,7 +61,7 @@ async def save_trace_parent(public_id: str) -> None:
 
 
 async def load_trace_parent(public_id: str) -> str:
-    """A `traceparent`; "" where none is known or no spans are wanted."""
+    """A `traceparent`; "" if none is stored, or tracing is off."""
     if tracing() is None:
         return ""
     try:
@@ -73,14 +73,14 @@ async def load_trace_parent(public_id: str) -> str:
 
 
 def lease_seconds() -> float:
-    """A worker that is silent for so long has lost its work to whoever asks for it."""
+    """Seconds after which a silent worker loses its jobs to the next one that asks for them."""
     return settings.QUIRE.lease_seconds
 
 
 class Lease:
-    """Keeps a claimed row's lease alive while the block runs, and gives it back behind it.
+    """Renews a claimed row's lease while the block runs, and releases it afterwards.
 
-    The block is cancelled when the lease is lost: somebody else works on the row by then.
+    The block is cancelled when the lease is lost, because another worker then owns the row.
     """
 
     def __init__(self, row: Any, owner: str) -> None:
@@ -97,7 +97,7 @@ class Lease:
         if self._lost and self._task is not None:
             self._task.uncancel()
             return kind is not None and issubclass(kind, asyncio.CancelledError)
-        # Not to be cut short: until the lease has run out nobody else could go on.
+        # Must not be interrupted: no other worker could continue until the lease expires.
         await asyncio.shield(run_in_db_thread(release_lease, row=self._row, owner=self._owner))
         return False
 
@@ -109,7 +109,7 @@ class Lease:
                 is_leased = await run_in_db_thread(
                     renew_lease, row=self._row, owner=self._owner, seconds=lease_s
                 )
-            except Exception as error:  # whatever it is, nobody else knows that this worker lives
+            except Exception as error:  # any error means that the lease may not have been renewed
                 missed += lease_s / 6
                 logger.warning("the lease of %s was not renewed: %s", self._row, error)
                 continue
@@ -132,10 +132,10 @@ class JobRunner:
 
     Args:
         runners: by kind, called with the id and this worker's name.
-        limits: how many of a kind run at a time. What comes beyond stays in the database until a
-            worker has room.
-        waiting: by kind, the ids of what nobody works on, in the order of their turns. Asked when
-            a piece of work ends, so that its place isn't empty until the next sweep.
+        limits: maximum number of concurrent jobs by kind. Further ones stay in the database until a
+            worker has capacity.
+        waiting: by kind, returns the ids of unclaimed jobs in the order in which they should run.
+            Called when a job ends, so that its slot isn't idle until the next sweep.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class JobRunner:
         self._thread.start()
 
     def _serve(self) -> None:
-        start_gateway_heartbeat()  # a worker lets requests in too
+        start_gateway_heartbeat()  # a worker admits requests too
         start_writer()
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     def start(self, kind: str, public_id: str) -> None:
-        """Begin a piece of work unless it runs here or there's no room. From any thread."""
+        """Start a job unless it runs here already or there is no capacity. From any thread."""
         if kind not in self._runners:
             raise ValueError(f"Unknown job kind {kind!r}.")
         self._loop.call_soon_threadsafe(self._start, kind, public_id)
@@ -187,7 +187,7 @@ class JobRunner:
                 self._looking[kind] = self._loop.create_task(self._start_waiting(kind))
 
     async def _start_waiting(self, kind: str) -> None:
-        """Start what waits. At most once in `POLL_INTERVAL_S`, for all that ended meanwhile."""
+        """Start waiting jobs. At most once per `POLL_INTERVAL_S`, for all that ended meanwhile."""
         await asyncio.sleep(POLL_INTERVAL_S)
         self._looking.pop(kind)
         try:
@@ -199,8 +199,8 @@ class JobRunner:
             self._start(kind, public_id)
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """Cancel what runs (another worker goes on with it), settle, write what became of requests,
-        end, with every thread that this process has for letting requests in. Blocks.
+        """Cancel running jobs (another worker continues them), settle, flush request logs, and stop
+        all threads that this process uses to admit requests. Blocks.
         """
         if not self._thread.is_alive():
             return
@@ -233,7 +233,7 @@ RUN_TASK = "inference.run"
 
 
 async def enqueue_job(kind: str, public_id: str) -> None:
-    """Tell workers of a batch or a response. Without Redis they find it by themselves, later."""
+    """Notify workers of a batch or a response. Without Redis they find it by themselves, later."""
     await save_trace_parent(public_id)
     try:
         await asyncio.to_thread(send_job, kind, public_id)

@@ -1,4 +1,4 @@
-"""Quire: `from quire import LLM` gives what `engine` exports, loaded at first use."""
+"""Quire: `from quire import LLM` provides the exports of `engine`, loaded at first use."""
 
 from __future__ import annotations
 

@@ -9,13 +9,13 @@ from engine.contract.vllm_variables import use_vllm_variables
 from engine.version import __version__
 
 PACKAGE = Path(__file__).resolve().parent
-#: The Django apps, by their own names: a wheel has them in this package, so that names such as
-#: `config` don't lie bare in site-packages. `platform/` of a checkout is a source root, not a
-#: package: the standard library keeps that name.
+#: Folder of the Django apps. A wheel has them inside this package, so that names such as `config`
+#: aren't top-level in site-packages. `platform/` of a checkout is a source root, not a package,
+#: because `platform` is a module of the standard library.
 APPS = next(
     folder for folder in (PACKAGE / "_platform", PACKAGE.parent / "platform") if folder.is_dir()
 )
-#: Commands that begin a data dir, or run a process that needs one on this machine.
+#: Commands that create a data dir, or run a process that needs one on this machine.
 MAKERS = (
     "up",
     "serve",
@@ -28,13 +28,13 @@ MAKERS = (
     "bench",
     "fetch_adapter",
 )
-#: Container objects made between two looks of the garbage collector. What a command imports stays:
-#: with Python's own 700 a tenth of its start goes into looking through that again and again.
+#: Container objects created between two garbage collections. What a command imports stays: with
+#: Python's default of 700, scanning it repeatedly takes a tenth of the start-up time.
 GC_THRESHOLD = 10_000
 
 
 def pop_data_dir(arguments: list[str]) -> list[str]:
-    """Act on `--data-dir DIR`, which settings need before any command sees its options."""
+    """Apply `--data-dir DIR`, which settings need before any command parses its options."""
     rest: list[str] = []
     data_dir: str | None = None
     words = iter(arguments)
@@ -54,7 +54,7 @@ def pop_data_dir(arguments: list[str]) -> list[str]:
 
 
 def check_data_dir(folder: str, words: list[str]) -> None:
-    """Refuse a folder that isn't there, but to commands that begin one: settings would make it."""
+    """Reject a missing folder, except for commands that create one: settings would create it."""
     if words and words[0] not in MAKERS and not Path(folder).expanduser().is_dir():
         raise SystemExit(
             f"There is no data dir {folder}: is the name right? "
@@ -98,6 +98,6 @@ def main() -> None:
     except ImproperlyConfigured as error:
         raise SystemExit(f"Quire's settings: {error}") from error
     except BrokenPipeError:
-        # The reader, such as `head`, has seen enough; Python would try to write the rest at exit.
+        # The reader, such as `head`, has closed the pipe; Python would fail at exit otherwise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

@@ -21,7 +21,7 @@ class NamedParser(Protocol):
     template_marks: ClassVar[tuple[str, ...]]
 
 
-#: Chat templates whose parser is remembered.
+#: Maximum number of chat templates whose parser is cached.
 MAX_REMEMBERED = 64
 P = TypeVar("P", bound=NamedParser)
 
@@ -34,8 +34,8 @@ class ParserRegistry(Generic[P]):
     name of `settings.QUIRE` is `{"name": "dotted.path.Class"}`.
 
     Args:
-        kind: "tool_parsers" or "reasoning_parsers". base: what every class is a subclass of.
-        own: in the order in which chat templates are looked at. aliases: other names of our own.
+        kind: "tool_parsers" or "reasoning_parsers". base: superclass of all classes.
+        own: in the order in which chat templates are checked. aliases: other names of our own.
     """
 
     def __init__(
@@ -52,23 +52,23 @@ class ParserRegistry(Generic[P]):
         setting_changed.connect(self._reset, weak=False)
 
     def all(self) -> Mapping[str, type[P]]:
-        """Every parser by its name. Raises TypeError or ImportError for a plug-in that is none."""
+        """All parsers by name. Raises TypeError or ImportError for an invalid plug-in."""
         return {
             **self._builtin,
             **{name: self._checked(path) for name, path in self._paths().items()},
         }
 
     def names(self) -> list[str]:
-        """All that `get` knows, sorted."""
+        """All names that `get` knows, sorted."""
         return sorted({*self._builtin, *self._aliases, *self._paths()})
 
     def get(self, name: str) -> type[P] | None:
-        """The parser of this name, which may be another name of one of ours."""
+        """The parser of this name or alias."""
         parsers = self.all()
         return parsers.get(name) or parsers.get(self._aliases.get(name, name))
 
     def for_template(self, template: str) -> type[P] | None:
-        """The parser for models with this chat template, or None. Plug-ins are asked first."""
+        """The parser for models with this chat template, or None. Plug-ins have precedence."""
         if template in self._template_matches:
             return self._template_matches[template]
         if len(self._template_matches) >= MAX_REMEMBERED:
@@ -87,7 +87,7 @@ class ParserRegistry(Generic[P]):
         return None
 
     def _reset(self, *, setting: str, **_: object) -> None:
-        """Look at the settings again after `override_settings`."""
+        """Reload the settings after `override_settings`."""
         if setting == "QUIRE":
             self._template_matches.clear()
 

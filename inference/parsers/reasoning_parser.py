@@ -1,4 +1,4 @@
-"""What a reasoning parser is, and the usual one: tags around the reasoning."""
+"""The base of reasoning parsers, and the usual one: tags around the reasoning."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from inference.parsers.state_machine import (
 
 @dataclass(frozen=True)
 class ReasoningMarkers:
-    """Texts by which the engine tells reasoning.
+    """Texts by which the engine detects reasoning.
 
     Attributes:
-        ends: each ends it. start: what an output begins with that has reasoning, "" for nothing.
-        close: what ends it by force; ends with one of `ends`.
+        ends: each of them ends it. start: with which output that has reasoning begins, "" for none.
+        close: ends it by force; its last part is one of `ends`.
     """
 
     ends: tuple[str, ...]
@@ -35,20 +35,16 @@ class ReasoningParser(StateMachine):
     White space next to a tag belongs to neither.
 
     Attributes:
-        name, template_marks, markers: as a `ToolCallParser` has them; a class that names no markers
-            has its tags.
-        starts, ends: what begins and what ends the reasoning, in any of these spellings.
-        calls: what a call begins with. One inside the reasoning is a call after all when nothing
-            ends the reasoning behind it: some models go over to a call without a word.
-        starts_in_reasoning: whether an output is reasoning from its first character on, when
-        neither the
-            prompt nor the output says so. template_opens: the same where the template's variables
-            turn
-            thinking on.
+        name, template_marks, markers: as in `ToolCallParser`; `markers` defaults to the tags.
+        starts, ends: tags that begin and end the reasoning, in any of these spellings.
+        calls: texts that begin a call. One inside the reasoning is taken for a call if no end tag
+            follows: some models go over to a call without closing the reasoning.
+        starts_in_reasoning: whether an output begins with reasoning if neither the prompt nor the
+            output says so. template_opens: the same if the template's variables turn thinking on.
         template_switches: variables of the chat template that turn thinking on and off.
 
     Args:
-        inside: whether the prompt ends inside the reasoning; None when its end doesn't tell.
+        inside: whether the prompt ends inside the reasoning; None if unknown.
     """
 
     name: ClassVar[str]
@@ -74,7 +70,7 @@ class ReasoningParser(StateMachine):
 
     @classmethod
     def prompt_opens_reasoning(cls, tail: str) -> bool | None:
-        """What the end of a prompt says: inside the reasoning, past it, or nothing."""
+        """Whether a prompt ends inside the reasoning or after it (False); None if unknown."""
         text = tail.rstrip()
         if text.endswith(tuple(start.rstrip() for start in cls.starts)):
             return True
@@ -82,7 +78,7 @@ class ReasoningParser(StateMachine):
 
     @classmethod
     def switched(cls, variables: Mapping[str, Any]) -> bool | None:
-        """What variables of a chat template say of thinking: on, off, or nothing."""
+        """Whether variables of a chat template turn thinking on or off; None if they don't."""
         if variables.get("reasoning_effort") in ("none", "no_think"):
             return False
         switches = [_is_on(variables[name]) for name in cls.template_switches if name in variables]
@@ -91,13 +87,13 @@ class ReasoningParser(StateMachine):
 
     @classmethod
     def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
-        """How the engine tells the reasoning, where the answer has a form (`constrained`), which
-        may be that of required calls.
+        """Markers for the engine, if the answer has a constrained format (`constrained`), which may
+        be one of required calls.
         """
         return ReasoningMarkers(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
 
     def _begin(self) -> bool:
-        """Nothing has come yet: a start tag, or already what stands inside or after it."""
+        """At the start of the output: a start tag, or text inside or after the reasoning."""
         rest = self._buffer.lstrip()
         tags = self.starts if self._assumed else self.starts + self.ends
         if not self._is_finished and (not rest or is_prefix(rest, tags)):
@@ -129,7 +125,7 @@ class ReasoningParser(StateMachine):
         return False
 
     def _call(self) -> bool:
-        """A call has begun inside the reasoning: what ends the reasoning tells what it is."""
+        """After the start of a call inside the reasoning: whether an end tag follows decides."""
         position, tag = find_first(self._buffer[self._seen :], self.ends)
         if tag:
             position += self._seen
@@ -141,7 +137,7 @@ class ReasoningParser(StateMachine):
         return False
 
     def _skip_to(self, position: int) -> bool:
-        """The reasoning has ended, and the answer begins at this place."""
+        """End the reasoning; the answer begins at this position."""
         self._buffer = self._buffer[position:]
         self._trim, self._state = True, self._content
         return True
@@ -165,7 +161,7 @@ def _leading_tag(text: str, tags: tuple[str, ...]) -> str:
 
 
 def _is_on(value: Any) -> bool | None:
-    """A switch's value: some templates have words for it, "adaptive" leaves it to the model."""
+    """A switch's value: some templates use words, and "adaptive" leaves it to the model."""
     if value in (None, "adaptive"):
         return None
     return bool(value) and value not in ("disabled", "off")

@@ -1,4 +1,4 @@
-"""Which parser reads a model's calls: by name, or told by its chat template."""
+"""Selects the parsers of a model: by name, or by its chat template."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ from inference.parsers.tagged_tools import (
 )
 from inference.parsers.tool_parser import ToolCallParser
 
-# -- Which parser finds a model's reasoning: by name, or told by its chat template.
+# -- Reasoning parsers.
 
 
-#: The first whose marks a chat template holds; the more telling come first.
+#: The first whose marks a chat template contains is used; more specific ones come first.
 reasoning_parsers: ParserRegistry[ReasoningParser] = ParserRegistry(
     "reasoning_parsers",
     ReasoningParser,
@@ -109,7 +109,7 @@ reasoning_parsers: ParserRegistry[ReasoningParser] = ParserRegistry(
 )
 
 
-#: The first whose marks a chat template holds reads that model; the more telling come first.
+#: The first whose marks a chat template contains is used; more specific ones come first.
 tool_parsers: ParserRegistry[ToolCallParser] = ParserRegistry(
     "tool_parsers",
     ToolCallParser,
@@ -166,14 +166,14 @@ tool_parsers: ParserRegistry[ToolCallParser] = ParserRegistry(
 )
 
 
-# -- Names of parsers in a model's settings: refused when the model is loaded, not at a request.
+# -- Parser names in a model's settings are checked when the model is loaded, not per request.
 
 
 _TEMPLATE = "a checkpoint's response_template isn't read; name the parser of its family"
 _SUFFIX = "its tags end in a number of the checkpoint's own; hy_v3 reads those without one"
 _MUSE = "Muse's channels aren't read"
 _CALLS = "this family's calls aren't read. Without a parser, calls that are required come as JSON"
-#: vLLM's names without a parser here, and why. A plug-in of the name takes its place.
+#: Names of vLLM's parsers that don't exist here, and why. A plug-in may define them.
 UNAVAILABLE_PARSERS: Mapping[str, Mapping[str, str]] = {
     "reasoning_parser": {
         **dict.fromkeys(("beam", "hf"), _TEMPLATE),

@@ -1,4 +1,4 @@
-"""`Part`: what a piece of a model's text turned out to be."""
+"""`Part`, a parsed piece of an answer, and `StateMachine`, the base of all parsers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# -- Looking for fixed texts in a text that is still growing.
+# -- Searching for literals in a text that is still growing.
 
 
 def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
-    """Where the leftmost of `literals` begins, and which; (-1, "") for none.
+    """Position and text of the leftmost of `literals`; (-1, "") for none.
 
-    Of two that begin at the same place it is the longer one.
+    Of two at the same position it is the longer one.
     """
     first, match = -1, ""
     for literal in literals:
@@ -25,7 +25,7 @@ def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
 
 
 def partial_suffix_length(text: str, literals: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a literal."""
+    """Number of characters at the end of `text` that may be the start of a literal."""
     longest = max(map(len, literals), default=0)
     for size in range(min(longest - 1, len(text)), 0, -1):
         tail = text[-size:]
@@ -35,25 +35,26 @@ def partial_suffix_length(text: str, literals: Sequence[str]) -> int:
 
 
 def is_prefix(text: str, literals: Sequence[str]) -> bool:
-    """Whether a whole text is the (shorter) beginning of one of the literals."""
+    """Whether the whole text is a proper prefix of one of the literals."""
     return any(len(text) < len(literal) and literal.startswith(text) for literal in literals)
 
 
 PartKind = Literal["reasoning", "content", "call", "arguments", "custom", "input"]
 
-#: A call begins with one of these.
+#: Kinds of parts that begin a call.
 START_KINDS = ("call", "custom")
 
 
 @dataclass(slots=True)
 class Part:
-    """A piece of an answer, in the order in which the model wrote it.
+    """A piece of an answer, in the order in which the model generated it.
 
     Attributes:
-        kind: "reasoning" and "content" are text; "call" begins a tool call, `text` is the
-            function's name; "arguments" is more of a call's JSON. "custom" and "input": the
-            same of a call that holds a text instead of JSON.
-        call: which of the answer's calls, from 0. id: the call's, with "call" and "custom" alone.
+        kind: "reasoning" and "content" are text; "call" begins a tool call, whose function name is
+            `text`; "arguments" continues the call's JSON. "custom" and "input": the same for a
+            call that contains text instead of JSON.
+        call: index of the call in the answer, from 0. id: the call's id, only with "call" and
+            "custom".
     """
 
     kind: PartKind
@@ -63,7 +64,7 @@ class Part:
 
 
 def merge_adjacent(parts: Iterable[Part]) -> list[Part]:
-    """The same with neighbours of one kind as one part, and without empty ones."""
+    """Merge adjacent parts of the same kind, and drop empty ones."""
     result: list[Part] = []
     for part in parts:
         last = result[-1] if result else None
@@ -79,17 +80,18 @@ def merge_adjacent(parts: Iterable[Part]) -> list[Part]:
     return result
 
 
-# -- A state machine over a text that grows.
+# -- A state machine for a growing text.
 
 
 class StateMachine:
-    """Takes a text apart; how it is cut into pieces changes nothing.
+    """Splits a text into parts, which don't depend on how it was cut into chunks.
 
-    A subclass sets `_state` to a method that takes what it can from `_buffer` into `_out`, and
-    returns whether there may be more to take. `_is_finished` tells that no more text will come.
+    A subclass sets `_state` to a method that consumes what it can of `_buffer`, adds parts to
+    `_out`, and returns whether there may be more to consume. `_is_finished` marks the end of the
+    text.
 
     Args:
-        state: to begin with.
+        state: the initial state.
     """
 
     def __init__(self, state: Callable[[], bool]) -> None:
@@ -99,12 +101,12 @@ class StateMachine:
         self._state = state
 
     def push(self, text: str) -> list[Part]:
-        """What is certain after this text."""
+        """Return the parts that are final after this text."""
         self._buffer += text
         return self._run()
 
     def flush(self) -> list[Part]:
-        """The rest, now that the text has ended."""
+        """Return the remaining parts at the end of the text."""
         self._is_finished = True
         return self._run()
 

@@ -1,4 +1,4 @@
-"""What a tool parser is: a small state machine over a growing text."""
+"""The base of tool parsers: a small state machine for a growing text."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from inference.parsers.state_machine import (
 )
 from inference.parsers.tool_grammar import ToolCallFormat, ToolFunction
 
-#: What stands between a call's opening and its arguments is shorter, or it is no call.
+#: Maximum characters between a call's opening and its arguments; with more, it isn't a call.
 MAX_HEADER = 256
-#: Stands around code; models put it around their calls too.
+#: Fence around code, which models put around their calls too.
 FENCE = "```"
 _FENCE_END = re.compile(r"(?<!`)```[A-Za-z_]{0,16}\Z")
-#: What may become one.
+#: A text that may become a fence.
 _MAYBE_FENCE_END = re.compile(r"(?<!`)(?:``?|```[A-Za-z_]{0,16})\Z")
 
 
 def _strip_gap(text: str, fence: re.Pattern[str]) -> str:
-    """Text without white space, and a fence, at its end: these may stand before a call."""
+    """Strip trailing white space and a fence, which may precede a call."""
     stripped = text.rstrip()
     match = fence.search(stripped, max(0, len(stripped) - 20))
     return stripped[: match.start()].rstrip() if match else stripped
 
 
 class ToolCallParser(StateMachine):
-    """Takes one output's text apart into content and calls.
+    """Splits one output's text into content and calls.
 
-    Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
-    one comes out as content. White space right before and right after a call belongs to neither,
-    and so do a code fence around it and a closing mark that comes once more.
+    Arguments are passed on as the model generates them. Nothing is lost: text that begins like a
+    call but isn't one is returned as content. White space next to a call belongs to neither, like a
+    code fence around it and a repeated closing mark.
 
     Attributes:
-        name: in settings. template_marks: texts, all of which a chat template writes whose models
-            are read by this parser; () for one that isn't told by templates.
+        name: in settings. template_marks: texts that all occur in the chat templates of this
+            parser's models; () for a parser that can't be detected by templates.
         markers: control tokens that must stay in the text.
-        closers: what may follow a call.
-        layout: how a call that is enforced looks.
+        closers: marks that may follow a call.
+        layout: format of an enforced call.
     """
 
     name: ClassVar[str]
@@ -62,11 +62,11 @@ class ToolCallParser(StateMachine):
         self._gap = ""  # white space, and a code fence, before what may be a call
         self._in_fence = False
         self._after_call = False
-        self._has_open_text = False  # an opening that began no call stands in the content
+        self._has_open_text = False  # an opening that began no call was returned as content
         self._num_calls = 0
         self._object: CallObject | None = None
         self._scanner = ValueScanner()
-        self._no_call = ""  # the object that was no call
+        self._no_call = ""  # the object that wasn't a call
 
     # -- states ------------------------------------------------------------------------------
 
@@ -75,13 +75,13 @@ class ToolCallParser(StateMachine):
         raise NotImplementedError
 
     def _plain_text(self) -> bool:
-        """Nothing but content from here on."""
+        """Only content from here on."""
         text, self._buffer = self._buffer, ""
         self._emit(text)
         return False
 
     def _parse_object(self, opening: str, then: Callable[[], bool]) -> bool:
-        """Inside a call's object. `opening` stood before it; `then` is the state after it."""
+        """Inside a call's object. `opening` preceded it; `then` is the state after it."""
         if self._object is None:
             self._object = CallObject(self._call, self._arguments, self._is_function)
         reader = self._object
@@ -96,18 +96,18 @@ class ToolCallParser(StateMachine):
         return True
 
     def _is_function(self, name: str) -> bool:
-        """Whether an object with this name is a call; any is, where nothing else looks like one."""
+        """Whether an object with this name is a call; any is, if the format is unambiguous."""
         return True
 
     def _after_failure(self) -> bool:
-        """After something that began like a call and went wrong: text again."""
+        """After text that began like a call but isn't one: text again."""
         self._state = self._text
         return True
 
     def _header(self, pattern: re.Pattern[str]) -> re.Match[str] | Literal[False] | None:
-        """What stands before a call's arguments, once it is whole, and takes it.
+        """Consume the text before a call's arguments once it is complete.
 
-        None while more text is needed; False when no more text could help.
+        None while more text is needed; False if no further text could complete it.
         """
         match = pattern.match(self._buffer[:MAX_HEADER])
         if match is not None:
@@ -116,7 +116,7 @@ class ToolCallParser(StateMachine):
         return False if self._is_finished or len(self._buffer) >= MAX_HEADER else None
 
     def _fail(self, opening: str) -> bool:
-        """What `opening` began is no call."""
+        """Return `opening` as content: it began no call."""
         self._emit(self._gap + opening)
         self._has_open_text = True
         return self._after_failure()
@@ -134,14 +134,14 @@ class ToolCallParser(StateMachine):
         return True
 
     def _goto(self, state: Callable[[], bool]) -> bool:
-        """Go on in another state."""
+        """Switch to another state."""
         self._state = state
         return True
 
     # -- helpers -----------------------------------------------------------------------------
 
     def _find_marker(self, *openers: str) -> str:
-        """Emit content up to the first of `openers` and take that; "" while there is none."""
+        """Emit content up to the first of `openers` and consume that; "" while there is none."""
         if self._in_fence:
             closes_fence = self._skip_text(FENCE)
             if closes_fence is None:
@@ -158,7 +158,7 @@ class ToolCallParser(StateMachine):
                 self._gap = text[len(content) :]
                 self._emit(content)
                 return mark
-            # A closing mark that closes no call: content, if what it closes is content.
+            # A closing mark that closes no call is content if its opening was.
             self._emit(text + mark if self._has_open_text else text.rstrip())
             self._after_call = not self._has_open_text
             self._has_open_text = False
@@ -174,7 +174,7 @@ class ToolCallParser(StateMachine):
         return ""
 
     def _skip_repeated(self, openers: Sequence[str]) -> bool | None:
-        """Take an opening that comes once more; None while that can't be told."""
+        """Consume a repeated opening; None while undecided."""
         rest = self._buffer.lstrip()
         mark = next((opener for opener in openers if rest.startswith(opener)), "")
         if mark:
@@ -185,9 +185,9 @@ class ToolCallParser(StateMachine):
         return None if is_prefix(rest, openers) and not self._is_finished else False
 
     def _skip_text(self, text: str) -> bool | None:
-        """Take white space and then `text`, if that comes next; None while that can't be told.
+        """Consume white space and then `text`, if that comes next; None while undecided.
 
-        At the end of all text a beginning of `text` counts as the whole.
+        At the end of all text a prefix of `text` counts as `text`.
         """
         rest = self._buffer.lstrip()
         if rest.startswith(text) or (self._is_finished and rest and text.startswith(rest)):
@@ -214,18 +214,18 @@ class ToolCallParser(StateMachine):
             self._out.append(Part("arguments", text, self._num_calls - 1))
 
 
-# -- Calls between marks of their own, in a section between two more: what such formats share.
+# -- Calls between marks, in a section between two more marks: shared by several formats.
 
 
 class SectionParser(ToolCallParser):
     """Reads `section_begin (call_begin header arguments call_end)* section_end`.
 
-    A call without its section is read as well, and each closing mark may be missing. Arguments
-    that aren't closed end where a mark begins, so that the next call is one.
+    A call without its section is accepted too, and each closing mark may be missing. Unclosed
+    arguments end where a mark begins, so that the next call is parsed.
 
     Attributes:
-        section, call: how each begins and ends. closing: marks that may end a call's arguments.
-        header: what stands between a call's beginning and its arguments.
+        section, call: opening and closing mark of each. closing: marks that may end the arguments.
+        header: text between a call's opening and its arguments.
     """
 
     section: ClassVar[tuple[str, str]]
@@ -234,7 +234,7 @@ class SectionParser(ToolCallParser):
     header: ClassVar[re.Pattern[str]]
 
     def _begin(self, header: re.Match[str]) -> bool:
-        """A call's header was read: tell of the call. Whether its arguments follow."""
+        """A call's header was read: emit the call. Return whether its arguments follow."""
         raise NotImplementedError
 
     def _text(self) -> bool:
@@ -273,7 +273,7 @@ class SectionParser(ToolCallParser):
         return self._in_value(self._after_arguments)
 
     def _after_arguments(self) -> bool:
-        """Closing marks, in their order but each optional; perhaps another call."""
+        """Closing marks in order, each optional; possibly another call."""
         for mark, state in (
             *((mark, self._after_arguments) for mark in self.closing),
             (self.call[0], self._name),

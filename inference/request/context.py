@@ -1,4 +1,4 @@
-"""`RequestContext`: what is known of a request beside its body, from its view to the ledger."""
+"""`RequestContext`: what is known of a request apart from its body, from its view to the ledger."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RequestRecord:
     Attributes:
         endpoint: `endpoint_of` its path, for a request that is rejected.
         model: as the client named it.
-        answer_id: the response's id, where that's another than the ledger's.
+        answer_id: the response's id, if it differs from the ledger's.
         admitted: whether a generation was admitted, which logs the request when it ends.
     """
 
@@ -51,9 +51,9 @@ def endpoint_of(path: str) -> str:
 class PendingIdempotentResponse:
     """The whole response to a request with an idempotency key, until it's stored.
 
-    It's stored before its generation is billed. A gateway that was killed between the two would
-    otherwise have billed what its client never received, and pays for again. So whoever settles
-    what that gateway left finds the response (`metering.open_requests.response_stored_key`).
+    It is stored before its generation is billed. Otherwise a gateway that was killed in between
+    would have billed a response that its client never received and would pay for again. The process
+    that settles for such a gateway looks for it (`metering.open_requests.response_stored_key`).
 
     Attributes:
         requests: ids of what was generated for it, as the ledger has them.
@@ -113,11 +113,11 @@ _SAFE = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 @dataclass(slots=True)
 class RequestIds:
-    """Generates a request's ids. The first one has the digits of the request's own id, where that
-    is ours: who reads `req-abc...` in a header finds `chatcmpl-abc...` in the ledger.
+    """Generates a request's ids. The first one has the digits of the request's own id if we
+    generated it: a header with `req-abc...` then belongs to `chatcmpl-abc...` in the ledger.
 
     Attributes:
-        reserved_hex: these digits, until they are taken.
+        reserved_hex: these digits, until they are used.
     """
 
     reserved_hex: str = ""
@@ -134,35 +134,35 @@ def new_id(prefix: str) -> str:
 
 
 def is_safe_request_id(header: str) -> str:
-    """The client's request id; "" unless it's one harmless word."""
+    """The client's request id; "" unless it is a single safe word."""
     return header if _SAFE.fullmatch(header) and "//" not in header else ""
 
 
 def sanitize_request_id(header: str | None) -> str:
-    """The client's `X-Request-Id` if it is one harmless word, else a new one.
+    """The client's `X-Request-Id` if it is a single safe word, else a new one.
 
-    It labels log lines and the response. A client's is never the key of anything: usage is keyed
-    by an id that only the server can make.
+    It labels log lines and the response. A client's id never serves as a key: usage is keyed by an
+    id that only the server can generate.
     """
     return is_safe_request_id(header or "") or new_id("req")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestContext:
-    """One request, from where it enters to the ledger: views, workers and sockets build it, `Job`
+    """One request, from its entry to the ledger: views, workers and sockets create it, `Job`
     carries it.
 
     Attributes:
         request_id: its `x-request-id`; "" in workers and the playground.
         ids: generates ids of what is generated for it.
         received_at: `time.perf_counter()` when the request was complete.
-        last_event_id: behind which event the client resumes its stream; None for a new response.
-        is_large: whether the request goes through so much that it's offloaded: a large body, or a
-            long conversation that the body names.
+        last_event_id: the event after which the client resumes its stream; None for a new response.
+        is_large: whether processing the request takes so long that it is offloaded: a large body,
+            or a long conversation that the body refers to.
         client_timeout: how long the client waits.
-        bill_partial: whether an answer is billed that ended early. False for what a worker
+        bill_partial: whether an answer that ended early is billed. False for one that a worker
             generates again after an interruption.
-        read_until: the last item of the stored conversation that its prompt is made of, 0 of an
+        read_until: the last item of the stored conversation that its prompt was built from, 0 of an
             empty one; None without a conversation. The conversation may grow while a stream of it
             is open: another gateway that resumes the stream must build the same prompt.
         record: what is logged of it; None for a request that isn't logged.
@@ -187,7 +187,7 @@ class RequestContext:
         return None if self.last_event_id is None else StreamPosition.parse(self.last_event_id)
 
     async def offload(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that goes through all of the request: of a large one in a thread.
+        """Call a function that processes the whole request; in a thread if the request is large.
 
         Raises: what `RenderPool.run` raises.
         """

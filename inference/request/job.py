@@ -28,14 +28,14 @@ from tenants.authentication import Caller
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model, with what a request needs of it.
+    """A model, with what a request needs to know about it.
 
     Attributes:
-        card: what the client may see. info: what the replicas report.
+        card: the part that the client may see. info: what the replicas report.
         tokenizer: the adapter's, if it has one, or the model's.
-        adapter: the version that the request runs through from begin to end, whatever becomes of
-            its name. use: the same for the ledger.
-        fallback_for: the requested model, if it's down and this one answers for it, or "".
+        adapter: the version that the request uses from start to end, even if its name moves to
+            another version. use: the same for the ledger.
+        fallback_for: the requested model, if it is down and this one replaces it, or "".
         adapter_eos_id: the EOS of the adapter's tokenizer, where it differs from the model's.
     """
 
@@ -64,7 +64,7 @@ class ResolvedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """OpenAI's `system_fingerprint`: changes when what computes the answer does."""
+        """OpenAI's `system_fingerprint`: changes with whatever computes the answer."""
         info = self.info
         facts = f"{info.path}\0{info.dtype}\0{info.quantization}\0{info.max_model_len}"
         if self.adapter is not None:
@@ -72,7 +72,7 @@ class ResolvedModel:
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
     def with_adapter(self, adapter: AdapterRef | None) -> ResolvedModel:
-        """Replace the adapter by the one that a stream began with, wherever its name leads now.
+        """Replace the adapter by the version that a stream began with, wherever its name leads now.
 
         Raises `ValueError` unless the adapter has the tokenizer that made the prompt.
         """
@@ -96,8 +96,8 @@ class Usage:
 
     Attributes:
         image_tokens: prompt tokens that stand for images.
-        images: number of images. audio_ms: milliseconds of audio, of files those in which somebody
-            speaks. audio_tokens: prompt tokens that stand for audio.
+        images: number of images. audio_ms: milliseconds of audio; of files only those with speech.
+            audio_tokens: prompt tokens that stand for audio.
         reasoning_tokens: completion tokens that are reasoning; None for a model without it.
         numerics_changed: whether a replica with other numerics continued it.
     """
@@ -143,7 +143,7 @@ class Usage:
         return {name: count for name, count in counts.items() if count}
 
     def detail_fields(self) -> dict[str, Any]:
-        """Quire's own fields, which are left out where they are false."""
+        """Quire's own fields, which are omitted if false."""
         return {"numerics_changed": True} if self.numerics_changed else {}
 
 
@@ -161,12 +161,12 @@ class Job:
         endpoint: for the ledger, such as "chat.completions".
         prompts: [num_prompts][num_tokens].
         embeds: [num_prompts] prompt embeddings or None; [] where all prompts are tokens.
-        media: [num_prompts] pictures of each; [] where there are none.
-        media_data: what the encoder reads of all of them, by digest.
+        media: [num_prompts] images of each; [] if there are none.
+        media_data: the encoder's input for all of them, by digest.
         audio_ms: [num_prompts] milliseconds of audio of each that are billed; [] for none.
         sampling: parameters of every prompt.
         stream: whether the client reads a stream.
-        is_continuation: whether it goes on with an admitted request, and doesn't count as another.
+        is_continuation: whether it continues an admitted request, and isn't counted again.
         priority: smaller runs earlier.
         cache_salt: the client's; narrows the tenant's cache namespace.
         kv_transfer: where the prompts' KV blocks come from, and whether others need them.
@@ -239,7 +239,7 @@ class Job:
         return sum(item.kind == "image" for item in media)
 
     def prompt_usage(self, numbers: Iterable[int]) -> Usage:
-        """What some of the prompts count for."""
+        """Usage of some of the prompts."""
         numbers = list(numbers)
         return Usage(
             prompt_tokens=sum(len(self.prompts[number]) for number in numbers),
@@ -273,7 +273,7 @@ class Job:
         return self.sampling.output_budget(len(prompt), self.max_context) * sequences
 
     async def check(self) -> None:
-        """Raise `InvalidRequest` for what can never run, before anything is reserved or sent."""
+        """Raise `InvalidRequest` for a job that can never run, before anything is reserved."""
         info, words = self.model.info, self.sampling.bad_words
         self._add_adapter_eos()
         if words:
@@ -330,7 +330,7 @@ class Job:
             )
 
     def ledger_expectation(self) -> dict[str, Any]:
-        """The parameters that the log of requests has."""
+        """The parameters that the request log contains."""
         fields = {name: getattr(self.sampling, name) for name in _SAMPLING}
         stop = fields.pop("stop")
         fields["stop"] = len(stop) if stop else None  # their text is the tenant's content
@@ -407,8 +407,8 @@ class Job:
         )
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
-        """Where the engine ends a prompt's outputs: its share of the reserved tokens, or the end of
-        a context that is shorter than the model's.
+        """Maximum tokens at which the engine ends a prompt's outputs: its share of the reserved
+        tokens, or the end of a context that is shorter than the model's.
         """
         caps = [] if share is None else [share]
         if self.max_context < self.model.info.max_model_len:
