@@ -1,4 +1,4 @@
-"""The one way to read a tenant's objects. What a user may not see is `NotFound` (404)."""
+"""The only functions that read a tenant's objects. Without access they raise `NotFound` (404)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tenants.models import (
     User,
 )
 
-# Apps above this one know the names of models; each registers a source when it starts.
+# Apps that depend on this one know the names of models; each registers a source when it starts.
 
 #: Returns the model names of one kind that a tenant may request.
 NameSource = Callable[["Tenant"], Iterable[str]]
@@ -32,7 +32,7 @@ def register_name_source(source: NameSource) -> None:
 
 
 def find_unknown_models(tenant: Tenant, names: Iterable[str]) -> list[str]:
-    """Return the names under which the tenant can request nothing, in their order."""
+    """Return the names that match no model or adapter of the tenant's, in their order."""
     existing = {name for source in _sources for name in source(tenant)}
     return [name for name in names if name not in existing]
 
@@ -63,14 +63,14 @@ def access_tenant(user: AccessSubject, slug: str) -> Tenant:
 
 
 def access_role(user: AccessSubject, tenant: Tenant) -> Role:
-    """The user's role in the tenant; an operator counts as owner. `NotFound` for a stranger."""
+    """The user's role in the tenant; operators count as owners. `NotFound` for non-members."""
     actor = to_actor(user)
     require_role(actor, tenant, Role.VIEWER)
     return actor.role_in(tenant) or Role.OWNER
 
 
 def access_roles(user: AccessSubject) -> set[Role]:
-    """The user's roles in their active tenants; an operator counts as owner."""
+    """The user's roles in their active tenants; operators count as owners."""
     actor = to_actor(user)
     if actor.is_operator:
         return {Role.OWNER}
@@ -94,7 +94,7 @@ def access_member(user: AccessSubject, tenant: Tenant, pk: int) -> Membership:
 
 
 def access_keys(user: AccessSubject, tenant: Tenant) -> QuerySet[ApiKey]:
-    """All keys for admins and owners; for others those that they created."""
+    """All keys for admins and owners; for others the keys that they created."""
     role = access_role(user, tenant)
     keys = ApiKey.objects.filter(tenant=tenant).select_related(
         "tenant", "created_by", "service_account"
@@ -114,7 +114,7 @@ def access_key(user: AccessSubject, tenant: Tenant, pk: int) -> ApiKey:
 
 
 def access_key_actor(pk: int | None) -> Actor:
-    """Who acts by an operator's key. Raises `PermissionDenied` when it's gone meanwhile."""
+    """The actor behind an operator's key. Raises `PermissionDenied` if it was revoked meanwhile."""
     rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
     key = rows.filter(pk=pk).first() if pk is not None else None
     if key is None:
@@ -129,7 +129,7 @@ def access_audit(user: AccessSubject, tenant: Tenant) -> QuerySet[AuditEntry]:
 
 
 def access_all_audit(user: AccessSubject) -> QuerySet[AuditEntry]:
-    """The installation's audit log. `PermissionDenied` for all but operators."""
+    """The installation's audit log. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return AuditEntry.objects.select_related("tenant")
 
@@ -149,7 +149,7 @@ def access_service_account(user: AccessSubject, tenant: Tenant, pk: int) -> Serv
 
 
 def access_users(user: AccessSubject) -> QuerySet[User]:
-    """All users. `PermissionDenied` for all but operators."""
+    """All users. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return User.objects.order_by("username")
 

@@ -14,9 +14,9 @@ class Actor:
     """The actor of an action. Commands and the system may do anything.
 
     Attributes:
-        label: its name in the audit log, which stays when the row is gone.
-        user: the person; also the one who holds the key.
-        key: what the request came in with.
+        label: its name in the audit log, which stays when the row is deleted.
+        user: the user, also as the holder of the key.
+        key: the key that authenticated the request.
     """
 
     label: str
@@ -26,14 +26,14 @@ class Actor:
 
     @property
     def is_operator(self) -> bool:
-        """Whether it runs the whole installation."""
+        """Whether it is an operator of the installation."""
         if self.kind in (ActorKind.SYSTEM, ActorKind.COMMAND):
             return True
         if self.key is not None and api_keys.OPERATOR not in self.key.scopes:
             return False
         if self.user is not None:
             return self.user.is_active and self.user.is_superuser
-        return self.key is not None  # its scope was given by an operator
+        return self.key is not None  # an operator granted its scope
 
     def role_in(self, tenant: Tenant) -> Role | None:
         """The actor's role in the tenant, or None. A key acts only in its own tenant."""
@@ -49,7 +49,7 @@ class Actor:
         return Role(account.role) if account.active else None
 
     def _operators_role(self) -> Role | None:
-        """An operator's key acts in its tenant, though its holder is no member."""
+        """The role of an operator's key in its tenant, of which the holder need not be a member."""
         operator = self.user is not None and self.user.is_active and self.user.is_superuser
         return Role.OWNER if operator and self.key is not None else None
 
@@ -59,7 +59,7 @@ CLI_ACTOR = Actor("command line", kind=ActorKind.COMMAND)
 
 
 def to_actor(actor: Actor | User) -> Actor:
-    """Users may be passed where an actor is wanted."""
+    """Convert a user to an actor."""
     if isinstance(actor, Actor):
         return actor
     return Actor(actor.get_username(), actor, ActorKind.PERSON)
@@ -72,13 +72,13 @@ def key_actor(key: ApiKey) -> Actor:
 
 
 def require_operator(actor: Actor) -> None:
-    """Raise `PermissionDenied` unless the actor runs the whole installation."""
+    """Raise `PermissionDenied` unless the actor is an operator of the installation."""
     if not actor.is_operator:
         raise PermissionDenied("Only the operator of this installation may do this.")
 
 
 def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
-    """Raise `NotFound` for a stranger and `PermissionDenied` for a member of a lower role."""
+    """Raise `NotFound` for non-members and `PermissionDenied` for members with a lower role."""
     if actor.is_operator:
         return
     actual = actor.role_in(tenant)
@@ -99,10 +99,10 @@ def require_manager_of(actor: Actor, tenant: Tenant, role: Role) -> None:
 
 
 def role_in(user: User | None, tenant: Tenant) -> Role | None:
-    """The user's role, or None for a stranger or a user who may not log in."""
+    """The user's role; None for non-members and users who may not log in."""
     if user is None or not user.is_active:
         return None
-    # Asked for in every request, and for a whole row it would take twice as long.
+    # Queried at every request; loading the whole row would take twice as long.
     roles = Membership.objects.filter(user=user, tenant=tenant).values_list("role", flat=True)
     role = roles.first()
     return Role(role) if role else None

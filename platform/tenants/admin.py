@@ -1,4 +1,4 @@
-"""Django's admin: rows to look at, and actions on them that go through `actions.py`."""
+"""Django's admin: read-only rows, and actions on them that call `actions`."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -16,11 +16,11 @@ from tenants.models import ApiKey, AuditEntry, Membership, Tenant, User
 
 
 class ReadOnlyModelAdmin(admin.ModelAdmin):
-    """Rows to look at, for operators and for staff with the right to view them."""
+    """Read-only rows, for operators and for staff with the permission to view them."""
 
     actions: Sequence[str] | None = None
     show_full_result_count = False
-    #: URL name of the console's page where these rows are changed.
+    #: URL name of the console page where these rows are changed.
     console_page = ""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -47,9 +47,9 @@ class ReadOnlyInline(admin.TabularInline):
 
 
 class ActionsAdmin(ReadOnlyModelAdmin):
-    """Writes through the app's actions: by `row_action` on the list, and the `editable` fields.
+    """Writes through the app's actions: `row_action` in the list, `editable` fields on the page.
 
-    The actions check the user's rights; Django's are needed for viewing alone.
+    The actions check the user's rights; Django's permissions are needed for viewing alone.
     """
 
     #: Fields that operators may change on an object's page. Requires `fields` and `save_changes`.
@@ -91,7 +91,7 @@ class ActionsAdmin(ReadOnlyModelAdmin):
 
 
 def row_action(description: str, done: str) -> Callable[[Callable[..., object]], Callable]:
-    """Make a method that acts on one row, `(self, actor, row)`, an action of the list.
+    """Turn a method that changes one row, `(self, actor, row)`, into an action of the list.
 
     `done`: the end of its message, as in "3 keys revoked". A row's refusal is a message too.
     """
@@ -174,7 +174,7 @@ class AuditEntryAdmin(ReadOnlyModelAdmin):
         *("actor_label", "action", "address"),
         *("target_label", "target_id", "tenant__slug"),
     )
-    exclude = ("actor", "actor_key")  # their rows may be gone; the label stays
+    exclude = ("actor", "actor_key")  # their rows may be deleted; the label stays
     list_select_related = ("tenant",)
     date_hierarchy = "at"
 

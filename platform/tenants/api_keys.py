@@ -1,9 +1,9 @@
-"""API keys as text: made, taken apart, hashed.
+"""API keys as text: generating, parsing and hashing them.
 
-A key is `sk-quire-` + 10 characters that name it + 43 secret ones, letters and digits throughout.
-The secret half carries 256 bits from the system's generator, so nothing can guess it and a fast
-hash is enough: slow ones (PBKDF2, Argon2) exist to make up for passwords' lack of entropy, and
-would cost each request milliseconds here for nothing. What the database holds can't be turned back.
+A key is `sk-quire-` + 10 characters of a public id + 43 secret ones, all letters and digits. The
+secret half carries 256 bits from the system's generator, so it can't be guessed and a fast hash is
+enough: slow ones (PBKDF2, Argon2) compensate for passwords' lack of entropy, and would only add
+milliseconds to each request here. The hash in the database can't be reversed.
 """
 
 import hashlib
@@ -37,42 +37,42 @@ def check_scopes(scopes: object) -> list[str]:
 
 
 def default_scopes() -> list[str]:
-    """The scopes of a key for which none were named."""
+    """The default scopes of a key."""
     return sorted(DEFAULT)
 
 
 PREFIX = "sk-quire-"
 PUBLIC_CHARS, SECRET_CHARS = 10, 43  # 62**43 > 2**256
 ALPHABET = string.ascii_letters + string.digits
-#: No key is longer, so a longer text is cut before it's hashed: a megabyte costs what a key costs.
+#: No key is longer, so longer texts are truncated before hashing: a megabyte costs no more.
 MAX_CHARS = len(PREFIX) + PUBLIC_CHARS + SECRET_CHARS + 1
-#: Shorter ones could be guessed within a day, whatever bounds guesses.
+#: Shorter ones could be guessed within a day, whatever rate limits apply.
 MIN_OPERATOR_KEY_CHARS = 8
 _SHAPE = re.compile(rf"{PREFIX}([A-Za-z0-9]{{{PUBLIC_CHARS}}})[A-Za-z0-9]{{{SECRET_CHARS}}}")
 
 
 def new_public_id() -> str:
-    """A random name for a key: unique enough that a clash is an error worth raising."""
+    """A random public id: a collision is so unlikely that it may raise an error."""
     return "".join(secrets.choice(ALPHABET) for _ in range(PUBLIC_CHARS))
 
 
 def new_key(public_id: str) -> str:
-    """The text that its owner keeps."""
+    """The full text, which only its owner keeps."""
     return PREFIX + public_id + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARS))
 
 
 def hash_key(key: str) -> str:
-    """sha256 of the text in hex, [64]. Only as much of it as a key can be long."""
+    """sha256 of the text in hex, [64], truncated to a key's maximum length."""
     return hashlib.sha256(key[:MAX_CHARS].encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def lookup_id(key: str) -> str:
-    """Under which name a key is kept: its own, or for a text of another shape one made from it."""
+    """The public id that a key is stored under: its own, or derived from a text of another form."""
     return public_id_of(key) or "given-" + hash_key(key)[:10]
 
 
 def validate_operator_key(key: str) -> None:
-    """Raise `InvalidRequest` unless this text, of an operator's own, can be a key."""
+    """Raise `InvalidRequest` unless this text, chosen by an operator, can be a key."""
     if (
         not MIN_OPERATOR_KEY_CHARS <= len(key) < MAX_CHARS
         or not key.isascii()
@@ -85,6 +85,6 @@ def validate_operator_key(key: str) -> None:
 
 
 def public_id_of(key: str) -> str | None:
-    """The name in a well-formed key, else None."""
+    """The public id in a well-formed key, else None."""
     match = _SHAPE.fullmatch(key) if len(key) < MAX_CHARS else None
     return match.group(1) if match else None

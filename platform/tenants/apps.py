@@ -1,4 +1,4 @@
-"""The app of who is asking: tenants, their members, their keys, and the audit log."""
+"""The tenants app: tenants, their members and keys, and the audit log."""
 
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
@@ -11,7 +11,7 @@ class TenantsConfig(AppConfig):
     verbose_name = "Tenants and keys"
 
     def ready(self) -> None:
-        """Guard the audit log whenever the schema may have changed; name what is kept."""
+        """Protect the audit log after each migration; register tenant data."""
         from tenants.tenant_data import register_data_kinds
 
         post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit")

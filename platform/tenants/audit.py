@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def as_record(entry: AuditEntry) -> dict[str, Any]:
-    """An entry as the API and the files have it."""
+    """An entry as in the API and in exported files."""
     details = dict(entry.details)
     return {
         "id": entry.pk,
@@ -45,8 +45,8 @@ def as_record(entry: AuditEntry) -> dict[str, Any]:
 
 # The model refuses changes in Python; triggers refuse those that bypass it. They are created
 # after every `migrate`, because SQLite drops a table's triggers when Django rebuilds the table.
-# Only the log's retention (`tenants.audit_retention`) may delete rows, in transactions that say
-# so.
+# Only the log's retention (`tenants.audit_retention`) may delete rows, in transactions that declare
+# it.
 
 TABLE = AuditEntry._meta.db_table
 ERROR_MESSAGE = "Audit entries can neither be changed nor deleted."
@@ -75,8 +75,8 @@ _LIFT = {
     ],
 }
 _GUARD = {"sqlite": _SQLITE, "postgresql": _POSTGRESQL}
-#: Around deletions of one transaction. SQLite has no variables, but one writer at a time: nobody
-#: else deletes while the trigger is away, and a transaction that fails brings it back.
+#: Statements around the deletions of one transaction. SQLite has no variables, but only one writer
+#: at a time: nothing else deletes while the trigger is dropped, and a rollback restores it.
 _BEGIN = {
     "sqlite": "DROP TRIGGER audit_no_delete",
     "postgresql": "SET LOCAL quire.audit_retention = 'on'",
@@ -85,17 +85,17 @@ _END = {"sqlite": _SQLITE[1], "postgresql": "SET LOCAL quire.audit_retention = '
 
 
 def create_triggers_sql(vendor: str) -> list[str]:
-    """Statements that set the triggers up; running them again changes nothing."""
+    """Statements that create the triggers; running them again changes nothing."""
     return _GUARD[vendor]
 
 
 def drop_triggers_sql(vendor: str) -> list[str]:
-    """Statements that take the triggers away: for a test's database, which is emptied."""
+    """Statements that drop the triggers, for a test's database, which is emptied."""
     return _LIFT[vendor]
 
 
 def guard_audit_log(using: str) -> None:
-    """Set the triggers up. Raises DatabaseError."""
+    """Create the triggers. Raises DatabaseError."""
     connection: BaseDatabaseWrapper = connections[using]
     with connection.cursor() as cursor:
         if TABLE in connection.introspection.table_names(cursor):
@@ -114,7 +114,7 @@ def deletions_allowed(using: str) -> Iterator[None]:
 
 
 SECRET_FIELDS = frozenset({"salt", "digest", "password"})
-#: The IP address that the request being served came from; "" for commands and workers.
+#: Client IP address of the current request; "" in commands and workers.
 client_ip: ContextVar[str] = ContextVar("acting_from", default="")
 
 
@@ -129,8 +129,8 @@ def log_action(
     """Add an audit row in the transaction of the operation that it records.
 
     Raises:
-        RuntimeError: there is no transaction, so one could be committed alone.
-        ValueError: `details` holds a secret.
+        RuntimeError: there is no transaction, so the row could be committed alone.
+        ValueError: `details` contains a secret.
     """
     if not transaction.get_connection().in_atomic_block:
         raise RuntimeError(f"{action}: its audit row must be in the same transaction.")
@@ -153,7 +153,7 @@ def log_action(
 
 @sync_and_async_middleware
 def client_ip_middleware(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
-    """Middleware: the address of the request being served, for `tenants.audit.log_action`."""
+    """Middleware that records the client's address for `tenants.audit.log_action`."""
 
     async def in_loop(request: HttpRequest) -> Any:
         token = client_ip.set(request.META.get("REMOTE_ADDR") or "")

@@ -1,10 +1,10 @@
 """Retention of the audit log.
 
-What keys and people do with files, batches and conversations by the thousand is routine, and goes
-first. All else says who may do what, and is kept longer.
+Changes of files, batches and conversations by keys and users are routine and numerous, and are
+deleted first. Everything else concerns permissions, and is kept longer.
 
-Rows go in pages. Partitions by month couldn't be dropped whole: rows of one month end at different
-times, by their kind, and by how many their tenant has.
+Rows are deleted in pages. Monthly partitions couldn't be dropped whole: rows of one month expire at
+different times, by kind and by the tenant's number of rows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ ROUTINE = (
     *("item_conversation.create", "item_conversation.update", "item_conversation.delete"),
     *("item_conversation.delete_item",),
 )
-#: Routine rows are kept for so long,
+#: Retention of routine rows,
 ROUTINE_DAYS = 30
-#: and of one tenant the newest so many: some 50 MB.
+#: and their maximum number per tenant: some 50 MB.
 MAX_ROUTINE = 100_000
-#: Rows of one transaction: nobody who writes waits for long behind it.
+#: Rows deleted per transaction, few enough that other writers don't wait long for it.
 PAGE = 5000
 
 
 def remove_old() -> int:
-    """Remove rows that are kept no longer; how many."""
+    """Delete expired rows; returns how many."""
     routine = AuditEntry.objects.filter(action__in=ROUTINE)
     removed = _remove(routine.filter(at__lt=timezone.now() - timedelta(days=ROUTINE_DAYS)))
     counts = routine.order_by().values("tenant_id").annotate(count=Count("pk"))

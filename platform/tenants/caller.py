@@ -1,4 +1,4 @@
-"""A look-up's two answers: who is asking, or why they are refused."""
+"""Results of authentication: a caller, or the reason for a refusal."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ class MediaLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class Caller:
-    """The caller of a request, and its rights. Set by the server alone.
+    """The caller of a request, with its rights. Only the server sets it.
 
     Attributes:
         tenant_id, tenant: the tenant's row and slug.
         key_id: the API key, or None for a session. user_id: the session's user, or None.
-        cache_namespace: [32] hex; keeps the tenant's KV cache apart.
+        cache_namespace: [32] hex; separates the tenant's KV cache from others'.
         weight: > 0, the tenant's share of a busy engine.
         kv_reserved_fraction, kv_max_fraction: of a replica's KV cache; see `EngineRequest`.
         max_priority: >= 0; priorities down to minus this number are allowed.
         scopes: see `tenants.api_keys`.
         requests_per_minute, tokens_per_minute: the tenant's own limits; None: the default.
-        key_requests_per_minute, key_tokens_per_minute: the key's, within the tenant's; None: none.
+        key_requests_per_minute, key_tokens_per_minute: the key's, within the tenant's; None: no
+            limit.
         media_limits, key_media_limits: the tenant's own, and the key's within them.
-        key_family: the first of the keys that followed each other by rotation.
-        max_running_requests, key_max_running_requests: at a time; None: no limit.
+        key_family: the first key of those that replaced each other by rotation.
+        max_running_requests, key_max_running_requests: maximum concurrency; None: no limit.
         max_context_tokens: of prompt and output; None: the model's.
-        models: those that tenant and key may use; None: all. tenant_models, key_models: the two
-            lists that it's the intersection of. endpoints: paths, () for all.
-        networks: where the key may come from, () for anywhere.
-        store_prompts: whether the tenant wants prompts and answers kept.
+        models: those that both tenant and key may use; None: all. tenant_models, key_models: the
+            two lists that are intersected. endpoints: paths, () for all.
+        networks: allowed client networks, () for any.
+        store_prompts: whether the tenant stores prompts and answers.
     """
 
     tenant_id: int
@@ -70,11 +71,11 @@ class Caller:
     store_prompts: bool = False
 
     def can_use_model(self, model: str) -> bool:
-        """Whether tenant and key are allowed the model."""
+        """Whether tenant and key may use the model."""
         return self.models is None or model in self.models
 
     def can_use_adapter(self, names: Collection[str], base: str) -> bool:
-        """Whether tenant and key are allowed an adapter that goes by these names.
+        """Whether tenant and key may use an adapter with these names.
 
         A tenant that may use the base model may use its adapters; a key's list is exact.
         """
@@ -82,7 +83,7 @@ class Caller:
         return by_tenant and (self.key_models is None or not self.key_models.isdisjoint(names))
 
     def check_endpoint(self, path: str) -> None:
-        """Raise `PermissionDenied` (403) for a path that the key isn't for."""
+        """Raise `PermissionDenied` (403) for a path that the key isn't valid for."""
         if self.endpoints and not any(
             path == allowed or path.startswith(allowed.rstrip("/") + "/")
             for allowed in self.endpoints
@@ -92,7 +93,7 @@ class Caller:
             )
 
     def check_address(self, address: str) -> None:
-        """Raise `PermissionDenied` (403) for an address that the key may not come from."""
+        """Raise `PermissionDenied` (403) for a client address outside the key's networks."""
         if self.networks and not is_within(address, self.networks):
             raise PermissionDenied(
                 "This API key may not be used from your address.", code="address_not_allowed"
@@ -110,13 +111,13 @@ class Caller:
 
 @dataclass(frozen=True)
 class AuthFailure:
-    """A look-up's answer that is no caller."""
+    """A result of authentication that refuses the request."""
 
     message: str
     forbidden: bool = False
 
     def error(self) -> AuthenticationFailed | PermissionDenied:
-        """A fresh exception: one that is raised twice would grow its traceback."""
+        """A new exception each time: raising one twice would extend its traceback."""
         if self.forbidden:
             return PermissionDenied(self.message, code="tenant_inactive")
         return AuthenticationFailed(self.message)

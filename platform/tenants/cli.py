@@ -15,7 +15,7 @@ from tenants.models import ApiKey, Membership, Role, ServiceAccount, Tenant, Use
 
 
 def find_tenant(slug: str) -> Tenant:
-    """The tenant, or a `CommandError` that names those there are."""
+    """The tenant, or a `CommandError` that lists the existing ones."""
     tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
         existing = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
@@ -32,7 +32,7 @@ def find_user(username: str) -> User:
 
 
 def find_member(tenant: Tenant, user: User) -> Membership:
-    """The user's place in the tenant, or a `CommandError`."""
+    """The user's membership in the tenant, or a `CommandError`."""
     membership = Membership.objects.filter(tenant=tenant, user=user).first()
     if membership is None:
         raise CommandError(f"{user} isn't a member of {tenant}. See {PROGRAM} list_members.")
@@ -40,7 +40,7 @@ def find_member(tenant: Tenant, user: User) -> Membership:
 
 
 def find_account(tenant: Tenant, name: str) -> ServiceAccount:
-    """The tenant's program of this name, or a `CommandError`."""
+    """The tenant's service account of this name, or a `CommandError`."""
     account = ServiceAccount.objects.filter(tenant=tenant, name=name).first()
     if account is None:
         raise CommandError(
@@ -50,7 +50,7 @@ def find_account(tenant: Tenant, name: str) -> ServiceAccount:
 
 
 def warn_of_unknown_models(command: QuireCommand, tenant: Tenant, names: Sequence[str]) -> None:
-    """Print a note for each name that no model or adapter of the tenant has yet."""
+    """Print a note for each name that the tenant has no model or adapter of yet."""
     for name in find_unknown_models(tenant, names):
         command.print_hint(
             f"No model or adapter is called {name} today: it applies as soon as one is."
@@ -58,7 +58,7 @@ def warn_of_unknown_models(command: QuireCommand, tenant: Tenant, names: Sequenc
 
 
 def add_role_option(parser: CommandParser) -> None:
-    """`--role`, a member's by default."""
+    """Add `--role`; the default is a member's."""
     parser.add_argument(
         "--role",
         choices=[role.value for role in Role],
@@ -67,12 +67,12 @@ def add_role_option(parser: CommandParser) -> None:
     )
 
 
-#: For the help of every option or argument that `find_key` reads.
+#: Help text of every option or argument that `find_key` reads.
 KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
 
 
 def add_media_limits(parser: CommandParser, default: str) -> None:
-    """Limits on media per minute. `default`: what the help says of a limit that isn't given."""
+    """Add limits on media per minute. `default`: the help text for an omitted limit."""
     for name, meaning in (
         ("media", "images, videos, documents and audio files per minute"),
         ("media-bytes", "bytes of such files per minute"),
@@ -84,7 +84,7 @@ def add_media_limits(parser: CommandParser, default: str) -> None:
 
 
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
-    """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's."""
+    """Add the options of `actions.LIMITS`. `defaults`: whether help shows a new tenant's values."""
 
     def also(text: str) -> str:
         return f" (default: {text})" if defaults else ""
@@ -175,7 +175,7 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
 
 
 def find_key(text: str) -> ApiKey:
-    """The key that `KEY_HELP`'s words name, or a `CommandError`."""
+    """The key specified as in `KEY_HELP`, or a `CommandError`."""
     rest = text.strip().removeprefix(api_keys.PREFIX).rstrip(".")
     public_id = rest[: api_keys.PUBLIC_CHARS]
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
@@ -185,7 +185,7 @@ def find_key(text: str) -> ApiKey:
 
 
 def limits_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The limits that the command line names, for the actions."""
+    """The limits on the command line, as arguments of the actions."""
     limits = {n: options[n] for n in (*LIMITS, *OWNER_FIELDS) if options[n] is not None}
     for name in ("keep_usage_days", "keep_content_days"):
         if limits.get(name) == 0:

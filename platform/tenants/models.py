@@ -28,7 +28,7 @@ from tenants.validators import (
 )
 
 SALT_BYTES = 32
-#: A month's budgets count single requests where a time zone begins days between whole hours.
+#: Budgets of a month count single requests in time zones whose days begin between whole hours.
 MIN_USAGE_DAYS = 35
 
 
@@ -38,7 +38,7 @@ def new_salt() -> str:
 
 
 def check_finite(value: float) -> None:
-    """NaN is neither below a minimum nor above a maximum. Raises ValidationError."""
+    """Reject NaN, which passes every minimum and maximum. Raises ValidationError."""
     if not math.isfinite(value):
         raise ValidationError("Must be a finite number.")
 
@@ -77,7 +77,7 @@ class HasMediaLimits(models.Model):
 
 
 class Tenant(ExportModelOperationsMixin("tenant"), HasMediaLimits):  # type: ignore[misc]
-    """The owner of requests, cache and costs. Deactivated, never deleted: the ledger names it."""
+    """The owner of requests, cache and costs. Never deleted, only deactivated: the ledger names it."""
 
     slug = models.CharField(
         max_length=63,
@@ -184,7 +184,7 @@ class Tenant(ExportModelOperationsMixin("tenant"), HasMediaLimits):  # type: ign
 
     @property
     def cache_namespace(self) -> str:
-        """Keeps the tenant's prefixes apart in the KV cache: [32] hex, no way back to the salt."""
+        """Separates the tenant's prefixes in the KV cache: [32] hex, a hash of the salt."""
         key = bytes.fromhex(self.salt)
         return hmac.new(key, b"quire kv cache namespace", hashlib.sha256).hexdigest()[:32]
 
@@ -194,17 +194,17 @@ class Role(models.TextChoices):
 
     OWNER = "owner", "Owner"  # and members of any role
     ADMIN = "admin", "Admin"  # and all keys, members up to admin, the audit log
-    MEMBER = "member", "Member"  # and generate, keys of their own
+    MEMBER = "member", "Member"  # and generate, their own keys
     VIEWER = "viewer", "Viewer"  # look at models and usage
 
     @property
     def rank(self) -> int:
-        """Higher may do more."""
+        """A higher rank includes more permissions."""
         return [Role.VIEWER, Role.MEMBER, Role.ADMIN, Role.OWNER].index(self)
 
 
 class Membership(models.Model):
-    """A user's place in a tenant."""
+    """A user's membership in a tenant."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="memberships")
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="memberships")
@@ -225,7 +225,7 @@ class Membership(models.Model):
 
 
 class Invitation(models.Model):
-    """A link that lets one person into a tenant, once. The database holds its hash alone."""
+    """A link by which one person joins a tenant, once. The database stores only its hash."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE, related_name="invitations")
     email = models.EmailField()
@@ -258,7 +258,7 @@ class Invitation(models.Model):
 
 
 class ServiceAccount(models.Model):
-    """A program that belongs to a tenant: its keys outlive the people who made them."""
+    """A program that belongs to a tenant: its keys outlive the accounts of their creators."""
 
     tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="service_accounts")
     name = models.CharField(max_length=100)
@@ -280,10 +280,10 @@ class ServiceAccount(models.Model):
 
 
 class ApiKey(ExportModelOperationsMixin("apikey"), HasMediaLimits):  # type: ignore[misc]
-    """A key of a tenant: `tenants.api_keys` says how it's made and why a fast hash is enough.
+    """A tenant's key: `tenants.api_keys` describes its form and why a fast hash is enough.
 
-    It's held by a service account, or else by the person who made it and ends with them, or else
-    (made by a command) by the tenant itself.
+    Its holder is a service account, or the user who created it, with whom it ends, or (if created
+    by a command) the tenant itself.
     """
 
     tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="api_keys")
@@ -352,7 +352,7 @@ class ApiKey(ExportModelOperationsMixin("apikey"), HasMediaLimits):  # type: ign
 
     @property
     def prefix(self) -> str:
-        """The part that may be shown: enough to recognise it, nothing to use it with."""
+        """The part that may be displayed: enough to recognise the key, not to use it."""
         return f"{api_keys.PREFIX}{self.public_id}..."
 
     def state(self, now: datetime | None = None) -> str:
@@ -365,7 +365,7 @@ class ApiKey(ExportModelOperationsMixin("apikey"), HasMediaLimits):  # type: ign
 
 
 class AppendOnly(Exception):
-    """An audit entry was to be changed or deleted."""
+    """Raised by attempts to change or delete an audit entry."""
 
 
 class ActorKind(models.TextChoices):
@@ -378,7 +378,7 @@ class ActorKind(models.TextChoices):
 
 
 class AuditQuerySet(models.QuerySet):
-    """Reads and adds."""
+    """Allows only reading and adding."""
 
     def update(self, **kwargs: Any) -> int:
         raise AppendOnly("Audit entries can't be changed.")
@@ -393,8 +393,8 @@ class AuditQuerySet(models.QuerySet):
 class AuditEntry(models.Model):
     """An audited action. Rows never change; only `tenants.audit_retention` deletes them.
 
-    `details["changes"]` holds `{field: [before, after]}`. Actor and key are no constraints: what
-    they did stays, under their ids, whatever becomes of them.
+    `details["changes"]` holds `{field: [before, after]}`. Actor and key have no constraints:
+    entries stay, under their ids, after they are deleted.
     """
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
@@ -438,14 +438,14 @@ class AuditEntry(models.Model):
 
 
 class QuireUserManager(UserManager):
-    """Django's, whose `manage.py createsuperuser` leaves an audit row too."""
+    """Django's manager, whose `manage.py createsuperuser` writes an audit row, too."""
 
     use_in_migrations = False
 
     def create_superuser(
         self, username: str, email: str | None = None, password: str | None = None, **more: Any
     ) -> Any:
-        """An operator, made at the command line; everybody else is made by the actions."""
+        """Create an operator at the command line; the actions create all other users."""
         from tenants.actors import CLI_ACTOR
         from tenants.audit import log_action
 
@@ -471,8 +471,8 @@ class User(AbstractUser):
     def _get_session_auth_hash(self, secret: str | None = None) -> str:
         """Hash that a session must hold: a new password or a new epoch ends all sessions.
 
-        Django compares it at every request, so that a session ends everywhere at once, known to
-        us or not.
+        Django compares it at every request, so that a session ends everywhere at once, even one
+        that we don't know of.
         """
         salt = "tenants.models.User.get_session_auth_hash"
         value = f"{self.password}\0{self.session_epoch}"

@@ -1,4 +1,4 @@
-"""Which sessions of open sockets are still valid, and who must have a second factor."""
+"""Validity of open sockets' sessions, and the requirement of a second factor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROLES = (OPERATOR, *Role.values)
 
 
 def needs_second_factor(user: User) -> bool:
-    """Whether one of the user's roles asks for a second factor that they haven't set up."""
+    """Whether one of the user's roles requires a second factor that they haven't set up."""
     asked = settings.QUIRE.mfa_roles
     if not asked or not user.is_active:
         return False
@@ -39,7 +39,7 @@ class UserRequest(HttpRequest):
 
 @dataclass(frozen=True)
 class SessionSnapshot:
-    """A session as it was when a socket opened: `auth_hash` is the user's of that moment."""
+    """A session when its socket was opened. `auth_hash`: the user's at that time."""
 
     key: str
     user_id: int
@@ -47,12 +47,12 @@ class SessionSnapshot:
 
 
 def snapshot_session(key: str, user: User) -> SessionSnapshot:
-    """The session of a user who was found in it just now."""
+    """The session of a user who was just authenticated by it."""
     return SessionSnapshot(key, user.pk, user.get_session_auth_hash())
 
 
 def filter_valid_sessions(seen: Iterable[SessionSnapshot]) -> set[SessionSnapshot]:
-    """Those whose row is there, whose user may log in, and which nobody has ended since.
+    """Those that still exist and weren't ended, and whose users may log in.
 
     Raises: DatabaseError.
     """

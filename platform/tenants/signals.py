@@ -1,4 +1,4 @@
-"""Signals sent once a change is committed, in the process that made it."""
+"""Signals sent after a change is committed, in the process that committed it."""
 
 from django.dispatch import Signal
 

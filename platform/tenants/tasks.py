@@ -1,4 +1,4 @@
-"""Celery's tasks of this app."""
+"""Celery tasks of this app."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @shared_task(name=ERASE)
 def erase(pk: int) -> None:
-    """Remove what is kept of a tenant that shall be erased."""
+    """Erase the data of a tenant marked for erasure."""
     tenant = Tenant.objects.exclude(erase_requested_at=None).filter(pk=pk).first()
     if tenant is not None:
         erase_tenant_data(tenant=tenant)
@@ -23,13 +23,13 @@ def erase(pk: int) -> None:
 
 @shared_task(name="tenants.erasures")
 def erasures() -> None:
-    """Resume erasures whose worker died, and erase data that came in late."""
+    """Resume erasures whose worker died, and erase data that arrived late."""
     if removed := run_pending_erasures():
         logger.info("removed %d rows of erased tenants", removed)
 
 
 @shared_task(name="tenants.audit_retention")
 def remove_old_audit() -> None:
-    """Remove rows of the audit log that are kept no longer."""
+    """Delete expired rows of the audit log."""
     if removed := audit_retention.remove_old():
         logger.info("removed %d rows of the audit log", removed)

@@ -1,4 +1,4 @@
-"""Data stored of a tenant, by kind, and its export as a streamed ZIP archive."""
+"""A tenant's stored data, by kind, and its export as a streamed ZIP archive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAc
 # Each app that stores data of tenants registers its kinds when it starts (`register_data_kind`),
 # for export, erasure and retention. A test checks that every model with a tenant is covered.
 
-#: Rows that are removed in one transaction: nobody waits for long behind it.
+#: Rows deleted per transaction, few enough that other writers don't wait long for it.
 DELETE_BATCH = 2000
 
 
@@ -31,12 +31,12 @@ class TenantDataKind:
 
     Attributes:
         name: of its file in an export.
-        rows: all of a tenant's.
-        model: of the rows. None: nothing that an export would show.
-        secret: fields that an export leaves out.
-        erase: removes a tenant's and returns how many; calling it again is harmless. None: they
-            stay, as the audit log does.
-        files: names and places of files that belong to it.
+        rows: query of a tenant's rows.
+        model: of the rows. None: an export doesn't include this kind.
+        secret: fields that an export omits.
+        erase: removes a tenant's data and returns how many; may be called again. None: the data
+            stay, like the audit log.
+        files: names and paths of the files that belong to it.
     """
 
     name: str
@@ -51,19 +51,19 @@ _holdings: dict[str, TenantDataKind] = {}
 
 
 def register_data_kind(holding: TenantDataKind) -> None:
-    """Add a kind; one of the same name gives way."""
+    """Add a kind, replacing one of the same name."""
     _holdings[holding.name] = holding
 
 
 def data_kinds() -> list[TenantDataKind]:
-    """All kinds, in the order in which they were added: what refers to others comes first."""
+    """All kinds in the order of registration: rows that refer to others come first."""
     return list(_holdings.values())
 
 
 def simple_kind(
     name: str, model: type[Model], *, secret: tuple[str, ...] = (), stays: bool = False
 ) -> TenantDataKind:
-    """The plain kind: rows whose `tenant` it is."""
+    """The common kind: rows with a `tenant` field."""
 
     def rows(tenant: Tenant) -> QuerySet[Any]:
         return model._default_manager.filter(tenant=tenant)
@@ -75,7 +75,7 @@ def simple_kind(
 
 
 def delete_in_batches(rows: QuerySet[Any]) -> int:
-    """Delete rows, `DELETE_BATCH` at a time; how many."""
+    """Delete rows, `DELETE_BATCH` at a time; returns how many."""
     removed = 0
     while keys := list(rows.order_by("pk").values_list("pk", flat=True)[:DELETE_BATCH]):
         rows.model._default_manager.filter(pk__in=keys).delete()
@@ -83,7 +83,7 @@ def delete_in_batches(rows: QuerySet[Any]) -> int:
     return removed
 
 
-#: Of a file's bytes, and of a query's rows, at a time.
+#: Size of a chunk: bytes of a file, rows of a query.
 CHUNK_BYTES, CHUNK_ROWS = 1 << 16, 500
 README = """What Quire keeps of a tenant. Each .jsonl file has one object a line; files/ has the
 bytes of files under their ids. Secrets (of keys, invitations, the webhook) are left out.
@@ -91,7 +91,7 @@ bytes of files under their ids. Secrets (of keys, invitations, the webhook) are 
 
 
 class _Sink(io.RawIOBase):
-    """Takes what the archive writes until somebody takes it away."""
+    """A file object that buffers the archive's bytes until they are read."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -110,7 +110,7 @@ class _Sink(io.RawIOBase):
 
 
 def export_chunks(tenant: Tenant) -> Iterator[bytes]:
-    """The archive, piece by piece. May block."""
+    """The archive in chunks. May block."""
     sink = _Sink()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry("README.txt"), README)
@@ -142,7 +142,7 @@ def _files(
     for name, path in holding.files(tenant):
         try:
             source = path.open("rb")
-        except FileNotFoundError:  # removed while the archive was made
+        except FileNotFoundError:  # removed while the archive was being written
             continue
         with source, archive.open(_entry(f"files/{name}"), "w", force_zip64=True) as file:
             while chunk := source.read(CHUNK_BYTES):
@@ -167,7 +167,7 @@ def _json(values: dict[str, Any]) -> str:
 
 
 def export_file(tenant: Tenant, path: Path) -> int:
-    """Write the archive into a file that isn't there yet; its size. Raises OSError."""
+    """Write the archive into a new file; returns its size. Raises OSError."""
     size = 0
     with path.open("xb") as file:
         path.chmod(0o600)
@@ -177,14 +177,14 @@ def export_file(tenant: Tenant, path: Path) -> int:
 
 
 def _delete_keys(tenant: Tenant) -> int:
-    """Those that followed another by rotation protect it: they let go first."""
+    """Clear the references between rotated keys first: they protect the earlier key."""
     keys = ApiKey.objects.filter(tenant=tenant)
     keys.update(first=None)
     return delete_in_batches(keys)
 
 
 def register_data_kinds() -> None:
-    """Keys before the accounts that hold them."""
+    """Delete keys before the accounts that hold them."""
     register_data_kind(
         TenantDataKind(
             "keys",

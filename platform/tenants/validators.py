@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import ValidationError
 
-#: Of one list.
+#: Maximum length of a list.
 MAX_ENTRIES = 200
 MAX_CHARS = 200
 _PATH = re.compile(r"/[A-Za-z0-9_./-]*")
@@ -22,7 +22,7 @@ def validate_models(value: Any) -> None:
 
 
 def validate_endpoints(value: Any) -> None:
-    """Paths such as `/v1/chat/completions`, each with all below it. Raises ValidationError."""
+    """Paths such as `/v1/chat/completions`, including all below. Raises ValidationError."""
     for path in _validate_strings(value):
         if not _PATH.fullmatch(path):
             raise ValidationError(f"{path[:50]!r} isn't a path: use one like /v1/chat/completions.")

@@ -1,4 +1,4 @@
-"""Authentication of WebSockets, and its repetition while they are open."""
+"""Authentication of WebSockets when they open, and repeatedly while they are open."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from common.db import run_in_db_thread
 from common.loops import keep_running
 from tenants.sessions import SessionSnapshot, filter_valid_sessions, needs_second_factor
 
-#: What Django allows while DEBUG is on and no hosts are named.
+#: The hosts that Django allows by default if DEBUG is on.
 _DEBUG_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
 
 
 class SessionExpired(Exception):
-    """The session expired, or its user may not log in any more."""
+    """The session expired, or its user may no longer log in."""
 
 
 def origin_allowed(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the page that opened the socket is ours.
+    """Whether the page that opened the socket is one of ours.
 
-    Browsers send `Origin` and scripts can't forge it. It must name the host that was connected to,
-    which must be one of ours (or a page elsewhere could bind its name to our address), or be among
+    Browsers send `Origin`, which scripts can't forge. It must name the host of the connection,
+    which must be an allowed host (otherwise DNS rebinding would be possible), or be listed in
     `CSRF_TRUSTED_ORIGINS`.
     """
     origin = headers.get(b"origin", b"").decode("latin1").strip().lower()
@@ -50,7 +50,7 @@ def origin_allowed(headers: Mapping[bytes, bytes]) -> bool:
         return parts.scheme in ("http", "https") and _with_port(parts) == _with_port(
             urlsplit(f"{parts.scheme}://{host}")
         )
-    except ValueError:  # a port that is no number
+    except ValueError:  # an invalid port
         return False
 
 
@@ -60,7 +60,7 @@ def _with_port(parts: Any) -> tuple[str | None, int]:
 
 @database_sync_to_async
 def user_of_session(session_key: str | None) -> Any:
-    """The session's user as of now, or None: it may have expired, or its user may not go on."""
+    """The session's current user, or None if it has expired or the user may no longer log in."""
     if not session_key:
         return None
     request = HttpRequest()
@@ -69,8 +69,8 @@ def user_of_session(session_key: str | None) -> Any:
     return user if user.is_authenticated and not needs_second_factor(user) else None
 
 
-# One query a second for all of a process's open sockets: an idle tab costs none of its own, and
-# closes within two seconds of its user being deactivated, demoted or logged out elsewhere.
+# One query a second for all of a process's open sockets: an idle tab causes no query of its own,
+# and closes within two seconds after its user is deactivated, demoted or logged out elsewhere.
 
 logger = logging.getLogger(__name__)
 
@@ -79,27 +79,27 @@ OnSessionEnd = Callable[[], Awaitable[None]]
 
 
 class SessionMonitor:
-    """The open sockets of one event loop, and a task that looks while there are any."""
+    """The open sockets of one event loop, and a task that checks them while there are any."""
 
     def __init__(self) -> None:
         self._sockets: dict[OnSessionEnd, SessionSnapshot] = {}
         self._task: asyncio.Task[None] | None = None
 
     def add(self, seen: SessionSnapshot, on_end: OnSessionEnd) -> None:
-        """Call `ended` once when the session may not go on."""
+        """Call `on_end` once when the session is no longer valid."""
         self._sockets[on_end] = seen
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done() or self._task.get_loop() is not loop:
             self._task = loop.create_task(keep_running("session monitor", self._poll))
 
     def remove(self, on_end: OnSessionEnd) -> None:
-        """The socket is closed."""
+        """Stop checking a socket that was closed."""
         self._sockets.pop(on_end, None)
 
     async def _poll(self) -> None:
         while self._sockets:
             await asyncio.sleep(POLL_INTERVAL_S)
-            # Who comes during the look wasn't asked after, and isn't gone.
+            # A socket that is added during the query wasn't part of it, and stays.
             looked_at = dict(self._sockets)
             try:
                 living = await run_in_db_thread(filter_valid_sessions, set(looked_at.values()))

@@ -1,8 +1,8 @@
-"""The one way to change people, tenants, members, service accounts and keys.
+"""The only functions that change users, tenants, members, service accounts and keys.
 
-Each function takes keywords alone, `actor` (a user or `tenants.actors.Actor`) among them, checks
-what the actor may do, and writes the change and its audit row in one transaction; signals of
-`tenants.signals` follow on commit. Refusals are `QuireError`s.
+Each function takes only keyword arguments, including `actor` (a user or `tenants.actors.Actor`),
+checks the actor's permissions, and writes the change and its audit row in one transaction; the
+signals of `tenants.signals` follow on commit. Refusals are `QuireError`s.
 """
 
 from tenants.actions.invitations import (

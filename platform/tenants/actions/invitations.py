@@ -1,4 +1,4 @@
-"""Inviting people into a tenant, by a link that is mailed or passed on."""
+"""Inviting people to a tenant by a link that is mailed or passed on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKEN_BYTES = 32
 
 @dataclass(frozen=True)
 class NewInvitation:
-    """An invitation that was just made. `token` exists here and in its link, nowhere else."""
+    """A new invitation. `token` isn't stored: only this object and the link contain it."""
 
     invitation: Invitation
     token: str = field(repr=False)
@@ -36,10 +36,10 @@ class NewInvitation:
 def invite(
     *, actor: Actor | User, tenant: Tenant, email: str, role: str = Role.MEMBER
 ) -> NewInvitation:
-    """A link that lets somebody in for a week. An earlier one to the same address ends.
+    """Create a link to join a tenant, valid for a week; replaces one to the same address.
 
-    Raises: `NotFound` for strangers, `PermissionDenied` for a role above the actor's own,
-    `InvalidRequest` with `param`, `Conflict` for who is a member already.
+    Raises: `NotFound` for non-members, `PermissionDenied` for a role above the actor's own,
+    `InvalidRequest` with `param`, `Conflict` for someone who is a member already.
     """
     actor = to_actor(actor)
     new_role = check_role(role)
@@ -74,7 +74,7 @@ def invite(
 
 @transaction.atomic
 def revoke_invitation(*, actor: Actor | User, invitation: Invitation) -> Invitation:
-    """Let the link in nobody any more. Revoking twice changes nothing."""
+    """Revoke an invitation's link. Revoking twice changes nothing."""
     actor = to_actor(actor)
     require_manager_of(actor, invitation.tenant, Role(invitation.role))
     row = _locked(pk=invitation.pk)
@@ -84,7 +84,7 @@ def revoke_invitation(*, actor: Actor | User, invitation: Invitation) -> Invitat
 
 
 def get_open_invitation(token: str) -> Invitation:
-    """The open invitation behind a link. Raises `NotFound`, whatever else it is."""
+    """The open invitation behind a link. Raises `NotFound` for any other state."""
     rows = Invitation.objects.select_related("tenant", "created_by")
     invitation = rows.filter(digest=_digest(token)).first()
     if invitation is None or invitation.state() != "open" or not _is_inviter_authorized(invitation):
@@ -94,9 +94,9 @@ def get_open_invitation(token: str) -> Invitation:
 
 @transaction.atomic
 def accept_invitation(*, user: User, token: str) -> Invitation:
-    """Make the person who has the link a member, once.
+    """Make the user who has the link a member, once.
 
-    Raises: `NotFound`; `Conflict` for who is a member already.
+    Raises: `NotFound`; `Conflict` for someone who is a member already.
     """
     invitation = _locked(pk=get_open_invitation(token).pk)
     if invitation.state() != "open":
@@ -117,7 +117,7 @@ def accept_invitation(*, user: User, token: str) -> Invitation:
 
 @transaction.atomic
 def sign_up_with_invitation(*, token: str, username: str, password: str) -> User:
-    """Make a person of whoever has the link, and a member of the tenant.
+    """Create a user for the link and make them a member of the tenant.
 
     Raises: `NotFound`, `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
@@ -130,7 +130,7 @@ def sign_up_with_invitation(*, token: str, username: str, password: str) -> User
 
 
 def _is_inviter_authorized(invitation: Invitation) -> bool:
-    """Whether who made it could make it today, and the tenant is on."""
+    """Whether its creator could still create it, and the tenant is active."""
     if not invitation.tenant.active:
         return False
     if invitation.created_by is None:

@@ -1,4 +1,4 @@
-"""Creating, rotating and revoking API keys, and ending a person's access."""
+"""Creating, rotating and revoking API keys, and ending a user's access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tenants.audit import log_action
 from tenants.models import ApiKey, Invitation, Role, ServiceAccount, Tenant, User
 from tenants.signals import access_revoked, api_key_changed
 
-#: What narrows a key besides its scopes; its successor has the same.
+#: Restrictions besides scopes, which a key's replacement inherits.
 RATE_FIELDS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -45,7 +45,7 @@ MAX_OVERLAP = timedelta(days=30)
 
 @dataclass(frozen=True)
 class NewKey:
-    """A key that was just made. `secret` exists here and with its owner, nowhere else."""
+    """A new key. `secret` isn't stored: only this object and the key's owner have it."""
 
     key: ApiKey
     secret: str = field(repr=False)
@@ -72,12 +72,12 @@ def create_key(
     service_account: ServiceAccount | None = None,
     secret: str | None = None,
 ) -> NewKey:
-    """A new key, which the actor holds, or a service account (admins alone may say so).
+    """Create a key, held by the actor or by a service account (for admins only).
 
-    `secret`: the key's text, from the operator of this instance; else a random one.
+    `secret`: the key's text, chosen by this instance's operator; by default random.
 
-    Raises: `NotFound` for strangers, `PermissionDenied` (viewers, scopes that the actor may not
-    give), `InvalidRequest` with `param`, `Conflict` for a tenant that is switched off.
+    Raises: `NotFound` for non-members, `PermissionDenied` (viewers, scopes that the actor can't
+    grant), `InvalidRequest` with `param`, `Conflict` for a tenant that is inactive.
     """
     actor = to_actor(actor)
     if service_account is None and actor.key is not None:
@@ -135,7 +135,7 @@ def create_key(
 def _check_rights(
     actor: Actor, tenant: Tenant, scopes: list[str], account: ServiceAccount | None
 ) -> None:
-    """Raise what `create_key` raises for an actor who may not create such a key."""
+    """Raise the errors of `create_key` for an actor who may not create such a key."""
     require_role(actor, tenant, Role.MEMBER)
     if api_keys.OPERATOR in scopes:
         require_operator(actor)
@@ -160,7 +160,7 @@ def _check_rights(
 
 
 def _check_not_broader(actor: Actor, key: ApiKey) -> None:
-    """Raise `PermissionDenied` for a key that may more than the one which asks for it."""
+    """Raise `PermissionDenied` for a key with more rights than the key that creates it."""
     if actor.key is None or actor.is_operator:
         return
     for name in ("allowed_models", "endpoints", "addresses"):
@@ -182,9 +182,9 @@ def _check_not_broader(actor: Actor, key: ApiKey) -> None:
 
 @transaction.atomic
 def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
-    """Refuse the key from now on, everywhere within seconds. Revoking twice changes nothing.
+    """Revoke a key; all processes refuse it within seconds. Revoking twice changes nothing.
 
-    Members revoke keys that they made, admins any.
+    Members may revoke keys that they created, admins any.
     """
     actor = to_actor(actor)
     require_role(actor, key.tenant, Role.MEMBER if _is_held_by(actor, key) else Role.ADMIN)
@@ -200,13 +200,13 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
 def rotate_key(
     *, actor: Actor | User, key: ApiKey, overlap: timedelta = timedelta(days=1)
 ) -> NewKey:
-    """A new key in the place of an old one, for the same and with the same limits and end.
+    """Replace a key by a new one with the same holder, restrictions and expiry.
 
-    The old one goes on working for `overlap` (0: not at all), so that its users can change over.
-    Members rotate keys that they made, admins any; the new key is the actor's.
+    The old one remains valid for `overlap` (0: not at all), so that its users can switch. Members
+    may rotate keys that they created, admins any; the actor counts as the new key's creator.
 
-    Raises: what `create_key` and `revoke_key` raise; `Conflict` for a key that doesn't work any
-    more, `InvalidRequest` for an overlap that isn't in [0, 30 days].
+    Raises: the errors of `create_key` and `revoke_key`; `Conflict` for a key that is no longer
+    valid, `InvalidRequest` for an overlap that isn't in [0, 30 days].
     """
     actor = to_actor(actor)
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
@@ -236,7 +236,7 @@ def rotate_key(
 
 
 def revoke_keys_of(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
-    """Revoke what a person holds, in one tenant or all. The caller has checked the right."""
+    """Revoke a user's keys, in one tenant or all. The caller has checked the permission."""
     keys = ApiKey.objects.filter(created_by=user, service_account=None, revoked_at=None)
     if tenant is not None:
         keys = keys.filter(tenant=tenant)
@@ -245,7 +245,7 @@ def revoke_keys_of(*, actor: Actor, user: User, tenant: Tenant | None = None) ->
 
 
 def revoke_keys_of_account(*, actor: Actor, account: ServiceAccount) -> None:
-    """Revoke what a service account holds. The caller has checked the right."""
+    """Revoke a service account's keys. The caller has checked the permission."""
     keys = ApiKey.objects.filter(service_account=account, revoked_at=None)
     for key in keys.select_for_update():
         _revoke(actor, key)
@@ -282,16 +282,16 @@ def _revoke(actor: Actor, key: ApiKey) -> None:
 
 
 def end_sessions(user: User) -> None:
-    """End every session of the user's, and the sockets that hang on them."""
+    """End every session of the user's, and the sockets opened with them."""
     User.objects.filter(pk=user.pk).update(session_epoch=F("session_epoch") + 1)
     user.refresh_from_db(fields=["session_epoch"])
     transaction.on_commit(partial(access_revoked.send, sender=User, user=user))
 
 
 def revoke_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
-    """End a person's sessions, and their keys and invitations in one tenant or all of them.
+    """End a user's sessions, and their keys and invitations in one tenant or all of them.
 
-    The caller has checked the actor's right, and writes the operation's own audit row.
+    The caller has checked the actor's permission, and writes the operation's audit row.
     """
     revoke_keys_of(actor=actor, user=user, tenant=tenant)
     invitations = Invitation.objects.filter(created_by=user, accepted_at=None, revoked_at=None)
@@ -303,7 +303,7 @@ def revoke_access(*, actor: Actor, user: User, tenant: Tenant | None = None) -> 
 
 
 def revoke_invitation_of(actor: Actor, invitation: Invitation) -> None:
-    """Let the link in nobody any more. The caller has checked the actor's right."""
+    """Revoke an invitation. The caller has checked the actor's permission."""
     invitation.revoked_at = timezone.now()
     invitation.save(update_fields=["revoked_at"])
     log_action(actor=actor, action="invitation.revoke", target=invitation, tenant=invitation.tenant)
@@ -311,6 +311,6 @@ def revoke_invitation_of(actor: Actor, invitation: Invitation) -> None:
 
 @receiver(pre_delete, sender=User, dispatch_uid="tenants.offboarding")
 def _revoke_keys_on_delete(instance: User, **_: object) -> None:
-    """However a user's row is deleted: a key whose holder is gone must not become the tenant's."""
+    """Runs however a user is deleted: a key without its holder must not become the tenant's."""
     with transaction.atomic():
         revoke_keys_of(actor=SYSTEM_ACTOR, user=instance)

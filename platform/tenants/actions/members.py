@@ -19,7 +19,7 @@ from tenants.signals import tenant_changed
 
 
 def check_role(role: str) -> Role:
-    """The role called so. Raises `InvalidRequest`."""
+    """The role with this name. Raises `InvalidRequest`."""
     if role not in Role.values:
         roles = ", ".join(Role.values)
         raise InvalidRequest(f"{role!r} isn't a role. Roles are {roles}.", param="role")
@@ -30,9 +30,9 @@ def check_role(role: str) -> Role:
 def create_service_account(
     *, actor: Actor | User, tenant: Tenant, name: str, role: str = Role.MEMBER
 ) -> ServiceAccount:
-    """A program that keys can be made for.
+    """Create a service account, which can hold keys.
 
-    Raises: `NotFound` for strangers, `PermissionDenied` for a role above the actor's own,
+    Raises: `NotFound` for non-members, `PermissionDenied` for a role above the actor's own,
     `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
     actor = to_actor(actor)
@@ -59,9 +59,9 @@ def update_service_account(
     role: str | None = None,
     active: bool | None = None,
 ) -> ServiceAccount:
-    """Change what is named. Switched off, its keys are refused within two seconds.
+    """Change the given fields. The keys of an inactive account are refused within two seconds.
 
-    Raises: what `create_service_account` raises.
+    Raises the errors of `create_service_account`.
     """
     actor = to_actor(actor)
     account = _select_account_for_update(account)
@@ -86,7 +86,7 @@ def update_service_account(
 
 @transaction.atomic
 def retire_service_account(*, actor: Actor | User, account: ServiceAccount) -> ServiceAccount:
-    """Switch it off and revoke its keys for good; the ledger goes on naming them."""
+    """Deactivate it and revoke its keys for good; the ledger keeps its name."""
     actor = to_actor(actor)
     account = _select_account_for_update(account)
     require_manager_of(actor, account.tenant, Role(account.role))
@@ -142,7 +142,7 @@ def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) ->
 
 @transaction.atomic
 def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Membership:
-    """Give a member another role. A lower one ends their sessions, sockets and keys here.
+    """Change a member's role. A lower one ends their sessions, sockets and keys of this tenant.
 
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
@@ -174,7 +174,7 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
 
 @transaction.atomic
 def remove_member(*, actor: Actor | User, membership: Membership) -> None:
-    """Anyone may leave; others need the rank. The member's sessions and keys here end.
+    """Remove a member; their sessions and keys of this tenant end. Anyone may remove themselves.
 
     Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
     """
@@ -197,7 +197,7 @@ def remove_member(*, actor: Actor | User, membership: Membership) -> None:
 
 
 def _select_for_update(membership: Membership) -> Membership:
-    """The row as it is now. The tenant's row is locked too, so that owners are counted in turn."""
+    """The current row. Locks the tenant's row, too, so that counts of owners are serialized."""
     Tenant.objects.select_for_update().get(pk=membership.tenant_id)
     row = Membership.objects.select_related("tenant", "user").filter(pk=membership.pk).first()
     if row is None:
@@ -206,10 +206,10 @@ def _select_for_update(membership: Membership) -> Membership:
 
 
 def check_last_owner(tenant: Tenant) -> None:
-    """Raise `Conflict` when the change before it took the tenant's last active owner.
+    """Raise `Conflict` if the preceding change removed the tenant's last active owner.
 
-    Others who take an owner wait for the tenant's row, so that they count after this commit. A
-    tenant that is being erased needs none.
+    Concurrent removals of owners wait for the tenant's row, so that they count after this commit. A
+    tenant that is being erased needs no owner.
     """
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     if tenant.erase_requested_at is not None:
@@ -221,7 +221,7 @@ def check_last_owner(tenant: Tenant) -> None:
 
 @receiver(post_delete, sender=Membership, dispatch_uid="tenants.keep_an_owner")
 def _deleted(instance: Membership, origin: object, **_: object) -> None:
-    """However a row is deleted, with its user's too; a tenant that goes needs no owner."""
+    """Runs however a row is deleted, also with its user's; a deleted tenant needs no owner."""
     is_tenant_deleted = getattr(origin, "model", type(origin)) is Tenant
     if instance.role == Role.OWNER and not is_tenant_deleted:
         check_last_owner(instance.tenant)

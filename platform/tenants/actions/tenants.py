@@ -23,16 +23,15 @@ from tenants.signals import tenant_changed
 from tenants.tenant_data import data_kinds
 
 ERASE = "tenants.erase"
-#: Usage of requests that ran when a tenant was erased still comes in, and goes too, for so long.
+#: Requests that run while a tenant is erased still report usage, which is erased for this long.
 RECHECK_PERIOD = timedelta(days=1)
 
 
 @transaction.atomic
 def log_export(*, actor: Actor | User, tenant: Tenant) -> None:
-    """Note that somebody takes all of a tenant's data along; `tenants.tenant_data` makes the
-    archive.
+    """Record an export of all of a tenant's data; `tenants.tenant_data` writes the archive.
 
-    Raises: `NotFound`, `PermissionDenied` for all but owners in person and operators.
+    Raises: `NotFound`, `PermissionDenied` unless the actor is an owner in person or an operator.
     """
     actor = _owner(actor, tenant)
     log_action(actor=actor, action="tenant.export", target=tenant, tenant=tenant)
@@ -40,13 +39,15 @@ def log_export(*, actor: Actor | User, tenant: Tenant) -> None:
 
 @transaction.atomic
 def erase_tenant(*, actor: Actor | User, tenant: Tenant, confirm: str) -> Tenant:
-    """Switch a tenant off at once, and have workers remove all that is kept of it. For good.
+    """Deactivate a tenant at once, and have workers erase all its data permanently.
 
-    The audit log stays, and a nameless row that it refers to. People stay: they are no tenant's.
+    The audit log stays, with an anonymous row that it refers to. Users stay: they belong to no
+    tenant.
 
     Args:
-        confirm: the tenant's short name, so that nobody does it by mistake.
-    Raises: what `log_export` raises; `InvalidRequest` with `param`.
+        confirm: the tenant's slug, to prevent mistakes.
+
+    Raises: the errors of `log_export`; `InvalidRequest` with `param`.
     """
     actor = _owner(actor, tenant)
     if confirm != tenant.slug:
@@ -64,9 +65,9 @@ def erase_tenant(*, actor: Actor | User, tenant: Tenant, confirm: str) -> Tenant
 
 
 def erase_tenant_data(*, tenant: Tenant) -> dict[str, int]:
-    """Remove all that is kept of a tenant that shall be erased; how many of each kind. May block.
+    """Erase the data of a tenant marked for erasure; returns counts by kind. May block.
 
-    A worker that dies in the middle leaves the rest to the next.
+    If a worker dies before the end, another one resumes.
     """
     removed = {
         kind.name: count for kind in data_kinds() if kind.erase and (count := kind.erase(tenant))
@@ -92,7 +93,7 @@ def erase_tenant_data(*, tenant: Tenant) -> dict[str, int]:
 
 
 def run_pending_erasures() -> int:
-    """Remove what is left of tenants that shall be erased; how many rows."""
+    """Erase remaining data of tenants marked for erasure; returns the number of rows."""
     late = timezone.now() - RECHECK_PERIOD
     waiting = Tenant.objects.exclude(erase_requested_at=None).exclude(erased_at__lt=late)
     return sum(sum(erase_tenant_data(tenant=tenant).values()) for tenant in waiting)
@@ -106,17 +107,17 @@ def _owner(actor: Actor | User, tenant: Tenant) -> Actor:
     return actor
 
 
-#: Of each replica's KV cache, over all active tenants: the rest is everybody's.
+#: Maximum reserved share of each replica's KV cache, over all active tenants: the rest is shared.
 MAX_RESERVED_FRACTION = 0.9
 
 
 def validate_kv_quota(tenant: Tenant) -> None:
-    """Refuse a reserve above the tenant's own maximum, or one too many beside the others'.
+    """Refuse a reserve above the tenant's own maximum, or too large together with the others'.
 
-    Call it in the transaction that saved the tenant: the rows of all who reserve are locked, so
-    that two reserves set at once are counted in turn.
+    Call it in the transaction that saved the tenant: the rows of all tenants with a reserve are
+    locked, so that concurrent changes are counted one after the other.
 
-    Raises: `InvalidRequest` with `param` and, beside others, the sum.
+    Raises: `InvalidRequest` with `param` and, if other tenants have reserves, the sum.
     """
     reserved = tenant.kv_reserved_fraction
     if reserved > tenant.kv_max_fraction:
@@ -138,7 +139,7 @@ def validate_kv_quota(tenant: Tenant) -> None:
         )
 
 
-#: What the operator sets; a tenant's own admins may change its name, its owners `OWNER_FIELDS`.
+#: Fields for operators; a tenant's admins may change its name, its owners `OWNER_FIELDS`.
 LIMITS = (
     "weight",
     "kv_reserved_fraction",
@@ -155,7 +156,7 @@ LIMITS = (
     "time_zone",
     "keep_usage_days",
 )
-#: What its owners decide.
+#: Fields for owners.
 OWNER_FIELDS = ("keep_content_days", "keep_conversations", "store_prompts")
 
 
@@ -168,7 +169,7 @@ def create_tenant(
     owner: User | None = None,
     **limits: Any,
 ) -> Tenant:
-    """A new tenant; `slug` comes from the name when it's left out.
+    """Create a tenant; `slug` defaults to one derived from the name.
 
     Raises: `PermissionDenied`, `InvalidRequest` (with `param`), `Conflict` when the slug is taken.
     """
@@ -226,9 +227,9 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
 
 @transaction.atomic
 def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> Tenant:
-    """Let a tenant in, or refuse its keys and members within seconds.
+    """Activate a tenant, or deactivate it: its keys and members are refused within seconds.
 
-    Raises: `PermissionDenied`; `Conflict` for one that is erased.
+    Raises: `PermissionDenied`; `Conflict` for an erased one.
     """
     actor = to_actor(actor)
     require_operator(actor)
@@ -248,7 +249,7 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
 
 @transaction.atomic
 def rotate_cache_salt(*, actor: Actor | User, tenant: Tenant) -> Tenant:
-    """Give the tenant a new cache namespace: what it cached before is never hit again."""
+    """Give the tenant a new cache namespace, so that nothing cached before is ever hit again."""
     actor = to_actor(actor)
     require_role(actor, tenant, Role.OWNER)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
@@ -260,5 +261,5 @@ def rotate_cache_salt(*, actor: Actor | User, tenant: Tenant) -> Tenant:
 
 
 def _send_signal_on_commit(tenant: Tenant) -> None:
-    """Tell this process once the change is committed."""
+    """Notify this process once the change is committed."""
     transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))

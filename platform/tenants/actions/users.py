@@ -1,7 +1,7 @@
-"""People who log in: made, changed, deactivated, deleted.
+"""Creating, changing, deactivating and deleting users.
 
-Operators may do all of it. Staff whom an operator gave Django's right to add, change or delete
-users may do it to ordinary people, and never touch what makes somebody staff or an operator.
+Operators may do everything. Staff with Django's permission to add, change or delete users may do so
+for ordinary users, but can't make anybody staff or an operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tenants.audit import log_action
 from tenants.models import Membership, Role, Tenant, User
 
 PROFILE = ("username", "email", "first_name", "last_name", "is_active")
-#: What makes somebody staff or an operator: operators' to give.
+#: Fields that make somebody staff or an operator; only operators may set them.
 ROLE_FIELDS = ("is_staff", "is_superuser")
 
 
@@ -42,7 +42,7 @@ def create_user(
     is_staff: bool = False,
     is_superuser: bool = False,
 ) -> User:
-    """A new person. Without a password they come in by single sign-on or a reset of it.
+    """Create a user. Without a password they log in by single sign-on or after a password reset.
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict` for a name that is taken.
     """
@@ -66,9 +66,9 @@ def create_user(
 
 @transaction.atomic
 def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
-    """Change a profile (`PROFILE`) or a standing (`ROLE_FIELDS`, operators alone).
+    """Change a user's profile (`PROFILE`) or roles (`ROLE_FIELDS`, operators alone).
 
-    Deactivating somebody, or taking their standing, ends their sessions, sockets and keys.
+    Deactivating a user or removing their roles ends their sessions, sockets and keys.
 
     Raises: `PermissionDenied`, `InvalidRequest` with `param`; `Conflict` for the last operator,
         or a tenant's last owner.
@@ -123,9 +123,9 @@ def set_staff_rights(
 
 @transaction.atomic
 def set_password(*, actor: Actor | User, user: User, password: str | None) -> User:
-    """Give somebody a password, or none. Their sessions end, and the audit log says who did it.
+    """Set or remove a user's password. Ends their sessions; the audit log records the actor.
 
-    Everybody may set their own; others need the right to change the person.
+    Users may set their own password; for others' the actor needs the permission to change them.
     """
     actor = to_actor(actor)
     user = _locked(user)
@@ -140,7 +140,7 @@ def set_password(*, actor: Actor | User, user: User, password: str | None) -> Us
 
 @transaction.atomic
 def delete_user(*, actor: Actor | User, user: User) -> None:
-    """Remove a person. Their sessions, sockets and keys end; ledger and audit log keep the name.
+    """Delete a user. Their sessions, sockets and keys end; ledger and audit log keep the name.
 
     Raises: `PermissionDenied`; `Conflict` for the last operator, or a tenant's last owner.
     """
@@ -160,7 +160,7 @@ def delete_user(*, actor: Actor | User, user: User) -> None:
 
 
 def _require_right(actor: Actor, verb: str, target: User | None = None) -> None:
-    """Raise `PermissionDenied` unless the actor may `add`, `change` or `delete` this person."""
+    """Raise `PermissionDenied` unless the actor may `add`, `change` or `delete` this user."""
     if actor.is_operator:
         return
     user = actor.user
@@ -193,10 +193,10 @@ def _rights(user: User) -> dict[str, list[str]]:
 
 
 def _locked(user: User) -> User:
-    """The row as it is now.
+    """The current row.
 
-    What operators and owners are counted by is locked before it, in one order everywhere: two who
-    take each other's standing wait, one for the other.
+    The rows by which operators and owners are counted are locked first, in a fixed order: two users
+    who remove each other's roles are serialized.
     """
     tenants = Tenant.objects.select_for_update(of=("self",)).filter(memberships__user=user)
     list(tenants.order_by("pk"))
@@ -208,14 +208,14 @@ def _locked(user: User) -> User:
 
 
 def _check_last_operator() -> None:
-    """Raise `Conflict` when the change before it took the last active operator."""
+    """Raise `Conflict` if the preceding change removed the last active operator."""
     if not User.objects.filter(is_superuser=True, is_active=True).exists():
         raise Conflict("The installation needs at least one operator.")
 
 
 @receiver(post_delete, sender=User, dispatch_uid="tenants.keep_an_operator")
 def _deleted(instance: User, **_: object) -> None:
-    """However a row is deleted."""
+    """Runs however a row is deleted."""
     if instance.is_active and instance.is_superuser:
         _check_last_operator()
 
@@ -227,7 +227,7 @@ OPERATOR = "operator"
 
 
 def roles_from_groups(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, str]:
-    """`{tenant: role}` with the highest role of all groups; `{"operator": "operator"}` besides.
+    """`{tenant: role}` with the highest role of all groups, and `{"operator": "operator"}`.
 
     `roles`: group -> "operator" or "tenant:role".
     """
@@ -248,15 +248,15 @@ def roles_from_groups(groups: Collection[str], roles: Mapping[str, str]) -> dict
 def sync_roles_from_groups(
     *, user: User, groups: Collection[str], roles: Mapping[str, str]
 ) -> None:
-    """Make a person's roles what their groups say today.
+    """Synchronize a user's roles with their groups.
 
-    It gives, changes and takes what came by sign-on; what somebody gave by hand stays. The last
+    Adds, changes and removes roles that came from sign-on; roles given manually stay. The last
     owner of a tenant and the last operator stay as well.
     """
     grants = roles_from_groups(groups, roles)
     operator = grants.pop(OPERATOR, None) is not None
     named = {target.partition(":")[0] for target in roles.values()} - {OPERATOR}
-    # Tenants are locked before people, in the order in which every other change locks them.
+    # Lock tenants before users, in the same order as all other changes.
     for tenant in Tenant.objects.select_for_update().filter(slug__in=named).order_by("pk"):
         _sync_tenant(user, tenant, grants.get(tenant.slug))
     _sync_operator(user, operator)

@@ -1,4 +1,4 @@
-"""`manage.py changepassword [NAME]`: Django's, by the one way that passwords are set."""
+"""`manage.py changepassword [NAME]`: Django's command, through the action that sets passwords."""
 
 import getpass
 from typing import Any
@@ -20,7 +20,7 @@ class Command(changepassword.Command):
     help = "Change a user's password. The user's sessions end."
 
     def handle(self, *args: Any, **options: Any) -> str:
-        """Ask until both are alike and good enough, at most `TRIES` times."""
+        """Ask until both are equal and strong enough, at most `TRIES` times."""
         user = find_user(options["username"] or getpass.getuser())
         self.stdout.write(f"Changing password for user '{user}'")
         for _ in range(TRIES):

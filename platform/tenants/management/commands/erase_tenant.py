@@ -27,7 +27,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Erase it, and say what went."""
+        """Erase it, and print what was erased."""
         tenant = find_tenant(options["tenant"])
         actions.erase_tenant(actor=CLI_ACTOR, tenant=tenant, confirm=options["confirm"])
         removed = actions.erase_tenant_data(tenant=tenant)

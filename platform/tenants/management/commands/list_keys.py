@@ -32,6 +32,6 @@ class Command(QuireCommand):
 
 
 def times(key: ApiKey) -> tuple[str, str]:
-    """When it was made and last used."""
+    """When it was created and last used."""
     used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
     return f"{key.created_at:%Y-%m-%d %H:%M}", used

@@ -26,7 +26,7 @@ class Command(QuireCommand):
 
 
 def row(tenant: Any) -> tuple[object, ...]:
-    """A tenant's cells; `tenant.num_keys` was counted with it."""
+    """A tenant's cells; `tenant.num_keys` is an annotation."""
     return (
         tenant.slug,
         tenant.name,
