@@ -77,7 +77,7 @@ class HasMediaLimits(models.Model):
 
 
 class Tenant(ExportModelOperationsMixin("tenant"), HasMediaLimits):  # type: ignore[misc]
-    """The owner of requests, cache and costs. Never deleted, only deactivated: the ledger names it."""
+    """The owner of requests, cache and costs. Deactivated, never deleted: the ledger names it."""
 
     slug = models.CharField(
         max_length=63,
