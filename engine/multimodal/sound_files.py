@@ -40,7 +40,7 @@ _LEAD, _PAUSE = 2, 50
 #: Part of a window, at its end, in which a pause between words ends a stretch.
 _CUT_ZONE = 0.2
 #: Steps of such a pause, and how loud they are at most, of the stretch's loudest: 30 dB under it.
-_SHORT_PAUSE, _QUIET = 2, 0.03
+_SHORT_PAUSE, _QUIET = 10, 0.03
 #: Windows of a stretch without any pause: then it's cut at its quietest place.
 _MAX_STRETCH = 10
 
