@@ -72,7 +72,7 @@ class Command(QuireCommand):
         "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
         "an engine replica, the web server, a worker. Prints the address, a login, an API key and "
         "a curl to paste once the first token can be served. Ctrl-C stops everything. Without "
-        "--model it serves the models that are loaded in the catalogue, or else the demo model."
+        "--model it serves the models that are loaded in the catalogue, or else the demo models."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
