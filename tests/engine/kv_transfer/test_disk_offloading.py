@@ -58,8 +58,9 @@ def test_the_next_process_reads_what_this_one_has_written(
     assert connector_of(restarted).num_matched_tokens == 64 + 96
     assert restarted.snapshot().kv_tier_hit_tokens_total == {"disk": 64 + 96}
     assert not failures(restarted)
-    [cached, *_] = [block for block in restarted.scheduler.kv.pool.blocks if block.block_hash]
-    assert connector_of(restarted).find_tier(cached.block_hash) == "disk"
+    blocks = restarted.scheduler.kv.pool.blocks
+    [cached_hash, *_] = [block.block_hash for block in blocks if block.block_hash]
+    assert connector_of(restarted).find_tier(cached_hash) == "disk"
     assert connector_of(restarted).find_tier(bytes(32)) == ""
     restarted.shutdown()
 
