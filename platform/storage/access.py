@@ -1,4 +1,4 @@
-"""The one way to read stored objects. A stranger's object, or one that has expired, is 404."""
+"""The only functions that read stored objects. Others' and expired objects are 404."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from tenants.access import access_tenants
 from tenants.authentication import Caller
 from tenants.models import Tenant, User
 
-# Conversations are visible to the person who had them, and in their tenants if shared. Everything
+# Conversations are visible to the user who had them, and in their tenants if shared. Everything
 # else is 404.
 
-#: Of a list.
+#: Maximum length of a list.
 MAX_LISTED = 50
 MAX_SEARCH_CHARS = 200
 
@@ -48,11 +48,13 @@ MAX_SEARCH_CHARS = 200
 def access_conversations(
     user: User, tenant: Tenant, search: str = "", cursor: str = "", folder: str = ""
 ) -> list[SavedConversation]:
-    """The user's own in a tenant, the last changed first, one more than `MAX_LISTED`; no documents.
+    """The user's conversations in a tenant, last changed first, without documents.
+
+    Returns up to `MAX_LISTED` + 1.
 
     Args:
-        search: words that all must occur. cursor: id of the last conversation of the previous page.
-        folder: the only one to list; "" for all conversations.
+        search: words that must all occur. cursor: id of the previous page's last conversation.
+        folder: restricts the list; "" for all conversations.
     """
     rows = _of(user).filter(tenant=tenant, user=user)
     if folder:
@@ -95,7 +97,7 @@ def access_own_conversation(user: User, public_id: str) -> SavedConversation:
 
 
 def access_conversation(user: User, public_id: str) -> SavedConversation:
-    """One that the user may read: their own, or shared in a tenant of theirs. Raises `NotFound`."""
+    """One that the user may read: their own, or one shared in their tenants. Raises `NotFound`."""
     return _one(_of(user).filter(Q(user=user) | Q(shared_at__isnull=False)), public_id)
 
 
@@ -116,11 +118,11 @@ def _one(rows: QuerySet[SavedConversation], public_id: str) -> SavedConversation
 
 
 T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion, StoredUpload)
-#: Where the requests of Anthropic's batches go; those are listed apart.
+#: Endpoint of requests in Anthropic's batches, which are listed separately.
 MESSAGES = "/v1/messages"
-#: Responses that one conversation may go back.
+#: Maximum number of previous responses in a conversation.
 MAX_TURNS = 1000
-#: Of all their items as JSON. No context holds so much.
+#: Maximum size of all their items as JSON, more than any context holds.
 MAX_CONVERSATION_CHARS = 32 << 20
 
 
@@ -168,8 +170,8 @@ def access_batch(caller: Caller, public_id: str) -> Batch:
 def access_completions(
     caller: Caller, model: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> QuerySet[StoredCompletion]:
-    """The tenant's chat completions; with `metadata` those that may have it, and hardly any other:
-    databases differ in what they call the same text.
+    """The tenant's chat completions; with `metadata` a superset of the matches, as databases differ
+    in which texts they consider equal.
     """
     rows = _not_expired(_for_tenant(StoredCompletion, caller.tenant_id))
     if model:
@@ -191,12 +193,12 @@ def access_response(caller: Caller, public_id: str, param: str = "response_id") 
     return _get_or_404(rows, public_id, "response", param)
 
 
-#: Digits of a response's id that its items' ids have too; the others number the items.
+#: Number of digits that a response's id shares with its items' ids; the others number the items.
 _SHARED_DIGITS = 28
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
-    """The id of an item of a response's output, by which the response is found again."""
+    """The id of an item in a response's output, from which the response can be looked up."""
     digits = response_id.removeprefix("resp_")
     return f"{prefix}{digits[:_SHARED_DIGITS]}{index:04x}"
 
@@ -205,9 +207,9 @@ def access_output_items(caller: Caller, ids: Mapping[str, str]) -> dict[str, dic
     """Items of stored responses by their ids.
 
     Args:
-        ids: each with the field that names it.
+        ids: each with the request field that refers to it.
 
-    Raises: `NotFound` naming the field; `InvalidRequest` for more than is read into memory.
+    Raises: `NotFound` naming the field; `InvalidRequest` if the items are too large to be read.
     """
     items: dict[str, dict[str, Any]] = {}
     num_chars = 0
@@ -230,10 +232,10 @@ def access_output_items(caller: Caller, ids: Mapping[str, str]) -> dict[str, dic
 
 
 def access_response_chain(caller: Caller, public_id: str) -> tuple[list[StoredResponse], int]:
-    """The response and those before it, oldest first, without their requests; and their characters.
+    """The response and its predecessors, oldest first, without requests; and their characters.
 
-    Raises: `NotFound` naming `previous_response_id` when one of them is gone; `InvalidRequest` for
-    more than is read into memory.
+    Raises: `NotFound` naming `previous_response_id` if one of them was deleted; `InvalidRequest` if
+    they are too large to be read.
     """
     responses: list[StoredResponse] = []
     next_id, num_chars = public_id, 0
@@ -257,7 +259,7 @@ def _previous(caller: Caller, public_id: str) -> Any:
     try:
         return _get_or_404(rows, public_id, "response", "previous_response_id")
     except NotFound as error:
-        error.code = "previous_response_not_found"  # what OpenAI's clients look for
+        error.code = "previous_response_not_found"  # OpenAI's error code
         raise
 
 
@@ -269,12 +271,12 @@ def page(
     newest_first: bool = True,
     matches: Callable[[T], bool] | None = None,
 ) -> tuple[list[T], bool]:
-    """One page behind the object `after`, and whether more follow. Raises `NotFound` for `after`.
+    """The page after the object `after`, and whether more follow. Raises `NotFound` for `after`.
 
-    Rows are in the order of their making, which their numbers keep.
+    Rows are in the order of their creation, which is that of their primary keys.
 
     Args:
-        matches: what the query can't tell exactly, row by row.
+        matches: filters rows by conditions that the query can't express exactly.
     """
     sign = "-" if newest_first else ""
     if after:
@@ -299,18 +301,18 @@ def stored_bytes(tenant_id: int) -> int:
 
 
 def open_batches() -> QuerySet[Batch]:
-    """Batches that want a worker or have one."""
+    """Batches that need a worker or have one."""
     return Batch.objects.filter(status__in=OPEN)
 
 
 def open_responses() -> QuerySet[StoredResponse]:
-    """Background responses that want a worker or have one."""
+    """Background responses that need a worker or have one."""
     states = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
     return StoredResponse.objects.filter(background=True, status__in=states)
 
 
 def claimable_batches() -> list[str]:
-    """Ids of batches that want a worker, have none and may run now, in the order of their turns."""
+    """Ids of batches that need a worker, have none and may run now, in the order to run them."""
     return _unclaimed(open_batches(), settings.QUIRE.tenant_quotas.running_batches)
 
 
@@ -320,12 +322,12 @@ def unclaimed_responses() -> list[str]:
 
 
 def lease_is_free() -> Q:
-    """Whether no worker holds a row's lease."""
+    """Condition for rows that no worker leases."""
     return Q(lease_until=None) | Q(lease_until__lte=timezone.now())
 
 
 def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
-    """Tenants take turns: nobody's long queue stands before another's first piece of work."""
+    """Round-robin over tenants: one tenant's long queue doesn't delay another's first job."""
     claimed = rows.filter(~lease_is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
     turns = rows.filter(lease_is_free()).annotate(
         running=Coalesce(Subquery(claimed.annotate(n=Count("pk")).values("n")), 0),
@@ -335,7 +337,7 @@ def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
     return list(mine.order_by("turn", "pk").values_list("public_id", flat=True)[:100])
 
 
-#: Of a conversation.
+#: Maximum size of a conversation.
 MAX_ITEMS = 10_000
 
 
@@ -367,7 +369,7 @@ def _item(row: ItemConversation, item_id: str, param: str) -> ConversationItem:
 def access_item_page(
     caller: Caller, conversation_id: str, *, limit: int, after: str | None, newest_first: bool
 ) -> tuple[list[ConversationItem], bool]:
-    """Items behind the one called `after`, and whether more follow. Raises `NotFound`."""
+    """Items after the one with the id `after`, and whether more follow. Raises `NotFound`."""
     row = access_item_conversation(caller, conversation_id)
     rows: QuerySet[ConversationItem] = row.items.order_by("-pk" if newest_first else "pk")
     if after:
@@ -380,9 +382,9 @@ def access_item_page(
 def access_all_items(
     caller: Caller, conversation_id: str, until: int | None = None
 ) -> list[ConversationItem]:
-    """All items, the oldest first; up to the one whose key is `until`.
+    """All items, oldest first, up to the one with the key `until`.
 
-    Raises: `NotFound`; `InvalidRequest` for more than is read.
+    Raises: `NotFound`; `InvalidRequest` if they are too large to be read.
     """
     row = access_item_conversation(caller, conversation_id, "conversation")
     if row.size > MAX_CONVERSATION_CHARS:

@@ -1,4 +1,4 @@
-"""The app of what tenants leave with the installation."""
+"""The storage app: tenants' stored objects."""
 
 from django.apps import AppConfig
 
@@ -10,7 +10,7 @@ class StorageConfig(AppConfig):
     verbose_name = "Files, batches, responses"
 
     def ready(self) -> None:
-        """Name what is kept of tenants."""
+        """Register the kinds of tenant data."""
         from storage.tenant_data import register_data_kinds
 
         register_data_kinds()

@@ -1,11 +1,11 @@
-"""Files' bytes on disk: one folder a tenant, names that the server made, nothing a client chose.
+"""Files' bytes on disk: one folder per tenant, with names that the server generates.
 
-`<files dir>/<tenant's number>/<public id>`; a batch that runs keeps its journals beside them as
+`<files dir>/<tenant's number>/<public id>`; a running batch has its journals in the same folder as
 `<batch id>.output` and `<batch id>.errors`. Every gateway and worker must see the same folder.
 
 With an object storage the files are objects `files/<tenant's number>/<public id>`, and the folder
-is this machine's cache of them. A file never changes, and its id is random, so a copy is never
-stale.
+is this machine's cache of them. A file never changes, and its id is random, so cached copies are
+never stale.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tenant_dir(tenant_id: int) -> Path:
 
 
 def blob_path(tenant_id: int, public_id: str, suffix: str = "") -> Path:
-    """A file's place on this machine. Raises `NotFound` for a text that can't be an id."""
+    """A file's path on this machine. Raises `NotFound` for an invalid id."""
     if not is_id(public_id):
         raise NotFound("File not found.")
     return tenant_dir(tenant_id) / f"{public_id}{suffix}"
@@ -70,13 +70,13 @@ def open_blob(tenant_id: int, public_id: str) -> IO[bytes]:
         object_storage.download_object(_object_name(tenant_id, public_id), path)
         file = path.open("rb")
         object_storage.trim_cache(files_dir(), settings.QUIRE.object_cache_bytes)
-    os.utime(file.fileno())  # the copies that were used longest ago go first
+    os.utime(file.fileno())  # the cache removes the least recently used copies first
     return file
 
 
 def fetched_blob(tenant_id: int, public_id: str) -> Path:
-    """A file's path, to be opened at once: copies of objects may go."""
-    with suppress(FileNotFoundError):  # whoever opens it finds out
+    """A file's path, to be opened at once: the cache may remove copies of objects."""
+    with suppress(FileNotFoundError):  # opening it will raise the error
         open_blob(tenant_id, public_id).close()
     return blob_path(tenant_id, public_id)
 
@@ -91,7 +91,7 @@ def _object_name(tenant_id: int, public_id: str) -> str:
 
 
 def write_blob(tenant_id: int, public_id: str, chunks: Iterable[bytes]) -> int:
-    """Write a file whole or not at all, mode 0600; return its size in bytes.
+    """Write a file atomically, mode 0600; returns its size in bytes.
 
     Raises: OSError, `ServiceUnavailable`.
     """
@@ -115,10 +115,13 @@ def write_blob(tenant_id: int, public_id: str, chunks: Iterable[bytes]) -> int:
 
 
 def link_blob(tenant_id: int, public_id: str, source: Path) -> int:
-    """Give a finished journal a file's name, keeping its own; return its size. Repeatable."""
+    """Link a finished journal under a file's name and keep the journal; returns the size.
+
+    Repeatable.
+    """
     target = blob_path(tenant_id, public_id)
     target.unlink(missing_ok=True)
-    if has_object_storage():  # no copy: another machine may repeat it with another journal
+    if has_object_storage():  # don't cache it: another machine may repeat it with another journal
         object_storage.upload_object(_object_name(tenant_id, public_id), source)
     else:
         os.link(source, target)
@@ -126,12 +129,12 @@ def link_blob(tenant_id: int, public_id: str, source: Path) -> int:
 
 
 def remove_blob(tenant_id: int, public_id: str) -> None:
-    """Remove a file's bytes, if they are there."""
+    """Remove a file's bytes if they exist."""
     blob_path(tenant_id, public_id).unlink(missing_ok=True)
     if has_object_storage():
         try:
             object_storage.delete_object(_object_name(tenant_id, public_id))
-        except ServiceUnavailable as error:  # its row is gone, so the next sweep removes it
+        except ServiceUnavailable as error:  # its row is deleted, so the next sweep removes it
             logger.warning("%s stays until the next sweep: %s", public_id, error)
 
 
@@ -141,7 +144,7 @@ def save_journal_lines(
     """Save a part of a batch's journal, whole lines, in the object storage.
 
     Args:
-        replace: it has all that was saved before, which goes.
+        replace: the part contains everything that was saved before, which is deleted.
     Raises: `ServiceUnavailable`.
     """
     folder = _object_name(tenant_id, public_id) + suffix
@@ -176,12 +179,12 @@ def remove_tenant_blobs(tenant_id: int) -> None:
 def delete_orphan_blobs(
     find_referenced: Callable[[set[str]], set[str]], older_than_s: float
 ) -> int:
-    """Remove files that no row refers to and nobody has touched for `older_than_s` seconds.
+    """Remove files without a row that weren't touched for `older_than_s` seconds.
 
     Args:
-        find_referenced: of up to 500 public ids, those that a row refers to.
+        find_referenced: of up to 500 public ids, returns those that a row refers to.
 
-    Returns: number of files that were removed.
+    Returns: number of removed files.
     """
     removed, limit = 0, time.time() - older_than_s
     for page in pages(path for path in files_dir().glob("*/*") if _is_older(path, limit)):
@@ -212,7 +215,7 @@ def _delete_orphan_objects(find_referenced: Callable[[set[str]], set[str]], limi
 
 
 def _delete_old_object(name: str, is_file: bool, limit: float) -> int:
-    """Delete a file or a batch's journal unless it's younger than `limit`; how many went."""
+    """Delete a file or a batch's journal unless it's younger than `limit`; returns how many."""
     if not is_file:
         _, saved = object_storage.list_objects(name)
         return sum(_delete_old_object(f"{name}/{part}", True, limit) for part in saved)
@@ -228,5 +231,5 @@ def _delete_old_object(name: str, is_file: bool, limit: float) -> int:
 def _is_older(path: Path, limit: float) -> bool:
     try:
         return path.stat().st_mtime < limit
-    except FileNotFoundError:  # removed meanwhile by whoever owns it
+    except FileNotFoundError:  # removed meanwhile by its owner
         return False

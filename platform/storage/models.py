@@ -19,8 +19,8 @@ def json_chars(*values: Any) -> int:
 class JsonTextField(models.TextField):
     """Any JSON value, stored as ASCII text.
 
-    PostgreSQL's own JSON type takes no NUL character, which clients may send; here it is the six
-    characters of its escape. Nothing looks inside these columns, so nothing is lost.
+    PostgreSQL's JSON type can't store NUL characters, which clients may send; here they are stored
+    as escape sequences. Nothing queries inside these columns, so nothing is lost.
     """
 
     # The types that django-stubs gives the column's attribute.
@@ -32,7 +32,7 @@ class JsonTextField(models.TextField):
         return None if value is None else json.loads(value)
 
     def to_python(self, value: Any) -> Any:
-        """Values are Python's already, but in fixtures and forms."""
+        """Values are Python objects already, except in fixtures and forms."""
         return json.loads(value) if isinstance(value, str) else value
 
     def get_prep_value(self, value: Any) -> str:
@@ -45,7 +45,7 @@ class JsonTextField(models.TextField):
 
 
 class Owned(models.Model):
-    """A tenant's object. `key` and `user`: who made it, as long as they exist."""
+    """A tenant's object. `key` and `user`: its creator, until they are deleted."""
 
     public_id = models.CharField(max_length=64, unique=True, editable=False)
     tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="+")
@@ -65,7 +65,7 @@ class Owned(models.Model):
 
 
 class Leased(models.Model):
-    """Work that one worker at a time may do. Whose lease has run out has lost it."""
+    """Work that one worker at a time may do, until its lease expires."""
 
     lease_owner = models.CharField(max_length=64, blank=True, editable=False)
     lease_until = models.DateTimeField(null=True, blank=True, editable=False)
@@ -75,10 +75,10 @@ class Leased(models.Model):
 
 
 class StoredCompletion(Owned):
-    """A chat completion and what led to it.
+    """A chat completion and its request.
 
-    `messages`: the chat as it came in, each with an id. `body`: the answer. `metadata`: the
-    client's, which it may change. `size`: of messages and body in characters.
+    `messages`: the request's, each with an id. `body`: the response. `metadata`: the client's,
+    which it may change. `size`: of messages and body in characters.
     """
 
     model = models.CharField(max_length=256)
@@ -100,9 +100,9 @@ class SavedConversation(Owned):
     """A user's conversation in a tenant, deleted with the user.
 
     `document`: its turns as a tree, see `storage.playground_document`. `folder`: the user's name
-    for a group of conversations, "" for none. `words`: what a search finds, in small letters.
-    `version`: counts the changes, so that two tabs don't undo each other's. `size`: of document and
-    words in characters. `shared_at`: since when the tenant's people may read it.
+    for a group of conversations, "" for none. `words`: searchable text in lower case. `version`:
+    counts the changes, so that two tabs don't overwrite each other's. `size`: of document and words
+    in characters. `shared_at`: since when the tenant's members may read it.
     """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
@@ -148,7 +148,7 @@ class PlaygroundPreset(Owned):
 class StoredFile(Owned):
     """A tenant's file; its bytes are in `storage.blobs` under the same public id.
 
-    `filename` is the client's name for it, shown and never opened.
+    `filename` is the client's name for it, displayed but never opened.
     """
 
     filename = models.CharField(max_length=255)
@@ -161,7 +161,7 @@ class StoredFile(Owned):
 
 
 class BatchStatus(models.TextChoices):
-    """OpenAI's names."""
+    """Statuses as in OpenAI's API."""
 
     VALIDATING = "validating", "Validating"
     FAILED = "failed", "Failed"
@@ -173,7 +173,7 @@ class BatchStatus(models.TextChoices):
     CANCELLED = "cancelled", "Cancelled"
 
 
-#: A worker has something to do for these.
+#: Statuses in which a worker has something to do.
 OPEN = (
     BatchStatus.VALIDATING,
     BatchStatus.IN_PROGRESS,
@@ -204,7 +204,7 @@ class Batch(Owned, Leased):
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
-    #: Of those that failed: whose turn didn't come in time.
+    #: Number of failed requests that weren't run in time.
     expired = models.PositiveIntegerField(default=0)
     in_progress_at = models.DateTimeField(null=True, blank=True)
     finalizing_at = models.DateTimeField(null=True, blank=True)
@@ -220,10 +220,10 @@ class Batch(Owned, Leased):
 
 
 class ItemConversation(Owned):
-    """A tenant's, whichever of its keys made it; the playground's are `SavedConversation`s.
+    """A tenant's conversation, whichever of its keys created it; see also `SavedConversation`.
 
-    `metadata`: the client's. `size`: of all items in characters. `changed_at`: its end comes so
-    many days later.
+    `metadata`: the client's. `size`: of all items in characters. `changed_at`: its retention starts
+    then.
     """
 
     metadata = JsonTextField(default=dict, blank=True)
@@ -236,7 +236,7 @@ class ItemConversation(Owned):
 
 
 class ConversationItem(models.Model):
-    """One item, in OpenAI's form. Its id is known inside its conversation alone."""
+    """One item, in OpenAI's form. Its id is unique only within its conversation."""
 
     conversation = models.ForeignKey(ItemConversation, models.CASCADE, related_name="items")
     public_id = models.CharField(max_length=64, editable=False)
@@ -257,7 +257,7 @@ class ConversationItem(models.Model):
 
 
 class ResponseStatus(models.TextChoices):
-    """OpenAI's names."""
+    """Statuses as in OpenAI's API."""
 
     QUEUED = "queued", "Queued"
     IN_PROGRESS = "in_progress", "In progress"
@@ -268,11 +268,11 @@ class ResponseStatus(models.TextChoices):
 
 
 class StoredResponse(Owned, Leased):
-    """A response with what led to it.
+    """A response and its request.
 
-    `request`: the body as it came in. `input_items`: this turn's input, in OpenAI's items. `body`:
-    the response object as last written. `previous_id`: the response that it goes on from.
-    `size`: of all that in characters.
+    `request`: the request's body. `input_items`: this turn's input, as OpenAI's items. `body`: the
+    response object as last written. `previous_id`: the response that it continues. `size`: of all
+    these in characters.
     """
 
     status = models.CharField(max_length=12, choices=ResponseStatus, db_index=True)
@@ -288,7 +288,7 @@ class StoredResponse(Owned, Leased):
 
 
 class UploadStatus(models.TextChoices):
-    """OpenAI's names; one that nobody ended in time is gone."""
+    """Statuses as in OpenAI's API; an upload that wasn't completed in time is deleted."""
 
     PENDING = "pending", "Pending"
     COMPLETED = "completed", "Completed"
@@ -296,8 +296,8 @@ class UploadStatus(models.TextChoices):
 
 
 class StoredUpload(Owned):
-    """File that an upload shall become. `size`: announced size of the complete file.
-    `lifetime_s`: the file's, from its end on; None for no end. `expires_at`: the upload's own.
+    """A file that is being uploaded in parts. `size`: announced size of the complete file.
+    `lifetime_s`: of the file, once complete; None for no expiry. `expires_at`: of the upload.
     """
 
     filename = models.CharField(max_length=255)

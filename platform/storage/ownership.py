@@ -1,6 +1,6 @@
 """Size of tenants' stored responses and conversations, cached in each process.
 
-The database is asked once a minute.
+The database is queried once a minute.
 """
 
 from __future__ import annotations
@@ -58,13 +58,12 @@ _usage_cache: dict[int, _CachedUsage] = {}
 
 
 def limit() -> int:
-    """The most that a tenant's answers may take; 0 is no limit."""
+    """Maximum size of a tenant's stored answers; 0 is no limit."""
     return settings.QUIRE.tenant_quotas.stored_chars
 
 
 def is_usage_cached(tenant_id: int) -> bool:
-    """Whether `check_storage_quota` need not ask the database before. Of a full tenant it always
-    is."""
+    """Whether `check_storage_quota` needs no database query; always False for a full tenant."""
     cached = _usage_cache.get(tenant_id)
     if not limit():
         return True
@@ -76,10 +75,10 @@ def is_usage_cached(tenant_id: int) -> bool:
 
 
 def check_storage_quota(tenant_id: int) -> None:
-    """Raise `StorageFull` when the tenant has no room for another answer. May block.
+    """Raise `StorageFull` if the tenant has no space for another answer. May block.
 
-    Processes count for themselves between two looks: a tenant can go over by what it stores in a
-    minute.
+    Between queries each process counts only its own answers, so a tenant can exceed its quota by
+    what it stores in a minute.
     """
     if not is_usage_cached(tenant_id):
         size = sum(
@@ -99,14 +98,14 @@ def check_storage_quota(tenant_id: int) -> None:
 
 
 def add_stored_chars(tenant_id: int, size: int) -> None:
-    """An answer of so many characters was stored."""
+    """Count a stored answer with this many characters."""
     cached = _usage_cache.get(tenant_id)
     if cached is not None:
         cached.size += size
 
 
 def forget(**_: object) -> None:
-    """Ask again."""
+    """Clear the cache."""
     _usage_cache.clear()
 
 

@@ -1,7 +1,7 @@
 """Schema of a stored conversation of the playground.
 
-Turns are a tree: each names the one that it follows, and an edited question is a sibling of the
-first. Texts are shown as text; here only sizes and the shape are looked at.
+Turns are a tree: each refers to the one that it follows, and an edited question is a sibling of the
+original. Texts are displayed as text, so only sizes and the structure are validated here.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from msgspec import Meta
 
 from engine.contract.errors import InvalidRequest
 
-#: Of the document as JSON, and what of it can be searched for.
+#: Maximum size of the document as JSON, and of its searchable text.
 MAX_CHARS, MAX_WORDS = 1_000_000, 100_000
 MAX_TURNS = 1000
-#: Of one question.
+#: Maximum number of attachments per question.
 MAX_PICTURES = 64
-#: Models that answer beside the first.
+#: Maximum number of further models that answer the same question.
 MAX_COMPARED = 3
-#: MCP servers whose tools a conversation offers.
+#: Maximum number of MCP servers whose tools a conversation offers.
 MAX_SERVERS = 16
-#: Of a preset: prompt and options as JSON.
+#: Maximum size of a preset's prompt and options as JSON.
 MAX_PRESET_CHARS = 100_000
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -33,8 +33,9 @@ Scored = tuple[str, float, list[tuple[str, float]]]
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
-    """A call of a tool that the model made, and what it returned, as the person said or as the MCP
-    server `server` did. `failed`: whether that call failed.
+    """A tool call of the model and its result, from the user or the MCP server `server`.
+
+    `failed`: whether the call failed.
     """
 
     id: Short
@@ -46,7 +47,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Picture(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A picture or a PDF of a question: the id of its file, and the file's name."""
+    """An image or a PDF of a question: the id of its file, and the file's name."""
 
     id: Name
     name: Short
@@ -69,8 +70,8 @@ class AnswerFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omi
 
 
 class Turn(AnswerFields):
-    """One turn. `parent`: the turn that it follows, None for a first one. `beside`: what other
-    models said to the same question.
+    """One turn. `parent`: the turn that it follows, None for a first one. `beside`: other models'
+    answers to the same question.
     """
 
     id: Name
@@ -81,7 +82,7 @@ class Turn(AnswerFields):
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """A conversation with the settings that it was had with. `leaf`: the turn it was left at."""
+    """A conversation with its settings. `leaf`: the turn that was displayed last."""
 
     turns: Annotated[list[Turn], Meta(max_length=MAX_TURNS)]
     leaf: Name | None = None
@@ -95,7 +96,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_de
 
 
 class PresetOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings that a preset puts in the place of a conversation's."""
+    """Settings of a preset, which replace a conversation's."""
 
     model: Short = ""
     system: str = ""
@@ -106,7 +107,7 @@ class PresetOptions(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 def validate_preset_options(options: Any) -> dict[str, Any]:
-    """The options without defaults. Raises `InvalidRequest`."""
+    """The options that differ from their defaults. Raises `InvalidRequest`."""
     try:
         return dict(msgspec.to_builtins(msgspec.convert(options, PresetOptions)))
     except msgspec.ValidationError as error:
@@ -114,7 +115,7 @@ def validate_preset_options(options: Any) -> dict[str, Any]:
 
 
 def validate_document(document: Any) -> dict[str, Any]:
-    """The document, without anything that is no part of one. Raises `InvalidRequest`."""
+    """The document without unknown fields. Raises `InvalidRequest`."""
     size = len(json.dumps(document))
     if size > MAX_CHARS:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Tenants' data of this app."""
+"""Kinds of tenant data of this app."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from tenants.tenant_data import TenantDataKind, delete_in_batches, register_data
 
 
 def register_data_kinds() -> None:
-    """Batches before the files that they name; items go with their conversations, parts with their
-    uploads.
+    """Delete batches before the files that they refer to; items go with their conversations, parts
+    with their uploads.
     """
     register_data_kind(simple_kind("batches", Batch))
     register_data_kind(simple_kind("responses", StoredResponse))
@@ -64,7 +64,7 @@ def _bytes(tenant: Tenant) -> Iterator[tuple[str, Path]]:
 
 
 def _erase(tenant: Tenant) -> int:
-    """Rows first: bytes without a row are nobody's, and a sweep would find them."""
+    """Delete rows first: a sweep removes bytes without a row."""
     removed = delete_in_batches(_rows(tenant))
     remove_tenant_blobs(tenant.pk)
     return removed

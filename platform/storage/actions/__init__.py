@@ -1,7 +1,7 @@
-"""The one way to change what tenants have stored. Functions take keywords alone.
+"""The only functions that change stored objects. They take keyword arguments only.
 
-Those that a caller asks for write an audit row in their transaction. Those of workers (progress,
-leases, ends) write none: the object itself says when what happened.
+Actions of callers write an audit row in their transaction. Those of workers (progress, leases,
+ends) write none: the object itself has the times.
 """
 
 from storage.actions.batches import (

@@ -33,13 +33,13 @@ from storage.ownership import actor_of, ownership_fields
 from tenants.audit import log_action
 from tenants.authentication import Caller
 
-# A lease is taken by one conditional UPDATE, so only one of two workers gets it.
+# A conditional UPDATE acquires a lease, so only one of two workers gets it.
 
 Work = Batch | StoredResponse
 
 
 def claim_batch(*, public_id: str, owner: str, seconds: float) -> Batch | None:
-    """The batch if it's open, nobody else holds it and its tenant has room, else None."""
+    """Lease the batch if it's open, unleased and within its tenant's share; else None."""
     limit = settings.QUIRE.tenant_quotas.running_batches
     if not _claim(open_batches(), public_id, owner, seconds, limit):
         return None
@@ -47,7 +47,7 @@ def claim_batch(*, public_id: str, owner: str, seconds: float) -> Batch | None:
 
 
 def claim_response(*, public_id: str, owner: str, seconds: float) -> StoredResponse | None:
-    """The background response if it's to be made, free, and its tenant has room, else None."""
+    """Lease the background response if it's pending, unleased and within its tenant's share."""
     limit = settings.QUIRE.tenant_quotas.running_responses
     if not _claim(open_responses(), public_id, owner, seconds, limit):
         return None
@@ -57,7 +57,7 @@ def claim_response(*, public_id: str, owner: str, seconds: float) -> StoredRespo
 def _claim(
     rows: QuerySet[Any], public_id: str, owner: str, seconds: float, max_per_tenant: int
 ) -> bool:
-    """Take the lease. Workers that count at once may run some more than a tenant's share."""
+    """Acquire the lease. Workers that count concurrently may slightly exceed a tenant's share."""
     mine = rows.filter(public_id=public_id)
     tenant = mine.values_list("tenant_id", flat=True).first()
     if rows.filter(~lease_is_free(), tenant_id=tenant).count() >= max_per_tenant:
@@ -67,19 +67,19 @@ def _claim(
 
 
 def renew_lease(*, row: Work, owner: str, seconds: float) -> bool:
-    """Hold it for so many seconds more; False when it's another's by now."""
+    """Extend the lease by this many seconds; False if another worker has it."""
     until = timezone.now() + timedelta(seconds=seconds)
     mine = type(row).objects.filter(pk=row.pk, lease_owner=owner)
     return bool(mine.update(lease_until=until))
 
 
 def owner_of(process: int) -> str:
-    """Prefix of the lease owners of a process of this machine."""
+    """Prefix of the lease owners of a process on this machine."""
     return f"{socket.gethostname()[:20]}-{process}-"
 
 
 def release_leases_of_dead(*, process: int) -> int:
-    """Let others take at once what a process of this machine held that has ended; how many."""
+    """Release the leases of a process on this machine that has ended; returns how many."""
     num_released = 0
     for kind in (Batch, StoredResponse):
         leased = kind.objects.filter(lease_owner__startswith=owner_of(process))
@@ -88,7 +88,7 @@ def release_leases_of_dead(*, process: int) -> int:
 
 
 def release_lease(*, row: Work, owner: str) -> None:
-    """Let another worker take it at once."""
+    """Release the lease."""
     mine = type(row).objects.filter(pk=row.pk, lease_owner=owner)
     mine.update(lease_owner="", lease_until=None)
 
@@ -106,13 +106,13 @@ def create_batch(
     prefix: str = "batch_",
     total: int = 0,
 ) -> Batch:
-    """A batch of the requests in a file of the caller's tenant.
+    """Create a batch from a file of the caller's tenant.
 
     Args:
-        prefix: of its id. total: requests, where that is known already.
+        prefix: of its id. total: number of requests, if known.
 
     Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooManyPending`,
-    `StorageFull` when the tenant's files take more than they may: its results would take more.
+    `StorageFull` if the tenant has exceeded its quota, as the results need space, too.
     """
     check_file_quota(caller.tenant_id, 0, settings.QUIRE.tenant_quotas.file_bytes, "input_file_id")
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
@@ -148,12 +148,12 @@ def create_batch(
 def create_message_batch(
     *, caller: Caller, lines: Iterable[bytes], size: int, window_s: int
 ) -> Batch:
-    """A batch of requests to `/v1/messages`, kept as a file of the tenant's, one a line.
+    """Create a batch of requests to `/v1/messages`, stored as a file with one per line.
 
     Args:
-        lines: read once. size: about as many bytes as they have together.
+        lines: iterated once. size: their approximate total in bytes.
 
-    Raises: `TooManyPending`, `StorageFull`, what reading `lines` raises; then nothing is kept.
+    Raises: `TooManyPending`, `StorageFull`, errors of iterating `lines`; nothing is stored then.
     """
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
     check_pending_limit(waiting, settings.QUIRE.tenant_quotas.open_batches, "batches")
@@ -186,7 +186,7 @@ def create_message_batch(
 
 @transaction.atomic
 def delete_batch(*, caller: Caller, public_id: str) -> None:
-    """Forget a batch that has ended, with its requests and results.
+    """Delete a finished batch with its requests and results.
 
     Raises: `NotFound`; `Conflict` for one that hasn't ended.
     """
@@ -205,7 +205,7 @@ def delete_batch(*, caller: Caller, public_id: str) -> None:
 
 @transaction.atomic
 def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
-    """Ask for a batch's end; a worker brings it about. Cancelling twice changes nothing.
+    """Request a batch's cancellation, which a worker performs. Repeating it changes nothing.
 
     Raises: `NotFound`; `Conflict` for a batch that has ended.
     """
@@ -222,7 +222,7 @@ def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
 
 @transaction.atomic
 def start_batch(*, row: Batch, total: int) -> Batch:
-    """The file is in order: `total` requests. A batch that is being cancelled stays so."""
+    """Record that the file is valid, with `total` requests. A cancellation remains in effect."""
     row = _locked(row)
     row.total = total
     if row.status == BatchStatus.VALIDATING:
@@ -234,9 +234,9 @@ def start_batch(*, row: Batch, total: int) -> Batch:
 
 @transaction.atomic
 def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
-    """The file is not in order, or its owner may not use the installation any more."""
+    """Record that the file is invalid, or that its owner has lost access."""
     row = _locked(row)
-    if row.status not in OPEN:  # a worker that had lost its lease without knowing
+    if row.status not in OPEN:  # this worker had lost its lease without noticing
         return row
     row.errors = errors
     _set(row, BatchStatus.FAILED, "failed_at", "errors")
@@ -246,7 +246,7 @@ def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
 def update_progress(
     *, row: Batch, completed: int, failed: int, usage: dict[str, int], expired: int = 0
 ) -> str:
-    """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
+    """Store the counts; returns the current status, which tells the worker of a cancellation."""
     mine = Batch.objects.filter(pk=row.pk)
     mine.update(completed=completed, failed=failed, expired=expired, usage=usage)
     _announce(row)
@@ -263,14 +263,14 @@ def finish_batch(
     counts: dict[str, Any],
     problems: list[dict[str, Any]],
 ) -> Batch:
-    """The journals become files, and the batch is done. Repeatable until it commits.
+    """Turn the journals into files and finish the batch. Repeatable until it commits.
 
     Args:
         status: COMPLETED, CANCELLED, EXPIRED or FAILED. counts: of requests, and `usage`.
-        problems: why it failed, as the batch's `errors`.
+        problems: reasons of a failure, as the batch's `errors`.
     """
     row = _locked(row)
-    if row.status not in OPEN:  # a worker that had lost its lease without knowing
+    if row.status not in OPEN:  # this worker had lost its lease without noticing
         return row
     for name in ("completed", "failed", "expired"):
         setattr(row, name, counts.get(name, 0))
@@ -293,10 +293,10 @@ def finish_batch(
 
 
 def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
-    """The journal as a stored file; None when it has no line."""
+    """The journal as a stored file; None if it is empty."""
     if not journal.exists() or journal.stat().st_size == 0:
         return None
-    # The same name each time, so that a worker that died here leaves nothing to its successor.
+    # The same name each time, so that a retry overwrites what a killed worker left.
     prefix = {"output": "0", "error": "1"}[kind]
     public_id = f"file-{prefix}{row.public_id.rpartition('_')[2][1:]}"
     size = link_blob(row.tenant_id, public_id, journal)
@@ -313,7 +313,7 @@ def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
 
 
 def journal_paths(row: Batch) -> tuple[Path, Path]:
-    """Files in which a running batch collects its results: output and errors."""
+    """Files that collect a running batch's results: output and errors."""
     return (
         blob_path(row.tenant_id, row.public_id, ".output"),
         blob_path(row.tenant_id, row.public_id, ".errors"),
@@ -333,5 +333,5 @@ def _set(row: Batch, status: BatchStatus, moment: str, *fields: str) -> None:
 
 
 def _announce(row: Batch) -> None:
-    """Tell pages that show the tenant's batches, once the change is committed."""
+    """Notify pages that show the tenant's batches, once the change is committed."""
     transaction.on_commit(partial(broadcast_sync, "batches", {}, tenant_id=row.tenant_id))

@@ -42,7 +42,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def create_item_conversation(
     *, caller: Caller, metadata: dict[str, str], items: list[dict[str, Any]]
 ) -> ItemConversation:
-    """A conversation that begins with these items. Raises `StorageFull`, `InvalidRequest`."""
+    """Create a conversation with these items. Raises `StorageFull`, `InvalidRequest`."""
     check_storage_quota(caller.tenant_id)
     row = ItemConversation.objects.create(
         public_id=new_id("conv_"),
@@ -74,7 +74,7 @@ def update_item_conversation(
 
 @transaction.atomic
 def delete_item_conversation(*, caller: Caller, public_id: str) -> None:
-    """Forget it and its items. Raises `NotFound`."""
+    """Delete it and its items. Raises `NotFound`."""
     row = access_item_conversation(caller, public_id)
     log_action(
         actor=actor_of(caller), action="item_conversation.delete", target=row, tenant=row.tenant
@@ -86,9 +86,9 @@ def delete_item_conversation(*, caller: Caller, public_id: str) -> None:
 def add_items(
     *, caller: Caller, public_id: str, items: list[dict[str, Any]]
 ) -> list[ConversationItem]:
-    """Add items at the end; they are there under the ids that they come with, where these are free.
+    """Append items; they keep the ids that they come with, if these are free.
 
-    No audit row: each turn of each conversation adds some, and says itself when.
+    No audit row: every turn of every conversation adds items, which have their own times.
 
     Raises: `NotFound`, `StorageFull`, `InvalidRequest` for more than a conversation holds.
     """
@@ -104,10 +104,10 @@ def append_response_turn(
     read: list[dict[str, Any]],
     written: list[dict[str, Any]],
 ) -> None:
-    """Add what a response read and wrote, once: another gateway may have told its end already.
+    """Append a response's input and output, once: another gateway may have done so already.
 
-    A conversation that is gone or full stays as it is: the answer is there, and whoever goes on is
-    told.
+    A deleted or full conversation stays unchanged: the response was sent already, and the next
+    request gets the error.
     """
     rows = ItemConversation.objects.select_for_update()
     row = rows.filter(tenant_id=tenant_id, public_id=conversation_id).first()
@@ -151,14 +151,14 @@ def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[Conversa
 
 
 def _client_item_id(item: dict[str, Any]) -> str | None:
-    """The id that an item comes with, if it can be kept."""
+    """The id that an item comes with, if it is valid and free."""
     name = item.get("id")
     return name if isinstance(name, str) and _NAME.fullmatch(name) else None
 
 
 @transaction.atomic
 def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemConversation:
-    """Forget one item; its conversation. Raises `NotFound`."""
+    """Delete one item; returns its conversation. Raises `NotFound`."""
     item = access_item(caller, conversation_id, item_id)
     rows = ItemConversation.objects.filter(pk=item.conversation_id)
     rows.update(size=F("size") - item.size)
@@ -176,9 +176,9 @@ def delete_item(*, caller: Caller, conversation_id: str, item_id: str) -> ItemCo
 
 @transaction.atomic
 def create_conversation(*, actor: User, tenant: Tenant, document: Any) -> SavedConversation:
-    """Begin to keep one, named for its first words.
+    """Create a conversation, titled with its first words.
 
-    Raises: `NotFound` for another's tenant, `PermissionDenied` where the tenant keeps none,
+    Raises: `NotFound` for others' tenants, `PermissionDenied` if the tenant stores none,
     `InvalidRequest`, `StorageFull`.
     """
     access_role(actor, tenant)
@@ -197,10 +197,10 @@ def create_conversation(*, actor: User, tenant: Tenant, document: Any) -> SavedC
 def update_conversation(
     *, actor: User, public_id: str, document: Any, version: int
 ) -> SavedConversation:
-    """Write what it has become.
+    """Save a changed conversation.
 
     Args:
-        version: the one that was changed; another tab may have been faster.
+        version: the version that was edited; another tab may have saved a newer one.
     Raises: `NotFound`, `PermissionDenied`, `Conflict`, `InvalidRequest`, `StorageFull`.
     """
     row = _get_own_conversation(actor, public_id)
@@ -218,7 +218,7 @@ def update_conversation(
 
 @transaction.atomic
 def rename_conversation(*, actor: User, public_id: str, title: str) -> SavedConversation:
-    """Give it another name. Raises `NotFound`, `InvalidRequest`."""
+    """Rename it. Raises `NotFound`, `InvalidRequest`."""
     row = _get_own_conversation(actor, public_id)
     name = single_line(title)
     if not 0 < len(name) <= MAX_TITLE_CHARS:
@@ -230,7 +230,7 @@ def rename_conversation(*, actor: User, public_id: str, title: str) -> SavedConv
 
 @transaction.atomic
 def move_conversation(*, actor: User, public_id: str, folder: str) -> SavedConversation:
-    """Put it into a folder of its owner; "" takes it out. Raises `NotFound`, `InvalidRequest`."""
+    """Move it to a folder of its owner; "" for none. Raises `NotFound`, `InvalidRequest`."""
     row = _get_own_conversation(actor, public_id)
     row.folder = single_line(folder)
     if len(row.folder) > MAX_FOLDER_CHARS:
@@ -243,7 +243,7 @@ def move_conversation(*, actor: User, public_id: str, folder: str) -> SavedConve
 
 @transaction.atomic
 def share_conversation(*, actor: User, public_id: str, shared: bool) -> SavedConversation:
-    """Have the tenant's people read it who know its address, or no longer. Raises `NotFound`."""
+    """Share it with members of the tenant who have its link, or unshare it. Raises `NotFound`."""
     row = _get_own_conversation(actor, public_id)
     if bool(row.shared_at) != shared:
         row.shared_at = timezone.now() if shared else None

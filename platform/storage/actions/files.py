@@ -39,7 +39,7 @@ from tenants.tenant_data import delete_in_batches
 
 logger = logging.getLogger(__name__)
 
-#: An upload or a batch that hasn't touched its bytes for so long is dead.
+#: Age of the last write after which bytes without a row belong to a dead upload or batch.
 ORPHAN_AFTER_S = 3600.0
 
 
@@ -54,13 +54,13 @@ def create_file(
     frees: int = 0,
     then: Callable[[StoredFile], None] | None = None,
 ) -> StoredFile:
-    """Keep a file: first its bytes, then its row.
+    """Store a file: first its bytes, then its row.
 
     Args:
-        filename: what the client calls it, any text. size: of all `chunks`, in bytes.
-        frees: stored bytes that go when the file is there.
-        then: what happens together with the file or not at all; what it raises undoes both.
-    Raises: `StorageFull` (413); OSError when the disk doesn't take it.
+        filename: the client's name for it, any text. size: of all `chunks`, in bytes.
+        frees: stored bytes that are deleted once the file exists.
+        then: runs in the same transaction; its exceptions undo both.
+    Raises: `StorageFull` (413); OSError if the disk can't store it.
     """
     max_bytes = settings.QUIRE.tenant_quotas.file_bytes
     public_id = new_id("file-")
@@ -68,7 +68,7 @@ def create_file(
     written = write_blob(caller.tenant_id, public_id, chunks)
     try:
         with transaction.atomic():
-            # One upload at a time counts what the tenant has: two can't both take the last room.
+            # Serializes uploads of the tenant: two can't both take the last of the quota.
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
             check_file_quota(caller.tenant_id, written - frees, max_bytes)
             row = StoredFile.objects.create(
@@ -96,7 +96,7 @@ def create_file(
 
 
 def check_file_quota(tenant_id: int, size: int, max_bytes: int, param: str = "file") -> None:
-    """Raise `StorageFull` when the tenant has no room for so many bytes more; 0 is no limit."""
+    """Raise `StorageFull` if the bytes would exceed the tenant's quota; 0 is no limit."""
     stored = stored_bytes(tenant_id) if max_bytes else 0
     if max_bytes and stored + size > max_bytes:
         raise StorageFull(
@@ -107,7 +107,7 @@ def check_file_quota(tenant_id: int, size: int, max_bytes: int, param: str = "fi
 
 
 def clean_filename(name: str) -> str:
-    """The last part of what the client calls it, one line of printable text."""
+    """The last component of the client's file name, as one line of printable text."""
     last = name.replace("\\", "/").rpartition("/")[2]
     printable = "".join(char for char in last if char.isprintable())
     return printable[:255] or "file"
@@ -115,7 +115,7 @@ def clean_filename(name: str) -> str:
 
 @transaction.atomic
 def delete_file(*, caller: Caller, public_id: str) -> None:
-    """Forget a file and its bytes. Raises `NotFound`; `Conflict` while a batch needs it."""
+    """Delete a file and its bytes. Raises `NotFound`; `Conflict` while a batch needs it."""
     row = access_file(caller, public_id)
     if needed_by_batches().filter(input_file_id=public_id).exists():
         raise Conflict("A batch that has not ended needs this file.")
@@ -125,7 +125,7 @@ def delete_file(*, caller: Caller, public_id: str) -> None:
 
 
 def remove_expired() -> int:
-    """Remove what is past its end, and bytes without an owner; return how many."""
+    """Delete expired files, and bytes without a row; returns how many."""
     now, removed = timezone.now(), 0
     needed = needed_by_batches().values("input_file_id")
     expired_files = StoredFile.objects.filter(expires_at__lte=now)
@@ -138,7 +138,7 @@ def remove_expired() -> int:
 
 
 def _delete_files(rows: QuerySet[StoredFile]) -> int:
-    """Delete files with their bytes, a page at a time; how many."""
+    """Delete files with their bytes, a page at a time; returns how many."""
     removed = 0
     while page := list(rows.order_by("pk").values_list("pk", "tenant_id", "public_id")[:PAGE]):
         StoredFile.objects.filter(pk__in=[pk for pk, _, _ in page]).delete()
@@ -149,7 +149,7 @@ def _delete_files(rows: QuerySet[StoredFile]) -> int:
 
 
 def _remove_kept_too_long() -> int:
-    """Remove what tenants keep for so many days alone (`keep_content_days`); how much."""
+    """Delete content beyond its tenant's `keep_content_days`; returns how many objects."""
     removed = 0
     for tenant in Tenant.objects.exclude(keep_content_days=None):
         cutoff = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
@@ -171,7 +171,7 @@ def needed_by_batches() -> QuerySet[Batch]:
 
 
 def _find_referenced(public_ids: set[str]) -> set[str]:
-    """Those of the ids that a file has, an upload's part, or a batch that has not ended."""
+    """Those of the ids that belong to a file, an upload's part or an unfinished batch."""
     referenced: set[str] = set()
     for rows in (StoredFile.objects, UploadPart.objects, needed_by_batches()):
         files = rows.filter(public_id__in=public_ids).order_by()
@@ -180,11 +180,11 @@ def _find_referenced(public_ids: set[str]) -> set[str]:
 
 
 def lifetime(seconds: int | None) -> datetime | None:
-    """The moment so many seconds from now; None for no end."""
+    """The time this many seconds from now; None for no expiry."""
     return None if seconds is None else timezone.now() + timedelta(seconds=seconds)
 
 
-#: An upload that isn't completed by then is gone, as OpenAI has it.
+#: Lifetime of an upload that isn't completed, as in OpenAI's API.
 LIFETIME = timedelta(hours=1)
 MAX_PARTS = 10_000
 
@@ -199,7 +199,7 @@ def create_upload(
     size: int,
     lifetime_s: int | None = None,
 ) -> StoredUpload:
-    """Announce a file of `size` bytes. Raises `StorageFull` where it wouldn't fit."""
+    """Start an upload of `size` bytes. Raises `StorageFull` if it exceeds the quota."""
     check_file_quota(caller.tenant_id, size, settings.QUIRE.tenant_quotas.file_bytes, "bytes")
     row = StoredUpload.objects.create(
         public_id=new_id("upload_"),
@@ -218,7 +218,7 @@ def create_upload(
 
 
 def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[bytes]) -> UploadPart:
-    """Keep a part: first its bytes, then its row.
+    """Store a part: first its bytes, then its row.
 
     Raises: `NotFound`; `Conflict` for an upload that has ended; `StorageFull`; `InvalidRequest`
     for more than was announced.
@@ -231,7 +231,7 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
     written = write_blob(caller.tenant_id, name, chunks)
     try:
         with transaction.atomic():
-            # One at a time counts what is there already.
+            # Serializes parts, so that each counts the others.
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
             row = _pending(StoredUpload.objects.get(pk=row.pk))
             _check_parts(row, written)
@@ -245,10 +245,10 @@ def add_part(*, caller: Caller, public_id: str, size: int, chunks: Iterable[byte
 def complete_upload(
     *, caller: Caller, public_id: str, part_ids: list[str], md5: str | None = None
 ) -> StoredUpload:
-    """Make the file of its parts in this order; parts that aren't named are dropped.
+    """Create the file from its parts in this order; parts that aren't listed are dropped.
 
-    Raises: `NotFound`; `Conflict` for an upload that has ended; `InvalidRequest` for parts that
-    aren't its own or aren't what was announced.
+    Raises: `NotFound`; `Conflict` for an upload that has ended; `InvalidRequest` for parts of other
+    uploads or a size that differs from the announced one.
     """
     row = _pending(access_upload(caller, public_id))
     parts = {part.public_id: part for part in row.parts.all()}
@@ -263,7 +263,7 @@ def complete_upload(
         raise InvalidRequest("The parts have another checksum.", param="md5")
 
     def end(file: StoredFile) -> None:
-        """With the file or not at all: one whose process dies before is still pending."""
+        """Runs in the file's transaction: if the process dies before, the upload stays pending."""
         if not _claim(row, UploadStatus.COMPLETED, file):
             raise Conflict("The upload is already closed.")
         row.file, row.status = file, UploadStatus.COMPLETED
@@ -295,12 +295,12 @@ def cancel_upload(*, caller: Caller, public_id: str) -> StoredUpload:
 
 
 def remove_ended_uploads() -> int:
-    """Remove uploads past their end with the bytes of their parts; how many."""
+    """Delete expired uploads with the bytes of their parts; returns how many."""
     removed, expired = 0, StoredUpload.objects.filter(expires_at__lte=timezone.now())
     while page := list(expired.order_by("pk").values_list("pk", flat=True)[:PAGE]):
         parts = UploadPart.objects.filter(upload__in=page).order_by()
         blobs = list(parts.values_list("upload__tenant_id", "public_id"))
-        StoredUpload.objects.filter(pk__in=page).delete()  # and with them their parts
+        StoredUpload.objects.filter(pk__in=page).delete()  # cascades to their parts
         for tenant_id, public_id in blobs:
             remove_blob(tenant_id, public_id)
         removed += len(page)
@@ -314,7 +314,7 @@ def _pending(row: StoredUpload) -> StoredUpload:
 
 
 def _claim(row: StoredUpload, status: UploadStatus, file: StoredFile | None = None) -> bool:
-    """End it, unless somebody else did."""
+    """End it, unless another request has."""
     mine = StoredUpload.objects.filter(pk=row.pk, status=UploadStatus.PENDING)
     return bool(mine.update(status=status, file=file))
 
@@ -346,7 +346,7 @@ def _md5(tenant_id: int, part_ids: Iterable[str]) -> str:
 
 
 def _drop_parts(row: StoredUpload) -> None:
-    """Forget the parts, and their bytes once that is certain."""
+    """Delete the parts, and their bytes after the commit."""
     with transaction.atomic():
         for part in row.parts.all():
             transaction.on_commit(partial(remove_blob, row.tenant_id, part.public_id))

@@ -18,7 +18,7 @@ from tenants.actors import require_role, to_actor
 from tenants.audit import log_action
 from tenants.models import Role, Tenant, User
 
-#: Of a tenant. The playground lists all of them.
+#: Maximum number per tenant. The playground lists all of them.
 MAX_PRESETS = 500
 
 
@@ -26,11 +26,11 @@ MAX_PRESETS = 500
 def save_preset(
     *, actor: User, tenant: Tenant, name: str, prompt: str, options: Any
 ) -> PlaygroundPreset:
-    """Create a preset, or overwrite the one of this name.
+    """Create a preset, or overwrite the one with this name.
 
-    Raises: `NotFound` for another's tenant, `PermissionDenied` for viewers and, where the preset is
-    another's, below the role of an admin; `InvalidRequest`; `Conflict` beyond `MAX_PRESETS`, and
-    when somebody else has created one of this name at the same time.
+    Raises: `NotFound` for others' tenants, `PermissionDenied` for viewers and, if another user
+    created the preset, for roles below admin; `InvalidRequest`; `Conflict` beyond `MAX_PRESETS`,
+    and if another user creates one with this name at the same time.
     """
     require_role(to_actor(actor), tenant, Role.MEMBER)
     line = single_line(name)

@@ -26,9 +26,9 @@ def store_completion(
     metadata: dict[str, str],
     body: dict[str, Any],
 ) -> StoredCompletion:
-    """Keep a chat completion for as long as the installation keeps responses.
+    """Store a chat completion for the installation's retention of responses.
 
-    One that is kept already stays as it is: its stream was written to the end twice.
+    An existing one stays unchanged: the end of its stream was recorded twice.
     """
     existing = StoredCompletion.objects.filter(
         public_id=public_id, tenant_id=caller.tenant_id
@@ -60,11 +60,11 @@ def update_completion(
 
 
 def delete_completion(*, caller: Caller, public_id: str) -> None:
-    """Forget a completion. Raises `NotFound`."""
+    """Delete a completion. Raises `NotFound`."""
     access_completion(caller, public_id).delete()
 
 
-#: A response in one of these can still become another.
+#: Statuses that aren't final.
 ACTIVE = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
 
 
@@ -80,11 +80,11 @@ def store_response(
     previous_id: str = "",
     background: bool = False,
 ) -> StoredResponse:
-    """Keep a response for as long as the installation keeps them.
+    """Store a response for the installation's retention of responses.
 
-    One that is kept already stays as it is: its stream was written to the end twice.
+    An existing one stays unchanged: the end of its stream was recorded twice.
 
-    Raises: `TooManyPending` for one more in the background than a tenant may have.
+    Raises: `TooManyPending` if the tenant has too many background responses.
     """
     if background:
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
@@ -119,7 +119,7 @@ def _append_to_conversation(
     read: list[dict[str, Any]],
     written: list[dict[str, Any]],
 ) -> None:
-    """Add a turn that has ended to the conversation that its request named."""
+    """Add a finished turn to the conversation that its request refers to."""
     named = request.get("conversation")
     name = named.get("id") if isinstance(named, dict) else named
     if name and status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
@@ -130,10 +130,10 @@ def _append_to_conversation(
 def update_response(
     *, row: StoredResponse, status: str, body: dict[str, Any], owner: str | None = None
 ) -> bool:
-    """Write how far it is; False when it has ended (was cancelled) or is gone.
+    """Store the progress; False if the response has ended (was cancelled) or was deleted.
 
     Args:
-        owner: the worker that writes: False too when the lease is another's by now.
+        owner: the worker that writes; the result is also False if it has lost the lease.
     """
     rows = StoredResponse.objects.filter(pk=row.pk, status__in=ACTIVE)
     if owner is not None:
@@ -151,9 +151,9 @@ def update_response(
 
 @transaction.atomic
 def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
-    """End a background response. Cancelling one that has ended changes nothing.
+    """Cancel a background response. Cancelling a finished one changes nothing.
 
-    Raises: `NotFound`; `InvalidRequest` for one that isn't made in the background.
+    Raises: `NotFound`; `InvalidRequest` for one that doesn't run in the background.
     """
     response = access_response(caller, public_id)
     if not response.background:
@@ -161,7 +161,7 @@ def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
     row = StoredResponse.objects.select_for_update().get(pk=response.pk)
     if row.status in ACTIVE:
         body = {**row.body, "status": "cancelled"}
-        # A worker that ends it at this moment on SQLite, which locks no rows, was first.
+        # On SQLite, which locks no rows, a worker may have finished it just before.
         if update_response(row=row, status=ResponseStatus.CANCELLED, body=body):
             row.status, row.body = ResponseStatus.CANCELLED, body
         else:
@@ -170,5 +170,5 @@ def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
 
 
 def delete_response(*, caller: Caller, public_id: str) -> None:
-    """Forget a response; what goes on from it can't any more. Raises `NotFound`."""
+    """Delete a response; it can't be continued any more. Raises `NotFound`."""
     access_response(caller, public_id).delete()
