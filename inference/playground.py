@@ -118,7 +118,7 @@ class PlaygroundAnswer:
         start = {"type": "start", "request_id": job.request_id, "model": job.model.name}
         await self._send_frames([start], f"{job.request_id}:1:b1")
         reason: str | None = None
-        if generation.has_told_tokens:  # the page received these before its connection broke
+        if generation.has_delivered_tokens:  # the page received these before its connection broke
             received = await turn.next()
             reason = received[-1].finish_reason if received else None
         waiting = False

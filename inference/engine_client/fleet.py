@@ -77,7 +77,7 @@ class ReplicaEventReader:
 #: A model whose last replica vanished less than this long ago is expected to come back.
 REMEMBER_MODEL_S = 120.0
 #: States in which a replica knows its model; while it loads, it doesn't.
-RATE_SMOOTHING = ("ready", "sleeping", "draining")
+STATES_WITH_MODEL = ("ready", "sleeping", "draining")
 #: Maximum number of remembered dead incarnations: their last heartbeats take seconds to expire.
 MAX_DEAD_INCARNATIONS = 256
 #: Weight of the newest heartbeat in a replica's smoothed rate, which so covers a few seconds.
@@ -184,7 +184,7 @@ class Fleet:
         replica = self._replicas.get(replica_id)
         if replica is not None and replica.heartbeat.at == beat.at:
             return replica
-        if beat.state in RATE_SMOOTHING:
+        if beat.state in STATES_WITH_MODEL:
             self._models[beat.model.name] = (now, beat.model)
         return Replica(beat, now, per_second=_rate(replica, beat))
 

@@ -107,7 +107,7 @@ class Journal:
         self._link, self._prefix = link, prefix
         self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
         #: Streams whose delivery mark failed to reach Redis; `save` sends it again.
-        self._untold: set[str] = set()
+        self._unrecorded: set[str] = set()
 
     def begin(self, stream: str, about: OpenStream) -> None:
         """A stream was opened or taken over. It can't be resumed if Redis fails to store this."""
@@ -129,7 +129,7 @@ class Journal:
 
         def record_error(reply: asyncio.Future[Any]) -> None:
             if reply.cancelled() or reply.exception() is not None:
-                self._untold.add(stream)
+                self._unrecorded.add(stream)
 
         name = redis_keys.stream_key(stream, self._prefix)
         reply = self._link.send("HSET", name, "told", 1)
@@ -154,8 +154,8 @@ class Journal:
     async def save(self) -> None:
         """Write recorded tokens. Raises redis.RedisError; the next call then tries again."""
         pending, self._pending = self._pending, {}
-        untold, self._untold = self._untold, set()
-        replies = [self.mark_delivered(stream) for stream in untold]
+        unrecorded, self._unrecorded = self._unrecorded, set()
+        replies = [self.mark_delivered(stream) for stream in unrecorded]
         try:
             streams = iter(pending.items())
             while some := list(islice(streams, MAX_SAVED_PER_TICK)):
@@ -189,4 +189,4 @@ class Journal:
             replies.append(self._link.send("EXPIRE", key, KEEP_ENDED_S))
         with contextlib.suppress(RedisError):  # without Redis no gateway can resume it
             await replies[-1]
-        self._untold.discard(stream)
+        self._unrecorded.discard(stream)

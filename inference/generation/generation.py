@@ -116,7 +116,7 @@ class Generation:
         return self._continuity.position
 
     @property
-    def has_told_tokens(self) -> bool:
+    def has_delivered_tokens(self) -> bool:
         """Whether the first deltas are what the client has received already."""
         return self._continuity.has_delivered_tokens
 

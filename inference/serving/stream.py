@@ -135,7 +135,7 @@ class EventIdWriter(EventWriter[Any]):
     """Adds ids to the events of another writer.
 
     When a stream is resumed, the first deltas are those that the client already has: the writer
-    processes them, and its events are dropped. See `Generation.has_told_tokens`.
+    processes them, and its events are dropped. See `Generation.has_delivered_tokens`.
     """
 
     def __init__(self, generation: Generation, writer: EventWriter[Any]) -> None:
@@ -148,7 +148,7 @@ class EventIdWriter(EventWriter[Any]):
         self._encoded_counts = b",".join([b"0"] * len(self._counts))
         self._events = 0
         self._from: StreamPosition | None = generation.resumed_from
-        self._silent = generation.has_told_tokens
+        self._silent = generation.has_delivered_tokens
 
     def start(self) -> bytes:
         """Bytes before the first token."""

@@ -26,7 +26,7 @@ from tenants.tenant_data import TenantDataKind, register_data_kind, simple_kind
 #: Days that the request log and its contents are retained,
 REQUEST_RETENTION_DAYS = 30
 #: and maximum rows per tenant: some 100 MB of requests and 60 MB of contents.
-MAX_DELETED_REQUESTS, MAX_DELETED_CONTENTS = 100_000, 2_000
+MAX_RETAINED_REQUESTS, MAX_RETAINED_CONTENTS = 100_000, 2_000
 #: Rows per statement, few enough that other writers don't wait long for it.
 PART = 5000
 
@@ -53,11 +53,11 @@ def remove_old_requests() -> int:
 
 
 def trim_requests(tenant_id: int) -> int:
-    """Delete a tenant's oldest rows beyond `MAX_DELETED_REQUESTS` and `MAX_DELETED_CONTENTS`."""
+    """Delete a tenant's oldest rows beyond `MAX_RETAINED_REQUESTS` and `MAX_RETAINED_CONTENTS`."""
     removed = 0
     for rows, max_rows, moment in (
-        (RequestEntry.objects.filter(tenant_id=tenant_id), MAX_DELETED_REQUESTS, "started_at"),
-        (RequestContent.objects.filter(tenant_id=tenant_id), MAX_DELETED_CONTENTS, "at"),
+        (RequestEntry.objects.filter(tenant_id=tenant_id), MAX_RETAINED_REQUESTS, "started_at"),
+        (RequestContent.objects.filter(tenant_id=tenant_id), MAX_RETAINED_CONTENTS, "at"),
     ):
         newest = rows.order_by(f"-{moment}").values_list(moment, flat=True)
         if last := newest[max_rows : max_rows + 1]:

@@ -190,7 +190,7 @@ def test_records_are_bounded_in_age_and_number(monkeypatch: pytest.MonkeyPatch) 
         make(number, number * 0.1)
     make(8, 31)
     assert remove_old_requests() == 1
-    monkeypatch.setattr("metering.retention.MAX_DELETED_REQUESTS", 5)
+    monkeypatch.setattr("metering.retention.MAX_RETAINED_REQUESTS", 5)
     assert trim_requests(tenant.pk) == 3
     remaining_values_list = RequestEntry.objects.order_by("pk").values_list("request_id", flat=True)
     assert list(remaining_values_list) == ["r0", "r1", "r2", "r3", "r4"]

@@ -24,7 +24,7 @@ from inference.serving.respond import usage_object
 from inference.serving.stream import EventWriter
 
 #: Default fields of a tool that clients expect even if they weren't sent.
-_UNSAID: dict[str, dict[str, Any]] = {
+_TOOL_DEFAULTS: dict[str, dict[str, Any]] = {
     "function": {"description": None, "parameters": None, "strict": None},
     "custom": {"description": None, "format": {"type": "text"}},
     "namespace": {"description": ""},
@@ -67,7 +67,7 @@ def response_object(
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": request.tool_choice or "auto",
         "tools": [
-            _UNSAID.get(tool.type, {}) | tool.model_dump(exclude_unset=True)
+            _TOOL_DEFAULTS.get(tool.type, {}) | tool.model_dump(exclude_unset=True)
             for tool in request.tools or ()
         ],
         "top_logprobs": request.top_logprobs or 0,
