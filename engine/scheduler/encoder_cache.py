@@ -1,9 +1,9 @@
-"""`EncoderCacheManager`: which encoder outputs the worker keeps, and when one is computed.
+"""`EncoderCacheManager`: which encoder outputs the worker keeps, and when they are computed.
 
-A picture is computed once for all sequences of its tenant that need it (after vLLM's
+A picture is encoded once for all sequences of its tenant that need it (after vLLM's
 `EncoderCacheManager`). Sequences refer to an output until the tokens that it stands for are in the
-KV cache; one that nobody refers to stays until its memory is needed: the least recently used of the
-tenant that has most goes first.
+KV cache; an output without references stays until its memory is needed. The tenant that uses the
+most memory loses its least recently used output first.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class EncoderItem:
     """A picture of a request.
 
     Attributes:
-        item: where it stands.
-        key: sha256 of its digest and of its tenant's cache namespace: what one tenant sent is never
-            another's hit.
-        handle: what the encoder reads, see `Executor.attach`.
+        item: its position in the prompt.
+        key: sha256 of its digest and its tenant's cache namespace, so that tenants never share
+            encoder outputs.
+        handle: the encoder's input, see `Executor.attach`.
         bidirectional: see `EncoderInput`.
         tenant, cache_namespace: the request's.
         adapter: see `EncodeTask`.
@@ -40,13 +40,13 @@ class EncoderItem:
     adapter: str = ""
 
     def with_adapter(self, digest: str) -> EncoderItem:
-        """As an adapter's encoder computes it."""
+        """The same item, encoded with an adapter."""
         key = hashlib.sha256(self.key + bytes.fromhex(digest)).digest()
         return replace(self, key=key, adapter=digest)
 
     @property
     def inputs(self) -> list[EncoderInput]:
-        """Which tokens its vectors stand for."""
+        """The prompt tokens that its vectors stand for."""
         inputs, offset = [], 0
         for start, count in self.item.ranges:
             item = self.item
@@ -72,8 +72,8 @@ def encoder_key(message: EngineRequest, item: MediaItem) -> bytes:
 
 
 def _needed(items: Items[EncoderItem], start: int, count: int) -> dict[bytes, EncoderItem]:
-    """By key, those of which a vector stands for one of the tokens [start, start + count): where it
-    comes first.
+    """Items by key of which a vector stands for one of the tokens [start, start + count), each
+    at its first occurrence.
     """
     needed: dict[bytes, EncoderItem] = {}
     for entry in items:
@@ -83,8 +83,8 @@ def _needed(items: Items[EncoderItem], start: int, count: int) -> dict[bytes, En
 
 
 def _end_outside_spans(items: Items[EncoderItem], start: int, end: int) -> int:
-    """Where a chunk [start, end) may end: not within tokens that see each other. It ends before
-    them, or after them where it begins within, or with, them.
+    """Where a chunk [start, end) may end: never within tokens that attend to each other. It is
+    shortened to end before them, or extended over them if it begins at or within them.
     """
     for entry in items:
         for first, count in entry.item.ranges if entry.bidirectional else ():
@@ -102,45 +102,45 @@ class _Entry:
 
 
 class EncoderCacheManager:
-    """Books of the worker's encoder outputs.
+    """Accounting of the encoder outputs that the worker keeps.
 
     Args:
-        capacity: vectors that the worker keeps; at least as many as the longest item has.
-        max_step_vectors: vectors that one step may compute, unless its first item has more: so that
-            no decode waits long for pictures.
+        capacity: number of vectors that the worker keeps; at least as many as the largest item has.
+        max_step_vectors: vectors that one step may compute, unless its first item has more. It
+            limits how long decodes wait for pictures.
     """
 
     def __init__(self, capacity: int, max_step_vectors: int) -> None:
         self.capacity, self._max_step_vectors = capacity, max_step_vectors
         #: Least recently used first.
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
-        #: Vectors that the worker keeps.
+        #: Number of vectors that the worker keeps.
         self.num_vectors = 0
         self._keys_of: dict[int, set[bytes]] = {}
         self._dropped: list[bytes] = []
-        #: Vectors that the step being planned computes.
+        #: Number of vectors that the step being planned computes.
         self._num_step_vectors = 0
-        #: Items that needn't be computed, and all that were asked for.
+        #: Number of cache hits, and of lookups.
         self.num_hits = self.num_queries = 0
 
     def start_step(self) -> None:
-        """A new step is planned: it computes nothing yet."""
+        """Begin planning a step."""
         self._num_step_vectors = 0
 
     def fits_step(self, num_vectors: int) -> bool:
-        """Whether the step being planned can compute so many more vectors."""
+        """Whether the step being planned can compute `count` more vectors."""
         total = self._num_step_vectors + num_vectors
         return total <= self._max_step_vectors or not self._num_step_vectors
 
     def charge_step(self, num_vectors: int) -> None:
-        """The step being planned computes vectors that the worker doesn't keep."""
+        """Count vectors that the step computes but the worker doesn't keep."""
         self._num_step_vectors += num_vectors
 
     def limit_tokens(self, items: Items[EncoderItem], start: int, count: int) -> int:
-        """How many of a sequence's next `count` tokens, from `start` on, this step can compute.
+        """Number of a sequence's next `count` tokens, from `start` on, that this step can compute.
 
-        They end before the first item that the step can't afford to encode. They are more where
-        tokens that see each other can't be parted.
+        They end before the first item that exceeds the step's encoder budget. The result may exceed
+        `count` where tokens that attend to each other can't be split.
         """
         if count <= 0:
             return 0
@@ -167,7 +167,7 @@ class EncoderCacheManager:
         self, seq_id: int, items: Items[EncoderItem], start: int, count: int
     ) -> list[EncodeTask]:
         """Refer to the items of a sequence's next `count` tokens, as `limit_tokens` allowed them,
-        and to those before no more. Returns what is to be encoded in this step.
+        and release those of earlier tokens. Returns the tasks to encode in this step.
         """
         for entry in items:
             if entry.item.end <= start:
@@ -202,7 +202,7 @@ class EncoderCacheManager:
         self._keys_of.setdefault(seq_id, set()).add(key)
 
     def _insert(self, key: bytes, item: EncoderItem) -> None:
-        """Add an entry; drop what nobody refers to until it fits."""
+        """Add an entry, evicting unreferenced ones until it fits."""
         size = item.item.num_vectors
         while self.num_vectors + size > self.capacity and (unused := self._victim()) is not None:
             self._drop(unused)
@@ -211,7 +211,7 @@ class EncoderCacheManager:
         self._num_step_vectors += size
 
     def _victim(self) -> bytes | None:
-        """The least recently used output that nobody refers to, of the tenant that has most."""
+        """The least recently used unreferenced output of the tenant that uses the most memory."""
         sizes = Counter[str]()
         for entry in self._entries.values():
             sizes[entry.tenant] += entry.num_vectors
@@ -232,12 +232,12 @@ class EncoderCacheManager:
             del self._keys_of[seq_id]
 
     def release(self, seq_id: int) -> None:
-        """A sequence ended or was preempted: it needs nothing any more."""
+        """Release all items of a sequence that ended or was preempted."""
         for key in self._keys_of.pop(seq_id, ()):
             self._entries[key].users.discard(seq_id)
 
     def forget(self, tasks: Items[EncodeTask]) -> None:
-        """Their step failed, so nobody knows whether the worker has them."""
+        """Forget items whose step failed: the worker may not have them."""
         for task in tasks:
             if task.key in self._entries:
                 for seq_id in self._entries[task.key].users:
@@ -245,25 +245,25 @@ class EncoderCacheManager:
                 self._drop(task.key)
 
     def drop_unused(self) -> bool:
-        """Forget the outputs that no sequence needs; whether there were no others."""
+        """Drop all unreferenced outputs. Returns whether none remain."""
         for key in [key for key, entry in self._entries.items() if not entry.users]:
             self._drop(key)
         return not self._entries
 
     def reset(self) -> None:
-        """Forget all outputs; nothing runs."""
+        """Drop all outputs; nothing may be running."""
         for key in list(self._entries):
             self._drop(key)
         self._keys_of.clear()
 
     def pop_dropped(self) -> list[bytes]:
-        """Outputs that the worker is to let go, since the last call."""
-        # One that was dropped and is encoded again in the same step is replaced by the worker.
+        """Keys of outputs dropped since the last call, for the worker to free."""
+        # If one is encoded again in the same step, the worker replaces it.
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the books balance."""
+        """Raise RuntimeError unless the accounting is consistent."""
         if self.num_vectors != sum(entry.num_vectors for entry in self._entries.values()):
             raise RuntimeError("The encoder cache's number of vectors is off.")
         users = {(seq_id, key) for key, entry in self._entries.items() for seq_id in entry.users}

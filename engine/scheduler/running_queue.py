@@ -1,4 +1,4 @@
-"""The running sequences, and which of them give blocks or seats to others."""
+"""The running sequences, and the choice of which are preempted for blocks or seats."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RunningQueue:
         sequences: in scheduling order; the last is preempted first.
         tenants: tenants that have running sequences.
         num_preemptions: number of preemptions so far.
-        kv_connector: saves the blocks of sequences that leave; None: nothing does.
-        removed_ids: ids of those that left since the last step; the worker doesn't know it yet.
-        reserved_seats: seats that tenants over their share leave to others.
+        kv_connector: saves the blocks of sequences that leave; None: blocks aren't saved.
+        removed_ids: ids of sequences removed since the last step, not yet reported to the worker.
+        reserved_seats: seats that tenants over their share must leave free.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RunningQueue:
         return len(self.sequences) >= self._max_num_seqs
 
     def sort(self) -> None:
-        """Order by priority where it counts, so that the lowest is always the last."""
+        """Order by priority if the policy uses it, so that the lowest is always last."""
         if self._ordered_by_priority:
             self.sequences.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
 
@@ -67,18 +67,18 @@ class RunningQueue:
         return self._kv.quotas.get(sequence.request.message.tenant)
 
     def find_cached_prefix(self, sequence: Sequence) -> CachedPrefix:
-        """The cached blocks that a sequence's tokens begin with, if it may use any."""
+        """The cached blocks that match a sequence's first tokens, if it may use the cache."""
         if not sequence.reads_cache:
             return self._kv.empty_prefix(sequence)
         return self._kv.get_computed_blocks(sequence)
 
     def can_allocate(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether a running sequence gets the blocks of its next tokens without a preemption."""
+        """Whether a running sequence's next tokens get their blocks without a preemption."""
         quota, num_computed = self.quota_of(sequence), sequence.num_computed_tokens
         return self._kv.can_allocate(sequence.seq_id, quota, num_computed, num_tokens)
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence whose first blocks are allocated."""
+        """Add a sequence whose first blocks have been allocated."""
         sequence.status = SequenceStatus.RUNNING
         quota = self.quota_of(sequence)
         quota.running += 1
@@ -96,18 +96,18 @@ class RunningQueue:
     ) -> Sequence | None:
         """The running sequence to preempt so that a tenant gets blocks; None when there is none.
 
-        The last sequence of the tenant that is most over its share; where priorities count, of the
-        lowest priority that can give. Tenants that use no more than their reserve give nothing to
-        others. The oldest running sequence gives only to a reserve: it ends one day, so that every
-        sequence's turn comes, while two tenants that took from each other what they had just got
-        would never end.
+        It is the last sequence of the tenant that exceeds its share the most; with priorities, of
+        the lowest priority that may be preempted. Tenants that use no more than their reserve are
+        never preempted for others. The oldest running sequence is preempted only for a reserve: it
+        finishes eventually, so that all sequences make progress, whereas two tenants that preempt
+        each other in turn would never finish.
 
         Args:
             for_tenant: the tenant that needs blocks.
             step: the step that is being planned, if any.
             same_tenant_only: the tenant is at its maximum, so that only its own blocks help.
-            only_over_share: only other tenants that are over their share give, and the oldest too.
-            keep_oldest: the oldest never gives.
+            only_over_share: preempt only other tenants that exceed their share, even the oldest.
+            keep_oldest: never preempt the oldest.
         """
         quotas, running = self._kv.quotas, self.sequences
         victim: Sequence | None = None
@@ -139,16 +139,16 @@ class RunningQueue:
         return victim
 
     def victim_for_growth(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> Sequence:
-        """The victim for a running sequence's next tokens: itself when there is no other."""
+        """The victim for a running sequence's next tokens: itself if there is no other."""
         quota, num_computed = self.quota_of(sequence), sequence.num_computed_tokens
         num_needed = self._kv.num_blocks_to_allocate(sequence.seq_id, num_computed, num_tokens)
         same_tenant_only = quota.used + num_needed > quota.maximum
         return self.choose_victim(quota, step, same_tenant_only=same_tenant_only) or sequence
 
     def _is_read_in_step(self, step: StepBuilder, sequence: Sequence) -> bool:
-        """Whether a sequence that starts in this step reads what another computes in it.
+        """Whether a sequence that starts in this step reads blocks that another computes in it.
 
-        The other can't be taken out of the step then: its KV would never come.
+        The other can't be removed from the step then: those blocks would never be written.
         """
         return (
             bool(step.plan.new)
@@ -157,9 +157,9 @@ class RunningQueue:
         )
 
     def claim_reserves(self) -> None:
-        """Preempt tenants over their share for blocks that have been reserved since they took them.
+        """Preempt tenants over their share if they hold blocks that were reserved afterwards.
 
-        No later allocation dips into a reserve.
+        Later allocations respect the reserve.
         """
         kv = self._kv
         if not kv.quotas.tenants_with_reserve:
@@ -179,7 +179,7 @@ class RunningQueue:
                 self.preempt(victim)
 
     def _first_chunk(self, head: Sequence) -> tuple[CachedPrefix, int]:
-        """A waiting sequence's cached prefix, and the longest first chunk."""
+        """A waiting sequence's cached prefix, and the maximum length of its first chunk."""
         prefix = self.find_cached_prefix(head)
         num_pending = head.num_tokens - prefix.num_tokens
         return prefix, min(num_pending, self._limits.max_tokens_per_sequence)
@@ -187,7 +187,7 @@ class RunningQueue:
     def claim_share(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt tenants over their share of the pool for one that stays within its own.
 
-        False when that doesn't free enough. More urgent sequences give nothing.
+        Returns False if that doesn't free enough. More urgent sequences aren't preempted.
         """
         if self._kv.quotas.usage_ratio(quota, quota.used + step.num_missing_blocks) > 1:
             return False
@@ -203,7 +203,8 @@ class RunningQueue:
     def claim_seat(self, step: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
         """Preempt a sequence of a tenant over its share of seats for a tenant that has few.
 
-        It took them while no other tenant was active; afterwards `must_leave_seats` prevents that.
+        Seats can be taken beyond the share while no other tenant is active; once others are,
+        `must_leave_seats` prevents it.
         """
         quotas, seats = self._kv.quotas, self._max_num_seqs
         max_claimed = min(self.reserved_seats, seats * quotas.weight_fraction(quota))
@@ -221,15 +222,15 @@ class RunningQueue:
         return False
 
     def must_leave_seats(self, quota: TenantQuota) -> bool:
-        """Whether the last free seats are for other tenants that were active lately."""
+        """Whether the last free seats are kept for other tenants that were active lately."""
         if len(self.sequences) < self._max_num_seqs - self.reserved_seats:
             return False
         return quota.running >= self._max_num_seqs * self._kv.quotas.weight_fraction(quota)
 
     def preempt_in_step(self, step: StepBuilder, victim: Sequence) -> None:
-        """Preempt a sequence for its blocks while a step is planned that may hold it already."""
+        """Preempt a sequence while a step is planned, which may hold it already."""
         self._preempt_in_step(step, victim)
-        # Not each one: while memory is short there are thousands.
+        # Don't log each one: while memory is short there are thousands.
         if self.num_preemptions % _PREEMPTIONS_PER_WARNING == 1:
             log.warning(
                 "Request %s is preempted and will be recomputed because there is not enough KV "
@@ -244,15 +245,15 @@ class RunningQueue:
         if step.remove(victim):
             self.uncache_from(victim, victim.num_computed_tokens)
         step.cancel_encoding(victim)
-        if is_new and victim.encoder_key:  # they were to be encoded or loaded in this step
+        if is_new and victim.encoder_key:  # this step would have encoded or loaded its states
             self._kv.uncache_states(victim.encoder_key)
         step.preempted.add(victim.request.message.tenant)
         self.preempt(victim)
         if is_new:
-            self.removed_ids.pop()  # the worker never knew it
+            self.removed_ids.pop()  # the worker has never had it
 
     def uncache_from(self, sequence: Sequence, num_tokens: int) -> None:
-        """Uncache a running sequence's blocks from a token on: their content never came."""
+        """Uncache a running sequence's blocks from a token on: they were never written."""
         self._kv.uncache_from(sequence.seq_id, sequence.block_hashes, num_tokens)
 
     def preempt(self, sequence: Sequence) -> None:
@@ -271,7 +272,7 @@ class RunningQueue:
         self._waiting.prepend(sequence)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Remove a sequence in whatever state it is, and free its blocks at once."""
+        """Remove a sequence, whatever its status, and free its blocks at once."""
         if sequence.finished:
             return
         was_running = sequence.status is SequenceStatus.RUNNING
@@ -307,8 +308,8 @@ class RunningQueue:
         num_tokens: int,
         prefix: CachedPrefix | None = None,
     ) -> bool:
-        """End a sequence whose `num_tokens` tokens after the computed ones wouldn't fit even if it
-        were the only one, because its tenant's limit has shrunk; whether it did.
+        """End a sequence that can't fit even when it runs alone, because its tenant's limit has
+        shrunk. `num_tokens` are the tokens after the computed ones. Returns whether it ended.
         """
         limit = self._kv.quotas.limit(self.quota_of(sequence))
         if self._kv.num_blocks_after(sequence.seq_id, num_computed, num_tokens, prefix) <= limit:
@@ -322,12 +323,12 @@ class RunningQueue:
         return True
 
     def pop_rejected(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
-        """Sequences that ended because their tenant's limit can't hold them any more."""
+        """Sequences that ended because they exceed their tenant's current limit, with the error."""
         rejected, self._rejected = self._rejected, []
         return rejected
 
     def pop_removed(self) -> list[int]:
-        """Ids of the sequences that left since the last step, for the worker."""
+        """Ids of the sequences removed since the last step, for the worker."""
         removed, self.removed_ids = self.removed_ids, []
         return removed
 

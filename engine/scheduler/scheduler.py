@@ -1,9 +1,9 @@
-"""The scheduler: one token budget a step, for running sequences first, then for waiting ones.
+"""The scheduler: one token budget per step, for running sequences first, then for waiting ones.
 
 There is no prefill phase and no decode phase (after vLLM's V1 scheduler): a sequence has
 `num_computed_tokens` and `num_tokens`, and every step spends a token budget so that the first
-catches up with the second. Chunked prefill, mixed batches, prefix hits, resumption: all that one
-rule.
+catches up with the second. Chunked prefill, mixed batches, prefix hits and resumption all follow
+from that one rule.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from engine.scheduler.request import Sequence, SequenceStatus
 from engine.scheduler.running_queue import RunningQueue
 from engine.scheduler.step_builder import StepBuilder
 
-#: Vectors of the largest picture that is taken, where the context holds it: twice what Qwen's
-#: processor makes of one by default. In a model of width 3,584 they take 450 MiB.
+#: Maximum number of vectors of a picture, where the context allows it: twice what Qwen's processor
+#: produces by default. In a model of width 3,584 they take 450 MiB.
 MAX_PICTURE_VECTORS = 32_768
-#: Steps with preemptions in which the first running sequence may get no tokens; then it goes first.
+#: After so many steps with preemptions in which the first running sequence got no tokens, it is
+#: scheduled first.
 MAX_STARVED_STEPS = 8
 
 
 class DraftProposer(Protocol):
-    """Where the scheduler gets drafts from; `engine.speculative` implements it."""
+    """Source of the scheduler's drafts; `engine.speculative` implements it."""
 
     def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence], /) -> list[int]:
-        """The sequences of a step, still without drafts, that draft heads needn't follow."""
+        """Ids of a step's sequences, still without drafts, that draft heads needn't track."""
 
     def propose(
         self, decodes: list[Sequence], max_drafts: int, num_prompt_tokens: int, /
     ) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most `max_drafts` in all, for the decodes of a step that holds
-        `num_prompt_tokens` besides.
+        """Drafts by sequence id, at most `max_drafts` in all, for the decodes of a step that also
+        holds `num_prompt_tokens`.
         """
 
     def record_outcome(self, sequence: Sequence, num_drafts: int, num_accepted: int, /) -> None:
@@ -54,12 +55,12 @@ class DraftProposer(Protocol):
 class Scheduler:
     """Plans steps; owns the waiting queue, the running sequences and the KV cache.
 
-    The queue orders prompts (fcfs, priority, fair), `RunningQueue` chooses who gives blocks or a
-    seat, and `DecodeRotation` limits prompt tokens and keeps steps short.
+    The queue orders prompts (fcfs, priority, fair), `RunningQueue` chooses which sequences give up
+    blocks or a seat, and `DecodeRotation` limits prompt tokens and keeps steps short.
 
     Attributes:
-        drafter: where drafts come from; None: there are none.
-        prompt_load: work for prompts in the step that was scheduled last.
+        drafter: source of drafts; None: no speculative decoding.
+        prompt_load: the prompts' part of the last scheduled step.
         num_steps: number of steps scheduled so far.
     """
 
@@ -76,17 +77,17 @@ class Scheduler:
     ) -> None:
         """
         Args:
-            config: settings, those that depend on the model resolved.
+            config: settings; those that depend on the model are resolved.
             num_blocks: size of the KV pool.
             token_budget: max_num_batched_tokens.
-            prefill_share: prompt tokens of a step in which others decode; None: no limit.
+            prefill_share: prompt tokens of a step in which sequences decode; None: no limit.
             layout: the model's KV cache groups; None: full attention in all layers.
             max_model_len: the model's context length; 0: unbounded.
             mixes: whether a step may hold prompts and decodes.
         """
         self.config = config
         self._mixes = mixes
-        #: Whether the last step held prompts alone: then decodes come first.
+        #: Whether the last step held only prompts: then decodes come first.
         self._ran_prompts = False
         self.max_num_seqs = config.max_num_seqs
         self.limits = StepLimits(
@@ -121,23 +122,23 @@ class Scheduler:
         self.prompt_load = PrefillLoad()
         #: The last plan.
         self._plan = StepPlan(0)
-        #: (seq_id, token) that sequences got since the last step without sampling it.
+        #: (seq_id, token) appended to sequences since the last step without being sampled.
         self._appended: list[tuple[int, int]] = []
-        #: The sequence that has started with steps of its own; see `Sequence.isolated`.
+        #: The running sequence that needs steps to itself; see `Sequence.isolated`.
         self._isolated: Sequence | None = None
         self._ran_isolated = False
         #: Steps with preemptions since the first running sequence last got tokens.
         self._num_starved_steps = 0
 
     def max_concurrency(self, num_tokens: int) -> float:
-        """How many sequences of so many tokens the pool holds at once."""
+        """Number of sequences of `num_tokens` tokens that fit into the pool at once."""
         return self.kv.pool.num_blocks / self.kv.max_blocks_per_sequence(
             num_tokens, self.limits.max_tokens_per_sequence
         )
 
     @property
     def kv_connector(self) -> KVConnectorBase | None:
-        """Where KV blocks are saved and loaded outside the KV cache; None: nowhere."""
+        """Saves and loads KV blocks outside the KV cache; None: nothing does."""
         return self._runs.kv_connector
 
     @kv_connector.setter
@@ -146,17 +147,17 @@ class Scheduler:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a running sequence gave all of its blocks."""
+        """Number of preemptions since the counts were reset."""
         return self._runs.num_preemptions
 
     def reset_counts(self) -> None:
-        """Count preemptions and prefix hits anew."""
+        """Reset the counts of preemptions and prefix hits."""
         self._runs.num_preemptions = 0
         self.kv.reset_lookups()
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether a step has anything to do."""
         return bool(self.running or len(self.waiting) or self._runs.removed_ids)
 
     def add(self, sequence: Sequence) -> None:
@@ -169,15 +170,15 @@ class Scheduler:
         self.waiting.push(sequence, num_cached)
 
     def cached_prefix(self, sequence: Sequence) -> tuple[int, bool]:
-        """Number of tokens at a new sequence's beginning that are in the KV cache, and whether the
-        encoder must run because the states that they attend to aren't.
+        """Number of a new sequence's first tokens that are in the KV cache, and whether the encoder
+        must run because the states that they attend to aren't cached.
         """
         prefix = self._runs.find_cached_prefix(sequence)
         return prefix.num_tokens, self.kv.needs_encoding(prefix)
 
     def _record_queue_position(self, sequence: Sequence, quota: TenantQuota) -> None:
-        """Record for its client how many sequences come before a new one, and the ids of its own
-        tenant's requests among them.
+        """Record in the timeline how many sequences are ahead of a new one, and the ids of the
+        tenant's own requests among them.
         """
         flight = sequence.timeline
         flight.num_ahead = len(self.running) + len(self.waiting)
@@ -193,7 +194,7 @@ class Scheduler:
         flight.behind = list(ids)[: min(quota.sequences, MAX_NAMED)]
 
     def record_tenant(self, message: EngineRequest) -> TenantQuota:
-        """Take over what a request says of its tenant's share of the pool."""
+        """Apply a request's settings for its tenant's share of the pool."""
         return self.kv.record_request(
             message.tenant,
             message.weight,
@@ -202,16 +203,16 @@ class Scheduler:
         )
 
     def max_tokens_for(self, message: EngineRequest) -> int:
-        """The longest sequence, in tokens, that the request's tenant can ever run as of now."""
+        """Length in tokens of the longest sequence that the request's tenant can currently run."""
         blocks = self.kv.quotas.limit(self.record_tenant(message))
         return self.kv.max_sequence_tokens(
             blocks, self.limits.max_tokens_per_sequence, self._max_model_len
         )
 
     def schedule(self) -> tuple[StepPlan, list[Sequence]]:
-        """Plan one step: the plan, and its sequences in the plan's order.
+        """Plan one step. Returns the plan and its sequences in the plan's order.
 
-        Their computed counts include the step already.
+        Their `num_computed_tokens` already include the step.
         """
         self.num_steps += 1
         self.encoder_cache.start_step()
@@ -230,12 +231,12 @@ class Scheduler:
             skipped = [
                 sequence
                 for sequence in self._rotation.skipped(short_step)
-                # A prompt's last token comes with prompts.
+                # The last token of a prompt is scheduled with the prompts.
                 if self._mixes or sequence.num_computed_tokens >= sequence.num_prompt_tokens
             ]
         self._runs.sort()
 
-        # 1. Decodes, 2. prompts. Where a step holds one or the other, they take turns.
+        # 1. Decodes, 2. prompts. A step that can't mix them alternates between the two.
         prompts_first = not self._mixes and not self._ran_prompts
         partial_prefills = self._schedule_decodes(step, set(skipped), prompts_only=prompts_first)
         self._ran_prompts = False
@@ -250,8 +251,8 @@ class Scheduler:
             elif step.preempted:
                 self._num_starved_steps += 1
 
-        # 3. Tokens that a heavy tenant's prompts couldn't use go to its skipped rows, which preempt
-        # nobody.
+        # 3. Tokens that a heavy tenant's prompts couldn't use go to its skipped rows, without
+        # preempting others.
         if short_step is not None:
             self._rotation.record_prompts(short_step, step.prefill.remaining)
             may_decode = self._mixes or not self._ran_prompts
@@ -275,13 +276,13 @@ class Scheduler:
         self, step: StepBuilder, skipped: set[Sequence], *, prompts_only: bool = False
     ) -> list[Sequence]:
         """Schedule running sequences with one token to compute, unless the step is for prompts
-        only; returns those whose prompts have started.
+        only; returns those whose prompts are partially computed.
         """
         isolated = self._isolated_running()
         block_size = self.config.block_size
         block_edges = (0, block_size - 1)
         partial_prefills: list[Sequence] = []
-        # Each stage of a pipeline works on a batch of its own.
+        # Each stage of a pipeline works on its own batch.
         max_decodes = -(-len(self.running) // self.config.pipeline_parallel_size)
         for sequence in self.running.copy():  # preemption changes the list
             if step.budget <= 0:
@@ -302,26 +303,26 @@ class Scheduler:
             elif num_pending == 1:
                 has_output = num_computed >= sequence.num_prompt_tokens
                 if not has_output and (sequence.request.media or not self._mixes):
-                    partial_prefills.append(sequence)  # the last token may be a picture's
+                    partial_prefills.append(sequence)  # the last token may stand for a picture
                 elif prompts_only:
                     continue
                 elif has_output and num_computed % block_size not in block_edges:
-                    step.add_decode(sequence)  # the usual row: needs no block and fills none
+                    step.add_decode(sequence)  # common case: needs no block and fills none
                 else:
                     self._allocate(step, sequence, 1)
         return partial_prefills
 
     def _waits_for_token(self, sequence: Sequence) -> bool:
-        """Whether a sequence is in no step until one in flight has brought its token."""
+        """Whether a sequence can't be scheduled until the step in flight returns its token."""
         return self.config.pipeline_parallel_size > 1 or sequence.ends_in_flight
 
     def _schedule_prompts(self, step: StepBuilder, partial_prefills: list[Sequence]) -> None:
-        """Schedule prompts, started or waiting, in the policy's order: while budget, seats and
-        blocks last.
+        """Schedule started and waiting prompts in the policy's order while budget, seats and blocks
+        last.
         """
         starved = self._num_starved_steps >= MAX_STARVED_STEPS
         if starved and partial_prefills and partial_prefills[0] is self.running[0]:
-            # It ends one day, and with it the others' being started and preempted in turns.
+            # Once it finishes, the others stop preempting each other.
             self._continue_prompt(step, partial_prefills.pop(0))
         while step.budget > 0:
             head = self._next_start(step)
@@ -336,7 +337,7 @@ class Scheduler:
         self.waiting.clear_skipped()
 
     def _finish_plan(self, step: StepBuilder) -> tuple[StepPlan, list[Sequence]]:
-        """Add changes since the last step, drafts, and the KV connector's part."""
+        """Add the changes since the last step, drafts, and the KV connector's metadata."""
         plan = self._plan = step.plan
         self.prompt_load = step.prefill.load
         plan.removed = self._runs.pop_removed()
@@ -354,15 +355,15 @@ class Scheduler:
         return plan, step.scheduled
 
     def plan_removals(self) -> StepPlan:
-        """A plan without sequences: what has left since the last step, and what the KV connector
-        saves of it.
+        """A plan without sequences: the removals since the last step, and what the KV connector
+        saves of them.
         """
         self.num_steps += 1
         plan, _ = self._finish_plan(StepBuilder(self.num_steps, 0, PrefillBudget(0)))
         return plan
 
     def _add_drafts(self, step: StepBuilder, drafter: DraftProposer) -> None:
-        """Add drafts, from what is left of budget and pool."""
+        """Add drafts from the remaining budget and blocks."""
         plan = step.plan
         plan.untracked = drafter.untracked_sequences(plan, step.scheduled)
         if step.budget <= 0:
@@ -391,8 +392,8 @@ class Scheduler:
                 step.add_drafts(row, drafts)
 
     def _allocate(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
-        """Schedule a running sequence's next tokens. Where blocks are short, others are preempted,
-        and the sequence itself when nobody else can be.
+        """Schedule a running sequence's next tokens. If blocks are short, other sequences are
+        preempted, and the sequence itself if no other can be.
         """
         quota, num_computed = self._runs.quota_of(sequence), sequence.num_computed_tokens
         while (blocks := self.kv.allocate_slots(sequence, quota, num_computed, num_tokens)) is None:
@@ -411,16 +412,16 @@ class Scheduler:
             self.waiting.charge_prompt(sequence, num_tokens)
 
     def _encode(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
-        """Have the pictures encoded that a sequence's next tokens stand for."""
+        """Schedule the encoding of the pictures that a sequence's next tokens stand for."""
         if media := sequence.request.media:
             step.plan.encode += self.encoder_cache.schedule(
                 sequence.seq_id, media, sequence.num_computed_tokens, num_tokens
             )
 
     def _continue_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Schedule the next chunk of a prompt that has started, unless it was preempted.
+        """Schedule the next chunk of a started prompt, unless it was preempted.
 
-        One that was preempted and started again has its tokens of this step already.
+        A prompt that was preempted and restarted in this step is scheduled already.
         """
         if sequence.status is not SequenceStatus.RUNNING or sequence in step:
             return
@@ -433,10 +434,11 @@ class Scheduler:
             self._allocate(step, sequence, chunk)
 
     def _next_start(self, step: StepBuilder) -> Sequence | None:
-        """The next waiting sequence, with a seat for it; None when nothing more may start.
+        """The next waiting sequence, with a seat claimed for it; None when no more may start.
 
-        After a preemption nothing starts: it would take the blocks that were just freed for those
-        who have waited longer. Except for a tenant within its share that gave nothing.
+        Nothing starts after a preemption: it would take the blocks that were just freed for
+        sequences that have waited longer. The exception is a tenant within its share of which no
+        sequence was preempted.
         """
         waiting = self.waiting
         while (
@@ -460,12 +462,12 @@ class Scheduler:
         return None
 
     def _start_head(self, step: StepBuilder, head: Sequence) -> None:
-        """Start the queue's head; if it can't start, skip its tenant or admit no more in this step.
+        """Start the queue's head; if it can't start, skip its tenant or close admission.
 
-        No sequence overtakes one that can't start. But a tenant is skipped which is at its own
-        maximum, or takes more than its share of seats when few are left (except by urgent
-        requests); and even when the pool is full, tenants get the blocks that are reserved for
-        them, or those of their share from tenants that hold more than theirs.
+        No sequence overtakes one that can't start. But a tenant is skipped if it is at its own
+        maximum, or takes more than its share of seats when few are left (urgent requests are
+        exempt). Even when the pool is full, tenants get the blocks reserved for them, and up to
+        their share those of tenants that exceed theirs.
         """
         quota = self._runs.quota_of(head)
         if head.request.priority >= 0 and self._runs.must_leave_seats(quota):
@@ -490,13 +492,13 @@ class Scheduler:
                 self._start(step, reserved)
 
     def _start(self, step: StepBuilder, sequence: Sequence) -> bool:
-        """Start the head of a tenant's queue with its first chunk; whether it could start.
+        """Start the head of a tenant's queue with its first chunk. Returns whether it started.
 
-        `step.num_missing_blocks` is set where blocks are short.
+        Sets `step.num_missing_blocks` if blocks are short.
         """
         step.num_missing_blocks = 0
         if sequence.num_placeholders:
-            # Preempted while a step samples its next token: that comes first.
+            # Preempted while a step samples its next token: wait for that token.
             return False
         kv, quota = self.kv, self._runs.quota_of(sequence)
         prefix = self._runs.find_cached_prefix(sequence)
@@ -562,20 +564,20 @@ class Scheduler:
         return connector is not None and connector.load_encoder_states(sequence, block_ids)
 
     def _loading_connector(self, sequence: Sequence) -> KVConnectorBase | None:
-        """What loads blocks for a sequence that starts; None: they are computed."""
-        # What failed a step once isn't loaded again.
+        """The connector that loads blocks for a starting sequence; None: they are computed."""
+        # Loading isn't tried again after it has made a step fail.
         if sequence.isolated or not sequence.reads_cache:
             return None
         return self._runs.kv_connector
 
     @property
     def has_isolated_step(self) -> bool:
-        """Whether a sequence that no other step may overlap runs, or is next."""
+        """Whether a sequence that must run in steps of its own is running, or is next."""
         head = self.waiting.peek()
         return self._isolated_running() is not None or (head is not None and head.isolated)
 
     def _isolated_running(self) -> Sequence | None:
-        """The sequence that has started with steps of its own and hasn't got a token yet."""
+        """The running sequence that needs steps to itself and hasn't got a token yet."""
         sequence = self._isolated
         if sequence is not None and not (
             sequence.isolated and sequence.status is SequenceStatus.RUNNING
@@ -584,10 +586,9 @@ class Scheduler:
         return sequence
 
     def _schedule_isolated(self, step: StepBuilder) -> bool:
-        """Give the step to a sequence that must run alone; False: it's for the others.
+        """Schedule the isolated sequence alone. Returns whether the step is taken by it.
 
-        They have every second step, so that any number of such prompts can't keep them from their
-        tokens.
+        The other sequences get every second step, so that many isolated prompts can't starve them.
         """
         sequence = self._isolated_running()
         is_shared = len(self.running) > (sequence is not None)
@@ -612,12 +613,12 @@ class Scheduler:
         return self._ran_isolated
 
     def add_parked_beam(self, sequence: Sequence) -> None:
-        """Take note of a sequence that will begin with `requeue`."""
+        """Register a beam's sequence that starts later, by `requeue`."""
         self.record_tenant(sequence.request.message).sequences += 1
         sequence.status = SequenceStatus.PARKED_BEAM
 
     def append_token(self, sequence: Sequence, token_id: int) -> None:
-        """A sequence gets a token that wasn't sampled for it."""
+        """Append a token that wasn't sampled to a sequence."""
         sequence.token_ids.append(token_id)
         if sequence.status is SequenceStatus.RUNNING:
             self._appended.append((sequence.seq_id, token_id))
@@ -625,7 +626,7 @@ class Scheduler:
             self.requeue(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """A sequence got other tokens altogether: it begins anew, ahead of those that never ran."""
+        """Queue a sequence whose tokens were replaced ahead of those that never ran."""
         if sequence.status is SequenceStatus.RUNNING:
             self._runs.free_and_remove(sequence)
         if sequence.status is not SequenceStatus.PREEMPTED:
@@ -633,16 +634,18 @@ class Scheduler:
             self.waiting.prepend(sequence)
 
     def park_beam(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks, if it runs, and leave it out until it's restarted.
+        """Free a beam's blocks, if it runs, and leave it out until it is requeued.
 
-        One that is queued stays so; it can be parked once it runs.
+        A waiting one stays queued; it can be parked once it runs.
         """
         if sequence.status is SequenceStatus.RUNNING:
             self._runs.free_and_remove(sequence)
             sequence.status = SequenceStatus.PARKED_BEAM
 
     def park_idle_beam(self) -> bool:
-        """When nothing could be scheduled: park a sequence that waits for others. False: none."""
+        """When nothing could be scheduled, park a beam that waits for others. Returns whether one
+        was parked.
+        """
         for sequence in reversed(self.running):
             idle = sequence.num_computed_tokens == len(sequence.token_ids)
             if idle and sequence.request.is_beam_search:
@@ -653,8 +656,8 @@ class Scheduler:
     def process_drafts(
         self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]
     ) -> None:
-        """Take back the rejected drafts of a step whose rows got these tokens: they leave KV that
-        must be computed again.
+        """Roll back the rejected drafts of a step whose rows got these tokens: their KV must be
+        computed again.
         """
         for sequence, new_ids in zip(scheduled, token_ids, strict=True):
             if (drafts := plan.drafts.get(sequence.seq_id)) is None:
@@ -672,11 +675,11 @@ class Scheduler:
                 self.drafter.record_outcome(sequence, len(drafts), num_accepted)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """Remove a sequence in whatever state it is, and free its blocks at once."""
+        """Remove a sequence, whatever its status, and free its blocks at once."""
         self._runs.finish(sequence, reason, stop_reason)
 
     def pop_rejected(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
-        """Sequences that ended because their tenant's limit can't hold them any more."""
+        """Sequences that ended because they exceed their tenant's current limit, with the error."""
         return self._runs.pop_rejected()
 
     def preempt(self, sequence: Sequence) -> None:
@@ -684,16 +687,16 @@ class Scheduler:
         self._runs.preempt(sequence)
 
     def preempt_all(self) -> None:
-        """Preempt all running sequences; they are queued again in their order."""
+        """Preempt all running sequences, keeping their order in the queue."""
         for sequence in reversed(self.running.copy()):
             self._runs.preempt(sequence)
 
     def roll_back(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
-        """Take back a step that failed, and those after it that were planned already: nothing that
-        they computed counts or stays cached.
+        """Roll back a failed step and those planned after it: nothing that they computed counts or
+        stays cached.
 
-        All of their sequences go back to the queue and will each run in a step of their own, so
-        that the one to blame fails alone.
+        All of their sequences go back to the queue and each run in a step of their own, so that
+        only the sequence that causes the failure fails.
         """
         counts: dict[Sequence, int] = {}
         for plan, scheduled in steps:
@@ -712,12 +715,12 @@ class Scheduler:
                 sequence.isolated = True
                 self._runs.preempt(sequence)
             else:
-                # It left while its step was being run, and its blocks may be anyone's by now.
+                # It finished while its step ran: its blocks may belong to another sequence now.
                 self.kv.uncache_all(sequence.block_hashes)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the pool's books balance, only what runs holds blocks, and no
-        sequence stands twice in the plan that was made last.
+        """Raise RuntimeError unless the pool's accounting is consistent, only running sequences
+        hold blocks, and the last plan lists no sequence twice.
         """
         seq_ids = self._plan.seq_ids
         if len(set(seq_ids)) != len(seq_ids):
