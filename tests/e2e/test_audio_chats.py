@@ -39,11 +39,19 @@ def test_chats_with_sound_say_what_the_engine_says_of_it_and_pay_by_the_second(
     inputs = processor(
         text="<|AUDIO|>", audio=samples, sampling_rate=SAMPLE_RATE, return_tensors="pt"
     )
+    heard: list[torch.Tensor] = []
+    hook = model.model.multi_modal_projector.register_forward_hook(
+        lambda module, states, vectors: heard.append(vectors[0])
+    )
     with torch.no_grad():
-        features = inputs["input_features"], inputs["feature_attention_mask"]
-        vectors = model.get_audio_features(*features).pooler_output
-    flags = ("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32")
-    flags += ("--enable-prompt-embeds",)
+        model(**inputs)
+    hook.remove()
+    num_vectors = int((inputs["input_ids"] == model.config.audio_token_id).sum())
+    vectors = heard[0][:num_vectors].contiguous()
+    flags = (
+        *("--model", str(folder), "--served-model-name", "qwen", "--dtype", "float32"),
+        "--enable-prompt-embeds",
+    )
     with running(tmp_path, *flags) as product:
         prices = ("--input", "0", "--output", "0", "--audio-minute", "0.006")
         product.manage("set_price", "qwen", *prices)
