@@ -1,1 +1,1 @@
-"""A model's text taken apart as it comes: tool calls, reasoning."""
+"""Incremental parsing of a model's output into content, reasoning and tool calls."""

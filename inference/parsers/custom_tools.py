@@ -1,4 +1,4 @@
-"""OpenAI's custom tools: to a model functions of one text, to clients that text alone."""
+"""OpenAI's custom tools, which the model sees as functions with one string parameter."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 from inference.parsers.state_machine import Part
 
-#: The one parameter of the function that a custom tool is to a model.
+#: Name of the only parameter of the function that represents a custom tool.
 INPUT = "input"
 _ABOUT_INPUT = "The tool's whole input, as plain text."
-#: What stands before the text in a call's arguments.
+#: Precedes the input text in a call's arguments.
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 MAX_HEAD = 256
-#: The last characters that may belong to an escape that isn't whole yet, or to half a pair of them.
+#: An incomplete escape at the end of the text, or an incomplete surrogate pair.
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?$")
 _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?$")
 
 
 def as_template_function(name: str, description: str | None) -> dict[str, Any]:
-    """A custom tool as chat templates show it."""
+    """Return a custom tool as the function that chat templates receive."""
     about = {"description": description} if description is not None else {}
     return {"type": "function", "function": {"name": name, **about, "parameters": parameters()}}
 
 
 def parameters() -> dict[str, Any]:
-    """The schema of every custom tool's function."""
+    """Return the JSON schema of the parameters that every custom tool has."""
     return {
         "type": "object",
         "properties": {INPUT: {"type": "string", "description": _ABOUT_INPUT}},
@@ -37,7 +37,7 @@ def parameters() -> dict[str, Any]:
 
 
 def to_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of a custom tool (a message's) as one of a function."""
+    """Convert a custom tool call of a message into a function call."""
     custom = call["custom"]
     arguments = json.dumps({INPUT: custom["input"]}, ensure_ascii=False)
     function = {"name": custom["name"], "arguments": arguments}
@@ -45,10 +45,10 @@ def to_function_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class CustomToolCalls:
-    """Turns calls of custom tools, among an output's parts, into names and texts.
+    """Converts function calls of custom tools, among an output's parts, into custom tool calls.
 
-    Their arguments, `{"input": "..."}`, become the text in them, piece by piece. Arguments of
-    another shape, which a model may write that no grammar holds, become the text as they are.
+    Their arguments, `{"input": "..."}`, are decoded incrementally into the input text. A model
+    whose output no grammar constrains may write other arguments; these become the input unchanged.
     """
 
     def __init__(self, names: frozenset[str]) -> None:
@@ -58,7 +58,7 @@ class CustomToolCalls:
         self._state = "head"
 
     def push(self, parts: list[Part], *, is_final: bool) -> list[Part]:
-        """The same parts, with calls of custom tools as such."""
+        """Return the parts, with calls of custom tools converted."""
         out: list[Part] = []
         for part in parts:
             if part.kind == "call":
@@ -85,7 +85,7 @@ class CustomToolCalls:
         return self._of_string() if self._state == "text" else ""
 
     def _of_string(self) -> str:
-        """What is certain of the JSON string that is being read."""
+        """Decode as much of the JSON string as can't change with more text."""
         end = _closing_quote(self._buffer)
         if end is not None:
             text, self._buffer, self._state = self._buffer[:end], "", "past"
@@ -96,7 +96,7 @@ class CustomToolCalls:
         return _decoded(text)
 
     def _flush(self) -> list[Part]:
-        """The end of a call: what was no `{"input": "..."}` is text as it is."""
+        """End a call: arguments other than `{"input": "..."}` become the input unchanged."""
         call, buffer, state = self._call, self._buffer, self._state
         self._call, self._buffer, self._state = -1, "", "head"
         if call < 0 or not buffer or state == "past":
@@ -118,7 +118,7 @@ def _closing_quote(text: str) -> int | None:
 
 
 def _odd_escape(text: str) -> int | None:
-    """Where an escape begins that isn't whole; None where all are."""
+    """Return where an incomplete escape begins; None if all are complete."""
     match = _ESCAPE.search(text)
     if match is None:
         return None
@@ -127,7 +127,7 @@ def _odd_escape(text: str) -> int | None:
 
 
 def _decoded(text: str) -> str:
-    """The inside of a JSON string; what is none stays as it is."""
+    """Decode the inside of a JSON string; return invalid text unchanged."""
     if "\\" not in text:
         return text
     try:
@@ -138,7 +138,7 @@ def _decoded(text: str) -> str:
 
 
 def _single_string_argument(arguments: str) -> str:
-    """The one text in an object, whatever it's called; else the arguments as they are."""
+    """Return an object's only string value, whatever its key; else the arguments unchanged."""
     try:
         decoded = json.loads(arguments)
     except (ValueError, RecursionError):

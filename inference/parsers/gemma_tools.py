@@ -1,4 +1,4 @@
-"""Gemma's ways: `call:name{key:value,...}` with a mark around each string."""
+"""Gemma's formats: `call:name{key:value,...}`, with a mark on both sides of each string."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from inference.parsers.tool_values import ValueEnd, coerce_to_schema, read_value
 _KEY = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _HEADER = re.compile(r"\s*(?:call)?:\s*(?P<name>[^\s{}<>|:]{1,128})\s*\{")
-#: A value of any kind, for a text between marks `MARK`.
+#: Grammar of a value of any type; `MARK` is replaced by the mark around strings.
 _ANY_VALUE = (
     'gemma_list: "[" (gemma_value ("," gemma_value)*)? "]"',
     'gemma_dict: "{" (gemma_item ("," gemma_item)*)? "}"',
@@ -41,17 +41,17 @@ _ANY_VALUE = (
 
 
 class GemmaArguments:
-    """Grammar rules of `key:value` pairs; a string stands between two marks.
+    """Grammar rules for `key:value` pairs with a mark on both sides of each string.
 
     Args:
-        mark: around strings.
+        mark: text on both sides of a string.
     """
 
     def __init__(self, mark: str) -> None:
         self._mark = mark
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-        """Required parameters in their order, then any of the others."""
+        """Return the rule: required parameters in order, then any of the others."""
         if function.grammar:
             mark, text = lark_literal(self._mark, special), f"{rule}_text"
             opening = quoted(f"{INPUT}:")
@@ -60,13 +60,13 @@ class GemmaArguments:
         return [f"{rule}: {values.pairs(function.schema)}", *values.rules]
 
     def shared(self, special: Mapping[str, int]) -> Sequence[str]:
-        """Rules for values of any kind."""
+        """Return the rules for values of any type."""
         text, rules = lark_text_until(self._mark, "gemma_text", special)
         return (f"gemma_string: {lark_literal(self._mark, special)} {text}", *rules, *_ANY_VALUE)
 
 
 class _GemmaValues:
-    """Rules for the values that a function's schema allows, one for each schema inside it."""
+    """Writes rules for the values that a function's schema allows, one per nested schema."""
 
     def __init__(
         self, rule: str, mark: str, function: ToolFunction, special: Mapping[str, int]
@@ -76,7 +76,7 @@ class _GemmaValues:
         self._rule, self._mark, self._function, self._special = rule, mark, function, special
 
     def pairs(self, schema: ParameterSchema) -> str:
-        """An object's pairs, without its braces."""
+        """Return an object's pairs, without its braces."""
         forms = []
         for properties, required in schema.forms:
             pairs = {
@@ -87,7 +87,7 @@ class _GemmaValues:
         return " | ".join(forms)
 
     def value(self, schema: ParameterSchema) -> str:
-        """The name of the rule for a value."""
+        """Return the name of a value's rule."""
         name = self._names.get(id(schema))
         if name is None:
             name = self._names[id(schema)] = f"{self._rule}_{len(self._names)}"
@@ -130,7 +130,7 @@ class _GemmaValues:
         return f"{name}_{kind}"
 
     def _items(self, item: str, schema: ParameterSchema) -> str:
-        """As many items as the schema allows."""
+        """Return the rule for as many items as the schema allows."""
         low, high = schema.keyword("minItems") or 0, schema.keyword("maxItems")
         if high == 0:
             return '""'
@@ -142,11 +142,11 @@ class _GemmaValues:
 
 
 class Gemma4Parser(ToolCallParser):
-    """Gemma 4. Strings stream; other values come when they are whole.
+    """Gemma 4. Strings are streamed; other values are emitted once they are complete.
 
     Attributes:
-        opener, closer: around a call. mark: on both sides of a string.
-        typed_strings: a string may stand for a value of another type that its schema names.
+        opener, closer: marks around a call. mark: text on both sides of a string.
+        typed_strings: whether a string may encode a value of another type that its schema names.
     """
 
     name = "gemma4"
@@ -192,7 +192,7 @@ class Gemma4Parser(ToolCallParser):
         return self._goto(self._key)
 
     def _key(self) -> bool:
-        """Before a parameter's name, or the end of all."""
+        """Consume a parameter's name or the call's closing brace."""
         mark = re.escape(self.mark)
         header = self._header(
             re.compile(
@@ -222,11 +222,14 @@ class Gemma4Parser(ToolCallParser):
         return self._goto(self._value)
 
     def _is_text(self) -> bool:
-        """Whether a string is one by its schema too."""
+        """Whether the schema allows the value to be a string."""
         return self._parameter is None or "string" in self._parameter.types
 
     def _string(self) -> bool:
-        """A string may hold marks: one ends it where the call goes on, or if no other does."""
+        """Stream a string, which may contain the mark itself.
+
+        A mark ends the string only if the call continues after it, or if no later one does.
+        """
         start, end = self._end_of_string()
         if end is None and not self._is_finished:
             if self._doubtful_end is None:
@@ -239,7 +242,10 @@ class Gemma4Parser(ToolCallParser):
         return self._goto(self._key if end else self._text)
 
     def _end_of_string(self) -> tuple[int, int | None]:
-        """Where the string and its mark end; without an end, up to where there is none."""
+        """Return the ends of the string and of its mark.
+
+        While the end is unknown: up to where the text contains no mark, and None.
+        """
         mark = re.escape(self.mark)
         goes_on = re.compile(
             rf"(?:{mark}\s*)+(?=[,}}]|{re.escape(self.closer)}|(?:{mark})?[\w.-]{{1,128}}(?:{mark})?\s*:)"
@@ -292,7 +298,7 @@ class Gemma4Parser(ToolCallParser):
 
 
 class FunctionGemmaParser(Gemma4Parser):
-    """FunctionGemma: the same with other marks."""
+    """FunctionGemma: Gemma 4's format with different marks."""
 
     name = "functiongemma"
     template_marks: ClassVar[tuple[str, ...]] = ("<start_function_call>",)

@@ -1,4 +1,4 @@
-"""gpt-oss's way: an answer is messages on channels, each with a header of control tokens."""
+"""gpt-oss's Harmony format: messages on channels, each with a header of control tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from inference.parsers.tool_parser import ToolCallParser
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
-#: More before a message is no header, but what the model has to say.
+#: Maximum characters of a message's header; longer text is content.
 MAX_HEADER = 512
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _KINDS: dict[str, str] = {"analysis": "reasoning"}
 
 
 class HarmonyParser(ReasoningParser):
-    """Analysis is reasoning, messages to functions are calls, all else is content."""
+    """Treats analysis as reasoning, messages to functions as calls, and all else as content."""
 
     name: ClassVar[str] = "gpt_oss"
     template_marks: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE)
@@ -32,7 +32,7 @@ class HarmonyParser(ReasoningParser):
 
     @classmethod
     def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
-        """A form begins with its message, and calls with their header."""
+        """Return the markers: constrained content follows its header, calls include theirs."""
         again = f"{START}assistant"
         if calls:
             return ReasoningMarkers((again,), "", f"<|end|>{again}")
@@ -43,7 +43,7 @@ class HarmonyParser(ReasoningParser):
 
     @classmethod
     def switched(cls, variables: Mapping[str, Any]) -> bool | None:
-        """An answer has its headers with and without reasoning."""
+        """Return None: an answer has headers whether or not reasoning is on."""
         return None
 
     def __init__(self, inside: bool | None = None) -> None:
@@ -52,7 +52,7 @@ class HarmonyParser(ReasoningParser):
         self._num_calls = 0
 
     def _begin(self) -> bool:
-        """Before a message's header; without one, all is content."""
+        """Expect a message's header; without one, all text is content."""
         rest = self._buffer.lstrip()
         if rest.startswith((CHANNEL, START)):
             self._state = self._header
@@ -69,7 +69,7 @@ class HarmonyParser(ReasoningParser):
             return self._no_header()
         if not mark:
             if self._is_finished:
-                self._buffer = ""  # a header without a message says nothing
+                self._buffer = ""  # a header without a message has no content
             return False
         self._buffer = rest
         recipient = _RECIPIENT.search(header)
@@ -84,7 +84,7 @@ class HarmonyParser(ReasoningParser):
         return True
 
     def _no_header(self) -> bool:
-        """What began like a header goes on for too long: it's what the model has to say."""
+        """Return text that began like a header but is too long for one as content."""
         self._trim, self._kind, self._state = False, "content", self._body
         mark = CHANNEL if self._buffer.startswith(CHANNEL) else START
         self._pass(mark)
@@ -114,17 +114,17 @@ class HarmonyParser(ReasoningParser):
             self._emit(self._kind, text)
 
 
-# -- gpt-oss: calls are messages to functions, which its reasoning parser has told apart already.
+# -- gpt-oss's calls are messages to functions, which its reasoning parser has already separated.
 
 
 FINAL = f"{CHANNEL}final{MESSAGE}"
-#: What ends a message and begins the next one.
+#: Ends a message and begins the next one.
 NEXT = f"<|end|>{START}assistant"
 
 
 @dataclass(frozen=True)
 class MessagesLayout(ToolCallFormat):
-    """An answer is messages, each with its header: more thoughts, and then calls or the text."""
+    """Grammar of messages with headers: optional reasoning, then calls or the final text."""
 
     def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
         headers = [f"{CHANNEL}{name}{MESSAGE}" for name in ("analysis", "commentary")]
@@ -138,7 +138,7 @@ class MessagesLayout(ToolCallFormat):
 
 
 class HarmonyToolParser(ToolCallParser):
-    """Says how an enforced call looks; there are no calls left to find in the content."""
+    """Defines the format of enforced calls; the content itself contains no calls to parse."""
 
     name = "gpt_oss"
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>")

@@ -1,4 +1,4 @@
-"""Ways with `<invoke name="...">` tags: MiniMax M2, DeepSeek V3.2 and later, Step 3."""
+"""Formats with `<invoke name="...">` tags: MiniMax M2, DeepSeek V3.2 and later, Step 3."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _DSML = "｜DSML｜"
 
 
 def _dsml_parameter(calls: str, space: str = "") -> re.Pattern[str]:
-    """A parameter's tag, or the function's end; `calls` is the tag around all calls."""
+    """Return the pattern of a parameter's tag or the function's end. `calls`: the outer tag."""
     return re.compile(
         rf'\s*(?:<{_DSML}{space}parameter name="{_KEY}"(?: string="(?P<text>true|false)")?>'
         rf"|</{_DSML}{space}invoke>|(?=</{_DSML}{space}{calls}>))"
@@ -62,7 +62,7 @@ def _dsml_layout(calls: str, space: str = "") -> ToolCallFormat:
 
 
 class DeepSeekV32Parser(TaggedParser):
-    """DeepSeek V3.2: the same with its own brackets; `string` says whether a value is text."""
+    """DeepSeek V3.2: `<invoke>` tags with a prefix; `string` says whether a value is a string."""
 
     name = "deepseek_v32"
     template_marks: ClassVar[tuple[str, ...]] = (f"<{_DSML}",)
@@ -77,7 +77,7 @@ class DeepSeekV32Parser(TaggedParser):
 
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
-    """DeepSeek V4: another name around the calls, which it sometimes cuts short."""
+    """DeepSeek V4: a different outer tag, which the model sometimes truncates."""
 
     name = "deepseek_v4"
     template_marks = (f"<{_DSML}tool_calls>",)
@@ -88,7 +88,7 @@ class DeepSeekV4Parser(DeepSeekV32Parser):
 
 
 class DeepSeekV41Parser(DeepSeekV32Parser):
-    """DeepSeek V4.1: a space behind each bracket."""
+    """DeepSeek V4.1: a space between the prefix and each tag's name."""
 
     name = "deepseek_v41"
     template_marks = (f"<{_DSML} calls>",)
@@ -102,7 +102,7 @@ class DeepSeekV41Parser(DeepSeekV32Parser):
 
 
 class Step3Parser(TaggedParser):
-    """Step 3: each call in brackets of its own, all of them in another pair."""
+    """Step 3: a pair of marks around each call, and another pair around all calls."""
 
     name = "step3"
     template_marks: ClassVar[tuple[str, ...]] = ("<steptml:invoke",)

@@ -1,4 +1,4 @@
-"""`CallObject`: one `{"name": ..., "arguments": {...}}`, its arguments passed on as they come."""
+"""`CallObject`: incremental parser of `{"name": ..., "arguments": {...}}`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import json
 import re
 from collections.abc import Callable
 
-# -- JSON read while it grows: where a value ends, and a call's name and arguments.
+# -- Incremental JSON scanning: where a value ends, and a call's name and arguments.
 
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _STRUCTURE_OR_MARK = re.compile(r'["{}\[\]<]')
 _IN_STRING = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s]")
-#: More brackets inside each other are no arguments.
+#: Maximum nesting of arguments; deeper JSON is not taken for a call.
 MAX_DEPTH = 256
 
 
 class ValueScanner:
-    """Finds the end of one JSON value. It counts brackets outside of strings and judges no more.
+    """Finds the end of one JSON value by counting brackets outside strings; validates nothing.
 
-    With `to_mark` a value that isn't closed ends before a "<" outside of strings, where JSON has
-    none: a mark of the model's begins there.
+    With `to_mark` an unclosed value ends before a "<" outside strings. JSON has none there, so it
+    begins one of the model's marks.
     """
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class ValueScanner:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """The place after the value's end in this piece; None while it goes on.
+        """Return the index after the value's end in this chunk; None until it ends.
 
-        A number, `true`, `false` or `null` ends before the character that can't belong to it.
+        A number, `true`, `false` or `null` ends before the first character that can't continue it.
         """
         position = 0
         if not self.kind and text:
@@ -60,7 +60,7 @@ class ValueScanner:
         return None
 
     def _bracket(self, char: str) -> bool:
-        """Count it; whether the value has ended with it."""
+        """Count a bracket or quotation mark; return whether it ends the value."""
         if char == '"':
             self._in_string = True
             return False
@@ -83,7 +83,7 @@ class ValueScanner:
 
 
 def decoded(text: str) -> object:
-    """The value of a JSON text; the text itself when it is none."""
+    """Return the value of a JSON text; invalid JSON is returned unchanged."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -91,18 +91,18 @@ def decoded(text: str) -> object:
 
 
 ARGUMENTS = ("arguments", "parameters")
-#: Keys that a call may begin with. Another one says early that this is an answer in JSON, no call.
+#: Keys that a call may begin with. Any other first key means that the object is no call.
 LEADING_KEYS = frozenset({"name", "type", "id", *ARGUMENTS})
 
 
 class CallObject:
-    """Reads an object and tells of the call in it.
+    """Parses one JSON object incrementally and emits the call in it.
 
-    A call is certain once its name is known and its arguments have begun. An object that ends or
-    goes wrong before that is no call (`failed`): `raw` is all that was read, for the content.
+    An object is known to be a call once it has a name and its arguments have begun. If it ends or
+    is invalid before that, `failed` is set, and `raw` has all that was read, to return as content.
 
     Args:
-        on_call: gets the name. on_arguments: gets more of the arguments' JSON.
+        on_call: called with the name. on_arguments: called with further JSON of the arguments.
         is_function: whether an object with this name is a call.
     """
 
@@ -126,7 +126,7 @@ class CallObject:
         self._streams = False
 
     def feed(self, text: str) -> int:
-        """How many characters belong to the object (all, while it isn't `done` or `failed`)."""
+        """Return how many characters belong to the object: all until it is `done` or `failed`."""
         position = 0
         while position < len(text) and not (self.done or self.failed):
             used = self._state(text[position:])
@@ -136,7 +136,7 @@ class CallObject:
         return position
 
     def _expect(self, text: str, then: dict[str, Callable[[], None]]) -> int:
-        """Skip white space; the next character must be one of `then`."""
+        """Skip white space; the next character must be in `then`."""
         rest = text.lstrip()
         if not rest:
             return len(text)
@@ -208,7 +208,7 @@ class CallObject:
         return end
 
     def _add_value(self) -> None:
-        """A value that was read whole."""
+        """Process a complete value."""
         if self.certain:
             return
         value = decoded(self._value)
@@ -234,12 +234,12 @@ class CallObject:
             self.failed = True
             return
         if not self.certain:
-            self._commit(self._name, "{}")  # a function without parameters may come without them
+            self._commit(self._name, "{}")  # calls of functions without parameters may omit them
         self.done = True
 
 
 def _as_arguments(text: str, value: object) -> str:
-    """A value as JSON text of arguments: OpenAI's own form is text already."""
+    """Return arguments as JSON text; OpenAI's format has them as text already."""
     if isinstance(value, str):
         return value or "{}"
     return "{}" if value is None else text

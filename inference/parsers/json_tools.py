@@ -9,35 +9,36 @@ from inference.parsers.state_machine import is_prefix
 from inference.parsers.tool_grammar import ToolCallFormat
 from inference.parsers.tool_parser import FENCE, MAX_HEADER, ToolCallParser
 
-#: How an object begins whose one field is the list, without white space and with it.
+#: Beginning of an object whose only field is the list, with and without white space.
 _WRAPPER_START = '{"tool_calls":['
 _WRAPPER = re.compile(r'\{\s*"tool_calls"\s*:\s*(?=\[)')
-#: Beginnings of lists that are JSON themselves.
+#: Openings of lists that are themselves part of the JSON.
 _JSON = (
     "[",
     '{"tool_calls":',
     '{ "tool_calls":',
     *(f'{{\n{indent}"tool_calls":' for indent in ("", "  ", "    ")),
 )
-#: A fence that stands before the list, or the language behind one that was read.
+#: A code fence before the list, or the language after a fence that was already consumed.
 _FENCE_START = re.compile(r"\s*(```)?[a-z_]*\s*")
 
 
 class ObjectListParser(ToolCallParser):
-    """Call objects after an opening text: one, several, or a list of them, perhaps in a fence or as
-    the field `tool_calls` of an object.
+    """Parses JSON call objects after an opening text: one, several, or a list of them.
+
+    They may be in a code fence, or in the field `tool_calls` of an object.
 
     Attributes:
-        openers: each opens a list. closers: what may stand after it.
+        openers: texts that open the calls. closers: texts that may follow them.
     """
 
     openers: ClassVar[tuple[str, ...]]
 
-    #: Whether the list has had a call.
+    #: Whether the list has contained a call.
     _began = False
-    #: Brackets of lists that are open.
+    #: Brackets of open lists.
     _depth = 0
-    #: Whether the list is a field of an object.
+    #: Whether the list is an object's field.
     _is_wrapped = False
 
     def _text(self) -> bool:
@@ -49,7 +50,7 @@ class ObjectListParser(ToolCallParser):
         return self._goto(self._list_start)
 
     def _list_start(self) -> bool:
-        """The list's bracket, or the brace of an object without a list."""
+        """Expect the list's bracket, or an object without a list."""
         repeated = self._skip_repeated([opener for opener in self.openers if opener not in _JSON])
         if repeated is not False:
             return bool(repeated)
@@ -70,7 +71,7 @@ class ObjectListParser(ToolCallParser):
         return self._goto(self._item)
 
     def _object_start(self, rest: str) -> bool:
-        """An object instead of a list: a call, or what holds the list of calls."""
+        """Parse an object instead of a list: a call, or the object that contains the list."""
         wrapper = _WRAPPER.match(rest, 0, MAX_HEADER)
         if wrapper is None:
             may_wrap = len(rest) < MAX_HEADER and _WRAPPER_START.startswith("".join(rest.split()))
@@ -85,14 +86,14 @@ class ObjectListParser(ToolCallParser):
         return self._fail(self._opening)
 
     def _consume_opening(self, size: int) -> None:
-        """Characters that belong to the opening, in case that it is none."""
+        """Add characters to the opening, which becomes content if no call follows."""
         self._opening += self._buffer[:size]
         self._buffer = self._buffer[size:]
 
     def _item(self) -> bool:
-        """Before an object of the list, or at the list's end.
+        """Consume text before an object of the list, or at the list's end.
 
-        Models also write a brace too many, semicolons, and a comma behind the last object.
+        Models also write an extra brace, semicolons, and a comma after the last object.
         """
         rest = self._buffer.lstrip(", ;\t\r\n" + "}" * self._began)
         if not rest and not self._is_finished:
@@ -125,7 +126,7 @@ class ObjectListParser(ToolCallParser):
         return going
 
     def _after_list(self) -> bool:
-        """What closes the list, in the model's own way."""
+        """Consume the model's closing texts."""
         if self._is_wrapped:
             has_brace = self._skip_text("}")
             if has_brace is None:
@@ -145,7 +146,7 @@ class ObjectListParser(ToolCallParser):
         return self._goto(self._text)
 
     def _next_fence(self) -> bool:
-        """Another fence, around another call, or what closes the list."""
+        """Consume another code fence, around another call, or a closing text."""
         has_fence = self._skip_text(FENCE)
         if has_fence is None:
             return False
@@ -155,14 +156,14 @@ class ObjectListParser(ToolCallParser):
         return self._begin_list()
 
 
-# -- Hermes's way, which Qwen 2.5 and our demo model share: `<tool_call>` JSON `</tool_call>`.
+# -- Hermes's format, which Qwen 2.5 and the demo model use: `<tool_call>` JSON `</tool_call>`.
 
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ObjectListParser):
-    """A closing tag that is missing is forgiven."""
+    """Hermes: the closing tag may be missing."""
 
     name = "hermes"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
@@ -175,7 +176,7 @@ class HermesParser(ObjectListParser):
 
 
 class Ernie45Parser(HermesParser):
-    """ERNIE 4.5: the same, and its text stands between `<response>` tags, which are left out."""
+    """ERNIE 4.5: Hermes's format; `<response>` tags around the text are removed."""
 
     name = "ernie45"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<response>")
@@ -186,12 +187,12 @@ class Ernie45Parser(HermesParser):
         if marker == OPEN:
             self._opening = OPEN
             return self._begin_list()
-        self._after_call = self._after_call or bool(marker)  # white space next to a tag is none
+        self._after_call = self._after_call or bool(marker)  # drop white space next to a tag
         return bool(marker)
 
 
 class LongcatParser(HermesParser):
-    """LongCat: the same between tags of its own."""
+    """LongCat: Hermes's format with LongCat's tags."""
 
     name = "longcat"
     template_marks = ("<longcat_tool_call>",)
@@ -206,7 +207,7 @@ class LongcatParser(HermesParser):
 
 
 class Granite20bParser(HermesParser):
-    """Granite 20B function calling: `<function_call> {...}`, without an end."""
+    """Granite 20B function calling: `<function_call> {...}`, without a closing tag."""
 
     name = "granite-20b-fc"
     template_marks = ()
@@ -220,7 +221,7 @@ class Granite20bParser(HermesParser):
 
 
 class GigaChat3Parser(HermesParser):
-    """GigaChat 3: a message of the role `function call`, or one mark, then the object."""
+    """GigaChat 3: the object follows a `function call` role header or a single mark."""
 
     name = "gigachat3"
     template_marks = ("<|role_sep|>", "function call")
@@ -257,7 +258,7 @@ class GraniteParser(ObjectListParser):
 
 
 class JsonParser(ObjectListParser):
-    """Any model: the whole answer is `[{"name": ..., "arguments": {...}}]`, or one such object."""
+    """Any model: the whole answer is `[{"name": ..., "arguments": {...}}]` or one such object."""
 
     name = "json"
     openers = ()
@@ -286,7 +287,7 @@ class JsonParser(ObjectListParser):
         return True
 
 
-# -- Models that write their calls as a list of JSON objects between texts of their own.
+# -- Models that write their calls as a list of JSON objects between model-specific marks.
 
 
 class HunyuanA13BParser(ObjectListParser):
@@ -308,7 +309,7 @@ class HunyuanA13BParser(ObjectListParser):
 
 
 class JambaParser(HunyuanA13BParser):
-    """Jamba: the same, an object on each line."""
+    """Jamba: `<tool_calls>` around a list with one object per line."""
 
     name = "jamba"
     template_marks: ClassVar[tuple[str, ...]] = ("<tool_calls>",)
@@ -355,7 +356,7 @@ class InternLMParser(ObjectListParser):
 
 
 class XlamParser(ObjectListParser):
-    """xLAM: a list by itself, in a fenced block or after a mark, with or without text before it."""
+    """xLAM: a bare list, or one in a code fence or after a mark, with or without text before it."""
 
     name = "xlam"
     openers = ("[TOOL_CALLS]", "<tool_call>", *_JSON, FENCE)

@@ -1,4 +1,4 @@
-"""Llama 3's way: a JSON object, in the answer's text or after a mark."""
+"""Formats of Llama 3 and Mistral: JSON objects, or function names with JSON arguments."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from inference.parsers.tool_parser import ToolCallParser
 
 
 class Llama3JsonParser(ToolCallParser):
-    """`{"name": ..., "parameters": {...}}`, several with `; ` between.
+    """`{"name": ..., "parameters": {...}}`; several calls are separated with `; `.
 
-    An object after other text is a call only when it names a function on offer: answers hold JSON
-    of their own.
+    After other text, an object is a call only if it names one of the request's functions, since
+    answers may contain JSON.
     """
 
     name = "llama3_json"
@@ -56,7 +56,7 @@ class Llama3JsonParser(ToolCallParser):
         return self._goto(self._text)
 
     def _after_failure(self) -> bool:
-        """An object that is no call holds none either: all of it is text."""
+        """Return the whole object as content: objects nested in it are not calls either."""
         self._scanner = ValueScanner()
         if len(self._no_call) > 1 and self._scanner.feed(self._no_call) is None:
             return self._goto(self._other_object)
@@ -70,7 +70,7 @@ class Llama3JsonParser(ToolCallParser):
         return end is not None and self._goto(self._text)
 
 
-# -- Mistral's ways: a list of objects, or (newer) names with their arguments.
+# -- Mistral's formats: a list of objects, or (newer) function names with their arguments.
 
 
 OPEN = "[TOOL_CALLS]"
@@ -78,7 +78,7 @@ _NAME = re.compile(r"\s*(?P<name>[\w.-]{1,64})(\[CALL_ID\][A-Za-z0-9]*)?\s*(\[AR
 
 
 class MistralParser(ObjectListParser):
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`; reads `[TOOL_CALLS]name{...}` as well."""
+    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`; also parses `[TOOL_CALLS]name{...}`."""
 
     name = "mistral"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
@@ -116,7 +116,7 @@ class MistralParser(ObjectListParser):
 
 
 class MistralNamedParser(MistralParser):
-    """The same for models that write `[TOOL_CALLS]name[ARGS]{...}`, when calls are enforced."""
+    """Mistral's newer models, whose enforced calls are `[TOOL_CALLS]name[ARGS]{...}`."""
 
     name = "mistral_named"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "[ARGS]")

@@ -1,4 +1,4 @@
-"""What a function's JSON schema says about a parameter, wherever in the schema it says so."""
+"""Looks parameters up in a function's JSON schema, through references and unions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.contract.json_schema import resolve_reference
 
-#: Spellings of types that schemas made by hand use.
+#: Non-standard type names in handwritten schemas -> JSON Schema types.
 TYPE_ALIASES = {
     "str": "string",
     "int": "integer",
@@ -18,27 +18,27 @@ TYPE_ALIASES = {
     "list": "array",
     "dict": "object",
 }
-#: Every type of JSON; "number" always comes with "integer".
+#: All JSON types; "number" always appears together with "integer".
 ALL_TYPES = frozenset(("string", "integer", "number", "boolean", "array", "object", "null"))
-#: References and alternatives inside each other that are followed.
+#: Maximum nesting of references and alternatives that are followed.
 _MAX_NESTING = 32
-#: Forms of a function's arguments that a grammar tells apart; more are taken as one.
+#: Maximum number of forms of a function's arguments in a grammar; more are merged into one.
 _MAX_FORMS = 16
 _UNIONS = ("anyOf", "oneOf")
 
-#: Properties of an object, and the names of those that must be there.
+#: An object's properties, and the names of the required ones.
 ObjectForm = tuple[dict[str, Any], list[str]]
 
 
 class ParameterSchema:
-    """The schema of a function's arguments, of one of them, or of a value inside.
+    """The schema of a function's arguments, of one argument, or of a nested value.
 
-    What it says may stand in `$ref`, `allOf`, `anyOf` and `oneOf`. Schemas may be recursive; each
-    is looked at once.
+    It resolves `$ref`, `allOf`, `anyOf` and `oneOf`. Each schema is visited once, since schemas
+    may be recursive.
 
     Args:
-        root: the function's schema, into which references point.
-        schema: this one; the root by default.
+        root: the function's schema, which references are resolved against.
+        schema: the schema itself; by default the root.
     """
 
     def __init__(self, root: Mapping[str, Any], schema: Any = None) -> None:
@@ -49,39 +49,39 @@ class ParameterSchema:
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON types of allowed values; all of them where the schema says nothing."""
+        """JSON types of the allowed values; all types if the schema has no restriction."""
         return self._answer("types", ALL_TYPES, self._find_types)
 
     @property
     def is_text(self) -> bool:
-        """Whether a value stands as plain text: it is a string (or null, written `null`)."""
+        """Whether values are written as plain text: strings (or null, written `null`)."""
         return "string" in self.types and self.types <= {"string", "null"}
 
     @property
     def choices(self) -> list[Any] | None:
-        """The allowed values, where the schema lists them."""
+        """The allowed values, if the schema lists them."""
         return self._answer("choices", None, self._find_choices)
 
     @property
     def options(self) -> list[ParameterSchema]:
-        """The schemas of which one says all: alternatives, or what a reference means."""
+        """The schemas that stand for this one: alternatives, or a reference's target."""
         return self._answer("options", [], self._find_options)
 
     def keyword(self, name: str) -> Any:
-        """A keyword's value, from the schema itself or where only one schema can say it."""
+        """Return a keyword's value, from this schema or the only nested one that may have it."""
         return self._answer(("keyword", name), None, lambda: self._find_keyword(name))
 
     @property
     def forms(self) -> list[ObjectForm]:
-        """Alternative forms of an object; at least one."""
+        """Alternative forms of an object; never empty."""
         return self._answer("forms", [({}, [])], self._find_forms)
 
     def property(self, key: str) -> ParameterSchema | None:
-        """The schema of an object's property; None for one that isn't known."""
+        """Return the schema of an object's property; None for an unknown property."""
         return self._answer(("property", key), None, lambda: self._find_property(key))
 
     def nested(self, schema: Any) -> ParameterSchema:
-        """A schema inside this one."""
+        """Return a schema nested in this one."""
         schema = {} if schema is None else schema
         node = self._nodes.get(id(schema))
         if node is None:
@@ -90,7 +90,7 @@ class ParameterSchema:
         return node
 
     def standalone(self) -> dict[str, Any]:
-        """The same schema with what its references point to."""
+        """Return the schema together with the targets of its references."""
         if not isinstance(self.schema, dict):
             return {}
         schema = _moved(self.schema)
@@ -99,7 +99,7 @@ class ParameterSchema:
         )
 
     def _answer(self, question: Any, default: Any, find: Callable[[], Any]) -> Any:
-        """What `find` returns, once; the default inside of itself, and where nothing is said."""
+        """Return `find()`, cached; the default during recursion and for schemas without content."""
         if question not in self._answers:
             self._answers[question] = default
             if isinstance(self.schema, dict) and self._nesting < _MAX_NESTING:
@@ -107,14 +107,14 @@ class ParameterSchema:
         return self._answers[question]
 
     def _conjuncts(self) -> list[ParameterSchema]:
-        """Schemas that hold besides this one."""
+        """Schemas that values must satisfy too: `allOf` and the target of `$ref`."""
         parts = list(_list_of(self.schema.get("allOf")))
         if isinstance(self.schema.get("$ref"), str):
             parts.append(resolve_reference(self._root, self.schema["$ref"]))
         return [self.nested(part) for part in parts]
 
     def _unions(self) -> list[list[ParameterSchema]]:
-        """For each union the schemas of which one holds."""
+        """The alternatives of each union."""
         lists = [_list_of(self.schema.get(name)) for name in _UNIONS]
         return [[self.nested(option) for option in options] for options in lists if options]
 
@@ -208,7 +208,7 @@ class ParameterSchema:
 
 
 def type_of(value: Any) -> str:
-    """The JSON type of a value; of a whole number "integer", as `1.0` is one."""
+    """Return a value's JSON type; "integer" for every whole number, also for `1.0`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -238,7 +238,7 @@ def _matches(pattern: Any, key: str) -> bool:
 
 
 def _both(first: ObjectForm, second: ObjectForm) -> ObjectForm:
-    """The object that has the properties of two forms."""
+    """Return the object form that has the properties of both forms."""
     properties = dict(first[0])
     for key, schema in second[0].items():
         properties[key] = {"allOf": [properties[key], schema]} if key in properties else schema
@@ -246,7 +246,7 @@ def _both(first: ObjectForm, second: ObjectForm) -> ObjectForm:
 
 
 def _any_of(forms: list[ObjectForm]) -> ObjectForm:
-    """One form that has the properties of all, and requires what each of them requires."""
+    """Merge forms into one that has all properties, and requires those that every form requires."""
     schemas: dict[str, list[Any]] = {}
     for properties, _ in forms:
         for key, schema in properties.items():
@@ -260,7 +260,7 @@ def _any_of(forms: list[ObjectForm]) -> ObjectForm:
 
 
 def _moved(schema: Any) -> Any:
-    """A copy whose references begin at `#/$defs/root`."""
+    """Return a copy whose references begin at `#/$defs/root`."""
     if isinstance(schema, list):
         return [_moved(item) for item in schema]
     if not isinstance(schema, dict):

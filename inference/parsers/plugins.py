@@ -1,5 +1,4 @@
-"""`ParserRegistry`: parsers by name. Operators add their own by a setting or by installing a
-package."""
+"""`ParserRegistry`: parsers by name, extended by a setting or by installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from engine.contract.plugins import selected_entry_points
 
 
 class NamedParser(Protocol):
-    """A parser's class."""
+    """A parser class."""
 
     name: ClassVar[str]
     template_marks: ClassVar[tuple[str, ...]]
@@ -27,15 +26,16 @@ P = TypeVar("P", bound=NamedParser)
 
 
 class ParserRegistry(Generic[P]):
-    """Our own parsers, then those of installed packages, then those of the settings; later ones
+    """Built-in parsers, then those of installed packages, then those of the settings; later ones
     replace earlier ones of the same name.
 
-    A package names its classes under the entry point group `quire.<kind>`; the field of this
-    name of `settings.QUIRE` is `{"name": "dotted.path.Class"}`.
+    A package registers classes under the entry point group `quire.<kind>`. In the settings,
+    `settings.QUIRE[kind]` is `{"name": "dotted.path.Class"}`.
 
     Args:
         kind: "tool_parsers" or "reasoning_parsers". base: superclass of all classes.
-        own: in the order in which chat templates are checked. aliases: other names of our own.
+        own: built-in parsers, in the order in which chat templates are checked. aliases: further
+            names of built-in parsers.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class ParserRegistry(Generic[P]):
         }
 
     def names(self) -> list[str]:
-        """All names that `get` knows, sorted."""
+        """All names that `get` accepts, sorted."""
         return sorted({*self._builtin, *self._aliases, *self._paths()})
 
     def get(self, name: str) -> type[P] | None:
-        """The parser of this name or alias."""
+        """Return the parser of this name or alias."""
         parsers = self.all()
         return parsers.get(name) or parsers.get(self._aliases.get(name, name))
 
     def for_template(self, template: str) -> type[P] | None:
-        """The parser for models with this chat template, or None. Plug-ins have precedence."""
+        """Return the parser for models with this chat template, or None. Plug-ins come first."""
         if template in self._template_matches:
             return self._template_matches[template]
         if len(self._template_matches) >= MAX_REMEMBERED:
@@ -92,7 +92,7 @@ class ParserRegistry(Generic[P]):
             self._template_matches.clear()
 
     def _paths(self) -> dict[str, str]:
-        """Dotted paths of the plug-ins."""
+        """Return the dotted paths of the plug-ins."""
         return {**_installed(f"quire.{self.kind}"), **getattr(settings.QUIRE, self.kind)}
 
     def _checked(self, path: str) -> type[P]:

@@ -1,4 +1,4 @@
-"""Calls as Python writes them, `[f(a=1, b="x"), g()]`, with or without marks around them."""
+"""Python call syntax, `[f(a=1, b="x"), g()]`, with or without marks around the list."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _OBJECTS = re.compile(r"\[?\s*\{")
 
 
 def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-    """`a=1, b="x"`: required parameters first, each as its schema has it; others may follow."""
-    if function.grammar:  # a JSON string is one of Python's too
+    """Return rules for `a=1, b="x"`: required parameters first, then optional ones."""
+    if function.grammar:  # a JSON string is a valid Python string
         text = f"{rule}_text"
         return [f"{rule}: {_opening(INPUT)} {text}", *quoted_input(text, function)]
     forms: list[str] = []
@@ -51,7 +51,7 @@ def _opening(key: str) -> str:
 
 
 def _value_rule(rule: str, schema: ParameterSchema, function: ToolFunction) -> str:
-    """A value: JSON, which is read as well, but Python's names where these stand alone."""
+    """Return the rule of a value: JSON, which the parser accepts, with Python's bare constants."""
     if schema.choices:
         return f"{rule}: {' | '.join(quoted(repr_of(item)) for item in schema.choices)}"
     if schema.types == {"boolean"}:
@@ -60,17 +60,17 @@ def _value_rule(rule: str, schema: ParameterSchema, function: ToolFunction) -> s
 
 
 def repr_of(value: Any) -> str:
-    """A JSON value as Python writes it, strings in double quotes."""
+    """Write a JSON value as Python, with strings in double quotes."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 class PythonicParser(ToolCallParser):
-    """Llama 3.2: the whole answer is a list of calls. Arguments come one by one.
+    """Llama 3.2: the whole answer is a list of calls. Each argument is emitted when complete.
 
     Attributes:
-        first: what opens the calls, up to the first one's parenthesis. next: what stands between
-            two calls, or ends them (no `name`).
-        follows: what may stand after an argument.
+        first: matches the text up to the first call's parenthesis. next: matches the text between
+            two calls, or after the last one (without `name`).
+        follows: matches the text after an argument.
     """
 
     name = "pythonic"
@@ -113,11 +113,11 @@ class PythonicParser(ToolCallParser):
         return self._goto(self._keyword)
 
     def _broken(self) -> bool:
-        """A call that has begun goes on in no way that is known."""
+        """End a call whose continuation is invalid."""
         return self._goto(self._plain_text)
 
     def _end(self) -> bool:
-        """After the last call."""
+        """Consume the text after the last call."""
         return self._goto(self._plain_text)
 
     def _keyword(self) -> bool:
@@ -155,10 +155,10 @@ class PythonicParser(ToolCallParser):
 
 
 class BracketedPythonicParser(PythonicParser):
-    """The same inside of two texts of the model's own; text may stand around them.
+    """A list of calls between two model-specific marks; other text may surround it.
 
     Attributes:
-        opener, closer: the texts.
+        opener, closer: the marks.
     """
 
     opener: ClassVar[str]
@@ -210,7 +210,7 @@ class Lfm2Parser(BracketedPythonicParser):
 
 
 class Olmo3Parser(BracketedPythonicParser):
-    """Olmo 3: a call on each line, `<function_calls>f(a=1)\\ng()</function_calls>`."""
+    """Olmo 3: one call per line, `<function_calls>f(a=1)\\ng()</function_calls>`."""
 
     name = "olmo3"
     template_marks: ClassVar[tuple[str, ...]] = ("<function_calls>",)
@@ -233,10 +233,10 @@ class Olmo3Parser(BracketedPythonicParser):
 
 
 class Llama4PythonicParser(PythonicParser, ObjectListParser):
-    """Llama 4: the whole answer is the list, between two marks or without them.
+    """Llama 4: the whole answer is the list, with or without two marks around it.
 
-    Call objects in JSON are read too; without the marks only of functions on offer, since an answer
-    may be JSON.
+    JSON call objects are accepted too. Without the marks they must name one of the request's
+    functions, since an answer may be JSON.
     """
 
     name = "llama4_pythonic"

@@ -1,4 +1,4 @@
-"""Models that put their reasoning between two texts."""
+"""Reasoning parsers of model families, all based on `ReasoningParser`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from inference.parsers.reasoning_parser import ReasoningParser
 from inference.parsers.state_machine import Part, find_first, is_prefix, partial_suffix_length
 
-# -- Models whose reasoning stands between control tokens of their own.
+# -- Models whose reasoning is delimited by control tokens.
 
 
 class ControlParser(ReasoningParser):
-    """In the answer these tokens are no text: a start begins more reasoning, others vanish.
+    """Removes the delimiters from the answer too: a start tag there begins more reasoning.
 
     Attributes:
-        around: further ones, around the answer; the first begins it.
+        around: further control tokens, which surround the answer; the first begins it.
     """
 
     around: ClassVar[tuple[str, ...]] = ()
@@ -27,7 +27,7 @@ class ControlParser(ReasoningParser):
 
     @classmethod
     def prompt_opens_reasoning(cls, tail: str) -> bool | None:
-        """A prompt may end in the answer, too."""
+        """Return False for a prompt that ends inside the answer."""
         if tail.rstrip().endswith(cls.around[:1]):
             return False
         return super().prompt_opens_reasoning(tail)
@@ -43,7 +43,7 @@ class ControlParser(ReasoningParser):
             return False
         self._show(position)
         if not self._is_finished and is_prefix(self._buffer, tags):
-            return False  # there is a longer one
+            return False  # a longer tag may match
         self._buffer = self._buffer[len(tag) :]
         if tag in self.starts:
             self._trim, self._state = True, self._reasoning
@@ -75,7 +75,7 @@ class MiniMaxM3Parser(ControlParser):
 
 
 class K2HorizonParser(ControlParser):
-    """K2 Horizon: a pair of tags for each effort."""
+    """K2 Horizon: a different pair of tags for each effort."""
 
     name = "k2_horizon"
     template_marks = ("<ifm|think",)
@@ -86,7 +86,7 @@ class K2HorizonParser(ControlParser):
 
 
 class Gemma4Parser(ControlParser):
-    """Gemma 4: the channel's name is no reasoning."""
+    """Gemma 4: the channel's name is not part of the reasoning."""
 
     name = "gemma4"
     template_marks = ("<|channel>", "<channel|>")
@@ -95,7 +95,7 @@ class Gemma4Parser(ControlParser):
 
 
 class MistralParser(ControlParser):
-    """Magistral; its first release wrote tags of plain text."""
+    """Magistral; its first release wrote the tags as plain text."""
 
     name = "mistral"
     template_marks = ("[THINK]", "[/THINK]")
@@ -114,7 +114,7 @@ class Plamo3Parser(ControlParser):
 
 
 class KimiK3Parser(ControlParser):
-    """Kimi K3: the reasoning and the answer each have a channel."""
+    """Kimi K3: separate channels for the reasoning and the answer."""
 
     name = "kimi_k3"
     template_marks = ("<|open|>", "<|sep|>", "think")
@@ -125,7 +125,7 @@ class KimiK3Parser(ControlParser):
 
 
 class InklingParser(ControlParser):
-    """Inkling: an output is blocks, each of a kind."""
+    """Inkling: an output is a sequence of typed blocks."""
 
     name = "inkling"
     template_marks = ("<|content_thinking|>",)
@@ -139,7 +139,7 @@ class InklingParser(ControlParser):
 
 
 class CohereCommand3Parser(ControlParser):
-    """Command A Reasoning. Citations in its text stay as they are."""
+    """Command A Reasoning. Citations in the answer stay unchanged."""
 
     name = "cohere_command3"
     template_marks = ("<|START_THINKING|>", "<|START_RESPONSE|>")
@@ -160,7 +160,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class DeepSeekR1Parser(ReasoningParser):
-    """DeepSeek R1: every answer begins with reasoning; many prompts hold the opening tag."""
+    """DeepSeek R1: every output begins with reasoning; many prompts contain the opening tag."""
 
     name = "deepseek_r1"
     template_marks: ClassVar[tuple[str, ...]] = (CLOSE, "<｜Assistant｜>")
@@ -170,7 +170,7 @@ class DeepSeekR1Parser(ReasoningParser):
 
 
 class DeepSeekV3Parser(ReasoningParser):
-    """DeepSeek V3.1 and 3.2: no reasoning unless the prompt or the template's variables say so."""
+    """DeepSeek V3.1 and 3.2: no reasoning unless the prompt or template variables enable it."""
 
     name = "deepseek_v3"
     starts, ends = (OPEN,), (CLOSE,)
@@ -179,7 +179,7 @@ class DeepSeekV3Parser(ReasoningParser):
 
 
 class DeepSeekV4Parser(DeepSeekR1Parser):
-    """DeepSeek V4: calls may follow the reasoning without its end."""
+    """DeepSeek V4: calls may follow the reasoning without a closing tag."""
 
     name = "deepseek_v4"
     template_marks = ()
@@ -187,7 +187,7 @@ class DeepSeekV4Parser(DeepSeekR1Parser):
 
 
 class Glm45Parser(ReasoningParser):
-    """GLM 4.5 and many that are like it: reasoning is the rule, and calls may follow at once."""
+    """GLM 4.5 and similar models: they usually reason; calls may follow without a closing tag."""
 
     name = "glm45"
     starts, ends = (OPEN,), (CLOSE,)
@@ -211,7 +211,7 @@ class MiniMaxM2Parser(Glm45Parser):
 
 
 class MiniMaxM2AppendThinkParser(MiniMaxM2Parser):
-    """The same with all of it as content, tags and all, as the model wants it back."""
+    """MiniMax M2 with reasoning and tags in the content, which the model expects in later turns."""
 
     name = "minimax_m2_append_think"
 
@@ -226,7 +226,7 @@ class MiniMaxM2AppendThinkParser(MiniMaxM2Parser):
 
 
 class Qwen3Parser(ReasoningParser):
-    """Qwen 3 and most others: the model opens its reasoning, or the prompt opened or closed it."""
+    """Qwen 3 and most others: the model opens its reasoning, or the prompt opens or closes it."""
 
     name = "qwen3"
     template_marks: ClassVar[tuple[str, ...]] = (CLOSE,)
@@ -235,7 +235,7 @@ class Qwen3Parser(ReasoningParser):
 
 
 class HyV3Parser(Qwen3Parser):
-    """Hunyuan 3: an effort turns the reasoning on."""
+    """Hunyuan 3: a reasoning effort turns reasoning on."""
 
     name = "hy_v3"
     template_marks = ()
@@ -245,7 +245,7 @@ class HyV3Parser(Qwen3Parser):
 
 
 class GraniteParser(ReasoningParser):
-    """Granite 3.2: two sentences instead of tags."""
+    """Granite 3.2: two sentences serve as tags."""
 
     name = "granite"
     template_marks = ("Here is my thought process:",)
@@ -254,10 +254,10 @@ class GraniteParser(ReasoningParser):
 
 
 class WrappedAnswerParser(ReasoningParser):
-    """The answer stands between two texts of its own, which are left out.
+    """Removes a pair of tags around the answer.
 
     Attributes:
-        answer_tags: what stands before the answer and what after it.
+        answer_tags: opening and closing tag of the answer.
     """
 
     answer_tags: ClassVar[tuple[str, str]]
@@ -265,11 +265,11 @@ class WrappedAnswerParser(ReasoningParser):
     def __init__(self, inside: bool | None = None) -> None:
         super().__init__(inside)
         self._frame_decided = False
-        self._framed = inside is False  # a prompt may have opened the frame
+        self._framed = inside is False  # the prompt may have opened the answer's tag
 
     @classmethod
     def prompt_opens_reasoning(cls, tail: str) -> bool | None:
-        """A prompt may end in the answer's frame, too."""
+        """Return False for a prompt that ends inside the answer's tags."""
         if tail.rstrip().endswith(cls.answer_tags[0]):
             return False
         return super().prompt_opens_reasoning(tail)
@@ -285,7 +285,7 @@ class WrappedAnswerParser(ReasoningParser):
             if self._is_finished:
                 self._buffer = ""
             return False
-        if tag:  # the answer speaks of it
+        if tag:  # more text follows, so the tag is part of the answer
             self._emit_answer(position + len(tag), keep_space=True)
             return True
         self._emit_answer(
@@ -299,7 +299,7 @@ class WrappedAnswerParser(ReasoningParser):
         return False
 
     def _detect_frame(self) -> bool:
-        """Whether it's known if the answer has its frame."""
+        """Look for the answer's opening tag; return False while more text is needed."""
         rest, openers = self._buffer.lstrip(), self.answer_tags[:1]
         if not self._is_finished and (not rest or is_prefix(rest, openers)):
             return False
@@ -309,7 +309,7 @@ class WrappedAnswerParser(ReasoningParser):
         return True
 
     def _emit_answer(self, end: int, *, keep_space: bool = False) -> None:
-        """Give out the text before `end`; white space waits for what comes after it."""
+        """Emit the text before `end`; trailing white space waits for the text after it."""
         text = self._buffer[:end]
         text = (
             text

@@ -1,4 +1,4 @@
-"""The base of reasoning parsers, and the usual one: tags around the reasoning."""
+"""The base of reasoning parsers, which also implements the usual format: tags around reasoning."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ReasoningMarkers:
     """Texts by which the engine detects reasoning.
 
     Attributes:
-        ends: each of them ends it. start: with which output that has reasoning begins, "" for none.
-        close: ends it by force; its last part is one of `ends`.
+        ends: texts that each end the reasoning. start: beginning of an output that has reasoning,
+            "" for none.
+        close: text that the engine inserts to end the reasoning; it ends with one of `ends`.
     """
 
     ends: tuple[str, ...]
@@ -32,13 +33,13 @@ class ReasoningMarkers:
 class ReasoningParser(StateMachine):
     """Splits one output into parts of the kinds "reasoning" and "content".
 
-    White space next to a tag belongs to neither.
+    White space next to a tag is dropped.
 
     Attributes:
         name, template_marks, markers: as in `ToolCallParser`; `markers` defaults to the tags.
-        starts, ends: tags that begin and end the reasoning, in any of these spellings.
-        calls: texts that begin a call. One inside the reasoning is taken for a call if no end tag
-            follows: some models go over to a call without closing the reasoning.
+        starts, ends: spellings of the tags that begin and end the reasoning.
+        calls: texts that begin a call. One inside the reasoning begins a call if no end tag
+            follows, since some models call a function without closing the reasoning.
         starts_in_reasoning: whether an output begins with reasoning if neither the prompt nor the
             output says so. template_opens: the same if the template's variables turn thinking on.
         template_switches: variables of the chat template that turn thinking on and off.
@@ -78,7 +79,7 @@ class ReasoningParser(StateMachine):
 
     @classmethod
     def switched(cls, variables: Mapping[str, Any]) -> bool | None:
-        """Whether variables of a chat template turn thinking on or off; None if they don't."""
+        """Whether variables of a chat template turn thinking on or off; None if none does."""
         if variables.get("reasoning_effort") in ("none", "no_think"):
             return False
         switches = [_is_on(variables[name]) for name in cls.template_switches if name in variables]
@@ -87,13 +88,13 @@ class ReasoningParser(StateMachine):
 
     @classmethod
     def marks(cls, *, constrained: bool, calls: bool) -> ReasoningMarkers:
-        """Markers for the engine, if the answer has a constrained format (`constrained`), which may
-        be one of required calls.
+        """Return the markers for the engine. `constrained`: the answer has a constrained format,
+        which may be that of required calls.
         """
         return ReasoningMarkers(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
 
     def _begin(self) -> bool:
-        """At the start of the output: a start tag, or text inside or after the reasoning."""
+        """Parse the output's beginning: a start tag, or text inside or after the reasoning."""
         rest = self._buffer.lstrip()
         tags = self.starts if self._assumed else self.starts + self.ends
         if not self._is_finished and (not rest or is_prefix(rest, tags)):
@@ -125,7 +126,7 @@ class ReasoningParser(StateMachine):
         return False
 
     def _call(self) -> bool:
-        """After the start of a call inside the reasoning: whether an end tag follows decides."""
+        """After a call's start inside the reasoning: it is a call unless an end tag follows."""
         position, tag = find_first(self._buffer[self._seen :], self.ends)
         if tag:
             position += self._seen
@@ -156,12 +157,12 @@ class ReasoningParser(StateMachine):
 
 
 def _leading_tag(text: str, tags: tuple[str, ...]) -> str:
-    """The longest of the tags that a text begins with, or ""."""
+    """Return the longest tag that the text begins with, or ""."""
     return max((tag for tag in tags if text.startswith(tag)), key=len, default="")
 
 
 def _is_on(value: Any) -> bool | None:
-    """A switch's value: some templates use words, and "adaptive" leaves it to the model."""
+    """Return a switch's value: some templates use words; "adaptive" leaves it to the model."""
     if value in (None, "adaptive"):
         return None
     return bool(value) and value not in ("disabled", "off")

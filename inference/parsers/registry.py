@@ -64,7 +64,7 @@ from inference.parsers.tool_parser import ToolCallParser
 # -- Reasoning parsers.
 
 
-#: The first whose marks a chat template contains is used; more specific ones come first.
+#: Checked in order: the first parser whose marks all occur in the chat template is used.
 reasoning_parsers: ParserRegistry[ReasoningParser] = ParserRegistry(
     "reasoning_parsers",
     ReasoningParser,
@@ -109,7 +109,7 @@ reasoning_parsers: ParserRegistry[ReasoningParser] = ParserRegistry(
 )
 
 
-#: The first whose marks a chat template contains is used; more specific ones come first.
+#: Checked in order: the first parser whose marks all occur in the chat template is used.
 tool_parsers: ParserRegistry[ToolCallParser] = ParserRegistry(
     "tool_parsers",
     ToolCallParser,
@@ -173,7 +173,7 @@ _TEMPLATE = "a checkpoint's response_template isn't read; name the parser of its
 _SUFFIX = "its tags end in a number of the checkpoint's own; hy_v3 reads those without one"
 _MUSE = "Muse's channels aren't read"
 _CALLS = "this family's calls aren't read. Without a parser, calls that are required come as JSON"
-#: Names of vLLM's parsers that don't exist here, and why. A plug-in may define them.
+#: vLLM's parser names that Quire doesn't have -> the reason. A plug-in may define them.
 UNAVAILABLE_PARSERS: Mapping[str, Mapping[str, str]] = {
     "reasoning_parser": {
         **dict.fromkeys(("beam", "hf"), _TEMPLATE),

@@ -1,4 +1,4 @@
-"""Kimi K2's way: each call has an id that holds its name, `functions.get_weather:0`."""
+"""Formats with calls between marks in a marked section: DeepSeek V3, Kimi K2 and PLaMo 3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.parsers.tool_grammar import (
 )
 from inference.parsers.tool_parser import SectionParser
 
-# -- DeepSeek V3's and V3.1's ways, with their own brackets around everything.
+# -- DeepSeek V3 and V3.1.
 
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -27,7 +27,7 @@ _HEADER = re.compile(
 
 
 class DeepSeekV3Parser(SectionParser):
-    """The name on a line, the arguments in a fenced block; V3.1's shorter form is read as well."""
+    """DeepSeek V3: arguments in a fenced block; V3.1's shorter form is parsed as well."""
 
     name = "deepseek_v3"
     template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN, f"{FENCE}json")
@@ -53,7 +53,7 @@ class DeepSeekV3Parser(SectionParser):
 
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
-    """The same for models that write V3.1's form, when calls are enforced."""
+    """DeepSeek V3.1, whose enforced calls have its shorter form."""
 
     name = "deepseek_v31"
     template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN,)
@@ -77,7 +77,7 @@ _KIMI_HEADER = re.compile(
 
 
 def _numbered(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-    """The call's number, then its arguments."""
+    """Return rules for the number, which ends an id such as `functions.get_weather:0`, and JSON."""
     return [
         f"{rule}: /[0-9]{{1,2}}/ {lark_literal(ARGUMENTS, special)} {rule}_json",
         *json_arguments(f"{rule}_json", function, special),
@@ -85,7 +85,7 @@ def _numbered(rule: str, function: ToolFunction, special: Mapping[str, int]) -> 
 
 
 class KimiK2Parser(SectionParser):
-    """The model's ids are kept: it finds the answers to its calls by them."""
+    """Kimi K2. Calls keep the model's ids, by which it matches results to calls."""
 
     name = "kimi_k2"
     template_marks: ClassVar[tuple[str, ...]] = (KIMI_CALLS_BEGIN,)
@@ -114,13 +114,13 @@ class KimiK2Parser(SectionParser):
         is_new = header["number"] is not None and header["id"] not in self._ids
         self._ids.add(header["id"])
         self._call(header["name"], header["id"] if is_new else "")
-        if self._buffer.startswith("<"):  # no arguments at all
+        if self._buffer.startswith("<"):  # no arguments
             self._arguments("{}")
             return False
         return True
 
 
-# -- PLaMo 3's way: a mark of its own around the name and around the arguments.
+# -- PLaMo 3: marks around the name and around the arguments.
 
 
 def _mark(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`Part`, a parsed piece of an answer, and `StateMachine`, the base of all parsers."""
+"""`Part`, a parsed part of an output, and `StateMachine`, the base of all parsers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# -- Searching for literals in a text that is still growing.
+# -- Searching for literals in a growing text.
 
 
 def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
-    """Position and text of the leftmost of `literals`; (-1, "") for none.
+    """Return position and text of the leftmost of `literals`; (-1, "") if none occurs.
 
-    Of two at the same position it is the longer one.
+    Of two at the same position the longer one is returned.
     """
     first, match = -1, ""
     for literal in literals:
@@ -25,7 +25,7 @@ def find_first(text: str, literals: Sequence[str]) -> tuple[int, str]:
 
 
 def partial_suffix_length(text: str, literals: Sequence[str]) -> int:
-    """Number of characters at the end of `text` that may be the start of a literal."""
+    """Return how many characters at the end of `text` may begin a literal."""
     longest = max(map(len, literals), default=0)
     for size in range(min(longest - 1, len(text)), 0, -1):
         tail = text[-size:]
@@ -47,7 +47,7 @@ START_KINDS = ("call", "custom")
 
 @dataclass(slots=True)
 class Part:
-    """A piece of an answer, in the order in which the model generated it.
+    """A part of an output; parts come in the order of generation.
 
     Attributes:
         kind: "reasoning" and "content" are text; "call" begins a tool call, whose function name is
@@ -84,7 +84,7 @@ def merge_adjacent(parts: Iterable[Part]) -> list[Part]:
 
 
 class StateMachine:
-    """Splits a text into parts, which don't depend on how it was cut into chunks.
+    """Splits a growing text into parts, independently of how it was cut into chunks.
 
     A subclass sets `_state` to a method that consumes what it can of `_buffer`, adds parts to
     `_out`, and returns whether there may be more to consume. `_is_finished` marks the end of the

@@ -1,4 +1,4 @@
-"""Calls whose parameters stand in tags of their own: what all such ways of writing share."""
+"""Base of formats in which tags delimit each parameter, and the families that use them."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ from inference.parsers.tool_grammar import (
 from inference.parsers.tool_parser import MAX_HEADER, ToolCallParser
 from inference.parsers.tool_values import coerce_to_schema
 
-#: A parameter's name in a tag.
+#: Pattern of a parameter's name in a tag.
 KEY = re.compile(r"[^<>\"\n]{1,128}")
-#: Calls in an output's values that are taken for such: for each, the rest may be read once more.
+#: Maximum number of quoted calls in one output's values: each may cause the rest to be rescanned.
 MAX_QUOTED_CALLS = 64
 
 
 class TaggedParser(ToolCallParser):
-    """Strings stream; other values come when they are whole, read by the function's schema.
+    """Streams strings; parses other values, once complete, by the function's schema.
 
     Attributes:
-        openers: what begins a call, or several. function_tag: names the function (`name`).
-        function_mark: what `function_tag` begins with, in an opener or after another call.
-        parameter_tag: begins a parameter (`key`; `text`, where the model says whether the value
-            is text: "true" or "false") or ends the function.
-        value_ends: end a value; the first is its own tag, the others come where that is missing
-            and are what `parameter_tag` begins with.
-        closers: what may follow a call. line_breaks: whether one on each side of a value is none
-            of it.
+        openers: texts that begin a call or several. function_tag: matches the tag with the
+            function's `name`.
+        function_mark: beginning of `function_tag`, in an opener or after another call.
+        parameter_tag: matches a parameter's opening tag (`key`; `text` is "true" or "false" if the
+            model says whether the value is text) or the function's end.
+        value_ends: texts that end a value: first its closing tag, then beginnings of
+            `parameter_tag`, which end it if the closing tag is missing.
+        closers: texts that may follow a call. line_breaks: whether one line break on each side of a
+            value is dropped.
     """
 
     openers: ClassVar[tuple[str, ...]]
@@ -77,7 +78,7 @@ class TaggedParser(ToolCallParser):
         if header is None:
             return False
         if header is False:
-            if not self._opening:  # the tag alone: don't look at it again
+            if not self._opening:  # only the tag: don't parse it again
                 self._opening, self._buffer = self._buffer[:1], self._buffer[1:]
             return self._fail(self._opening)
         name = header["name"].strip()
@@ -108,7 +109,7 @@ class TaggedParser(ToolCallParser):
         return True
 
     def _value_start(self) -> bool:
-        """A line break after the tag belongs to it."""
+        """Drop a line break after the tag."""
         if self.line_breaks:
             if not self._buffer and not self._is_finished:
                 return False
@@ -120,7 +121,7 @@ class TaggedParser(ToolCallParser):
         return None if self._function is None else self._function.schema.property(key)
 
     def _may_be_text(self) -> bool:
-        """Whether the value is text as it stands: by its schema, or where the model says so too."""
+        """Whether the value is plain text by its schema, or because the model says so."""
         if self._parameter is None:
             return True
         if self._as_text == "true":
@@ -137,7 +138,7 @@ class TaggedParser(ToolCallParser):
         self._search_from, self._num_repeated, self._doubtful_end = 0, 0, None
         self._quoted_depth, self._quoted_end = 0, None
         self._json, self._num_scanned = None, 0
-        while self._buffer.lstrip().startswith(self.value_ends[0]):  # it may come twice
+        while self._buffer.lstrip().startswith(self.value_ends[0]):  # may be repeated
             self._buffer = self._buffer.lstrip().removeprefix(self.value_ends[0])
         if self.line_breaks and not mark.startswith("\n"):
             value = value.removesuffix("\n")
@@ -149,30 +150,30 @@ class TaggedParser(ToolCallParser):
         self._state = self._parameter_tag if end else self._text
         return True
 
-    #: Where to look for the value's end: before it there is none.
+    #: Offset from which to search for the value's end.
     _search_from = 0
-    #: The first mark, and its place, that ends the value unless a better end comes.
+    #: Offset and text of the first possible end, which counts if no better one follows.
     _doubtful_end: tuple[int, str] | None = None
-    #: Calls that begin in the value and haven't ended.
+    #: Number of open calls quoted inside the value.
     _quoted_depth = 0
-    #: The first mark, and its place, that ends a value of such a call: or the value itself, where
-    #: what looked like a call's beginning has no end.
+    #: Offset and text of the first end of a value in a quoted call. It ends the outer value if the
+    #: quoted call turns out to have no end.
     _quoted_end: tuple[int, str] | None = None
-    #: Calls in values so far.
+    #: Number of quoted calls in values so far.
     _num_quoted = 0
-    #: Characters behind the mark in question that repeat it.
+    #: Number of characters after the current mark that repeat it.
     _num_repeated = 0
-    #: Tells whether a value in JSON has ended, from its first `_num_scanned` characters.
+    #: Scans a JSON value, of which `_num_scanned` characters were processed, for its end.
     _json: ValueScanner | None = None
     _json_is_open = False
     _num_scanned = 0
 
     def _end_of_value(self) -> tuple[int, str] | None:
-        """Where the value ends and by which mark; None while it goes on.
+        """Return the value's end as the offset and text of the mark there; None while it is open.
 
-        A value may hold the marks themselves. So one of them ends it only where the call goes on
-        behind it as calls do, or if no such place comes before the next call or the text's end. It
-        may also hold calls, whose marks are theirs.
+        A value may contain the marks themselves, so a mark ends it only if a valid continuation of
+        the call follows, or if no such mark precedes the next call or the end of the text. A value
+        may also contain quoted calls, whose marks don't end it.
         """
         openers = (*self.openers, *filter(None, (self.function_mark,)))
         marks = _any_of((*self.value_ends, *openers))
@@ -190,7 +191,7 @@ class TaggedParser(ToolCallParser):
                 elif verdict == "doubtful" and not self._quoted_depth:
                     self._doubtful_end = self._doubtful_end or (position, mark)
             elif not self._streams and self._is_open_json(position):
-                pass  # in one of its strings
+                pass  # inside a JSON string
             elif self._doubtful_end is not None:
                 break
             else:
@@ -208,8 +209,8 @@ class TaggedParser(ToolCallParser):
         return None
 
     def _skip_quoted_opening(self, mark: str, position: int) -> int | None:
-        """Where a value goes on behind an opener in it, and behind the function's and the first
-        parameter's tag if these follow; None while more text is needed to tell.
+        """Return the offset after a quoted call's opener, and after its function tag and first
+        parameter tag if these follow; None while more text is needed.
         """
         after = position + len(mark)
         if self._num_quoted >= MAX_QUOTED_CALLS:
@@ -226,8 +227,8 @@ class TaggedParser(ToolCallParser):
         return header.end()
 
     def _skip_quoted_value(self, mark: str, position: int) -> int | None:
-        """Where a value goes on behind a parameter of a call in it, and behind that call's end or
-        next parameter's tag; None while more text is needed to tell.
+        """Return the offset after a quoted call's value, and after the call's end or next
+        parameter tag; None while more text is needed.
         """
         after = position + self._num_repeated
         if mark == self.value_ends[0]:
@@ -248,7 +249,7 @@ class TaggedParser(ToolCallParser):
         return after + len(window) - len(rest)
 
     def _ends_value(self, mark: str, position: int) -> Literal["end", "doubtful", "no", "unsure"]:
-        """Whether a mark ends the value."""
+        """Return whether a mark ends the value."""
         if not self._streams and self._is_open_json(position):
             return "doubtful"
         after = position + len(mark)
@@ -266,7 +267,7 @@ class TaggedParser(ToolCallParser):
         return "unsure" if goes_on is None else "end" if goes_on else "doubtful"
 
     def _goes_on(self, position: int) -> bool | None:
-        """Whether a call goes on or ends at this place; None while more text is needed to tell."""
+        """Whether the call continues or ends validly here; None while more text is needed."""
         value_end = self.value_ends[0]
         marks = (*self.value_ends, *self.closers, *self.openers, self.function_mark)
         while True:
@@ -286,7 +287,7 @@ class TaggedParser(ToolCallParser):
         return None if may_grow and rest.startswith("<") and ">" not in rest else False
 
     def _is_open_json(self, position: int) -> bool:
-        """Whether the value so far begins like a JSON string, list or object and hasn't ended."""
+        """Whether the value so far is an unclosed JSON string, list or object."""
         text = self._buffer[self._num_scanned : position]
         if self._json is None:
             text = text.lstrip()
@@ -297,7 +298,7 @@ class TaggedParser(ToolCallParser):
         return self._json_is_open
 
     def _stream_value(self, end: int) -> None:
-        """Pass on what is certain of a text before `end`."""
+        """Emit the text before `end`, which no further text can change."""
         if not self._streams or self._doubtful_end is not None or self._quoted_end is not None:
             return
         if self.line_breaks and self._buffer[:end].endswith("\n"):
@@ -307,7 +308,7 @@ class TaggedParser(ToolCallParser):
         self._search_from = max(0, self._search_from - end)
 
     def _after_call_tags(self) -> bool:
-        """Closing tags, each optional; perhaps another call."""
+        """Consume closing tags, each optional, up to text or another call."""
         for mark in self.closers:
             has_mark = self._skip_text(mark)
             if has_mark is None:
@@ -328,23 +329,24 @@ class TaggedParser(ToolCallParser):
 
 @cache
 def _any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Any of the marks; of two that begin at one place the longer one."""
+    """Return a pattern for any of the marks; the longest one at a position matches."""
     return re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
 
 
 class TaggedArguments:
-    """Grammar rules of parameters in tags, in the schema's order; optional ones may be missing.
+    """Grammar rules for parameters in tags, in the schema's order; optional ones may be missing.
 
     Args:
-        before: a parameter's tag, KEY for its name, TEXT for whether it's text ("true", "false").
-        after: what closes it.
+        before: opening tag, with KEY for the name and TEXT for whether the value is text ("true",
+            "false").
+        after: closing tag.
     """
 
     def __init__(self, prefix: str, suffix: str) -> None:
         self._prefix, self._suffix = prefix, suffix
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-        """The rules. Raises `InvalidRequest` for a name that a tag can't hold."""
+        """Return the rules. Raises `InvalidRequest` for a name that a tag can't contain."""
         forms: list[str] = []
         rules: list[str] = []
         for number, (properties, required) in enumerate(function.schema.forms):
@@ -358,7 +360,7 @@ class TaggedArguments:
     def _parameter(
         self, rule: str, key: str, schema: Any, function: ToolFunction, special: Mapping[str, int]
     ) -> list[str]:
-        """A tag, the value as `coerce_to_schema` reads it, and the tag that closes it."""
+        """Return rules for tags around a value that `coerce_to_schema` accepts."""
         parameter, value = function.schema.property(key), function.schema.nested(schema)
         as_text = parameter is None or parameter.is_text
         prefix = self._prefix.replace("KEY", checked_key(key, KEY))
@@ -382,14 +384,14 @@ class TaggedArguments:
         return [f"{rule}: {opening} ({name}{null})", *rules]
 
 
-# -- GLM's ways, and others': a name, then pairs of tags for each parameter's name and value.
+# -- GLM's format and similar ones: the name, then each parameter's name and value in tags.
 
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class Glm45Parser(TaggedParser):
-    """GLM 4.5 and 4.6, a line for each part; 4.7's form without lines is read as well."""
+    """GLM 4.5 and 4.6, one line per tag; GLM 4.7's form on a single line is parsed as well."""
 
     name = "glm45"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<arg_key>")
@@ -410,7 +412,7 @@ class Glm45Parser(TaggedParser):
 
 
 class Glm47Parser(Glm45Parser):
-    """The same for models that write no line breaks, when calls are enforced."""
+    """GLM 4.7, whose enforced calls have no line breaks."""
 
     name = "glm47"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN, "}<arg_key>")
@@ -424,7 +426,7 @@ class Glm47Parser(Glm45Parser):
 
 
 class HyV3Parser(TaggedParser):
-    """Hunyuan 3: a mark behind the name, and all calls between tags."""
+    """Hunyuan 3: a mark after the function's name, and tags around all calls."""
 
     name = "hy_v3"
     template_marks: ClassVar[tuple[str, ...]] = ("<tool_sep>", "<arg_key>")
@@ -446,7 +448,7 @@ class HyV3Parser(TaggedParser):
 
 
 class K2HorizonParser(TaggedParser):
-    """K2 Horizon: a parameter's type may stand between its name and its value."""
+    """K2 Horizon: a parameter's type may follow its name."""
 
     name = "k2_horizon"
     template_marks: ClassVar[tuple[str, ...]] = ("<ifm|tool_call>",)
@@ -478,7 +480,7 @@ class K2HorizonParser(TaggedParser):
     )
 
 
-# -- Qwen 3 Coder's way: tags for the function and for each of its parameters.
+# -- Qwen 3 Coder's format: tags around the function and around each parameter.
 
 
 class QwenCoderParser(TaggedParser):
@@ -505,7 +507,7 @@ class QwenCoderParser(TaggedParser):
 
 
 class MimoParser(QwenCoderParser):
-    """MiMo: the same without line breaks around values; what stands there is the value's."""
+    """MiMo: Qwen 3 Coder's format, but line breaks around a value are part of it."""
 
     name = "mimo"
     template_marks = ()
@@ -519,7 +521,7 @@ class MimoParser(QwenCoderParser):
 
 
 class SeedOssParser(QwenCoderParser):
-    """Seed OSS: the same between tags of its own."""
+    """Seed OSS: Qwen 3 Coder's format with Seed's outer tag."""
 
     name = "seed_oss"
     template_marks = ("<seed:tool_call>",)

@@ -14,22 +14,21 @@ from engine.contract.json_schema import InexactNumber, enforced_schema
 from inference.parsers.parameter_schemas import ParameterSchema
 from inference.parsers.state_machine import find_first
 
-# -- A Lark grammar of a text, as the grammar of that text inside a JSON string.
+# -- Converts the Lark grammar of a text into a grammar of that text inside a JSON string.
 #
-# Models write a custom tool's input into the JSON of a call. There a quote, a backslash and a
-# control
-# character stand as escapes, so wherever the grammar allows one of these, the new grammar allows
-# its escape: the literal `"a\n"` becomes `"a\\n"`, the class `[^x]` every character that needs no
-# escape or one of the escapes.
+# Models write a custom tool's input into the JSON of a call, where quotes, backslashes and control
+# characters must be escaped. So wherever the grammar allows one of these, the new grammar allows
+# its escape: the literal `"a\n"` becomes `"a\\n"`; the class `[^x]` becomes every character that
+# needs no escape, or one of the escapes.
 
 
-#: Characters with an escape of their own, and how JSON writes them.
+#: Characters that have a short escape in JSON, and that escape.
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t", "\b": r"\b"} | {
     "\f": r"\f"
 }
-#: What may stand in a JSON string as it is, for an intersection of classes.
+#: Characters that JSON strings contain unescaped, to intersect with classes.
 _UNESCAPED_CHARS = r'[^"\\\x00-\x1f]'
-#: Pieces of Lark source that may hold characters of the text, and comments, which may look so.
+#: Tokens of Lark source that may contain characters of the text, and comments, to skip them.
 _TOKEN = re.compile(
     r"""//[^\n]*|\#[^\n]*
     |(?P<range>"(?:\\.|[^"\\\n])+"\s*\.\.\s*"(?:\\.|[^"\\\n])+")
@@ -40,7 +39,7 @@ _TOKEN = re.compile(
     |(?P<other>%\w*|<[|\[][^>\n]*>)""",
     re.VERBOSE,
 )
-#: Lark's common terminals that may hold such a character.
+#: Lark's common terminals that may match a character that needs an escape.
 _COMMON = {
     "ESCAPED_STRING": r'/"([^"\\\n]|\\.)*"/',
     "WS": r"/[ \t\f\r\n]+/",
@@ -52,7 +51,7 @@ _COMMON = {
     "CPP_COMMENT": r"/\/\/[^\n]*/",
     "SQL_COMMENT": r"/--[^\n]*/",
 }
-#: Those that can't, and are the same in a string.
+#: Lark's common terminals that can't, and so need no change.
 UNCHANGED_RULES = re.compile(
     "DIGIT|HEXDIGIT|INT|SIGNED_INT|DECIMAL|FLOAT|SIGNED_FLOAT|NUMBER|SIGNED_NUMBER|LCASE_LETTER|"
     "UCASE_LETTER|LETTER|WORD|CNAME"
@@ -60,7 +59,7 @@ UNCHANGED_RULES = re.compile(
 
 
 def escape_lark_for_json(grammar: str) -> str:
-    """The grammar of the JSON strings' insides. Raises `InvalidRequest` for what can't be told."""
+    """Return the grammar inside a JSON string. Raises `InvalidRequest` for unsupported grammars."""
     parts, position = [], 0
     for match in _TOKEN.finditer(grammar):
         parts += [grammar[position : match.start()], _escaped_token(match)]
@@ -69,7 +68,7 @@ def escape_lark_for_json(grammar: str) -> str:
 
 
 def regex_to_lark(pattern: str) -> str:
-    """A regular expression as a Lark grammar."""
+    """Return a regular expression as a Lark grammar."""
     return f"start: {_lark_regex(pattern)}"
 
 
@@ -124,7 +123,7 @@ def _imported(name: str, alias: str | None) -> str:
 
 
 def _class(source: str, ends: list[str] | None = None) -> str:
-    """One character of a class, escaped where it needs that. `ends`: of a range, instead of it."""
+    """Return a pattern for a class's characters, escaped. `ends`: first and last one of a range."""
 
     def holds(char: str) -> bool:
         if ends is not None:
@@ -142,7 +141,7 @@ def _class(source: str, ends: list[str] | None = None) -> str:
 
 
 class _Regex:
-    """Rewrites one regular expression, a piece at a time."""
+    """Rewrites one regular expression token by token."""
 
     def __init__(self, source: str, flags: str) -> None:
         self._source, self._position = source, 0
@@ -151,7 +150,7 @@ class _Regex:
         self._dot = r"[\x{0}-\x{10ffff}]" if "s" in flags else r"[^\n]"
 
     def to_escaped(self) -> str:
-        """The whole of it."""
+        """Rewrite the full expression."""
         escaped = ""
         while self._position < len(self._source):
             escaped += self._escape_char(self._source[self._position])
@@ -203,15 +202,15 @@ class _Regex:
         return text
 
 
-# -- `ToolFunction`: what a model may call.
+# -- `ToolFunction`: a function that the model may call.
 
 
 @dataclass(frozen=True)
 class ToolFunction:
     """A function that the model may call. `parameters`: its JSON schema, {} for none.
 
-    `strict`: calls must follow the schema even where the model chooses freely. `grammar`: Lark, of
-    the one parameter that a custom tool has; "" for any text.
+    `strict`: calls must follow the schema even if the model may choose not to call. `grammar`: Lark
+    grammar of a custom tool's input; "" for any text.
     """
 
     name: str
@@ -221,16 +220,16 @@ class ToolFunction:
 
     @cached_property
     def schema(self) -> ParameterSchema:
-        """What `parameters` says."""
+        """The parsed `parameters`."""
         return ParameterSchema(self.parameters)
 
 
-#: Calls in one answer that a grammar allows: a weak model would go on for ever.
+#: Maximum number of calls in one output that a grammar allows: a weak model might never stop.
 MAX_PARALLEL_CALLS = 16
-#: Models are trained on the JSON that Python writes.
+#: Separators as in Python's JSON, which models are trained on.
 _PYTHON_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NAME = "NAME"
-#: Text that begins like no call; or nothing.
+#: Text that doesn't begin like a call, or nothing.
 _OTHER = r"/([^\s{\[](.|\n)*)?/"
 
 
@@ -238,14 +237,14 @@ class ArgumentsRule(Protocol):
     """Writes the grammar rules of a function's arguments."""
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-        """Lark rules, one of which is called `rule`; others begin with that name.
+        """Return Lark rules, one of which is named `rule`; the names of others begin with that.
 
-        `special` has the texts of the model's control tokens, with their ids (see `lark_literal`).
+        `special`: ids of the model's control tokens by their text (see `lark_literal`).
         """
 
 
 def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
-    """A JSON object that follows the function's schema."""
+    """Return the rule of a JSON object that follows the function's schema."""
     if function.grammar:
         opening, text = quoted('{"input": '), f"{rule}_text"
         return [f'{rule}: {opening} {text} "}}"', *quoted_input(text, function)]
@@ -253,26 +252,26 @@ def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]
 
 
 def quoted_input(rule: str, function: ToolFunction) -> list[str]:
-    """A custom tool's input as a JSON string, quotes included."""
+    """Return the rules of a custom tool's input as a JSON string, quotes included."""
     quote = quoted('"')
     inside = f"%lark {{\n{escape_lark_for_json(function.grammar)}\n}}"
     return [f"{rule}: {quote} {rule}_inside {quote}", f"{rule}_inside: {inside}"]
 
 
 def raw_input(rule: str, function: ToolFunction) -> list[str]:
-    """The same where texts stand as they are, between marks of their own."""
+    """Return the rules of a custom tool's input as unescaped text between marks."""
     return [f"{rule}: %lark {{\n{function.grammar}\n}}"]
 
 
 def no_shared_rules(special: Mapping[str, int]) -> Sequence[str]:
-    """For arguments that need no rules in common."""
+    """Return no rules, for formats whose arguments share none."""
     return ()
 
 
 def in_any_number(pairs: Mapping[str, str], required: Sequence[str], separator: str) -> str:
-    """Lark for an object's pairs: the required ones in their order, then any of the others.
+    """Return Lark for an object's pairs: the required ones in order, then any of the others.
 
-    `pairs`: the Lark of each by its key.
+    `pairs`: Lark of each pair by its key.
     """
     comma = f" {quoted(separator)} "
     first = [pair for key, pair in pairs.items() if key in required]
@@ -285,7 +284,7 @@ def in_any_number(pairs: Mapping[str, str], required: Sequence[str], separator: 
 
 
 def checked_key(key: str, pattern: re.Pattern[str]) -> str:
-    """A parameter's name that this way of writing calls can hold. Raises `InvalidRequest`."""
+    """Check that the format can contain a parameter's name. Raises `InvalidRequest`."""
     if not pattern.fullmatch(key):
         raise InvalidRequest(
             f"This model's tool calls can't have a parameter named {key[:50]!r}.", param="tools"
@@ -294,12 +293,12 @@ def checked_key(key: str, pattern: re.Pattern[str]) -> str:
 
 
 def closed_schema(function: ToolFunction) -> dict[str, object]:
-    """The schema of a function's arguments. With `strict` each of its keywords counts."""
+    """Return the schema of a function's arguments. With `strict` all its keywords are enforced."""
     return {**_enforced({"type": "object", **function.parameters}), **_json_options(function)}
 
 
 def json_value(rule: str, schema: ParameterSchema, function: ToolFunction) -> str:
-    """A rule for a value in JSON. With `strict` each keyword of its schema counts."""
+    """Return the rule of a JSON value. With `strict` all keywords of its schema are enforced."""
     enforced = {**_enforced(schema.standalone()), **_json_options(function)}
     return f"{rule}: %json {json.dumps(enforced)}"
 
@@ -320,13 +319,14 @@ class ToolCallFormat:
     """Texts around calls; NAME stands for the function's name in `call_start`.
 
     Attributes:
-        open, close: before the first call and after the last one.
-        call_start, call_end: of each call. separator: between two.
-        trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
-        arguments: the grammar rules for the arguments. shared: gives, for the control tokens'
-            ids, rules that all of them may use.
-        answer_prefix: before an answer that comes instead of calls.
-        allows_text: whether text and calls can be told apart by a grammar.
+        open, close: texts before the first call and after the last one.
+        call_start, call_end: texts around each call. separator: text between two calls.
+        trigger: text that the list of calls, or each call, begins with; "" if calls are the whole
+            answer.
+        arguments: returns the grammar rules of a function's arguments. shared: returns, for the ids
+            of control tokens, rules that all functions use.
+        answer_prefix: text before an answer without calls.
+        allows_text: whether a grammar can distinguish text from calls.
     """
 
     call_start: str
@@ -349,13 +349,13 @@ class ToolCallFormat:
         required: bool = True,
         answer: Mapping[str, object] | None = None,
     ) -> str:
-        """A Lark grammar of calls of these functions.
+        """Return a Lark grammar of calls of these functions.
 
         Args:
-            special: texts of the model's control tokens, with their ids.
-            parallel: up to `MAX_PARALLEL_CALLS`, not one.
-            required: nothing but calls; False: text, in which calls follow the schemas.
-            answer: instead of calls, a JSON document of this schema may come.
+            special: ids of the model's control tokens by their text.
+            parallel: allow up to `MAX_PARALLEL_CALLS` calls instead of one.
+            required: allow only calls; False: text too, in which calls follow the schemas.
+            answer: schema of a JSON document that is allowed instead of calls.
         """
         rules: list[str] = []
         for number, function in enumerate(functions):
@@ -385,7 +385,7 @@ class ToolCallFormat:
 
     @property
     def _trigger_opens(self) -> bool:
-        """Whether the trigger stands before all calls, not before each."""
+        """Whether the trigger precedes the list of calls instead of each call."""
         return bool(self.trigger) and self.open.startswith(self.trigger)
 
     def _all_calls(self, special: dict[str, int], parallel: bool, skip: str = "") -> str:
@@ -395,7 +395,7 @@ class ToolCallFormat:
         return f"{opening} call {more} {lark_literal(self.close, special)}"
 
     def _triggered(self, special: dict[str, int], parallel: bool) -> list[str]:
-        """Text, and after each trigger a whole call (or after the only one all of them)."""
+        """Return rules for text with a call after each trigger, or all calls after the only one."""
         after, count = "call", "*" if parallel else "?"
         if self._trigger_opens:
             after, count = self._all_calls(special, parallel, skip=self.trigger), "?"
@@ -408,32 +408,32 @@ class ToolCallFormat:
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string, which Lark reads as well."""
+    """Return a text as a JSON string, which is valid in Lark too."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def lark_text_until(
     closing: str, rule: str, special: Mapping[str, int], pattern: str = r"/(.|\n)*/"
 ) -> tuple[str, list[str]]:
-    """Text up to `closing` and that itself: what to write for it, and the rules behind it.
+    """Return the symbol for text up to and including `closing`, and the rules that define it.
 
-    `pattern`: what the text is, a terminal's definition in Lark.
+    `pattern`: definition of the text's terminal in Lark.
     """
     text = f"{rule.upper()}_CHARS"
     rules = [f"{text}: {pattern}"]
     position = find_first(closing, list(special))[0]
     if position < 0:
         return rule, [f"{rule}[lazy]: {text} {quoted(closing)}", *rules]
-    # A control token is none of the text's characters; white space before it counts as text.
+    # Control tokens can't match as characters of the text; white space before one can.
     return rule, [f"{rule}: {text} {lark_literal(closing[position:], special)}", *rules]
 
 
-#: Regular expressions that Lark's have no counterpart for: look-around, references, anchors inside.
+#: Features of regular expressions that Lark lacks: look-around, references, inner anchors.
 _UNSUPPORTED_REGEX = re.compile(r"\(\?(?!:)|\\[bBAzZkG1-9]|(?<![\\\[])\^|(?<!\\)\$")
 
 
 def text_pattern(schema: ParameterSchema, function: ToolFunction) -> str:
-    """A terminal in Lark for the strings that a schema allows.
+    """Return a Lark terminal for the strings that a schema allows.
 
     Raises:
         InvalidRequest: the function is strict and the schema's pattern can't be enforced in text.
@@ -461,7 +461,7 @@ def text_pattern(schema: ParameterSchema, function: ToolFunction) -> str:
 
 
 def lark_literal(text: str, special: Mapping[str, int]) -> str:
-    """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
+    """Return a text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
     parts = []
     while text:
         position, token = find_first(text, list(special))

@@ -1,4 +1,4 @@
-"""The base of tool parsers: a small state machine for a growing text."""
+"""The base of tool parsers: a state machine for a growing text."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from inference.parsers.tool_grammar import ToolCallFormat, ToolFunction
 
 #: Maximum characters between a call's opening and its arguments; with more, it isn't a call.
 MAX_HEADER = 256
-#: Fence around code, which models put around their calls too.
+#: Code fence, which models also write around calls.
 FENCE = "```"
 _FENCE_END = re.compile(r"(?<!`)```[A-Za-z_]{0,16}\Z")
-#: A text that may become a fence.
+#: A beginning of a fence.
 _MAYBE_FENCE_END = re.compile(r"(?<!`)(?:``?|```[A-Za-z_]{0,16})\Z")
 
 
 def _strip_gap(text: str, fence: re.Pattern[str]) -> str:
-    """Strip trailing white space and a fence, which may precede a call."""
+    """Strip trailing white space and a code fence, which may precede a call."""
     stripped = text.rstrip()
     match = fence.search(stripped, max(0, len(stripped) - 20))
     return stripped[: match.start()].rstrip() if match else stripped
@@ -36,13 +36,13 @@ def _strip_gap(text: str, fence: re.Pattern[str]) -> str:
 class ToolCallParser(StateMachine):
     """Splits one output's text into content and calls.
 
-    Arguments are passed on as the model generates them. Nothing is lost: text that begins like a
-    call but isn't one is returned as content. White space next to a call belongs to neither, like a
-    code fence around it and a repeated closing mark.
+    Arguments are emitted as the model generates them. No text is lost: text that begins like a call
+    but isn't one is returned as content. Only white space next to a call, a code fence around it
+    and repeated closing marks are dropped.
 
     Attributes:
-        name: in settings. template_marks: texts that all occur in the chat templates of this
-            parser's models; () for a parser that can't be detected by templates.
+        name: the parser's name in settings. template_marks: texts that all occur in the chat
+            templates of this parser's models; () if templates can't identify them.
         markers: control tokens that must stay in the text.
         closers: marks that may follow a call.
         layout: format of an enforced call.
@@ -59,7 +59,7 @@ class ToolCallParser(StateMachine):
     def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
         super().__init__(self._text)
         self.functions = {function.name: function for function in functions}
-        self._gap = ""  # white space, and a code fence, before what may be a call
+        self._gap = ""  # white space and a code fence before a possible call
         self._in_fence = False
         self._after_call = False
         self._has_open_text = False  # an opening that began no call was returned as content
@@ -71,17 +71,17 @@ class ToolCallParser(StateMachine):
     # -- states ------------------------------------------------------------------------------
 
     def _text(self) -> bool:
-        """Ordinary text, outside of any call."""
+        """Parse text outside of any call."""
         raise NotImplementedError
 
     def _plain_text(self) -> bool:
-        """Only content from here on."""
+        """Return all further text as content."""
         text, self._buffer = self._buffer, ""
         self._emit(text)
         return False
 
     def _parse_object(self, opening: str, then: Callable[[], bool]) -> bool:
-        """Inside a call's object. `opening` preceded it; `then` is the state after it."""
+        """Parse a call's object. `opening` preceded it; `then` is the state after it."""
         if self._object is None:
             self._object = CallObject(self._call, self._arguments, self._is_function)
         reader = self._object
@@ -96,11 +96,11 @@ class ToolCallParser(StateMachine):
         return True
 
     def _is_function(self, name: str) -> bool:
-        """Whether an object with this name is a call; any is, if the format is unambiguous."""
+        """Whether an object with this name is a call; any name is, if the format is unambiguous."""
         return True
 
     def _after_failure(self) -> bool:
-        """After text that began like a call but isn't one: text again."""
+        """Return to text after an object that isn't a call."""
         self._state = self._text
         return True
 
@@ -116,13 +116,13 @@ class ToolCallParser(StateMachine):
         return False if self._is_finished or len(self._buffer) >= MAX_HEADER else None
 
     def _fail(self, opening: str) -> bool:
-        """Return `opening` as content: it began no call."""
+        """Return `opening` as content, since no call followed it."""
         self._emit(self._gap + opening)
         self._has_open_text = True
         return self._after_failure()
 
     def _in_value(self, then: Callable[[], bool]) -> bool:
-        """Inside the bare JSON of a call that has begun."""
+        """Parse the bare JSON of a call that has begun."""
         end = self._scanner.feed(self._buffer)
         size = len(self._buffer) if end is None else end
         self._arguments(self._buffer[:size])
@@ -214,18 +214,19 @@ class ToolCallParser(StateMachine):
             self._out.append(Part("arguments", text, self._num_calls - 1))
 
 
-# -- Calls between marks, in a section between two more marks: shared by several formats.
+# -- Calls between marks, in a section between two more marks: used by several formats.
 
 
 class SectionParser(ToolCallParser):
-    """Reads `section_begin (call_begin header arguments call_end)* section_end`.
+    """Parses `section_begin (call_begin header arguments call_end)* section_end`.
 
-    A call without its section is accepted too, and each closing mark may be missing. Unclosed
+    A call without its section is accepted too, and any closing mark may be missing. Unclosed
     arguments end where a mark begins, so that the next call is parsed.
 
     Attributes:
-        section, call: opening and closing mark of each. closing: marks that may end the arguments.
-        header: text between a call's opening and its arguments.
+        section, call: opening and closing mark of the section and of a call. closing: marks that
+            may end the arguments.
+        header: matches the text between a call's opening and its arguments.
     """
 
     section: ClassVar[tuple[str, str]]
@@ -234,7 +235,7 @@ class SectionParser(ToolCallParser):
     header: ClassVar[re.Pattern[str]]
 
     def _begin(self, header: re.Match[str]) -> bool:
-        """A call's header was read: emit the call. Return whether its arguments follow."""
+        """Emit the call whose header was parsed; return whether its arguments follow."""
         raise NotImplementedError
 
     def _text(self) -> bool:
@@ -273,7 +274,7 @@ class SectionParser(ToolCallParser):
         return self._in_value(self._after_arguments)
 
     def _after_arguments(self) -> bool:
-        """Closing marks in order, each optional; possibly another call."""
+        """Consume closing marks in order, each optional, up to text or another call."""
         for mark, state in (
             *((mark, self._after_arguments) for mark in self.closing),
             (self.call[0], self._name),

@@ -1,4 +1,4 @@
-"""Values as Gemma writes them: JSON with bare names, and a mark instead of quotation marks."""
+"""Values in calls: parsing of Gemma's and Python's syntax, and conversion to JSON by a schema."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from inference.parsers.parameter_schemas import ParameterSchema, type_of
 from inference.parsers.state_machine import partial_suffix_length
 from inference.parsers.tool_grammar import quoted
 
-#: A value inside more others than this stays text.
+#: Maximum nesting of a value; deeper ones stay text.
 MAX_DEPTH = 64
 
 
 class ValueEnd:
-    """Finds where a value ends: before the comma or brace that isn't inside of it.
+    """Finds where a value ends: before a comma or closing brace outside of it.
 
     Args:
-        mark: stands on both sides of a string.
+        mark: text on both sides of a string.
     """
 
     def __init__(self, mark: str) -> None:
@@ -29,9 +29,9 @@ class ValueEnd:
         self._depth = 0
 
     def feed(self, text: str) -> tuple[int, bool]:
-        """How many characters of this piece belong to the value, and whether it ends there.
+        """Return how many characters of this chunk belong to the value, and whether it ends there.
 
-        Fewer than all without an end: the last ones may begin a mark.
+        If it doesn't end, the remaining characters may begin a mark.
         """
         end = len(text) - partial_suffix_length(text, (self._mark,))
         for match in self._tokens.finditer(text, 0, end):
@@ -49,7 +49,7 @@ class ValueEnd:
 
 
 def read_value(text: str, mark: str) -> Any:
-    """The value of a text, JSON too; what can't be read stays text."""
+    """Return a text's value, which may be JSON; invalid values stay text."""
     value = _json_or_python(text) if mark not in text else None
     if isinstance(value, dict | list):
         return value
@@ -62,7 +62,7 @@ def read_value(text: str, mark: str) -> Any:
 
 
 class _Reader:
-    """Reads a text from its start. Each method raises ValueError for what it can't read."""
+    """Recursive-descent parser. Its methods raise ValueError for invalid text."""
 
     def __init__(self, text: str, mark: str) -> None:
         self._text, self._mark, self._position = text, mark, 0
@@ -73,7 +73,7 @@ class _Reader:
         return not self._text[self._position :].strip()
 
     def value(self, depth: int) -> Any:
-        """A string, object, list or bare word."""
+        """Parse a string, object, list or bare word."""
         if not depth:
             raise ValueError("too deep")
         if self._accept("{"):
@@ -100,7 +100,7 @@ class _Reader:
         return value
 
     def _word(self, more: str = "") -> str:
-        """A bare word; with `more` those characters belong to it too."""
+        """Parse a bare word; `more`: further characters that it may contain."""
         match = self._bare.match(self._text, self._position)
         start, self._position = self._position, match.end() if match else self._position
         while more and self._text.startswith(more, self._position):
@@ -129,7 +129,7 @@ class _Reader:
 
 
 def _scalar(word: str) -> Any:
-    """A bare word as JSON has it; any other is text."""
+    """Return the JSON value of a bare word; other words are text."""
     try:
         value = json.loads(word)
     except (ValueError, RecursionError):
@@ -138,28 +138,28 @@ def _scalar(word: str) -> Any:
     return value if finite and isinstance(value, bool | int | float | None) else word
 
 
-# -- Python values in calls: where they end, and what they are as JSON.
+# -- Python values in calls: finding their end, and conversion to JSON.
 
 
-#: Characters after a quotation mark that tell whether it ends the string.
+#: Characters after a quotation mark that decide whether it ends the string.
 LOOKAHEAD_CHARS = 160
 _ESCAPE = re.compile(r"\\(['\"\\ntrbf])")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _INTEGER = re.compile(r"-?[0-9]+")
 _LEADING_ZEROS = re.compile(r"(-?)0+([0-9]{1,300})")
 _JSON_NAMES = {"true": True, "false": False, "null": None, "none": None}
-#: A value inside more others than this stays text.
+#: Maximum nesting of a value; deeper ones stay text.
 _MAX_DEPTH = 64
 
 
 class LiteralScanner:
-    """Finds where a Python value ends: before the comma or parenthesis that isn't inside of it.
+    """Finds where a Python value ends: before a comma or closing parenthesis outside of it.
 
-    Models forget to escape quotation marks inside a string. So a mark ends a string that is an
-    argument by itself only where another argument or the call's end follows.
+    Models forget to escape quotation marks inside strings. So a mark ends a string that is a whole
+    argument only if another argument or the call's end follows.
 
     Args:
-        follows: matches what may stand after an argument.
+        follows: matches the text after an argument.
     """
 
     def __init__(self, follows: re.Pattern[str]) -> None:
@@ -169,9 +169,9 @@ class LiteralScanner:
         self._escaped = False
 
     def feed(self, text: str, *, is_final: bool) -> tuple[int, bool]:
-        """How many characters of this piece belong to the value, and whether it ends there.
+        """Return how many characters of this chunk belong to the value, and whether it ends there.
 
-        Fewer than all without an end: more text is needed to tell.
+        If it doesn't end, more text is needed to decide.
         """
         for index, char in enumerate(text):
             if self._quote:
@@ -208,7 +208,7 @@ class LiteralScanner:
 
 
 def python_as_json(text: str) -> str:
-    """A Python value as JSON; what can't be read stays text."""
+    """Convert a Python value to JSON; invalid values stay text."""
     text = text.strip()
     try:
         value = _value(ast.parse(text, mode="eval").body)
@@ -224,7 +224,7 @@ def python_as_json(text: str) -> str:
 
 
 def _value(node: ast.expr, depth: int = _MAX_DEPTH) -> Any:
-    """The value of a literal. Raises ValueError for what is none."""
+    """Return a literal's value. Raises ValueError for anything else."""
     if not depth:
         raise ValueError("too deep")
     if isinstance(node, ast.Dict):
@@ -246,21 +246,21 @@ def _key(node: ast.expr | None, depth: int) -> str:
     return key if isinstance(key, str) else json.dumps(key)
 
 
-# -- Values that a model wrote in some way, as JSON of a type that their schema allows.
+# -- Converting values that a model wrote to JSON of a type that their schema allows.
 
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 
 
 def coerce_to_schema(text: str, parameter: ParameterSchema | None, *, is_json: bool = False) -> str:
-    """A value as JSON of a type that the schema allows; text that fits none stays text.
+    """Convert a value to JSON of a type that the schema allows; text that fits none stays text.
 
-    Plain text is what the schema has as text alone. Other values are JSON; Python's way of writing
-    constants, lists and objects is read as well.
+    If the schema allows only strings, the value is plain text. Other values are JSON; Python's
+    constants, lists and objects are accepted as well.
 
     Args:
-        text: as the model wrote it. parameter: None for one that isn't known. is_json: the model
-            said that the value is JSON.
+        text: the value as the model wrote it. parameter: its schema, None if unknown. is_json:
+            whether the model marked the value as JSON.
     """
     if parameter is None and is_json:
         parameter = ParameterSchema({})
@@ -278,7 +278,7 @@ def coerce_to_schema(text: str, parameter: ParameterSchema | None, *, is_json: b
         return json.dumps(constant) if fits else quoted(text)
     value = _json_or_python(bare)
     if isinstance(value, str):
-        # A string where none may be holds the value: `"5"`.
+        # The schema allows no string, so the string's content is the value: `"5"`.
         return quoted(value) if "string" in types else coerce_to_schema(value, parameter)
     if value is None or ("string" in types and type_of(value) not in types):
         return quoted(text)
@@ -286,7 +286,7 @@ def coerce_to_schema(text: str, parameter: ParameterSchema | None, *, is_json: b
 
 
 def _number(text: str, types: frozenset[str]) -> str | None:
-    """A number as it was written, a whole one without a fraction; None for what is too large."""
+    """Return a number in its original spelling, or as an integer; None if it is too large."""
     if types.isdisjoint(("integer", "number")) and "string" in types:
         return None
     value = float(text)
@@ -298,7 +298,7 @@ def _number(text: str, types: frozenset[str]) -> str | None:
 
 
 def _json_or_python(text: str) -> Any:
-    """The string, list or object in a text; None for any other."""
+    """Return the string, list or object in a text; None for other values."""
     try:
         value = json.loads(text)
         json.dumps(value, allow_nan=False)
@@ -314,7 +314,7 @@ def _json_or_python(text: str) -> Any:
 
 
 def literal_as_json(text: str, parameter: ParameterSchema | None) -> str:
-    """A Python value as JSON; one of a type that the schema doesn't allow is made to fit it."""
+    """Convert a Python value to JSON, coerced if the schema doesn't allow its type."""
     read = _json_or_python(text.strip())
     value = python_as_json(text) if read is None else json.dumps(read, ensure_ascii=False)
     if parameter is None or type_of(json.loads(value)) in parameter.types:
