@@ -1,1 +1,1 @@
-"""Submit, detokenise, find stop strings, count and bill: what every endpoint shares."""
+"""Submission, detokenization, stop strings, usage and billing, shared by all endpoints."""

@@ -46,10 +46,10 @@ RECHECK_KEY_S = 0.5
 
 
 class KeyRevalidator:
-    """Checks while a request runs that its caller's key is still valid.
+    """Checks periodically, while a request runs, that its caller's key is still valid.
 
-    No token waits for the database, and its reply doesn't wake all of a key's streams in one turn
-    of the loop.
+    Tokens never wait for the database. Each stream checks by itself, so that one reply doesn't
+    wake all streams of a key in the same iteration of the event loop.
 
     Args:
         fail: called with the error when the caller is no longer allowed.
@@ -62,9 +62,9 @@ class KeyRevalidator:
         self._checked_at = time.monotonic()
 
     def maybe_check(self) -> None:
-        """Check every `RECHECK_KEY_S` seconds.
+        """Check if the last check was at least `RECHECK_KEY_S` seconds ago.
 
-        Raises an error that is cached. What the database must say goes to `fail`, soon.
+        Raises an error that is cached. An error from the database goes to `fail` later.
         """
         now = time.monotonic()
         if now - self._checked_at < RECHECK_KEY_S:
@@ -80,14 +80,14 @@ class KeyRevalidator:
             self._fail(error)
 
 
-#: Fewer tokens are freed at once; millions would block the event loop.
+#: With fewer tokens, freeing is immediate; freeing millions would block the event loop.
 _MIN_TOKENS_FOR_DELAY = 100_000
-#: Seconds until nothing else refers to the prompts.
+#: Seconds after which nothing else refers to the prompts.
 RELEASE_DELAY_S = 1.0
 
 
 def release_prompts(prompts: list[list[int]]) -> None:
-    """Free prompts that are no longer needed, a few at a time if they are many."""
+    """Free prompts that are no longer needed, a few at a time if they have many tokens."""
     if sum(map(len, prompts)) >= _MIN_TOKENS_FOR_DELAY:
         spawn(_free(list(prompts)))
 

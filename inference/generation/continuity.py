@@ -1,4 +1,4 @@
-"""`StreamContinuity`: lets another gateway continue a stream when this one or its client leaves."""
+"""`StreamContinuity`: lets another gateway continue a stream whose gateway or client leaves."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from metering.access import GATEWAY, Admission
 
 
 def is_resumable(job: Job) -> bool:
-    """Whether it's journaled: a stream with few enough outputs for event ids."""
+    """Whether the stream is journaled: its outputs are few enough for event ids."""
     return job.stream and len(job.prompts) * job.sampling.num_sequences <= MAX_OUTPUTS
 
 
 class StreamContinuity:
-    """Journal of a stream for other gateways, and state taken over from one.
+    """Journal of a stream for other gateways, and the state taken over from one.
 
     Attributes:
-        is_journaled: whether another gateway could continue it.
-        replaying: whether tokens of another gateway are being returned.
+        is_journaled: whether another gateway can continue the stream.
+        replaying: whether `replayed_chunks` still returns tokens from the previous gateway.
     """
 
     def __init__(self, job: Job, taken_over: TakenOverStream | None = None) -> None:
-        """`taken_over`: the stream of another gateway that this one continues."""
+        """`taken_over`: another gateway's stream, which this one continues."""
         self._job, self._taken_over = job, taken_over
         self.is_journaled = is_resumable(job)
         self.replaying = self._has_delivered = False
@@ -49,27 +49,27 @@ class StreamContinuity:
 
     @property
     def position(self) -> StreamPosition | None:
-        """The position of a client that began to read at another gateway."""
+        """The position at which the client resumed a stream; None for a new stream."""
         return None if self._taken_over is None else self._taken_over.position
 
     @property
     def has_delivered_tokens(self) -> bool:
-        """Whether the first chunks are what the client has received already."""
+        """Whether the first chunks were already received by the client."""
         return self._taken_over is not None and bool(self._taken_over.delivered())
 
     @property
     def resume_state(self) -> ResumeState | None:
-        """For the engine client."""
+        """State for the engine client to resume from."""
         return None if self._taken_over is None else self._taken_over.to_resume_state
 
     def replayed_chunks(self) -> list[TokenChunk] | None:
-        """The next chunks of another gateway; None when all were returned."""
+        """Return the next chunks from the previous gateway; None once all were returned."""
         self.replaying = bool(self._pending_chunks)
         return self._pending_chunks.popleft() if self._pending_chunks else None
 
     def is_missing_end(self, outputs: list[list[OutputState]]) -> bool:
-        """Whether all was replayed and the client had received an output's end that isn't known
-        here: nothing more would come of that output.
+        """Whether the client received the end of an output that the journal lacks, with nothing
+        left to replay: no more tokens of that output would arrive.
         """
         if (taken_over := self._taken_over) is None or not self.replaying or self._pending_chunks:
             return False
@@ -85,7 +85,7 @@ class StreamContinuity:
         return self._job.request_id if self.is_journaled else ""
 
     def begin(self, fingerprint: bytes, admission: Admission) -> None:
-        """Journal what the stream is; `fingerprint`: see `request_fingerprint`."""
+        """Journal the stream's description; `fingerprint`: see `request_fingerprint`."""
         if not self.is_journaled:
             return
         job, client, taken_over = self._job, get_engine_client(), self._taken_over
@@ -112,14 +112,14 @@ class StreamContinuity:
             client.journal.record_tokens(job.request_id, 0, chunk)
 
     def mark_delivered(self) -> None:
-        """Have the stream billed if this gateway dies from now on."""
+        """Have the stream billed from now on if this gateway dies."""
         if not self._has_delivered and self.is_journaled:
             get_engine_client().journal.mark_delivered(self._job.request_id)
         self._has_delivered = True
 
     @property
     def ledger_id(self) -> str:
-        """The ledger's id of what this gateway settles."""
+        """The ledger's id of the usage that this gateway settles."""
         return self._job.request_id if self._taken_over is None else self._taken_over.ledger_id
 
     @property
@@ -128,7 +128,7 @@ class StreamContinuity:
         return (None if self._taken_over is None else self._taken_over.billed) or Usage()
 
     async def settled(self, usage: Usage) -> Usage:
-        """Journal the whole usage; return the part that this gateway settles."""
+        """Journal the total usage; return the part that this gateway settles."""
         if self.is_journaled:
             journal = get_engine_client().journal
             name = self._job.request_id
@@ -141,7 +141,7 @@ class StreamContinuity:
 async def take_over_generation(
     job: Job, position: StreamPosition, fingerprint: bytes
 ) -> tuple[Admission, TakenOverStream]:
-    """Take a stream over from another gateway; `job` becomes that gateway's.
+    """Take a stream over from another gateway, and give `job` its id, start, seed and adapter.
 
     Raises what `take_over_stream` and `admit` raise.
     """

@@ -1,4 +1,4 @@
-"""`Generation`: one job from admission to the ledger."""
+"""`Generation`: a job from admission to the ledger."""
 
 from __future__ import annotations
 
@@ -41,20 +41,21 @@ from metering.access import (
 
 logger = logging.getLogger(__name__)
 
-#: How long settling waits for the engine to report what an aborted request had run.
+#: Maximum seconds that settling waits for the engine's report on an aborted request.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
-#: Tokens that are hashed in 5 microseconds.
+#: Maximum number of tokens hashed on the event loop, which takes about 5 microseconds.
 INLINE_MAX_HASHED_TOKENS = 512
-#: How long a request's record waits for the engine's record of an output that ended here first.
+#: Maximum seconds that a request's record waits for the engine's record of an output that a stop
+#: string ended at the gateway.
 RECORDS_TIMEOUT_S = 1.0
 
 
 class Generation:
-    """A running job. Read deltas with `next` until `finished`; `release` it in any case.
+    """A running job. Read deltas with `next` until `finished`; always call `release`.
 
-    `release` may be called from any thread, at any time and more than once: it aborts what still
-    runs and settles the usage, exactly once.
+    `release` may be called from any thread, at any time and repeatedly: it aborts running requests
+    and settles the usage exactly once.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Generation:
         outputs: list[list[OutputState]],
         taken_over: TakenOverStream | None = None,
     ) -> None:
-        """`outputs`: [prompt][output]. `taken_over`: another gateway's stream that it continues."""
+        """`outputs`: [prompt][output]. `taken_over`: another gateway's stream to continue."""
         self.job = job
         self.admission = admission
         self._continuity = StreamContinuity(job, taken_over)
@@ -79,7 +80,7 @@ class Generation:
         self._last_token_at = 0.0
         self._unfinished = len(job.prompts) * job.sampling.num_sequences
         self._cached = [0] * len(job.prompts)
-        #: Tokens of each output whose text was returned by `next`.
+        #: Number of tokens of each output whose text `next` returned.
         self._emitted_tokens = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._bill_partial = job.ctx.bill_partial
@@ -102,49 +103,49 @@ class Generation:
 
     @property
     def flights(self) -> list[InFlightRequest]:
-        """Its engine requests, one for each prompt."""
+        """The job's engine requests, one per prompt."""
         return self._submission.flights
 
     @property
     def replica_id(self) -> str:
-        """The last replica that it was assigned to."""
+        """The last replica that the job was assigned to."""
         return self._submission.replica_id
 
     @property
     def resumed_from(self) -> StreamPosition | None:
-        """The position of a client that began to read at another gateway."""
+        """The position at which the client resumed a stream; None for a new stream."""
         return self._continuity.position
 
     @property
     def has_delivered_tokens(self) -> bool:
-        """Whether the first deltas are what the client has received already."""
+        """Whether the first deltas were already received by the client."""
         return self._continuity.has_delivered_tokens
 
     @classmethod
     async def start(cls, job: Job) -> Self:
-        """Admit and submit a job that `Job.check` has passed, or continue a stream of another
-        gateway, where the client resumes one.
+        """Admit and submit a job that passed `Job.check`, or take over the stream that its client
+        resumes.
 
         Raises:
             RateLimited: a limit is reached. ServiceUnavailable: the limits can't be read.
-            StreamNotFound, InvalidRequest: there's no such stream to continue.
+            StreamNotFound, InvalidRequest: there is no such stream to continue.
         """
         position = job.ctx.position if job.stream else None
         fingerprint = await _request_fingerprint(job)
         if position is None and job.sampling.seed is None:
-            # So that another replica would continue with the same tokens.
+            # With an explicit seed another replica continues with the same tokens.
             job.sampling.seed = secrets.randbits(63)
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
-            job.sampling.logprobs = 0  # the best outputs are chosen by them
+            job.sampling.logprobs = 0  # needed to choose the best outputs
         await get_engine_client().start()
-        outputs = await _initial_outputs(job)  # before anything is held for it
+        outputs = await _initial_outputs(job)  # before anything is reserved
         taken_over: TakenOverStream | None = None
         try:
             if position is None:
                 admission = await cls._admit(job)
             else:
-                # To its end, though its client may leave meanwhile: this gateway must then end the
-                # stream and bill it.
+                # Shielded: if the client leaves meanwhile, this gateway must still finish the
+                # takeover, end the stream and bill it.
                 takeover = asyncio.create_task(take_over_generation(job, position, fingerprint))
                 try:
                     admission, taken_over = await asyncio.shield(takeover)
@@ -153,7 +154,7 @@ class Generation:
                     raise
             generation = cls(job, admission, outputs, taken_over)
         except BaseException as error:
-            # The client left while Redis admitted it, say: what was reserved must be given back.
+            # E.g. the client left while Redis admitted the job: release the reservation.
             if position is None and not isinstance(error, QuireError):
                 spawn(settle(_rejected_usage(job)))
             raise
@@ -168,11 +169,11 @@ class Generation:
         outputs: list[list[OutputState]],
         fingerprint: bytes,
     ) -> None:
-        """End a stream whose client left while it was taken over, if that succeeds."""
+        """End a stream whose client left during the takeover, if the takeover succeeds."""
         try:
             admission, taken_over = await takeover
         except QuireError:
-            return  # it still belongs to the other gateway, or to none
+            return  # not taken over, so not this gateway's to end
         generation = cls(job, admission, outputs, taken_over)
         generation._continuity.begin(fingerprint, admission)
         generation.release()
@@ -188,7 +189,7 @@ class Generation:
 
     @property
     def waiting(self) -> bool:
-        """Whether it's assigned to no replica now."""
+        """Whether the job is not assigned to any replica now."""
         return not self._settled and self._submission.waiting
 
     @property
@@ -197,18 +198,18 @@ class Generation:
         return self._unfinished == 0
 
     async def next(self, wait_s: float | None = None) -> list[OutputDelta]:
-        """The next deltas, at most one an output; [] after `wait_s` seconds without tokens, or
-        where the new tokens have no text yet, such as half a character.
+        """Return the next deltas, at most one per output; [] after `wait_s` seconds without tokens,
+        or if the new tokens have no text yet, such as half a character.
 
         Raises: errors of the engine, the gateway and the tokenizer. The generation is released.
         """
-        if self._delivered:  # the caller has written the last deltas to its client
+        if self._delivered:  # the caller has sent the previous deltas to its client
             self._continuity.mark_delivered()
         try:
             chunks = self._continuity.replayed_chunks()
             if chunks is None:
                 chunks = await self._submission.next_chunks(wait_s)
-            self._key_revalidator.maybe_check()  # a key that is revoked ends its streams
+            self._key_revalidator.maybe_check()  # revoking a key ends its streams
             deltas = [delta for chunk in chunks if (delta := self._apply_chunk(chunk)) is not None]
         except QuireError as error:
             self._error = error
@@ -278,7 +279,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
+        """Usage so far."""
         return Usage(
             prompt_tokens=self.job.prompt_tokens,
             completion_tokens=sum(
@@ -299,11 +300,11 @@ class Generation:
         return (self.first_token_at - self.job.received_at) * 1000
 
     def discard(self) -> None:
-        """Bill nothing unless it has ended: a worker generates it again."""
+        """Bill nothing unless the job has finished: a worker will generate it again."""
         self._bill_partial = False
 
     def release(self) -> None:
-        """Abort what runs and settle, once. Any thread."""
+        """Abort running requests and settle the usage, once. Callable from any thread."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -322,7 +323,7 @@ class Generation:
         spawn(self._settle(duration_ms))
 
     async def _settle(self, duration_ms: float) -> None:
-        """Bill the usage, after the engine reported what an aborted request had run."""
+        """Bill the usage after the engine reported the tokens of aborted requests."""
         job, used = self.job, self.job.model.use
         await self._submission.wait_aborted(GONE_TIMEOUT_S)
         await finish_dispatch.current().wait(job.caller.tenant)
@@ -392,7 +393,7 @@ class Generation:
         release_prompts(job.prompts)
 
     def _account(self) -> EngineUsage:
-        """Arguments of the engine's own count of usage."""
+        """Return what the engine's own count of usage is compared with."""
         job, billed = self.job, self._continuity.billed
         outputs = [output for outputs in self.outputs for output in outputs]
         return EngineUsage(
@@ -414,9 +415,9 @@ class Generation:
             log_content(await decode_content(self, record.request_id))
 
     def _billed(self) -> Usage:
-        """Prompts that the engine began, and every token that reached this gateway.
+        """Usage to bill: prompts that the engine began, and all tokens that reached this gateway.
 
-        Where no replica was left to continue it, only what a client received of a stream.
+        If no replica was left to continue, only the tokens that a stream delivered are billed.
         """
         if not self._bill_partial and not self.finished:
             return Usage()
@@ -436,7 +437,7 @@ class Generation:
         )
 
     def _billed_after_failure(self) -> Usage:
-        """After a 503: the prompts and tokens that a stream delivered, else nothing."""
+        """Usage to bill after a 503: prompts and tokens that a stream delivered, else nothing."""
         delivered = self._emitted_tokens if self.job.stream else [[0] for _ in self.job.prompts]
         billed = [number for number, tokens in enumerate(delivered) if any(tokens)]
         return replace(
@@ -447,7 +448,7 @@ class Generation:
 
 
 def _rejected_usage(job: Job) -> UsageRecord:
-    """The usage of a request that ended before it was sent to an engine."""
+    """Return the usage record of a request that ended before it was sent to an engine."""
     return UsageRecord(
         request_id=job.request_id,
         tenant_id=job.caller.tenant_id,
@@ -466,7 +467,7 @@ def _rejected_usage(job: Job) -> UsageRecord:
 
 
 async def _request_fingerprint(job: Job) -> bytes:
-    """Identifies the request to other gateways; b"" for one that can't be resumed."""
+    """Return bytes that identify the request to other gateways; b"" if it can't be resumed."""
     if not is_resumable(job):
         return b""
     return await run_in_thread_if_many(
@@ -475,7 +476,7 @@ async def _request_fingerprint(job: Job) -> bytes:
 
 
 async def _initial_outputs(job: Job) -> list[list[OutputState]]:
-    """New states of a job's outputs: [prompt][output]."""
+    """Return new states of a job's outputs: [prompt][output]."""
     indices, tokenizer = range(job.sampling.num_sequences), job.model.tokenizer
     return [
         [

@@ -1,4 +1,4 @@
-"""Log probabilities in the forms of the two endpoints."""
+"""Log probabilities in the formats of the chat and completions endpoints."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from inference.generation.output import OutputState, TokenEntry, TokenFormatter
 
 
 def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
-    """Indices of the outputs to return: all in order, or the best by cumulative log probability."""
+    """Return indices of the outputs to return: all in order, or the best by log probability."""
     if len(outputs) <= n:
         return list(range(len(outputs)))
     return sorted(range(len(outputs)), key=lambda index: -outputs[index].sum_logprobs)[:n]
 
 
-#: JSON has no -inf; this is what vLLM and OpenAI write.
+#: Replaces -inf, which JSON lacks, as in vLLM and OpenAI's API.
 LOWEST = -9999.0
 
 
 def to_json_float(value: float) -> float:
-    """A log probability that JSON can hold."""
+    """Clamp a log probability to a value that JSON can represent."""
     return max(value, LOWEST)
 
 
 def chat_logprobs(
     entries: Sequence[TokenEntry], names: TokenFormatter, top: int, *, asked: bool = False
 ) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content`: one object a token, `top` alternatives each.
+    """Return `choices[].logprobs.content`: one object per token with `top` alternatives.
 
-    `asked`: they are tokens that the client named; the chosen one stands among them.
+    `asked`: the alternatives are tokens that the client named; the chosen one is among them.
     """
     return [
         {
@@ -47,7 +47,7 @@ def chat_logprobs(
 
 
 def text_entries(entries: Sequence[TokenEntry]) -> list[TokenEntry]:
-    """The entries of tokens that the text has; clients put the text together from them."""
+    """Return the entries of tokens in the text; clients concatenate them to obtain the text."""
     return [entry for entry in entries if entry.in_text]
 
 
@@ -72,9 +72,9 @@ def _token(scores: TokenLogprobs, index: int, names: TokenFormatter) -> dict[str
 def completion_logprobs(
     entries: Sequence[TokenEntry], names: TokenFormatter, start: int
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion: parallel lists.
+    """Return `choices[].logprobs` of a completion: parallel lists.
 
-    `start`: characters of the choice's text before these tokens' output began (the echo).
+    `start`: number of characters of the choice's text before this output (the echo).
     """
     return {
         "text_offset": [start + entry.offset for entry in entries],
@@ -91,7 +91,7 @@ def echo_logprobs(
     *,
     shows_special: bool,
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of an echoed prompt, whose first token has no log probability."""
+    """Return `choices[].logprobs` of an echoed prompt; its first token has no log probability."""
     hidden = frozenset() if shows_special else names.tokenizer.special_token_ids
     return {
         "text_offset": _offsets(prompt, names.tokenizer, hidden),
@@ -102,7 +102,7 @@ def echo_logprobs(
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[int]) -> list[int]:
-    """Number of complete characters before each token; hidden tokens have none."""
+    """Return the number of complete characters before each token; hidden tokens have none."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets, length = [], 0
     for token_id in token_ids:
@@ -113,7 +113,7 @@ def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[i
 
 
 def _top(scores: TokenLogprobs, names: TokenFormatter) -> dict[str, float]:
-    """The token itself and the best ones, by their spelling; of equal ones the likelier stays."""
+    """Return the token and its best alternatives by text; of equal texts the likelier remains."""
     result: dict[str, float] = {}
     for token_id, logprob in zip(scores.token_ids, scores.logprobs, strict=True):
         name = names(token_id)
@@ -124,7 +124,7 @@ def _top(scores: TokenLogprobs, names: TokenFormatter) -> dict[str, float]:
 def concat_logprobs(
     first: dict[str, Any] | None, second: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Two completions' logprobs one after the other."""
+    """Concatenate the logprobs of two completions."""
     if first is None or second is None:
         return first or second
     return {name: first[name] + second[name] for name in first}
@@ -133,7 +133,7 @@ def concat_logprobs(
 def prompt_logprobs(
     scores: Sequence[TokenLogprobs | None] | None, names: TokenFormatter
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: for each prompt token its alternatives by id."""
+    """Return vLLM's `prompt_logprobs`: the alternatives of each prompt token by id."""
     if scores is None:
         return None
     return [

@@ -29,16 +29,16 @@ WAITING_FOR_REPLICA = Gauge(
     ["model_name"],
 )
 
-#: How long a request waits for a model that was unloaded when idle: a large one takes minutes.
+#: Maximum seconds that a request waits for an idle-unloaded model; large ones load for minutes.
 WAKE_TIMEOUT_S, WAKE_POLL_INTERVAL_S = 300.0, 0.1
 
 
 def check_queue(
     ctx: RequestContext, model: ResolvedModel, priority: int | None, *, stream: bool | None = False
 ) -> None:
-    """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
+    """Raise `EngineOverloaded` (429) or `Overloaded` (503) if too many requests wait for the model.
 
-    Called before a prompt is rendered, so that a refusal costs next to nothing.
+    Called before a prompt is rendered, so that a rejection is cheap.
     """
     timeout_s = ctx.client_timeout.seconds(stream=bool(stream))
     get_engine_client().check_queue(
@@ -47,8 +47,8 @@ def check_queue(
 
 
 async def check_any_queue(caller: Caller) -> None:
-    """Raise what `check_queue` raises, if it does for every model at the caller's highest priority:
-    whichever a request names, it would be refused.
+    """Raise what `check_queue` raises if every model's queue is full at the caller's highest
+    priority, so that the request would be rejected whatever model it names.
     """
     client = get_engine_client()
     names = {card.alias_of or card.id for card in await access_models(caller)}
@@ -62,18 +62,18 @@ async def check_any_queue(caller: Caller) -> None:
 async def resolve_model(
     ctx: RequestContext, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
 ) -> ResolvedModel:
-    """The model or adapter of this name, for the caller.
+    """Return the model or adapter of this name for the caller.
 
     Args:
         name: None for the only model that the caller may use.
-        task: what it must support; None for any task.
+        task: task that it must support; None for any task.
         sticky: key of the request's user or conversation, which gets the same version throughout
             while a canary has a share of the traffic.
 
     Raises:
         InvalidRequest: the model doesn't support the task, or the name is missing.
         ModelNotFound: it doesn't exist or isn't the caller's (404, both look the same).
-        AdapterInvalid: a resolver found it, but it can't be served (400).
+        AdapterInvalid: a resolver returned an adapter that can't be served (400).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: it has none (503).
     """
     caller = ctx.caller
@@ -112,8 +112,8 @@ async def resolve_model(
 
 
 async def _pin_to_stream(ctx: RequestContext, chosen: AdapterRef) -> AdapterRef:
-    """The version of the adapter that a resumed stream began with, or the chosen one: the prompt
-    must be made by the same tokenizer. Raises as `find_resumed_stream`.
+    """Return the version of the adapter that a resumed stream began with, or the current one: the
+    prompt must be encoded with the same tokenizer. Raises what `find_resumed_stream` raises.
     """
     stream = await find_resumed_stream(ctx)
     pinned = stream.adapter if stream is not None else None
@@ -128,10 +128,9 @@ def _is_available(target: ModelTarget) -> bool:
 
 
 async def _wake_idle_model(name: str) -> None:
-    """Load a model that was unloaded when idle, and wait for its first replica to be ready or fail.
+    """Load a model that was unloaded when idle, and wait for its first replica to start or fail.
 
-    An autoscaler sees from `WAITING_FOR_REPLICA` that it has to start one. Raises
-    `EngineUnavailable` when that takes too long.
+    `WAITING_FOR_REPLICA` tells an autoscaler to start one. Raises `EngineUnavailable` on a timeout.
     """
     client, started_at = get_engine_client(), time.monotonic()
     if not await wake_model_for_request(name):
@@ -147,8 +146,8 @@ async def _wake_idle_model(name: str) -> None:
 
 
 async def _pick_fallback(caller: Caller, target: ModelTarget) -> tuple[ModelTarget, str]:
-    """The first available fallback that the caller may use, and the model's name; the target itself
-    and "" without one. Adapters have no fallbacks.
+    """Return the first available fallback that the caller may use, and the requested model's name;
+    without one, the target itself and "". Adapters have no fallbacks.
     """
     if target.adapter is None:
         for name in target.base.fallbacks:
@@ -162,7 +161,7 @@ async def _pick_fallback(caller: Caller, target: ModelTarget) -> tuple[ModelTarg
 
 
 def _sticky_key(caller: Caller, sticky: str) -> str:
-    """Identifies the request's user, as far as that is known; a key may have many users."""
+    """Identify the request's user as precisely as possible; a key may have many users."""
     if sticky:
         return f"{caller.tenant_id}\0{sticky}"
     return f"user {caller.user_id}" if caller.user_id is not None else ""

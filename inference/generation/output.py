@@ -1,4 +1,4 @@
-"""`OutputState`: one output's tokens turned into text, up to its end."""
+"""`OutputState`: turns one output's tokens into text and detects its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
 from inference.engine_client.mailbox import TokenChunk
 from metering.access import MAX_POINTS
 
-#: The engine's reasons that OpenAI's clients don't know -> `finish_reason` and `stop_reason` there.
+#: Engine's finish reason that OpenAI's clients don't know -> its `finish_reason`, `stop_reason`.
 _EDGE_REASONS = {
     "budget": ("length", "budget"),
     "repetition": ("stop", "repetition_detected"),
@@ -20,11 +20,11 @@ _EDGE_REASONS = {
 
 @dataclass(slots=True)
 class TokenEntry:
-    """A token with its log probabilities and its place in the output's text.
+    """A token with its log probabilities and its position in the output's text.
 
     Attributes:
-        offset: how many characters were complete before it.
-        in_text: whether the text has it; special tokens, the end and a stop string are left out.
+        offset: number of characters completed before it.
+        in_text: whether the text includes it; special tokens, EOS and stop strings are left out.
     """
 
     token_id: int
@@ -38,13 +38,13 @@ class OutputDelta:
     """Increment of one output, ready for an endpoint to write.
 
     Attributes:
-        number, index: which prompt, which of its outputs.
-        text: never half a character, never a part of a stop string.
-        token_ids: tokens since the last increment. entries: theirs, when logprobs are asked for.
-        finish_reason: "stop" or "length" on the last one. stop_reason: the stop string or id;
-            "budget" where the tenant's reservation ended it, "repetition_detected" where
+        number, index: index of the prompt, and of the output for that prompt.
+        text: never part of a character or of a stop string.
+        token_ids: tokens since the last increment. entries: theirs, if logprobs were requested.
+        finish_reason: "stop" or "length" in the last increment. stop_reason: the stop string or id;
+            "budget" if the tenant's reservation ended the output, "repetition_detected" if
             `repetition_detection` did.
-        prompt_logprobs: once, when asked for.
+        prompt_logprobs: in one increment, if requested.
     """
 
     number: int
@@ -58,7 +58,7 @@ class OutputDelta:
 
 
 class TokenFormatter:
-    """Writes tokens as text, or as `token_id:N` when the client asked for that."""
+    """Writes tokens as text, or as `token_id:N` if the client requested that."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self.tokenizer, self._as_ids = tokenizer, as_ids
@@ -68,7 +68,7 @@ class TokenFormatter:
 
 
 class TokenTimeline:
-    """When tokens came: `MAX_POINTS` points at most, however many there were."""
+    """Times at which tokens arrived: at most `MAX_POINTS` points, however many tokens."""
 
     __slots__ = ("_last", "_points", "_skipped", "_stride", "total")
 
@@ -92,7 +92,7 @@ class TokenTimeline:
             self._stride *= 2
 
     def since(self, start: float) -> list[tuple[int, int]]:
-        """[milliseconds after `start`, tokens so far], the last point included."""
+        """Return [milliseconds after `start`, tokens so far], including the last point."""
         points = list(self._points)
         if self.total and (not points or points[-1] != self._last):
             points.append(self._last)
@@ -100,13 +100,13 @@ class TokenTimeline:
 
 
 class OutputState:
-    """Detokenises and looks for stop strings. The result does not depend on how tokens are grouped.
+    """Detokenizes and detects stop strings, independently of how tokens are chunked.
 
     Attributes:
-        num_tokens: tokens so far, up to the end of a stop string.
-        sum_logprobs: of these, when the engine sends them.
+        num_tokens: number of tokens so far, up to the end of a stop string.
+        sum_logprobs: sum of their log probabilities, if the engine sends them.
         finish_reason: None while running.
-        engine_reason: the same, where the engine's word differs ("budget", "repetition").
+        engine_reason: the engine's finish reason, which may differ ("budget", "repetition").
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class OutputState:
             if sampling.stop
             else None
         )
-        # Only these need to know which token made which text.
+        # Only stop strings and logprobs require knowing which token produced which text.
         self._by_token = self._stop is not None or sampling.logprobs is not None
         self._entries: list[TokenEntry] = []
         self._token_ids: list[int] = []
@@ -159,7 +159,7 @@ class OutputState:
 
     @property
     def _text(self) -> IncrementalDetokenizer:
-        """Made with the first token: those of thousands of outputs aren't made at once."""
+        """Created with the first token, so that thousands aren't created at once."""
         if self._detokenizer is None:
             tokenizer, prompt, preserved_token_ids = self._from
             self._detokenizer = IncrementalDetokenizer(
@@ -172,7 +172,7 @@ class OutputState:
         return self._detokenizer
 
     def push(self, chunk: TokenChunk) -> OutputDelta | None:
-        """Return a chunk's increment; None while there is nothing to show (half a character)."""
+        """Return a chunk's increment; None while there is no text to emit (half a character)."""
         text = self._append_tokens(chunk)
         if self.finish_reason is None and chunk.finish_reason is not None:
             text += self._finish(chunk)
@@ -196,7 +196,7 @@ class OutputState:
         return increment
 
     def _num_ready(self) -> int | None:
-        """How many tokens belong to text that can't become a stop string any more; None: all."""
+        """Number of tokens whose text can no longer be part of a stop string; None: all."""
         if self._stop is None or self.finish_reason is not None or not self._entries:
             return None
         if self._visible_len == self._text_len:
@@ -224,7 +224,7 @@ class OutputState:
         return text
 
     def _is_left_out(self, token: int) -> bool:
-        """Whether the text has no special tokens, and this is one."""
+        """Whether this is a special token that the text omits."""
         tokenizer, _, preserved_token_ids = self._from
         special = self._sampling.skip_special_tokens and token in tokenizer.special_token_ids
         return special and token not in preserved_token_ids
@@ -237,7 +237,7 @@ class OutputState:
             self._entries.append(TokenEntry(token, logprobs, self._text_len, in_text))
 
     def _check_stop(self, text: str) -> str:
-        """The part of new text that may be shown; ends the output at a stop string."""
+        """Return the part of new text to emit; a stop string ends the output."""
         if self._stop is None:
             return text
         may_stop = self.num_tokens >= self._sampling.min_tokens
@@ -250,12 +250,12 @@ class OutputState:
         return visible
 
     def _hidden_stop_token(self, chunk: TokenChunk) -> bool:
-        """Whether the piece ends with EOS, which shows in no text that doesn't ask for its end."""
+        """Whether the chunk ends with EOS, which the text omits unless the request includes it."""
         by_eos = chunk.finish_reason == "stop" and chunk.stop_reason is None
         return by_eos and bool(chunk.token_ids) and not self._sampling.include_stop_str_in_output
 
     def _finish(self, chunk: TokenChunk) -> str:
-        """The engine has ended the output: what was held back comes out now."""
+        """Return the text held back so far, since the engine has ended the output."""
         text = self._check_stop(self._text.flush())
         if self.finish_reason is None:
             engine_reasons = (chunk.finish_reason or "", chunk.stop_reason)
@@ -270,7 +270,7 @@ class OutputState:
 
 @dataclass(slots=True)
 class Collected:
-    """All that came of an output so far; the fields are `OutputDelta`'s."""
+    """All increments of an output so far; fields as in `OutputDelta`."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -279,7 +279,7 @@ class Collected:
     stop_reason: int | str | None = None
 
     def append(self, increment: OutputDelta) -> None:
-        """Add what is new."""
+        """Append an increment."""
         self.text += increment.text
         self.token_ids += increment.token_ids
         self.entries += increment.entries

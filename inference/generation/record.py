@@ -1,4 +1,4 @@
-"""Stored trace of a generation: its path through gateway and engine."""
+"""The record of a generation's path through gateway and engine, which is stored."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, float]]:
-    """`{"metrics": ...}` of a request that has ended; {} unless the operator wants answers to have
-    them (`PER_REQUEST_METRICS`).
+    """Return `{"metrics": ...}` of a finished request; {} unless `PER_REQUEST_METRICS` includes
+    metrics in responses.
     """
     return (
         {"metrics": compute_request_metrics(flights)} if settings.QUIRE.per_request_metrics else {}
@@ -38,10 +38,11 @@ def response_metrics(flights: list[InFlightRequest]) -> dict[str, dict[str, floa
 
 
 def compute_request_metrics(flights: list[InFlightRequest]) -> dict[str, float]:
-    """Milliseconds by vLLM's names, of all prompts and outputs together. What the engine hasn't
-    told (of outputs that a stop string ended here), or what one token can't have, is left out.
+    """Return vLLM's per-request metrics in milliseconds, over all prompts and outputs together.
 
-    The first token's time begins when the prompt is first computed: `queue_time_ms` is before it.
+    Outputs that the engine didn't report (a stop string ended them at the gateway) are left out,
+    as are metrics that a single token doesn't have. The time to first token begins when the prompt
+    is first computed; `queue_time_ms` is the time before that.
     """
     records = [record for flight in flights for record in flight.records.values()]
     if not records:
@@ -63,17 +64,17 @@ def compute_request_metrics(flights: list[InFlightRequest]) -> dict[str, float]:
 
 
 def _time_to_first_token(record: FlightRecord) -> float:
-    """Seconds from a request's arrival to an output's first token."""
+    """Return seconds from a request's arrival to an output's first token."""
     return record.queue_time + record.prefill_time
 
 
-#: Tokens from the beginning and the end of a text that is kept; see `RequestContent`.
+#: Number of tokens kept at the beginning and at the end of a text; see `RequestContent`.
 _MAX_STORED_TOKENS = 2000
 _MAX_STORED_CHARS = 16_000
 
 
 def build_request_trace(generation: Generation, error: BaseException | None) -> RequestTrace:
-    """The record of a generation that is over."""
+    """Return the record of a finished generation."""
     job, admission = generation.job, generation.admission
     reported_error = None if error is None else as_quire_error(error)
     return RequestTrace(
@@ -164,7 +165,7 @@ def _output(flight: InFlightRequest, index: int, record: FlightRecord, reason: s
 
 
 async def decode_content(generation: Generation, request_id: str) -> Content:
-    """Decode prompt and answer as the model saw them, in a thread."""
+    """Decode prompt and output as the model saw them, in a thread."""
     job = generation.job
     answers = [tokens for flight in generation.flights for tokens in flight.tokens]
 
@@ -194,7 +195,7 @@ def _text(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 
 def _truncate_middle(text: str) -> str:
-    """Cut in the middle; what any database takes."""
+    """Truncate a text in its middle, and remove characters that databases reject."""
     if len(text) > _MAX_STORED_CHARS:
         half = _MAX_STORED_CHARS // 2
         text = f"{text[:half]}\n[{len(text) - 2 * half} characters]\n{text[-half:]}"

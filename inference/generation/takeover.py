@@ -1,4 +1,4 @@
-"""Taking over a stream from another gateway: what it had produced, and who bills it."""
+"""Takes a stream over from another gateway: the tokens so far, and who bills them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 async def find_resumed_stream(ctx: RequestContext) -> OpenStream | None:
-    """The stream that a request resumes; None for a new one.
+    """Return the stream that a request resumes; None for a new one.
 
-    Raises: `InvalidRequest` for a `Last-Event-ID` that is none of ours; `Overloaded` (503) without
-    Redis.
+    Raises: `InvalidRequest` for a `Last-Event-ID` that Quire didn't issue; `Overloaded` (503)
+    without Redis.
     """
     position = ctx.position
     if position is None:
@@ -56,8 +56,8 @@ async def find_resumed_stream(ctx: RequestContext) -> OpenStream | None:
 
 
 def stream_owner(caller: Caller) -> str:
-    """Owner who may resume a stream in its tenant: the user or key that began it, even if the key
-    was rotated since. It's billed to the first key, whose limits and budgets have reserved it.
+    """Return who may resume a stream in its tenant: the user or key that began it, even if the key
+    was rotated since. The first key is billed, whose limits and budgets have the reservation.
     """
     if caller.key_id is None:
         return f"user {caller.user_id}"
@@ -65,7 +65,7 @@ def stream_owner(caller: Caller) -> str:
 
 
 async def open_stream(client: EngineClient, stream: str, caller: Caller) -> OpenStream | None:
-    """Read what a stream's gateway journaled; None if it doesn't exist or isn't the caller's.
+    """Read a stream's journaled description; None if it doesn't exist or isn't the caller's.
 
     Raises: RedisError.
     """
@@ -77,7 +77,7 @@ async def open_stream(client: EngineClient, stream: str, caller: Caller) -> Open
     return stream_info if stream_info.holder == stream_owner(caller) else None
 
 
-#: Seconds until requests of the other gateway are searched and aborted once more.
+#: Seconds until the other gateway's requests are searched and aborted a second time.
 SWEEP_DELAY_S = 1.0
 
 
@@ -98,12 +98,12 @@ class TakenOverStream:
     """A stream that this gateway has taken over.
 
     Attributes:
-        position: its client's. about: what its first gateway journaled.
-        received: [prompt][output] all known tokens, as one chunk.
-        bits: [prompt] the numerics that made them.
-        epoch: how often it was taken over.
-        ledger_id: the ledger's id of what this gateway settles.
-        billed: what is settled already; None if this gateway settles all of it.
+        position: the client's position. about: description that its first gateway journaled.
+        received: [prompt][output] all known tokens, as one chunk per output.
+        bits: [prompt] the numerics that produced them.
+        epoch: number of takeovers so far.
+        ledger_id: the ledger's id of the usage that this gateway settles.
+        billed: usage that is already settled; None if this gateway settles all of it.
     """
 
     position: StreamPosition
@@ -116,17 +116,17 @@ class TakenOverStream:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens of all outputs."""
+        """Number of known tokens of all outputs."""
         return sum(len(chunk.token_ids) for outputs in self.received for chunk in outputs)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to generate, as far as is known."""
+        """Whether every output's end is known."""
         return all(chunk.finish_reason for outputs in self.received for chunk in outputs)
 
     @property
     def counts(self) -> dict[str, int]:
-        """Tokens by "engine request/output" of what has begun, for billing."""
+        """Number of tokens by "engine request/output" of outputs that have begun, for billing."""
         return {
             redis_keys.output_field(engine_id, chunk.index): len(chunk.token_ids)
             for engine_id, outputs in zip(self.about.requests, self.received, strict=True)
@@ -136,7 +136,7 @@ class TakenOverStream:
 
     @property
     def to_resume_state(self) -> ResumeState:
-        """For the engine client."""
+        """State for the engine client to resume from."""
         return ResumeState(
             [[chunk.token_ids for chunk in outputs] for outputs in self.received],
             [
@@ -151,7 +151,7 @@ class TakenOverStream:
         )
 
     def delivered(self) -> list[TokenChunk]:
-        """Chunks that the client has received, one an output."""
+        """Return chunks that the client has received, one per output."""
         chunks = []
         for index, chunk in enumerate(self._received_chunks()):
             count, is_finished = self._count_delivered(index, chunk)
@@ -160,7 +160,7 @@ class TakenOverStream:
         return chunks
 
     def partially_delivered(self) -> list[TokenChunk]:
-        """The chunk of whose events the client received a part; [] without one."""
+        """Return the chunk whose events the client received only in part; [] if there is none."""
         position = self.position
         if not position.part:
             return []
@@ -169,7 +169,7 @@ class TakenOverStream:
         return [part(chunk, position.start, count, with_end=is_finished)]
 
     def undelivered(self) -> list[TokenChunk]:
-        """Known chunks that the client hasn't received."""
+        """Return known chunks that the client hasn't received."""
         chunks = []
         for index, chunk in enumerate(self._received_chunks()):
             count, is_finished = self._count_complete(index, chunk)
@@ -198,7 +198,7 @@ class TakenOverStream:
         return self.position.counts[index], self.position.finished[index]
 
     def check(self) -> None:
-        """Raise `StreamNotFound` when the client has received more than is known."""
+        """Raise `StreamNotFound` if the client has received more tokens than are known."""
         chunks = self._received_chunks()
         if self.position.stage == "" and len(self.position.counts) != len(chunks):
             raise StreamNotFound
@@ -213,9 +213,9 @@ class TakenOverStream:
 
 
 def part(chunk: TokenChunk, start: int, end: int, *, with_end: bool) -> TokenChunk:
-    """Tokens [start, end) of a chunk; with its end if it has one there and `with_end`.
+    """Return tokens [start, end) of a chunk; with its finish reason if `with_end` and at its end.
 
-    An end at a stop string isn't part of it: the gateway finds that again.
+    Stop strings are not part of the finish reason: the gateway detects them again.
     """
     last = with_end and end == len(chunk.token_ids)
     return TokenChunk(
@@ -231,12 +231,12 @@ def part(chunk: TokenChunk, start: int, end: int, *, with_end: bool) -> TokenChu
 
 
 def request_fingerprint(job: Job) -> bytes:
-    """32 bytes, equal for equal requests; computed before a missing seed is chosen.
+    """Return 32 bytes, equal for equal requests; call it before a missing seed is chosen.
 
-    It encodes prompts one by one, so that in a thread it doesn't hold the interpreter for long.
+    Prompts are encoded one by one, so that a thread doesn't hold the GIL for long.
     """
     digest = hashlib.sha256(f"{job.model.name}\0{job.endpoint}\0".encode())
-    sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # `logit_bias` has ids as keys
+    sampling = msgspec.to_builtins(job.sampling, str_keys=True)  # keys of `logit_bias` are ids
     digest.update(msgspec.msgpack.encode(sampling, order="sorted"))
     count = len(job.prompts)
     digest.update(
@@ -256,7 +256,7 @@ async def take_over_stream(
 ) -> TakenOverStream:
     """Take over the stream that `job`'s client resumes.
 
-    Raises: `StreamNotFound` (404); `InvalidRequest` when the stream is of another request;
+    Raises: `StreamNotFound` (404); `InvalidRequest` if the stream belongs to another request;
     `Overloaded` (503) without Redis.
     """
     try:
@@ -268,13 +268,13 @@ async def take_over_stream(
 async def defer_settlement(
     client: EngineClient, job: Job, taken_over: TakenOverStream
 ) -> Admission:
-    """Have this gateway settle the stream from now on.
+    """Make this gateway settle the stream from now on.
 
-    If another one settled already, `taken.billed` is what it billed, and only the rest is admitted
-    and settled. Raises what `admit` raises.
+    If another gateway has settled already, `taken_over.billed` is what it billed, and only the rest
+    is admitted and settled. Raises what `admit` raises.
     """
     stream, full_request = taken_over.position.stream, job.admission_request(client.gateway_id)
-    if taken_over.ledger_id != stream:  # the previous gateway had only the rest of it
+    if taken_over.ledger_id != stream:  # the previous gateway settled only the rest, too
         taken_over.billed = await _billed(client, taken_over)
     asking = (
         full_request if taken_over.billed is None else _remaining_request(full_request, taken_over)
@@ -304,7 +304,7 @@ async def defer_settlement(
 def _remaining_request(
     full_request: AdmissionRequest, taken_over: TakenOverStream
 ) -> AdmissionRequest:
-    """The rest of a request whose prompts, with their media, and first tokens are settled."""
+    """Return the rest of a request whose prompts, media and first tokens are settled."""
     billed = taken_over.billed or Usage()
     return replace(
         full_request,
@@ -365,7 +365,7 @@ def _empty_chunk(job: Job) -> list[list[TokenChunk]]:
 
 
 def _extend(received: TokenChunk, start: int, chunk: TokenChunk) -> None:
-    """Append the new tokens of a chunk that begins at token `start`; none behind a gap."""
+    """Append the new tokens of a chunk that begins at token `start`; nothing after a gap."""
     skip = len(received.token_ids) - start
     if skip < 0 or received.finish_reason is not None or skip > len(chunk.token_ids):
         return
@@ -378,7 +378,7 @@ def _extend(received: TokenChunk, start: int, chunk: TokenChunk) -> None:
 
 
 async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
-    """The stream's deltas in its gateway's outbox. Aborts its engine requests."""
+    """Return the stream's deltas in its gateway's outbox, and abort its engine requests."""
     key = redis_keys.outbox_key(about.outbox, client.settings.key_prefix)
     entries: Any = await client.redis.xrange(key)
     mine, running = [], set()
@@ -396,7 +396,7 @@ async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
 
 
 def _says_nothing(delta: TokenDelta) -> bool:
-    """Whether it replies to an abort: after a stop string, or when the client had left."""
+    """Whether the delta only confirms an abort, after a stop string or when the client left."""
     aborted = delta.finish_reason == "stop" and not delta.token_ids
     return aborted or delta.finish_reason in ("abort", "error")
 
@@ -407,9 +407,9 @@ def _of(batch: OutboxBatch, about: OpenStream) -> Iterable[TokenDelta]:
 
 
 async def _sweep_again(client: EngineClient, about: OpenStream) -> None:
-    """Abort engine requests that wrote their first tokens for the dead gateway since."""
+    """Abort engine requests whose first tokens have reached the dead gateway's outbox since."""
     await asyncio.sleep(SWEEP_DELAY_S)
     try:
         await _outbox(client, about)
-    except RedisError:  # they end by themselves
+    except RedisError:  # the requests finish by themselves
         return
