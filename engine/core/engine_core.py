@@ -59,11 +59,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step whose result hasn't been processed.
+    """A step that was started and whose result hasn't been processed.
 
     Attributes:
         scheduled: the plan's sequences, in its order.
-        bitmask: the tokens that its grammars allow; None: not started, or not needed.
+        bitmask: the tokens that grammars allow; None: not computed yet, or not needed.
     """
 
     plan: StepPlan
@@ -73,17 +73,17 @@ class StepInFlight:
 
 
 class EngineCore:
-    """One replica's engine. Not thread-safe: one thread calls everything.
+    """One replica's engine. Not thread-safe: all calls must come from one thread.
 
     Args:
         config: the replica's settings.
         progress: called with (done, total) while weights load.
 
     Attributes:
-        facts: what is known of the model; the model itself is the executor's.
+        facts: properties of the model; the executor holds the model itself.
         tokenizer: None with skip_tokenizer_init.
-        capacity: what a step and the KV cache hold.
-        drafter: who gives drafts, if anybody does.
+        capacity: limits of a step and of the KV cache.
+        drafter: proposes drafts; None: no speculative decoding.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class EngineCore:
         self._request_admission = RequestAdmission(
             self._adapter_admission, self.structured, self._kv_admission
         )
-        #: Ranks of a launcher plan by themselves. What one has in an earlier step than another
-        #: would give each of them other tokens.
+        #: Each rank of an external launcher plans its own steps. All must make the same plan, or
+        #: they would generate different tokens.
         self._plans_alike = (
             config.world_size > 1 and config.distributed_executor_backend == "external_launcher"
         )
@@ -144,7 +144,7 @@ class EngineCore:
             self._on_finished,
         )
         self.max_in_flight = 1 if overlaps else config.pipeline_parallel_size - 1
-        #: Whether steps in flight are of different sequences.
+        #: Whether steps in flight hold different sequences.
         self._pipelined = pipelined
         self.drafter = make_drafter(
             config,
@@ -156,9 +156,9 @@ class EngineCore:
         self.scheduler.drafter = self.drafter
         self._kv_settings = KVTransferConfig.from_mapping(config.kv_transfer_config or {})
         self.use_kv_connector(executor.kv_connector)
-        #: Follows how long prompts take; set where that bounds them beside decodes.
+        #: Measures how long prompts take; None: prompts beside decodes aren't limited by time.
         self.prefill_pace: PrefillPace | None = None
-        #: Hears before each step which sequences those under way hold then.
+        #: Called before each step with the sequences of all steps in flight then.
         self.on_step_start: Callable[[list[Sequence]], None] | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
         self._event_publisher = make_event_publisher(config)
@@ -167,7 +167,7 @@ class EngineCore:
 
     @property
     def only_saves_kv(self) -> bool:
-        """Whether it computes prompts for other replicas."""
+        """Whether this replica computes prompts for other replicas."""
         return self.scheduler.kv_connector is not None and not self._kv_settings.loads
 
     @property
@@ -184,7 +184,7 @@ class EngineCore:
         )
 
     def use_kv_connector(self, connector: KVConnectorBase | None) -> None:
-        """Save and load KV blocks by a connector; None: no more."""
+        """Save and load KV blocks with a connector; None: stop doing so."""
         self.scheduler.kv_connector = self._kv_admission.connector = connector
 
     def add_request(
@@ -197,15 +197,15 @@ class EngineCore:
     ) -> Request:
         """Queue a request. Nothing is allocated before all checks have passed.
 
-        `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own, as
-        the message's are. `media`: what the encoder reads of the message's pictures, by digest.
+        `prompt_embeds`: float [num_prompt_tokens, hidden], replaces the embeddings of the prompt
+        ids (like the message's own). `media`: encoder inputs of the message's pictures, by digest.
 
         Raises:
             InvalidRequest: a field is out of range for this model, or the id is in use.
             KVPoolTooSmall: it could never fit the pool.
             BudgetExhausted: its token cap leaves no token.
             EngineOverloaded: the waiting queue is full.
-            EngineSleeping: the model's memory is given back.
+            EngineSleeping: the model sleeps.
         """
         if self.executor.is_sleeping:
             raise EngineSleeping("The model sleeps until an operator wakes it up.")
@@ -238,13 +238,13 @@ class EngineCore:
         return request
 
     def _on_finished(self, request: Request) -> None:
-        """A request's last output has ended."""
+        """Release what a request holds after its last output has ended."""
         self.adapters.release(request)
         if self._spans is not None:
             self._spans.record_finished(request)
 
     def _admit(self, request: Request) -> bool:
-        """Whether nothing has to come first."""
+        """Whether the request can be queued now, without waiting for any prerequisite."""
         try:
             return self._request_admission.admit(request)
         except QuireError:
@@ -259,7 +259,7 @@ class EngineCore:
         prompt_embeds: Tensor | None,
         media: Mapping[bytes, MediaTensors],
     ) -> None:
-        """Hand to the executor what plans will name by handle."""
+        """Attach to the executor what plans refer to by handle."""
         attach = self.executor.attach
         if prompt_embeds is not None:
             handle = attach(prompt_embeds.float().cpu().contiguous())
@@ -284,7 +284,7 @@ class EngineCore:
             request.logits_processors = attach(functions)
 
     def _queue(self, request: Request) -> None:
-        """Hand a request's sequences to the scheduler."""
+        """Add a request's sequences to the scheduler."""
         digest = request.message.adapter_digest
         if request.media and digest and self.adapters.changes_vision(digest):
             request.media = [item.with_adapter(digest) for item in request.media]
@@ -299,15 +299,15 @@ class EngineCore:
     ) -> list[TokenDelta]:
         """Stop a request (or one of its outputs) now; its blocks are free when this returns.
 
-        Returns the final deltas. An unknown or finished id is no error: the end and the abort may
-        have crossed on their way.
+        Returns the final deltas. An unknown or finished id is no error: the request may have
+        finished while the abort was on its way.
         """
         request = self.requests.get(request_id)
         if request is None:
             return []
         deltas: list[TokenDelta] = []
         for sequence in request.sequences:
-            # Of a search there is no output before its end, so none to stop alone.
+            # A beam search has no outputs before its end, so it can only be stopped as a whole.
             matches = index is None or (index == sequence.index and not request.is_beam_search)
             if matches and not sequence.finished:
                 deltas += self._outputs.finish_early(sequence, reason)
@@ -315,7 +315,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything. Requests of a model that sleeps wait."""
+        """Whether `step` has anything to do. While the model sleeps, requests wait."""
         if self.executor.is_sleeping:
             return False
         return bool(
@@ -327,20 +327,21 @@ class EngineCore:
 
     @property
     def is_aligning(self) -> bool:
-        """Whether results of requests that have ended are still computed."""
+        """Whether token times of finished requests are still being computed."""
         return self._outputs.aligner.has_pending
 
     def step(self) -> list[TokenDelta]:
-        """Schedule, execute, process: new tokens of all sequences that got one.
+        """Schedule and execute a step; return the new tokens of all sequences that got one.
 
-        With async scheduling a step is only started here, and the one before it processed: the
-        tokens come one call later.
+        With async scheduling the step is only started, and the previous one is processed: tokens
+        are returned one call later.
         """
         started = time.perf_counter()
         deltas = self._admit_ready() if self._request_admission.has_pending else []
         if self.is_aligning:
             deltas += self._outputs.aligner.pop_ready(WAIT_S if self._is_idle() else 0.0)
-        # A step with an isolated sequence overlaps no other; an interrupt may have left one more.
+        # An isolated sequence's step overlaps no other; after an interrupt one more may be in
+        # flight.
         overlaps = self.max_in_flight and not self.scheduler.has_isolated_step
         deltas += self._process_steps(self.max_in_flight if overlaps else 0)
         plan, scheduled = self.scheduler.schedule()
@@ -352,7 +353,7 @@ class EngineCore:
             step = StepInFlight(plan, scheduled, self._execute(plan), bitmask)
             self._steps_in_flight.append(step)
         else:
-            # What it saves is written by the steps in flight, unless one of them fails.
+            # The steps in flight write the blocks that it saves, unless one of them fails.
             if plan.kv_meta and any(step.result.exception() for step in self._steps_in_flight):
                 plan.kv_meta = b""
             self.executor.apply_plan(plan)
@@ -378,8 +379,8 @@ class EngineCore:
         return [sequence for step in self._steps_in_flight for sequence in step.scheduled]
 
     def _start_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Start making the bitmask of a new step; after a step in flight it can't start before
-        that one's tokens are known.
+        """Start computing a new step's bitmask. With a step in flight it must wait for that step's
+        tokens.
         """
         if not self.structured.needs_bitmask:
             return None
@@ -391,14 +392,14 @@ class EngineCore:
         return bitmask
 
     def _make_bitmask(self, plan: StepPlan) -> Future[GrammarOutput] | None:
-        """Make a step's bitmask, in another thread, and send it to the executor."""
+        """Compute a step's bitmask in another thread, and send it to the executor."""
         bitmask = self.structured.start_bitmask(plan)
         if bitmask is not None:
             bitmask.add_done_callback(partial(_send_bitmask, self.executor.send_bitmask, plan.step))
         return bitmask
 
     def _execute(self, plan: StepPlan) -> StepFuture:
-        """The step's result: a future one only with async scheduling."""
+        """The step's result; with async scheduling it's still pending."""
         if self.max_in_flight:
             return self.executor.execute_async(plan)
         result: Future[StepResult] = Future()
@@ -417,7 +418,7 @@ class EngineCore:
                 result = step.result.result()
             except Exception as error:
                 return deltas + self._recover(step, error)
-            # Not before: an interrupt while it waits must leave the step for the next call.
+            # Not earlier: if the wait is interrupted, the step must remain for the next call.
             self._steps_in_flight.popleft()
             bitmask = None if step.bitmask is None else step.bitmask.result()
             if self.drafter is not None:
@@ -432,7 +433,7 @@ class EngineCore:
         return deltas
 
     def _admit_ready(self) -> list[TokenDelta]:
-        """Queue the requests that wait for nothing any more; answer those that can't be served."""
+        """Queue the requests whose prerequisites are ready; reject those that can't be served."""
         deltas: list[TokenDelta] = []
         for request, error in (
             self._wait_for_all()
@@ -448,7 +449,9 @@ class EngineCore:
         return deltas
 
     def _wait_for_all(self) -> list[tuple[Request, QuireError | None]]:
-        """As they came, with all that is compiled or loaded for them."""
+        """Wait for everything that is being compiled or loaded; the requests in order of
+        arrival.
+        """
         ready = list(self._request_admission.poll_ready(lambda: True))
         while self.structured.has_pending or any(self.adapters.loading_adapters):
             ready += self._request_admission.poll_ready(lambda: True)
@@ -459,14 +462,14 @@ class EngineCore:
         return not (self.scheduler.has_work or self._steps_in_flight)
 
     def _recover(self, step: StepInFlight, error: Exception) -> list[TokenDelta]:
-        """A step failed: blame its only sequence, or let each of them run alone from here on."""
+        """Handle a failed step: fail its only sequence, or run each of its sequences alone next."""
         log.error(
             "Step %d failed with %d sequences", step.plan.step, len(step.scheduled), exc_info=error
         )
         failed = list(self._steps_in_flight)
         self._steps_in_flight.clear()
         for failed_step in failed:
-            # Wait for them: nothing of theirs may run beside the next step.
+            # Wait for them: they must not run concurrently with the next step.
             failed_step.result.exception()
             if failed_step.bitmask is not None:
                 failed_step.bitmask.exception()
@@ -477,8 +480,9 @@ class EngineCore:
         deltas = self._fail_loading(step, error) if isinstance(error, KVLoadError) else []
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         if self._pipelined and len(failed) > 1:
-            return deltas  # another stage may have failed in a later step: each runs alone now
-        # One that loaded KV blocks is to blame if it fails again without them.
+            return deltas  # another stage may have failed in a later step: isolate all of them
+        # A sequence that loaded KV blocks is retried without them, and fails only if that fails
+        # too.
         if len(step.scheduled) > 1 or not alive or alive[0].num_external_tokens:
             return deltas
         return deltas + self._outputs.finish_with_fault(
@@ -486,7 +490,9 @@ class EngineCore:
         )
 
     def _fail_loading(self, step: StepInFlight, error: KVLoadError) -> list[TokenDelta]:
-        """End the sequences for which a failed step has loaded blocks, if the settings say so."""
+        """End the sequences that loaded blocks in a failed step, if the failure policy is
+        "fail".
+        """
         if self._kv_settings.kv_load_failure_policy != "fail":
             return []
         started = {new.seq_id for new in step.plan.new}
@@ -498,11 +504,11 @@ class EngineCore:
         return deltas
 
     def check_health(self) -> None:
-        """Raise `EngineFault` when no step can ever be run again."""
+        """Raise `EngineFault` if no further step can be run."""
         self.executor.check_health()
 
     def shutdown(self) -> None:
-        """End what runs steps; the engine is of no use afterwards."""
+        """Stop the executor and close everything; the engine can't be used afterwards."""
         self.adapters.close()
         self._outputs.aligner.close()
         if self._event_publisher is not None:
@@ -512,15 +518,15 @@ class EngineCore:
             self._spans.close()
 
     def preempt_all(self) -> list[TokenDelta]:
-        """Have all that runs give its blocks back and wait: it goes on with the next step, as after
-        a preemption. Returns what the steps under way brought.
+        """Preempt all running requests; they resume with the next step. Returns the deltas of the
+        steps in flight.
         """
         deltas = self._process_steps(0)
         self.scheduler.preempt_all()
         return deltas
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes; False while any request holds blocks."""
+        """Drop all cached prefixes; False while any request holds blocks."""
         if self.drafter is not None:
             self.drafter.reset()
         if self.scheduler.kv_connector is not None:
@@ -530,24 +536,24 @@ class EngineCore:
         return is_reset
 
     def reset_encoder_cache(self) -> bool:
-        """Forget what the encoder made of pictures; False while a request needs some of it."""
+        """Drop unused encoder outputs; False while a request needs some of them."""
         if self.scheduler.kv_connector is not None:
             self.scheduler.kv_connector.reset_encoder_cache()
         return self.scheduler.encoder_cache.drop_unused()
 
     def _publish_events(self) -> None:
-        """Publish what has changed in the prefix cache."""
+        """Publish the changes of the prefix cache."""
         events = self.scheduler.kv.events
         if self._event_publisher is not None and events is not None:
             self._event_publisher.publish(events.pop_events())
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether some of the memory is given back."""
+        """Whether some of the memory is released."""
         return self.executor.is_sleeping
 
     def check_sleep(self, level: int) -> None:
-        """Raise for what `sleep` would refuse.
+        """Raise if `sleep` isn't possible.
 
         Raises:
             InvalidRequest: there's no such level, or `enable_sleep_mode` is off.
@@ -560,18 +566,18 @@ class EngineCore:
         self.executor.check_sleep()
 
     def sleep(self, level: int = 1) -> list[TokenDelta]:
-        """Give memory back until `wake_up`: at level 1 the KV cache (on a GPU the weights too, to
-        host memory), at level 2 the weights as well.
+        """Release memory until `wake_up`: at level 1 the KV cache (on a GPU the weights move to
+        host memory, too), at level 2 also the weights.
 
-        Requests that run go on when it wakes up, as after a preemption. The prefix cache is empty
-        then. Returns what the steps under way brought.
+        Running requests are preempted and resume after `wake_up`. The prefix cache is emptied.
+        Returns the deltas of the steps in flight.
 
         Raises as `check_sleep` does.
         """
         self.check_sleep(level)
         deltas = self.preempt_all() + self._outputs.aligner.pop_ready(None)
         if not self.executor.is_sleeping:  # a deeper sleep may follow a lighter one
-            # Blocks are saved as long as there are any.
+            # Save blocks while they still exist.
             self.executor.apply_plan(self.scheduler.plan_removals())
         self.scheduler.encoder_cache.reset()
         if not self.scheduler.kv.reset_prefix_cache():
@@ -580,18 +586,18 @@ class EngineCore:
         if level == 2:
             self.adapters.drop_idle()
             if self.scheduler.kv_connector is not None:
-                self.scheduler.kv_connector.reset_cache()  # other weights may be read
+                self.scheduler.kv_connector.reset_cache()  # the weights may differ after waking up
         self.executor.sleep(level)
         if self.drafter is not None:
             self.drafter.reset(worker_too=True)
         return deltas
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Take memory again, of `SLEEP_TAGS` those named; None: all.
+        """Allocate memory again for the given `SLEEP_TAGS`; None: all.
 
         Raises:
             InvalidRequest: there's no such tag.
-            ModelLoadError: the weights can't be read any more; they sleep on.
+            ModelLoadError: the weights can't be read any more; they stay asleep.
         """
         for tag in tags or ():
             if tag not in SLEEP_TAGS:
@@ -602,13 +608,13 @@ class EngineCore:
             self.executor.wake_up(tags or SLEEP_TAGS)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the pool's books balance."""
+        """Raise RuntimeError unless the pool's accounting is consistent."""
         self.scheduler.check_integrity()
         if self.drafter is not None:
             self.drafter.check_integrity()
 
     def reset_stats(self) -> None:
-        """Start the totals anew."""
+        """Reset the totals."""
         self._counters.reset()
 
     @property
@@ -617,7 +623,7 @@ class EngineCore:
         return self._counters.stats
 
     def snapshot(self) -> EngineStats:
-        """Load and totals as of now."""
+        """Current load and totals."""
         stats = self._counters.snapshot(self._request_admission.num_waiting)
         self.adapters.fill_stats(stats)
         stats.collective_seconds_total = self.executor.collective_s
@@ -632,6 +638,6 @@ class EngineCore:
 def _send_bitmask(
     send: Callable[[GrammarOutput], None], step: int, bitmask: Future[GrammarOutput]
 ) -> None:
-    """Send a step its bitmask, or the error that it failed with."""
+    """Send a step its bitmask, or the error that computing it raised."""
     error = bitmask.exception()
     send(bitmask.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))

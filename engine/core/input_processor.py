@@ -1,4 +1,4 @@
-"""Which requests may enter the engine, and what becomes of one that may."""
+"""Validates requests, and makes the engine's requests and sequences of valid ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DTYPES = {
 
 
 def to_tensor(embeds: PromptEmbeds) -> Tensor:
-    """[rows, size], with memory of its own. Raises `InvalidRequest` unless all of it is there."""
+    """The tensor [rows, size] in memory of its own. Raises `InvalidRequest` if data is missing."""
     if not embeds.is_complete or not embeds.rows or not embeds.size:
         raise InvalidRequest("prompt_embeds aren't whole.", param="prompt_embeds")
     numbers = torch.frombuffer(bytearray(embeds.data), dtype=_DTYPES[embeds.dtype])
@@ -46,7 +46,7 @@ def to_tensor(embeds: PromptEmbeds) -> Tensor:
 
 
 def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
-    """Refuse what this model can't do, before anything is allocated.
+    """Refuse requests that this model can't serve, before anything is allocated.
 
     Raises:
         InvalidRequest: the task isn't one of the model's, or a parameter is out of range.
@@ -84,9 +84,9 @@ def check_pooling(message: EngineRequest, name: str, facts: ModelFacts) -> None:
 
 
 def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
-    """The request without its tenant's part of the KV cache, for a model that has none.
+    """The request without its tenant's KV quota if the model has no KV cache.
 
-    What the scheduler counts for such a model are no blocks of memory.
+    The blocks that the scheduler counts for such a model occupy no memory.
     """
     if not facts.runs_whole_prompts:
         return message
@@ -96,13 +96,14 @@ def drop_kv_quota(message: EngineRequest, facts: ModelFacts) -> EngineRequest:
 def resolve_scheduler_config(
     config: EngineConfig, facts: ModelFacts, capacity: Capacity
 ) -> EngineConfig:
-    """The settings that the scheduler works by.
+    """The scheduler's settings, adapted to the model.
 
-    Where sequences carry a state, as many run as there is memory for; prefixes are cached if states
-    are in blocks.
+    If sequences carry a recurrent state, as many run as memory allows, and prefixes are cached only
+    if states are kept in blocks.
 
-    An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
-    depends on the last token alone. Nobody decodes, so prompts needn't leave room.
+    An encoder computes each prompt in a single step. A prefix can be shared only if the pooled
+    vector depends on the last token alone. Prompts needn't leave budget for decodes, as there are
+    none.
     """
     caches = config.enable_prefix_caching and capacity.caches_prefixes
     config = replace(config, enable_prefix_caching=caches)
@@ -130,10 +131,10 @@ def resolve_scheduler_config(
 
 
 class InputProcessor:
-    """Checks requests against the model and the pool, then makes their sequences.
+    """Checks requests against the model and the pool, and makes their sequences.
 
     Args:
-        capacity: how many tokens of one sequence the pool holds for a request's tenant.
+        capacity: maximum length in tokens of a sequence of a request's tenant.
         counts_placeholders: steps are planned while others are in flight.
     """
 
@@ -155,9 +156,9 @@ class InputProcessor:
         self._next_seq_id = 0
 
     def check(self, message: EngineRequest, vocab_size: int | None) -> None:
-        """Refuse what can't run, before anything is allocated.
+        """Refuse a request that can't run, before anything is allocated.
 
-        `vocab_size`: tokens that the request may hold; None: that isn't known yet, and
+        `vocab_size`: the vocabulary for the request's token ids; None: not known yet,
         `check_vocabulary` follows.
 
         Raises:
@@ -185,7 +186,7 @@ class InputProcessor:
         self._check_pool(message, len(prompt))
 
     def check_vocabulary(self, message: EngineRequest, vocab_size: int) -> None:
-        """Refuse what can't run with so many tokens, once their number is known.
+        """Refuse token ids that are outside the vocabulary, once its size is known.
 
         Raises as `check`.
         """
@@ -194,7 +195,7 @@ class InputProcessor:
             message.sampling.check_tokens(vocab_size)
 
     def _ask_processors(self, params: SamplingParams) -> None:
-        """What the engine's logits processors say of a request."""
+        """Have the engine's logits processors validate a request."""
         for kind in self._processors:
             try:
                 kind.validate_params(params)
@@ -204,7 +205,7 @@ class InputProcessor:
                 raise InvalidRequest(str(error), param="extra_args") from error
 
     def _check_resumption(self, message: EngineRequest) -> None:
-        """What another replica had generated must be consistent with the request."""
+        """Check that the output another replica has generated is consistent with the request."""
         count, resumed = message.sampling.num_sequences, message.resume_token_ids
         if resumed and len(resumed) != count:
             raise InvalidRequest(
@@ -224,7 +225,7 @@ class InputProcessor:
                 )
 
     def _check_token_cap(self, message: EngineRequest) -> None:
-        """The server's cap must leave room for a token of an output, or of each beam."""
+        """Check that the server's cap leaves a token for an output, or for each beam."""
         remaining, params = _remaining_tokens(message), message.sampling
         if remaining is not None and remaining < (
             params.beam_width if params.use_beam_search else 1
@@ -232,7 +233,7 @@ class InputProcessor:
             raise BudgetExhausted("No tokens are left for this request.")
 
     def _check_pool(self, message: EngineRequest, num_prompt_tokens: int) -> None:
-        """A request that can never fit the pool is refused at once, with both numbers."""
+        """Refuse a request that can never fit into the pool; the error states both numbers."""
         output = 1
         if message.pooling is not None:
             output = 0
@@ -248,7 +249,7 @@ class InputProcessor:
             )
 
     def check_prompt_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
-        """Raise `InvalidRequest` unless these may stand in for the prompt's embeddings."""
+        """Raise `InvalidRequest` unless these can replace the prompt's embeddings."""
         name = "prompt_embeds"
         if not self._config.enable_prompt_embeds:
             raise InvalidRequest("prompt_embeds need enable_prompt_embeds.", param=name)
@@ -269,8 +270,8 @@ class InputProcessor:
     def check_media(
         self, message: EngineRequest, media: Mapping[bytes, MediaTensors], max_vectors: int
     ) -> None:
-        """Raise `InvalidRequest` unless the model takes the request's media, and they are there and
-        in order.
+        """Raise `InvalidRequest` unless the model accepts the request's media, and all of them are
+        present and in order.
         """
         if self._facts.encoder_length:
             self._check_sound(message, media)
@@ -317,7 +318,7 @@ class InputProcessor:
             raise InvalidRequest("Media reach beyond the prompt.", param="media")
 
     def _check_audio_embeds(self, item: MediaItem, embeds: np.ndarray) -> None:
-        """Raise `InvalidRequest` unless these may stand in for an audio's own vectors."""
+        """Raise `InvalidRequest` unless these can replace the vectors of an audio."""
         name = "audio_embeds"
         if not self._config.enable_prompt_embeds:
             raise InvalidRequest("audio_embeds need enable_prompt_embeds.", param=name)
@@ -332,7 +333,7 @@ class InputProcessor:
             raise InvalidRequest("audio_embeds hold NaN or infinity.", param=name)
 
     def _check_sound(self, message: EngineRequest, media: Mapping[bytes, MediaTensors]) -> None:
-        """Raise `InvalidRequest` unless there is one window of sound, of the encoder's length."""
+        """Raise `InvalidRequest` unless there is one audio window of the encoder's length."""
         if [(item.kind, item.ranges) for item in message.media] != [("audio", ())]:
             raise InvalidRequest(
                 f"{self._config.name} takes one audio a prompt; this one has "
@@ -352,7 +353,7 @@ class InputProcessor:
         on_done: Callable[[], None] | None,
         prompt_embeds: Tensor | None = None,
     ) -> Request:
-        """The request that `check` has passed, with its sequences."""
+        """Make a request that has passed `check`, with its sequences."""
         search = message.sampling.use_beam_search
         kind = BeamRequest if search else Request
         request = kind(message, arrival_time=time.time(), on_done=on_done)
@@ -375,7 +376,7 @@ class InputProcessor:
         return request
 
     def _make_beams(self, request: BeamRequest) -> None:
-        """Hold the request's sequences together in a search."""
+        """Group the request's sequences as the beams of one search."""
         params, longest = request.message.sampling, request.sequences[0].max_output_tokens
         max_tokens = longest
         if request.remaining_tokens is not None:
@@ -401,7 +402,7 @@ class InputProcessor:
             token_ids=gc_untracked(prompt + resumed),
             num_prompt_tokens=len(prompt),
             max_output_tokens=params.output_budget(len(prompt), capacity),
-            # Odd, so that no two outputs of a request share a seed.
+            # An odd factor: no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             block_hashes=BlockHashes(namespace_key(*message.cache_scope), content),
             num_resumed_tokens=len(resumed),
@@ -414,12 +415,14 @@ class InputProcessor:
         return sequence
 
     def _counts_placeholders(self, message: EngineRequest) -> bool:
-        """With steps in flight, except where the next token isn't simply the one sampled last."""
+        """Whether tokens in flight count as placeholders: not for beam search, where the next token
+        isn't simply the sampled one, nor for pooling.
+        """
         beams = message.sampling.use_beam_search
         return self._has_steps_in_flight and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
-        """The request's seed; without one, from its id: the same on every replica that gets it."""
+        """The request's seed; by default derived from its id, so that all replicas use the same."""
         if message.sampling.seed is not None:
             return message.sampling.seed
         digest = hashlib.sha256(f"{self._config.seed}:{message.request_id}".encode()).digest()
@@ -427,7 +430,7 @@ class InputProcessor:
 
 
 def _check_prompt(prompt: list[int], vocab: int | None) -> None:
-    """Token ids must be of the vocabulary; None: its size isn't known yet."""
+    """Check that token ids are in the vocabulary; None: its size isn't known yet."""
     if min(prompt) < 0 or (vocab is not None and max(prompt) >= vocab):
         invalid = next(t for t in prompt if t < 0 or (vocab is not None and t >= vocab))
         bound = "" if vocab is None else f", but the vocabulary has {vocab} entries"
@@ -435,7 +438,7 @@ def _check_prompt(prompt: list[int], vocab: int | None) -> None:
 
 
 def _check_tenant(message: EngineRequest) -> None:
-    """The tenant's shares, which the server sets, must be numbers to reckon with."""
+    """Check the tenant's shares, which the server sets."""
     if not 0 < message.weight < float("inf"):
         raise InvalidRequest(f"weight must be positive, got {message.weight}.", param="weight")
     if not 0 <= message.kv_reserved_fraction <= 1:
@@ -451,8 +454,8 @@ def _check_tenant(message: EngineRequest) -> None:
 
 
 def _content_keys(prompt_embeds: Tensor | None, block_size: int) -> list[ContentKey]:
-    """What tells a prompt from others with the same ids: its vectors, block by block, so that
-    prompts share the blocks before the one in which their vectors part.
+    """Hashes of the prompt's vectors, block by block: prompts of equal ids but different vectors
+    share only the blocks before the first difference.
     """
     if prompt_embeds is None:
         return []
@@ -464,7 +467,7 @@ def _content_keys(prompt_embeds: Tensor | None, block_size: int) -> list[Content
 
 
 def _remaining_tokens(message: EngineRequest) -> int | None:
-    """The server's cap, less what a client already has."""
+    """The server's cap, less the tokens that the client already has."""
     if message.token_cap is None:
         return None
     return message.token_cap - sum(map(len, message.resume_token_ids))

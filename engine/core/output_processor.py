@@ -23,7 +23,7 @@ def token_delta(
     *,
     first: bool,
 ) -> TokenDelta:
-    """A sequence's new tokens (the last of its `token_ids`), and its end if it has come."""
+    """A delta with a sequence's last `num_new` tokens, and its finish reason if it has ended."""
     delta = TokenDelta(
         request_id=sequence.request.request_id,
         index=sequence.index,
@@ -48,13 +48,13 @@ def token_delta(
 class OutputProcessor:
     """Appends sampled tokens, ends sequences, and makes the deltas.
 
-    When a method returns, the blocks of sequences that it ended are free and their requests
-    forgotten.
+    When a method returns, the sequences that it ended hold no blocks, and their requests are
+    removed.
 
     Args:
         requests: the engine's requests by id; one is removed with its last sequence.
         eos_token_ids: tokens that end an output unless `ignore_eos`.
-        detach: called with each handle of a request that is forgotten.
+        detach: called with each attachment handle of a removed request.
         on_end: called with each request whose last output has ended.
     """
 
@@ -87,10 +87,10 @@ class OutputProcessor:
         result: StepResult,
         bitmask: GrammarOutput | None = None,
     ) -> list[TokenDelta]:
-        """Append what was sampled, end sequences, and make the deltas.
+        """Append the sampled tokens, end sequences, and make the deltas.
 
-        `scheduled` are the plan's sequences in its order, `bitmask` the tokens that their grammars
-        allowed. A sequence that has ended since the plan was made gets nothing more.
+        `scheduled` are the plan's sequences in its order, `bitmask` the tokens that grammars
+        allowed. Sequences that have ended since the plan was made are skipped.
         """
         if plan.drafts:
             self._scheduler.process_drafts(plan, scheduled, result.token_ids)
@@ -135,7 +135,7 @@ class OutputProcessor:
             request = sequence.request
             params, on_done = request.message.pooling, request.on_done
             if params is not None and params.task == ALIGN:
-                # Its inbox entry stays until the times are there.
+                # Its inbox entry is acknowledged only once the times are computed.
                 request.on_done = None
                 self.finish(sequence, "stop")
                 delta = token_delta(sequence, [], None, first=True)
@@ -152,7 +152,7 @@ class OutputProcessor:
             self._charge(sequence)
             self._counters.record_prompt(sequence, sequence.num_prompt_tokens)
             complete = beams.process_candidates(sequence, candidates, plan, self._scheduler)
-            # A beam that was preempted after it had its candidates brings them once more.
+            # A beam that was preempted after it got its candidates computes them again.
             if complete and beams not in self._complete_beams:
                 self._complete_beams.append(beams)
         return []
@@ -177,7 +177,7 @@ class OutputProcessor:
         if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
             deltas += self._append(sequence, sampled, scores, bitmask, first=first)
             return
-        # The usual row: one token, without grammar, drafts or token cap.
+        # Common case: one token, without grammar, drafts or token cap.
         sequence.token_ids += sampled
         end = self.finish_reason(sequence, sampled[0])
         if end is not None:
@@ -193,7 +193,7 @@ class OutputProcessor:
         *,
         first: bool,
     ) -> list[TokenDelta]:
-        """Append sampled tokens and those that a grammar adds, up to the request's token cap."""
+        """Append sampled tokens and those that a grammar forces, up to the request's token cap."""
         num_tokens, request = len(sequence.token_ids), sequence.request
         rejection = self._advance_grammar(sequence, sampled, bitmask)
         token_ids = sequence.token_ids[num_tokens:]
@@ -212,7 +212,7 @@ class OutputProcessor:
     def _advance_grammar(
         self, sequence: Sequence, sampled: list[int], bitmask: GrammarOutput | None
     ) -> QuireError | None:
-        """Append up to the token that ends the sequence. Returns its grammar's error."""
+        """Append tokens up to the one that ends the sequence. Returns its grammar's error."""
         request = sequence.request
         for token_id in sampled:
             token_ids = [token_id]
@@ -236,7 +236,7 @@ class OutputProcessor:
     # -- ends ---------------------------------------------------------------------------------
 
     def finish_reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
-        """(finish reason, stop token id) if a sequence's last token ends it."""
+        """(finish reason, stop token id) if a sequence's last token ends it, else None."""
         params = sequence.request.message.sampling
         generated = len(sequence.token_ids) - sequence.num_prompt_tokens
         if self._grammars and (grammar := self._grammars.get(sequence.seq_id)) is not None:
@@ -260,7 +260,7 @@ class OutputProcessor:
         return None
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
-        """End a sequence and free its blocks; with its last one, forget the request."""
+        """End a sequence and free its blocks; remove the request with its last sequence."""
         self._scheduler.finish(sequence, reason, stop_reason)
         self._structured.leave(sequence)
         self._counters.record_finished(sequence, reason)
@@ -287,7 +287,7 @@ class OutputProcessor:
         return self._finish_with_error(sequence, ErrorInfo(message=message, code="engine_fault"))
 
     def reject(self, sequence: Sequence, error: QuireError) -> list[TokenDelta]:
-        """End a sequence whose request turned out to be one that can't be served."""
+        """End a sequence whose request can't be served after all."""
         return self._finish_with_error(sequence, ErrorInfo.of(error))
 
     def _finish_with_error(self, sequence: Sequence, error: ErrorInfo) -> list[TokenDelta]:
@@ -300,7 +300,7 @@ class OutputProcessor:
         return deltas
 
     def _finish_beam_search(self, beams: BeamGroup) -> list[TokenDelta]:
-        """End the beams of a search that is complete."""
+        """End the beams of a completed search."""
         deltas = beams.deltas()
         now = time.time()
         for index, sequence in enumerate(beams.request.sequences):
@@ -311,13 +311,13 @@ class OutputProcessor:
         return deltas
 
     def _finish_all(self, sequence: Sequence, reason: str) -> list[Sequence]:
-        """End a sequence; of a beam search, all beams. Returns the sequences of outputs."""
+        """End a sequence; of a beam search, all beams. Returns the sequences that are outputs."""
         if not sequence.request.is_beam_search:
             self.finish(sequence, reason)
             return [sequence]
         sequences = sequence.request.sequences
         for beam in sequences:
             self.finish(beam, reason)
-            # A client has seen none of a beam's tokens.
+            # A beam's tokens have never been sent to the client.
             beam.token_ids = beam.token_ids[: beam.num_prompt_tokens]
         return sequences[: sequence.request.message.sampling.n]

@@ -1,4 +1,4 @@
-"""What the engine counts: totals for the metrics, and each sequence's flight record."""
+"""The engine's statistics: totals for the metrics, and the timeline of each sequence."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from engine.contract.replica_state import EngineStats
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import is_decode
 
-# -- A span for each request that the engine ends, by OpenTelemetry's conventions for gen_ai.
+# -- Tracing: a span for each finished request, by OpenTelemetry's conventions for gen_ai.
 
 
 _NS = 1_000_000_000
 
 
 class RequestSpans:
-    """Makes spans named `llm_request`, as vLLM does, below the gateway's. Never holds a prompt."""
+    """Makes spans named `llm_request`, as vLLM does, below the gateway's. Never holds prompt
+    text.
+    """
 
     def __init__(self, tracing: Tracing, model: str) -> None:
         self._tracing, self._model = tracing, model
 
     def record_finished(self, request: Request) -> None:
-        """The request's last output has ended now. The engine's own warm-up is nobody's."""
+        """Record a request that has just finished, unless it is the engine's own warm-up."""
         from opentelemetry.trace import SpanKind, StatusCode
 
         if request.message.request_id == WARMUP_REQUEST_ID:
@@ -52,12 +54,12 @@ class RequestSpans:
         span.end(int(now * _NS))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._tracing.close()
 
 
 def make_request_spans(config: EngineConfig) -> RequestSpans | None:
-    """What records requests' spans, where the settings want any."""
+    """The recorder of requests' spans; None: tracing is off."""
     if config.otlp_traces_endpoint is None:
         return None
     instance = f"{socket.gethostname()}-{os.getpid()}"
@@ -65,7 +67,7 @@ def make_request_spans(config: EngineConfig) -> RequestSpans | None:
 
 
 def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
-    """What the request wanted."""
+    """Attributes of the request's parameters."""
     params = message.sampling
     attributes = {
         "gen_ai.operation.name": "text_completion" if message.pooling is None else "embeddings",
@@ -85,7 +87,7 @@ def _request_attributes(message: EngineRequest, model: str) -> dict[str, Any]:
 
 
 def _result_attributes(request: Request, now: float) -> dict[str, Any]:
-    """What became of it. Tokens under the names of today and of before."""
+    """Attributes of the result. Token counts have both the current and the former names."""
     sequences = request.sequences[: request.message.sampling.num_sequences]
     first = sequences[0]
     flight = first.timeline
@@ -117,7 +119,7 @@ def _result_attributes(request: Request, now: float) -> dict[str, Any]:
     return attributes
 
 
-# -- The line of statistics in an engine's log.
+# -- The line of statistics in the engine's log.
 
 
 log = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ INTERVAL_S = 5.0
 
 
 class StatsLogger:
-    """Logs throughput and load every `INTERVAL_S` while there is something to say."""
+    """Logs throughput and load every `INTERVAL_S` unless the engine is idle."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
@@ -146,13 +148,13 @@ class StatsLogger:
             _write(stats, prompt / seconds, generated / seconds)
 
     def log(self, snapshot: Callable[[], EngineStats]) -> None:
-        """Log, whatever ran since the last line."""
+        """Log, whether or not anything ran since the last line."""
         stats = snapshot()
         prompt, generated, seconds = self._since(stats, time.time())
         _write(stats, prompt / seconds, generated / seconds)
 
     def _since(self, stats: EngineStats, now: float) -> tuple[int, int, float]:
-        """Prompt tokens and new tokens since the last time, and the seconds."""
+        """Prompt tokens, new tokens and seconds since the last call."""
         prompt = stats.prompt_tokens_total - self._prompt
         generated = stats.generation_tokens_total - self._generated
         seconds = max(now - self._reset_at, 1e-3)
@@ -175,11 +177,11 @@ def _write(stats: EngineStats, prompt_rate: float, generation_rate: float) -> No
     )
 
 
-# -- `RateMeter`: tokens a second of late, for the gauges that vLLM had of them.
+# -- `RateMeter`: recent tokens per second, for vLLM's throughput gauges.
 
 
 class RateMeter:
-    """Averages over stretches of `INTERVAL_S`: what is told is that of the last whole one."""
+    """Averages over intervals of `INTERVAL_S`; reports that of the last complete one."""
 
     def __init__(self, now: float | None = None) -> None:
         self._reset_at = time.monotonic() if now is None else now
@@ -187,7 +189,7 @@ class RateMeter:
         self._rates = (0.0, 0.0)
 
     def last_rates(self, stats: EngineStats, now: float | None = None) -> EngineStats:
-        """The same figures with the averages."""
+        """The statistics with the averages filled in."""
         now = time.monotonic() if now is None else now
         if (seconds := now - self._reset_at) >= INTERVAL_S:
             prompt = stats.prompt_tokens_total - self._prompt
@@ -221,7 +223,7 @@ class EngineStatsCollector:
     """Totals since the start (or `reset`).
 
     Attributes:
-        stats: the totals; load figures in it are as of the last `snapshot`.
+        stats: the totals; their load figures are as of the last `snapshot`.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -230,7 +232,7 @@ class EngineStatsCollector:
         self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
 
     def record_finished(self, sequence: Sequence, reason: str) -> None:
-        """Close the flight record of a sequence that ends, and count it."""
+        """Close the timeline of a sequence that ends, and count it."""
         now, flight = time.time(), sequence.timeline
         started = sequence.first_scheduled_at or now
         first_token = sequence.first_token_at or now
@@ -239,7 +241,7 @@ class EngineStatsCollector:
         flight.decode_time = max(0.0, now - first_token)
         message = sequence.request.message
         if sequence.request.is_beam_search and sequence.index >= message.sampling.n:
-            return  # a beam that is no output
+            return  # a beam that isn't an output
         finished = self.stats.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if sequence.first_scheduled_at:
@@ -249,7 +251,7 @@ class EngineStatsCollector:
             cold[flight.cold_reason] = cold.get(flight.cold_reason, 0) + 1
 
     def _observe(self, sequence: Sequence, now: float) -> None:
-        """The histograms of an output that began and has ended."""
+        """Observe the histograms of an output that started and has ended."""
         flight, observe = sequence.timeline, self._histograms.observe
         observe("request_queue_time_seconds", flight.queue_time)
         observe("request_prefill_time_seconds", flight.prefill_time)
@@ -268,23 +270,23 @@ class EngineStatsCollector:
     def record_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.
 
-        Of several outputs the first one's alone, and none twice though it was preempted meanwhile.
+        Of several outputs only the first one's are counted, and none twice after a preemption.
         """
         if not plan.num_prompt_tokens:
-            return  # a prompt's last token alone is counted when it has its first output
+            return  # only a prompt's last token remains: counted with the first output
         for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
             if not is_decode(count):
                 self.record_prompt(sequence, count)
 
     def record_prompt(self, sequence: Sequence, count: int) -> None:
-        """Count tokens of a sequence's prompt, at most those that were not counted yet."""
+        """Count tokens of a sequence's prompt that haven't been counted yet."""
         new = min(count, sequence.num_prompt_tokens - sequence.num_prompt_counted)
         sequence.num_prompt_counted += new
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
 
     def record_drafts(self, plan: StepPlan, result: StepResult) -> None:
-        """Count a step's drafts, and those that were accepted by their position."""
+        """Count a step's drafts, and the accepted ones by position."""
         stats = self.stats
         for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
             if (drafts := plan.drafts.get(seq_id)) is None:
@@ -299,7 +301,7 @@ class EngineStatsCollector:
                 accepted_per_position[position] += 1
 
     def record_model_time(self, scheduled: list[Sequence], result: StepResult) -> None:
-        """Add a step's measured times to the flight records of its sequences."""
+        """Add a step's measured times to the timelines of its sequences."""
         if result.forward_seconds or result.execute_seconds:
             for sequence in scheduled:
                 sequence.timeline.model_forward_time += result.forward_seconds
@@ -310,20 +312,22 @@ class EngineStatsCollector:
         self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
 
     def record_step(self, started: float, plan: StepPlan | None) -> None:
-        """Count a step that began at `started` (of `time.perf_counter`); None: nothing to do."""
+        """Count a step that began at `started` (of `time.perf_counter`); None: the step was
+        empty.
+        """
         if plan is not None:
             self.stats.steps_total += 1
             self._histograms.observe("iteration_tokens_total", sum(plan.num_scheduled))
         self.stats.last_step_ms = (time.perf_counter() - started) * 1000
 
     def reset(self) -> None:
-        """Start the totals anew."""
+        """Reset the totals."""
         self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=self._scheduler.kv.pool.num_blocks)
         self._scheduler.reset_counts()
 
     def snapshot(self, num_waiting_outside: int) -> EngineStats:
-        """Load and totals as of now."""
+        """Current load and totals."""
         stats, scheduler = self.stats, self._scheduler
         stats.num_requests_running = len(scheduler.running)
         stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_outside
