@@ -1,1 +1,1 @@
-"""`EngineCore.step()` and what it calls: validation, outputs, ends, counters."""
+"""`EngineCore.step()` and its parts: validation, admission, outputs, statistics."""

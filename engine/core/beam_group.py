@@ -1,4 +1,4 @@
-"""`BeamGroup`: the beams of one request as sequences of the engine."""
+"""`BeamGroup`: the beams of a request as sequences of the engine."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from engine.scheduler import Request, Scheduler, Sequence, StepPlan
 class BeamRequest(Request):
     """A request whose sequences are the beams of one search."""
 
-    #: Set once it has its sequences.
+    #: Set once its sequences exist.
     beams: BeamGroup | None = None
 
     def clear_sequences(self) -> None:
-        """As of any request; its group knows it too."""
+        """Detach the group, too; see `Request`."""
         Request.clear_sequences(self)
         self.beams = None
 
 
 class BeamGroup:
-    """As many sequences as there are beams, one a beam.
+    """The sequences of a beam search, one per beam.
 
-    A beam that goes on with one token keeps its sequence and its blocks. Where it goes on with
-    several, sequences of beams that were given up take over its tokens and begin anew: they share
-    its full blocks through the prefix cache, and compute the rest of the last one again.
+    A beam that continues with one token keeps its sequence and its blocks. If it continues with
+    several, sequences of discarded beams are reused for the forks: they start anew, share its full
+    blocks through the prefix cache, and recompute the rest of the last one.
 
-    All beams must have their candidates before any can go on, so a beam that has them isn't
-    scheduled meanwhile; if nothing else can run, its blocks are taken (`Scheduler.park_idle_beam`).
+    All beams must have their candidates before any can continue, so a beam that has them isn't
+    scheduled meanwhile; if nothing else can run, its blocks are freed (`Scheduler.park_idle_beam`).
     """
 
     def __init__(
         self, request: Request, ends: frozenset[int], max_tokens: int, *, capped: bool
     ) -> None:
-        """The beams of `request.sequences`, of which all but the first are parked.
+        """The beams are `request.sequences`, of which all but the first are parked.
 
-        `capped`: `max_tokens` is the server's cap, not the client's wish.
+        `capped`: `max_tokens` comes from the server's cap, not from the client.
         """
         params = request.message.sampling
         self.request = request
@@ -51,11 +51,11 @@ class BeamGroup:
             params.early_stopping,
             params.logprobs,
         )
-        #: The sequences of `search.running`, and those without a beam.
+        #: The sequences of `search.running`, and the unused ones.
         self._live = request.sequences[:1]
         self._spare = request.sequences[1:]
         self._candidates: dict[int, TokenLogprobs] = {}
-        #: Steps that were planned before the beams last moved tell nothing of them.
+        #: Results of steps that were planned before the beams last advanced are ignored.
         self._moved_at = 0
 
     def process_candidates(
@@ -65,7 +65,7 @@ class BeamGroup:
         plan: StepPlan,
         scheduler: Scheduler,
     ) -> bool:
-        """Take over a beam's candidates; True when all beams have theirs."""
+        """Store a beam's candidates; True when all beams have theirs."""
         if plan.step <= self._moved_at:
             return False
         if sequence not in self._live:
@@ -75,7 +75,7 @@ class BeamGroup:
         return len(self._candidates) == len(self._live)
 
     def advance(self, scheduler: Scheduler) -> bool:
-        """Move all beams by one token; True when the search is over."""
+        """Advance all beams by one token; True when the search is complete."""
         candidates = [self._candidates[sequence.seq_id] for sequence in self._live]
         moves = self.search.advance(candidates)
         self._candidates.clear()
@@ -85,7 +85,7 @@ class BeamGroup:
         return self.search.done
 
     def _apply_steps(self, moves: list[BeamStep], scheduler: Scheduler) -> None:
-        """Give each new beam a sequence."""
+        """Assign a sequence to each new beam."""
         old, self._live = self._live, []
         parents = {move.parent for move in moves}
         free = [
@@ -102,7 +102,7 @@ class BeamGroup:
                 sequence = self._fork_beam(old[parent], free.pop(), token_id)
                 forks.append(sequence)
             self._live.append(sequence)
-        # Only now, since forks are made from what their parents were.
+        # Only now: forks are made from their parents' previous tokens.
         for sequence, token_id in stays:
             scheduler.append_token(sequence, token_id)
         for sequence in forks:
@@ -113,13 +113,13 @@ class BeamGroup:
 
     @staticmethod
     def _fork_beam(parent: Sequence, child: Sequence, token_id: int) -> Sequence:
-        """`child` with the parent's tokens and one more."""
+        """Give `child` the parent's tokens and one more."""
         child.token_ids = [*parent.token_ids, token_id]
         child.block_hashes = parent.block_hashes.copy()
         return child
 
     def deltas(self) -> list[TokenDelta]:
-        """The outputs, best first, each in one delta."""
+        """The outputs, best first, as one delta each."""
         message = self.request.message
         first = self.request.sequences[0]
         outputs = self.search.outputs(message.sampling.n)

@@ -1,4 +1,4 @@
-"""`KVAdmission`: a request's saved KV blocks are in host memory before it is queued."""
+"""`KVAdmission`: reads a request's saved KV blocks into host memory before it is queued."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 
 class KVAdmission:
-    """An `AdmissionGate`: requests without saved blocks pass at once.
+    """An `AdmissionGate` that requests without saved blocks pass at once.
 
     Attributes:
-        connector: reads blocks ahead; None: nothing does.
-        num_late: number of requests whose blocks came too late.
+        connector: prefetches blocks; None: nothing is prefetched.
+        num_late: number of requests whose blocks arrived too late.
     """
 
     def __init__(self, cached_prefix: Callable[[Sequence], tuple[int, bool]]) -> None:
-        """`cached_prefix`: of a new sequence, tokens that are in the KV cache, and whether the
-        encoder's states that they attend to aren't.
+        """`cached_prefix`: returns the number of a new sequence's tokens that are in the KV cache,
+        and whether the encoder states that they attend to are missing.
         """
         self.connector: KVConnectorBase | None = None
         self.num_late = 0
         self._cached_prefix = cached_prefix
-        #: By request id, with the time when it is late.
+        #: Deadlines by request id.
         self._waiting: dict[str, tuple[Request, float]] = {}
         #: Requests whose blocks were read, and the error of reading them.
         self._read: queue.SimpleQueue[tuple[Request, BaseException | None]] = queue.SimpleQueue()
@@ -84,7 +84,7 @@ class KVAdmission:
         return ready
 
     def _release(self, request: Request, ready: list[tuple[Request, QuireError | None]]) -> None:
-        """Let a request be queued, unless it was late or aborted before."""
+        """Queue a request, unless it was late or aborted before."""
         waiting = self._waiting.get(request.request_id)
         if waiting is None or waiting[0] is not request:
             return

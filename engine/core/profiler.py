@@ -1,4 +1,4 @@
-"""`TorchProfiler`: what the engine computes, as a trace for Perfetto or chrome://tracing."""
+"""`TorchProfiler`: traces of the engine's computations for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TorchProfiler:
 
     @property
     def is_running(self) -> bool:
-        """Whether one has begun and not ended."""
+        """Whether a profile is running."""
         return self._running is not None
 
     def start(self, folder: str | None = None) -> None:
-        """Begin. `folder`: where the file goes; None: a new temporary one.
+        """Start profiling. `folder`: where to write the file; None: a new temporary one.
 
-        Raises `InvalidRequest` while one runs, or where the folder can't be made.
+        Raises `InvalidRequest` if one is running, or the folder can't be created.
         """
         if self._running is not None:
             raise InvalidRequest("A profile runs already.", param="profile")
@@ -41,7 +41,7 @@ class TorchProfiler:
         self._running.start()
 
     def stop(self) -> str:
-        """End; the file. Raises `InvalidRequest` unless one runs, or where it can't be written."""
+        """Stop; returns the file. Raises `InvalidRequest` unless one runs and can be written."""
         if self._running is None:
             raise InvalidRequest("No profile runs.", param="profile")
         running, self._running = self._running, None
@@ -62,8 +62,8 @@ class TorchProfiler:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a trace was written to its end, where its own name stands: torch only prints what
-    goes wrong.
+    """Whether a trace was written to its end, which holds the file's own name. Torch doesn't raise
+    errors of writing, it only prints them.
     """
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -72,10 +72,10 @@ def _is_complete(path: Path) -> bool:
     return end.endswith(b"}") and os.fsencode(path.name) in end
 
 
-# -- A replica's profile, which an operator begins and ends.
+# -- A replica's profile, which an operator starts and stops.
 
 
-#: A profile that nobody stops ends by itself: each step's events stay in memory.
+#: Maximum number of steps of a profile: each step's events stay in memory until it ends.
 MAX_STEPS = 1000
 
 
@@ -87,7 +87,7 @@ class ReplicaProfiler:
         self._steps = 0
 
     def start(self) -> tuple[bool, str]:
-        """Begin: whether it could be done, and why not."""
+        """Start a profile. Returns whether it started, and why not."""
         try:
             self._profile.start()
         except InvalidRequest as error:
@@ -96,14 +96,14 @@ class ReplicaProfiler:
         return True, f"It ends by itself after {MAX_STEPS} steps."
 
     def stop(self) -> tuple[bool, str]:
-        """End it: whether there was one, and the file with the trace."""
+        """Stop it. Returns whether one was running, and the trace file."""
         try:
             return True, self._profile.stop()
         except InvalidRequest as error:
             return False, error.message
 
     def step(self) -> str:
-        """Count a step; what became of the profile when that ended it, else ""."""
+        """Count a step. Returns the result of the profile if this step ended it, else ""."""
         if not self._profile.is_running:
             return ""
         self._steps += 1

@@ -1,5 +1,4 @@
-"""`RequestAdmission`: requests wait here for what must come before the scheduler may know of
-them."""
+"""`RequestAdmission`: requests wait here for their prerequisites before they are scheduled."""
 
 from __future__ import annotations
 
@@ -9,86 +8,85 @@ from typing import Protocol
 from engine.contract.errors import EnginePaused, QuireError
 from engine.scheduler.request import Request, SequenceStatus
 
-# -- `PauseMode`: how an engine stands still, for whoever lets requests in and runs its steps.
+# -- `PauseMode`: whether the engine admits requests and runs steps while paused.
 
 
 class PauseMode:
     """Whether an engine is paused, and how: one of `PAUSE_MODES`, or "" while it isn't.
 
-    `refusal` is what a request is told that may not come in.
+    `refusal` is the error message for requests that aren't admitted.
     """
 
     def __init__(self, refusal: str) -> None:
         self._mode, self._refusal = "", refusal
 
     def __bool__(self) -> bool:
-        """Whether it is paused at all."""
+        """Whether it is paused in any mode."""
         return bool(self._mode)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether not even a step may run."""
+        """Whether steps are stopped, too."""
         return self._mode == "keep"
 
     def check_accepts_requests(self) -> None:
-        """Raise `EnginePaused` unless a new request may come in."""
+        """Raise `EnginePaused` unless new requests are admitted."""
         if self._mode in ("abort", "wait"):
             raise EnginePaused(self._refusal)
 
 
-#: How long a step waits for what must come first when there is nothing else to do.
+#: How long a step waits for prerequisites when there is nothing else to do.
 WAIT_S = 0.01
 
 
 class AdmissionGate(Protocol):
-    """Something that has to be there before a request runs: an adapter, a grammar."""
+    """A prerequisite of requests: an adapter, a grammar."""
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for it."""
+        """Number of requests that wait for it."""
 
     @property
     def has_pending(self) -> bool:
-        """Whether `poll_ready` may bring something."""
+        """Whether `poll_ready` may return something."""
 
     def admit(self, request: Request) -> bool:
-        """Take a request in; False when it must wait: its sequences are `WAITING_FOR_ADMISSION`
-        then.
+        """Admit a request; False if it must wait: its sequences are `WAITING_FOR_ADMISSION` then.
 
-        Raises `QuireError` where it can't be served.
+        Raises `QuireError` if it can't be served.
         """
 
     def poll_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
-        """Requests that needn't wait for it any more, and why those that can't be served can't.
+        """Requests whose wait is over, each with its error if it can't be served.
 
         Waits up to `timeout_s` for the first.
         """
 
 
 class RequestAdmission:
-    """Leads requests past one prerequisite after the other, in their order."""
+    """Passes requests through one gate after the other, in order."""
 
     def __init__(self, *prerequisites: AdmissionGate) -> None:
         self._prerequisites = prerequisites
 
     @property
     def num_waiting(self) -> int:
-        """Requests that haven't come to the scheduler yet."""
+        """Number of requests that haven't reached the scheduler yet."""
         return sum(prerequisite.num_waiting for prerequisite in self._prerequisites)
 
     @property
     def has_pending(self) -> bool:
-        """Whether `poll_ready` may bring something."""
+        """Whether `poll_ready` may return something."""
         return any(prerequisite.has_pending for prerequisite in self._prerequisites)
 
     def admit(self, request: Request) -> bool:
-        """Whether a new request has to wait for nothing. Raises as `AdmissionGate.admit`."""
+        """Whether a new request needn't wait at all. Raises as `AdmissionGate.admit`."""
         return _pass_gates(request, self._prerequisites)
 
     def poll_ready(self, idle: Callable[[], bool]) -> Iterator[tuple[Request, QuireError | None]]:
-        """Requests that have to wait for nothing any more, and why others can't be served.
+        """Requests that have passed all gates, and the errors of those that can't be served.
 
-        `idle`: whether there is nothing else to do; then it waits a little for the first.
+        `idle`: tells whether there is nothing else to do; then it waits a little for the first.
         """
         for index, prerequisite in enumerate(self._prerequisites):
             if not prerequisite.has_pending:
@@ -107,7 +105,7 @@ def _pass_gates(request: Request, prerequisites: Sequence[AdmissionGate]) -> boo
 
 
 def _reject(request: Request) -> None:
-    """The scheduler doesn't get to know a request's sequences after all."""
+    """Withdraw a request whose sequences never reached the scheduler."""
     for sequence in request.sequences:
         if not sequence.finished:
             sequence.status = SequenceStatus.WAITING_FOR_ADMISSION

@@ -1,7 +1,7 @@
-"""When tokens are said, by the attention of some heads to the sound. Computed beside the steps.
+"""Computes when tokens are spoken, from some heads' attention to the audio, outside the steps.
 
 This is OpenAI's method: the heads' weights are normalised over the tokens, smoothed over time by a
-median, averaged, and the cheapest monotonic path through them gives each token's beginning.
+median, averaged, and the cheapest monotonic path through them gives the start of each token.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from engine.contract.messages import ErrorInfo, TokenDelta
 
 log = logging.getLogger(__name__)
 
-#: Seconds of sound that one state of the encoder hears.
+#: Seconds of audio that one encoder state covers.
 SECONDS_PER_STATE = 0.02
-#: Number of states of the median, as in OpenAI's Whisper.
+#: Width of the median filter in states, as in OpenAI's Whisper.
 _MEDIAN_WIDTH = 7
-#: Pairs to sort in place, after which the middle one of seven values is the median.
+#: Pairs to compare and swap, after which the middle one of seven values is the median.
 _MEDIAN_NETWORK = (
     *((0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6)),
     *((2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4)),
 )
-#: Steps of a path: to the next token and state, to the next token, to the next state.
+#: Moves of a path: to the next token and state, to the next token, to the next state.
 _BOTH, _TOKEN, _STATE = 0, 1, 2
 
 
@@ -39,7 +39,7 @@ class TokenAligner:
 
     @property
     def has_pending(self) -> bool:
-        """Whether `pop_ready` may bring something."""
+        """Whether `pop_ready` may return something."""
         return bool(self._pending)
 
     def submit(
@@ -50,18 +50,18 @@ class TokenAligner:
         num_states: int,
         on_done: Callable[[], None] | None,
     ) -> None:
-        """Compute the times of a prompt that is complete, for `delta.pooled`.
+        """Compute the times for a complete prompt, for `delta.pooled`.
 
         Args:
             weights: float32 [heads, num_tokens, num_states], little-endian.
-            on_done: called when the delta is popped; until then the request hasn't ended for
-                whoever sent it.
+            on_done: called when the delta is popped; until then the client sees the request as
+            running.
         """
         future = self._executor.submit(_encoded_times, weights, num_tokens, num_states)
         self._pending.append((future, delta, on_done))
 
     def pop_ready(self, timeout_s: float | None = 0.0) -> list[TokenDelta]:
-        """Deltas that are complete, after a wait of up to `timeout_s` for the first; None: all."""
+        """Completed deltas, after waiting up to `timeout_s` for the first; None: wait for all."""
         wait([future for future, *_ in self._pending][: 1 if timeout_s is not None else None],
              timeout_s)  # fmt: skip
         deltas = []
@@ -80,7 +80,7 @@ class TokenAligner:
         return deltas
 
     def close(self) -> None:
-        """End the thread; what it hasn't begun is dropped."""
+        """Stop the thread; computations that haven't started are dropped."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -90,15 +90,15 @@ def _encoded_times(weights: bytes, num_tokens: int, num_states: int) -> bytes:
 
 
 def token_times(weights: np.ndarray) -> np.ndarray:
-    """Second at which each token begins, float32 [num_tokens].
+    """Start of each token in seconds, float32 [num_tokens].
 
     Args:
-        weights: of attention, float32 [heads, num_tokens, num_states].
+        weights: attention weights, float32 [heads, num_tokens, num_states].
     """
     total = np.zeros(weights.shape[1:], dtype=np.float32)
-    for head in weights:  # one at a time, which takes little memory
+    for head in weights:  # one at a time to save memory
         mean, deviation = head.mean(axis=0), head.std(axis=0)
-        # States that all tokens attend to alike tell nothing.
+        # States that all tokens attend to equally carry no information.
         scaled = np.divide(head - mean, deviation, out=np.zeros_like(head), where=deviation > 0)
         total += _smooth(scaled)
     first_states = _cheapest_path(-total.astype(np.float64) / len(weights))
@@ -124,12 +124,12 @@ def _cheapest_path(costs: np.ndarray) -> np.ndarray:
     """Dynamic time warping: the first column of each row, int64 [rows], on the cheapest path from
     the first corner of `costs` [rows, columns] to the last.
 
-    Cells of one diagonal don't depend on each other, so they are computed at once.
+    Cells of a diagonal don't depend on each other, so they are computed at once.
     """
     num_rows, num_columns = costs.shape
     steps = np.full((num_rows + 1, num_columns + 1), _STATE, dtype=np.uint8)
     steps[1:, 0] = _TOKEN
-    # Of the two diagonals before, by row; row 0 is before the first one.
+    # The two previous diagonals, by row; row 0 is before the first one.
     second_last = np.full(num_rows + 1, np.inf, dtype=np.float32)
     second_last[0] = 0
     last = np.full(num_rows + 1, np.inf, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Requests that nobody asked for, to see what their steps take."""
+"""Warm-up requests, run to build caches and to time steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_warmup_request(
     outputs: int = 1,
     max_steps: int | None = None,
 ) -> None:
-    """One request, to its end or for so many steps."""
+    """Run one request to its end, or for a number of steps."""
     sampling = SamplingParams(
         n=outputs,
         temperature=temperature or float(outputs > 1),
@@ -62,24 +62,24 @@ def run_warmup_request(
         core.step()
 
 
-# -- What checking drafts costs is measured before anybody waits for it.
+# -- The cost of verifying drafts, measured before the replica is ready.
 #
-# What wider steps take would be found out beside others' requests, a few tokens at a time; and a
-# head whose first draws are slow would hardly be tried.
+# Otherwise wider steps would be measured during others' requests, a few tokens at a time, and a
+# draft head whose first drafts are slow would hardly be tried.
 
 
-#: Steps to time of each width at once, how often, how wide, and for how long at most.
+#: Number of steps timed per width, rounds, widths, and maximum duration.
 _TIMED_STEPS = 3
 _TIMED_ROUNDS = 2
 _WIDEST = 64
 WIDTH_TIMEOUT_S = 2.0
-#: Steps with a draft model's drafts: those that build what they need, and then those that tell.
+#: Steps with a draft model's drafts: the first ones build caches, the others are measured.
 _DRAFTED_STEPS = 6
 
 
 def measure_draft_costs(core: EngineCore) -> None:
-    """Time steps of several widths and a draft model's or head's draws, where there are drafts, and
-    leave no trace of what ran.
+    """Time steps of several widths, and drafting with a draft model or head, if drafts are used.
+    Removes all traces of the requests.
     """
     max_tokens = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
     prompt = min(PROMPT_TOKENS, max_tokens - 1)
@@ -94,7 +94,7 @@ def measure_draft_costs(core: EngineCore) -> None:
 
 
 def _time_model(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: int) -> None:
-    """Drafts of a model, if it has any: else one that was slow at first might never be tried."""
+    """Time the drafts of a model, if there is one: if slow at first, it might never be tried."""
     if drafter.model is None or max_tokens - prompt < 2:
         return
     drafter.timing = True
@@ -106,7 +106,7 @@ def _time_model(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: int
 
 
 def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: int) -> None:
-    """Steps of several widths, each of so many rows."""
+    """Time steps of several widths with `num_rows` rows."""
     began = time.perf_counter()
     max_width = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
     output, num_blocks = (
@@ -114,7 +114,7 @@ def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: in
         core.scheduler.kv.pool.num_blocks,
     )
     blocks = core.scheduler.kv.max_blocks_per_sequence(prompt + output, prompt)
-    for _ in range(_TIMED_ROUNDS):  # a machine that was slow for one of them is no measure
+    for _ in range(_TIMED_ROUNDS):  # the machine may be slow during one of them
         width = 1
         while output > 1 and width <= max_width and width * blocks <= num_blocks:
             run_warmup_request(core, prompt, output, outputs=width)
@@ -123,30 +123,30 @@ def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, max_tokens: in
                 return
 
 
-# -- Some short requests before the replica says that it is ready.
+# -- Short requests before the replica reports that it is ready.
 #
-# The first forward pass builds caches and threads (and, on a GPU, kernels); a client shouldn't wait
-# for that. And on a CPU prompts are timed, so that they leave room for others' decodes.
+# The first forward pass builds caches and threads (and, on a GPU, kernels), which no client should
+# wait for. And on a CPU prompts are timed, so that they can be limited in favour of decodes.
 
 
 _OUTPUT_TOKENS = 3
-#: How long the prompt tokens that share a step with decodes may take at most.
+#: Maximum time of the prompt tokens that share a step with decodes.
 MAX_PREFILL_SECONDS = 0.09
 #: `PrefillLimits.saturation_decodes` and `PrefillLimits.min_step_tokens`.
 SATURATION_DECODES = 64
 _MIN_STEP_TOKENS = 72
-#: Prompts to time, each so often, but no more once it has taken so long.
+#: Lengths of the prompts to time, repetitions, and a time limit after which no more are run.
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
 TIMING_TIMEOUT_S = 0.5
-#: A prompt that tells what context costs, if it takes no longer than this; else so many tokens of
-#: it are taken to cost as much as a token, until more is known.
+#: A prompt that measures the cost of context, if it takes no longer than this; otherwise this many
+#: context tokens are assumed to cost as much as one token, until more is measured.
 _LONG_PROMPT, _LONG_PROMPT_S = 512, 0.15
 _REACH = 2048
 
 
 def warm_up(core: EngineCore) -> None:
-    """Run requests through the engine and leave no trace of them."""
+    """Run requests through the engine, and remove all traces of them."""
     max_tokens = min(core.facts.max_model_len, core.scheduler.capacity_tokens)
     prompt = min(PROMPT_TOKENS, max_tokens - 1)
     if prompt < 1:
@@ -174,14 +174,14 @@ def warm_up(core: EngineCore) -> None:
 
 
 def _sets_share(core: EngineCore) -> bool:
-    """Whether prompts beside decodes are bounded by time."""
+    """Whether prompts beside decodes are limited by time."""
     is_set = core.config.prefill_tokens_beside_decodes is not None
     reads_text = core.facts.pooling is None and not core.facts.encoder_length
     return not is_set and core.executor.measures_prefill_pace and reads_text
 
 
 def _seconds_per_token(core: EngineCore, max_tokens: int) -> float:
-    """What a prompt token takes in a step of its own; the best of some runs."""
+    """Seconds per prompt token in a step without decodes; the best of several runs."""
     best, began = 1.0, time.perf_counter()
     for tokens in (min(tokens, max_tokens, core.capacity.token_budget) for tokens in _TIMED_TOKENS):
         for _ in range(_TIMES):
@@ -192,17 +192,17 @@ def _seconds_per_token(core: EngineCore, max_tokens: int) -> float:
 
 
 def _seconds_per_context_token(core: EngineCore, max_tokens: int, per_token: float) -> float:
-    """What each token before it adds to the time that a prompt's token takes."""
+    """Seconds that each token of context adds to the time of a prompt token."""
     tokens, short = min(_LONG_PROMPT, max_tokens, core.capacity.token_budget), max(_TIMED_TOKENS)
     if tokens < 2 * short or tokens * per_token > _LONG_PROMPT_S:
         return per_token / _REACH
     best = min(_prompt_seconds(core, tokens) for _ in range(_TIMES)) / tokens
-    # `per_token` holds some context, too: half of a short prompt's tokens.
+    # `per_token` includes some context, too: half of a short prompt's tokens.
     return max(0.0, best - per_token) / ((tokens - short) / 2)
 
 
 def _prompt_seconds(core: EngineCore, tokens: int) -> float:
-    """What a prompt of so many tokens takes in a step of its own."""
+    """Seconds of a prompt of `num_tokens` in a step of its own."""
     core.reset_prefix_cache()
     started = time.perf_counter()
     run_warmup_request(core, tokens, 1, 0.0)

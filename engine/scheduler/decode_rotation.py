@@ -1,9 +1,9 @@
 """Short steps for other tenants while one tenant holds most of the machine.
 
-A step lasts as long as all that it holds, and whoever comes while it runs waits for its end. Where
-one tenant has hundreds of sequences, each of them in every step, that alone is longer than another
-one's request takes. So while other tenants are active, its rows and prompts are spread over several
-steps: rows take turns, and those that a step skips come first in the next one.
+A step lasts as long as all of its work takes, and a new request waits for its end. A tenant with
+hundreds of sequences in every step makes that wait longer than another tenant's whole request. So
+while other tenants are active, the heavy tenant's rows and prompts are spread over several steps:
+rows take turns, and those that a step skips come first in the next one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.scheduler.request import Sequence
 from engine.scheduler.request_queue import RequestQueue
 from engine.scheduler.running_queue import RunningQueue
 
-#: Full steps of tokens that light tenants may be ahead of the heavy ones.
+#: Maximum recorded lead of light tenants over heavy ones, in full steps of tokens.
 _MAX_CREDIT_STEPS = 8
 #: The largest fraction of a step that heavy tenants get by their weights.
 _MAX_HEAVY_FRACTION = 0.99
@@ -30,11 +30,11 @@ _MAX_HEAVY_FRACTION = 0.99
 
 @dataclass(frozen=True, slots=True)
 class StepDemand:
-    """What running sequences would have a step compute.
+    """The work that running sequences have for a step.
 
     Attributes:
-        rows: sequences that decode.
-        pending: tokens of prompts that have started.
+        rows: number of sequences that decode.
+        pending: remaining tokens of prompts that have started.
     """
 
     rows: int
@@ -56,14 +56,14 @@ class StepDemand:
 
 @dataclass(frozen=True, slots=True)
 class ShortStep:
-    """A step that is kept short.
+    """The limits of a step that is kept short.
 
     Attributes:
         target_tokens: tokens that it should hold.
         heavy_tenants: tenants that hold more than their share.
         decode_fraction: fraction of their rows that it holds.
-        heavy_tenant_prompt_tokens: tokens of their prompts.
-        light_tenant_prompt_tokens: tokens of other tenants' prompts.
+        heavy_tenant_prompt_tokens: tokens of the heavy tenants' prompts.
+        light_tenant_prompt_tokens: tokens of the other tenants' prompts.
     """
 
     target_tokens: int
@@ -74,7 +74,7 @@ class ShortStep:
 
 
 class DecodeRotation:
-    """Limits a step's prompt tokens, and takes turns with the rows of heavy tenants."""
+    """Limits a step's prompt tokens, and rotates the rows of heavy tenants."""
 
     def __init__(
         self, quotas: TenantQuotas, waiting: RequestQueue, runs: RunningQueue, limits: StepLimits
@@ -84,19 +84,19 @@ class DecodeRotation:
         self._heavy: list[TenantQuota] = []
         #: Tenant -> id of its last row that was scheduled.
         self._last_seq_id: dict[str, int] = {}
-        #: Tokens that light tenants have had in short steps beyond their share.
+        #: Tokens beyond their share that light tenants have had in short steps.
         self._light_tenant_credit = 0.0
-        #: Whether prompts of light tenants could use nothing of what the last step left to them.
+        #: Whether prompts of light tenants used nothing of what the last step reserved for them.
         self._light_tenants_blocked = False
 
     def plan_prefill(self) -> tuple[PrefillBudget, ShortStep | None]:
-        """The next step's prompt tokens, and how it's kept short, if it is.
+        """Plan the next step's prompt tokens, and its limits if it is to be short.
 
-        Prompts may take the whole token budget unless a sequence decodes in the step.
+        Prompts may use the whole token budget unless a sequence decodes in the step.
         """
         share, max_tokens = self._limits.share, self._limits.token_budget
         if not share.saturation_decodes and share.max_prompt_tokens >= max_tokens:
-            return PrefillBudget(max_tokens), None  # no bound: nothing to count
+            return PrefillBudget(max_tokens), None  # no limit: nothing to count
         demand = StepDemand.from_running(self._runs.sequences)
         num_tokens = max_tokens
         if demand.rows:
@@ -104,7 +104,7 @@ class DecodeRotation:
             num_tokens = min(share.prompt_tokens(demand.rows, num_waiting), max_tokens)
         short_step = self._plan_short_step(demand, num_tokens)
         if short_step is not None:
-            # Its target is measured in steps with all that attention read.
+            # The target is measured in steps that include all reads of context.
             min_tokens = num_tokens = short_step.light_tenant_prompt_tokens
         elif demand.rows:
             min_tokens = min(share.min_prompt_tokens(demand.rows), max_tokens)
@@ -114,11 +114,11 @@ class DecodeRotation:
         return budget, short_step
 
     def _plan_short_step(self, demand: StepDemand, max_prompt_tokens: int) -> ShortStep | None:
-        """How to keep the step short; None where one tenant alone is active, or none is heavy.
+        """Limits of a short step; None if only one tenant is active, or none is heavy.
 
         Args:
             demand: of all running sequences.
-            max_prompt_tokens: prompt tokens that the step may hold otherwise.
+            max_prompt_tokens: prompt tokens that the step could hold otherwise.
         """
         target_tokens, waiting = self._limits.share.target_step_tokens, self._waiting
         if not target_tokens or not waiting.fair:
@@ -150,12 +150,12 @@ class DecodeRotation:
     def _split(
         self, target_tokens: int, light_rows: int, light_prompt_tokens: int
     ) -> tuple[float, int]:
-        """Split a step: tokens of heavy tenants, and tokens of light tenants' prompts.
+        """Split a step into tokens of heavy tenants, and tokens of light tenants' prompts.
 
-        Heavy tenants get what light ones leave, and a quarter of their share beside prompts of
-        light ones: so these meet a step that is shorter still, and rarely need a second one. But
-        where light tenants have been ahead for long, all get their shares. And heavy tenants always
-        get as many tokens for each row of light ones as the weights say.
+        Heavy tenants get what light ones leave; while light ones have prompts, a quarter of their
+        share, which makes the step even shorter, so that these prompts rarely need a second one.
+        Once light tenants have been ahead for long, all get their shares. Heavy tenants always get
+        as many tokens per row of light ones as the weights say.
         """
         fraction = sum(self._quotas.weight_fraction(quota) for quota in self._heavy)
         fraction = min(fraction, _MAX_HEAVY_FRACTION)
@@ -180,11 +180,11 @@ class DecodeRotation:
         return heavy_tokens, light_prompt_tokens
 
     def _find_heavy(self) -> bool:
-        """Whether tenants hold so much that others, active lately, are below their share.
+        """Whether tenants use so much that others, active lately, get less than their share.
 
-        Heavy is a tenant with half as many running (if none runs, waiting) sequences again as its
-        share, or that leaves others less than half of theirs. Where all flood, seats go by weights:
-        none is heavy, and steps stay long.
+        A tenant is heavy if it has half as many sequences again as its share (running, or waiting
+        if none runs), or leaves others less than half of theirs. If all tenants flood the engine,
+        seats are assigned by weights: none is heavy, and steps stay long.
         """
         candidates = dict.fromkeys((*self._runs.tenants, *self._heavy))
         self._heavy = [quota for quota in candidates if self._is_heavy(quota)]
@@ -201,7 +201,7 @@ class DecodeRotation:
         return count > total * min(1.5 * fraction, (1 + fraction) / 2)
 
     def skipped(self, step: ShortStep) -> list[Sequence]:
-        """Rows that a short step skips, those that have waited longest first.
+        """Rows that a short step skips: those that waited longest are scheduled first.
 
         Urgent ones (`priority` below 0) are never skipped.
         """
@@ -223,7 +223,7 @@ class DecodeRotation:
         return [row for rows in zip_longest(*skipped) for row in rows if row is not None]
 
     def _skip_rows(self, tenant: str, rows: list[Sequence], num_scheduled: int) -> list[Sequence]:
-        """Schedule so many rows of a tenant, in turns by id; the rows that are skipped."""
+        """Choose `count` rows of a tenant, in turns by id; returns the rows that are skipped."""
         if num_scheduled >= len(rows):
             return []
         rows.sort(key=lambda sequence: sequence.seq_id)
@@ -235,11 +235,11 @@ class DecodeRotation:
         return rows[num_scheduled:]
 
     def record_prompts(self, step: ShortStep, num_unused: float) -> None:
-        """Record the tokens that light tenants' prompts left unused: if that's all of them, they
-        wait for seats or blocks.
+        """Record the tokens that light tenants' prompts left unused: if none were used, those
+        prompts wait for seats or blocks.
         """
         self._light_tenants_blocked = 0 < step.light_tenant_prompt_tokens <= num_unused
 
     def record_decode(self, sequence: Sequence) -> None:
-        """Record that a row which was to be skipped is scheduled after all."""
+        """Record that a row which the step had skipped is scheduled after all."""
         self._last_seq_id[sequence.request.message.tenant] = sequence.seq_id

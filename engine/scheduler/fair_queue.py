@@ -1,19 +1,19 @@
 """Fair shares between tenants: virtual token counters.
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, arXiv 2401.00588). Each tenant
-has a counter of the service that it got: prompt tokens as they are computed, output tokens as they
-come, weighted by cost and divided by the tenant's weight. The tenant with the smallest counter goes
-first, whether its prompt waits or has begun. No tenant can gain by sending more, an idle engine
-serves whoever is there (work-conserving, but for reserved seats), and a tenant
-that comes back can't have saved up service: its counter is lifted to the smallest one of those that
-wait. Where counters are equal, whoever was served longest ago goes first.
+has a counter of the service it received: prompt tokens as they are computed, output tokens as they
+are generated, weighted by cost and divided by the tenant's weight. The tenant with the smallest
+counter goes first, whether its prompt waits or has started. No tenant gains by sending more; an
+idle engine serves any tenant (work-conserving, except for reserved seats); and a tenant can't save
+up service while idle: when it returns, its counter is lifted to the smallest one of the waiting
+tenants. If counters are equal, the tenant that was served longest ago goes first.
 
-For two tenants of equal weight that both have requests waiting all the time, the service that they
-got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * tokens in the KV pool).
+For two tenants of equal weight that always have requests waiting, the service they receive differs
+by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * tokens in the KV pool).
 
-Within a tenant the earliest due date goes first, and short prompts are due soon. The shortest job
-first gives the least mean wait (Smith, "Various Optimizers for Single-Stage Production", 1956), but
-starves the long ones; a due date in proportion to the prompt doesn't.
+Within a tenant the earliest due date goes first, and short prompts are due soon. Shortest job first
+gives the least mean wait (Smith, "Various Optimizers for Single-Stage Production", 1956), but
+starves long prompts; a due date in proportion to the prompt's length doesn't.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from engine.lazy_heap import LazyHeap
 from engine.scheduler.request import Sequence
 from engine.scheduler.request_queue import FCFSQueue, PriorityQueue, RequestQueue, SortKey
 
-#: Cost of a prompt token and of an output token; the paper's, after what providers charge.
+#: Cost of a prompt token and of an output token; as in the paper, after providers' prices.
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
-#: A tenant that had nothing for so long (or up to twice as long) is forgotten: it begins anew.
+#: A tenant without requests for so long (or up to twice as long) is forgotten and starts anew.
 FORGET_AFTER_S = 3600.0
 
 
 class FairQueue(RequestQueue):
-    """Smaller `priority` first; within a priority, tenants by their counters; within a tenant by
-    when they are due.
+    """Orders by smaller `priority`; within a priority, tenants by their counters; within a tenant,
+    sequences by their due dates.
     """
 
     def __init__(
@@ -43,27 +43,28 @@ class FairQueue(RequestQueue):
     ) -> None:
         """
         Args:
-            overtaking: a sequence is due when, since it came, so many tokens for each token of its
-                prompt have been served, to prompts or as output; 0: first come, first served
-                within a tenant.
+            overtaking: a sequence is due once, since its arrival, this many tokens per token of its
+                prompt have been served, as prompt or output; 0: first come, first served within a
+                tenant.
             clock: seconds; only differences matter.
         """
         super().__init__()
         self._clock = clock
-        #: When the idle were forgotten last, and the counters as they were then.
+        #: Time of the last cleanup of idle tenants, and the counters as of then.
         self._swept_at = clock()
         self._counters_then: dict[str, float] = {}
         self._overtaking = overtaking
-        #: Prompt tokens of all that were started, and output tokens: the clock of due dates. With
-        #: prompts alone it would hardly move where they wait for seats of those that decode.
+        #: Prompt tokens of all started prompts, and output tokens: the clock of due dates. With
+        #: prompts alone it would hardly advance while they wait for the seats of sequences that
+        #: decode.
         self._served_tokens = 0
         #: Tenant -> service so far over weight, in weighted tokens.
         self.counters: dict[str, float] = {}
-        #: Tenant -> the clock of due dates when it got prompt tokens last.
+        #: Tenant -> the due-date clock when it last got prompt tokens.
         self._served_at: dict[str, int] = {}
-        #: The counter of whoever was served last: where a tenant starts when nobody waits.
+        #: Counter of the tenant that was served last: the initial value for tenants if none waits.
         self._last_served = 0.0
-        #: Those that wait, by their counters as of some time ago; counters only grow.
+        #: Waiting tenants, by their counters as of some time ago; counters only grow.
         self._waiting = LazyHeap()
 
     # -- service ------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ class FairQueue(RequestQueue):
         self._charge(sequence, OUTPUT_COST * num_tokens)
 
     def charge_rejected_drafts(self, sequence: Sequence, num_tokens: int) -> None:
-        """They are as much work as tokens of a prompt."""
+        """Count rejected drafts: they cost as much work as prompt tokens."""
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -95,7 +96,7 @@ class FairQueue(RequestQueue):
     fair = True
 
     def next_partial_prefill(self, partial_prefills: list[Sequence]) -> int:
-        """The most urgent one, of the tenant with the smallest counter."""
+        """The most urgent prompt of the tenant with the smallest counter."""
         if len(partial_prefills) == 1:
             return 0
         return min(
@@ -124,7 +125,7 @@ class FairQueue(RequestQueue):
         return (key[0], self.counters.get(tenant, 0.0), served_at, *key[1:])
 
     def _on_tenant_active(self, tenant: str) -> None:
-        """No service is saved up while a tenant has nothing to run: its counter is lifted."""
+        """Lift the tenant's counter: no service is saved up while it has nothing to run."""
         if self._clock() - self._swept_at >= FORGET_AFTER_S:
             self._forget_idle()
         counter = max(self.counters.get(tenant, 0.0), self._floor())
@@ -132,7 +133,7 @@ class FairQueue(RequestQueue):
         self._waiting.put(tenant, counter)
 
     def _forget_idle(self) -> None:
-        """Drop the counters of those that wait for nothing and got nothing since the last time."""
+        """Drop the counters of tenants without requests that got nothing since the last cleanup."""
         then = self._counters_then
         for tenant, counter in list(self.counters.items()):
             if then.get(tenant) == counter and tenant not in self._queues:
@@ -145,7 +146,7 @@ class FairQueue(RequestQueue):
         self._waiting.discard(tenant)
 
     def _floor(self) -> float:
-        """The smallest counter of those that wait."""
+        """The smallest counter of the waiting tenants."""
         while (first := self._waiting.first()) is not None:
             tenant, listed = first
             counter = self.counters.get(tenant, 0.0)
@@ -159,7 +160,7 @@ class FairQueue(RequestQueue):
 
 
 def make_request_queue(config: EngineConfig) -> RequestQueue:
-    """A new queue; the configuration has checked the policy's name."""
+    """Make a waiting queue; the configuration has validated the policy's name."""
     match config.scheduling_policy:
         case "fair":
             return FairQueue(config.prompt_overtaking)

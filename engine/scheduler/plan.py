@@ -1,9 +1,9 @@
-"""What passes between scheduler and executor for one step: plan, grammar bitmasks and result.
+"""The messages between scheduler and executor for a step: plan, grammar bitmasks and result.
 
 The plan is a diff: a sequence is described in full when it starts or resumes; afterwards only its
-new blocks and the number of tokens to compute. Plans, bitmasks and results are msgspec structs, so
-that they can cross processes. Vectors and a caller's functions can't: they are attached to the
-executor once and named by handle (`Executor.attach`).
+new blocks and its number of tokens are sent. Plans, bitmasks and results are msgspec structs, so
+they can be sent to other processes. Vectors and a caller's functions can't: they are attached to
+the executor once and referred to by handle (`Executor.attach`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Count = TypeVar("Count")
 def is_decode(count: Count, num_drafts: int = 0) -> Count:
     """Whether a row that computes `count` tokens decodes: its last token and the drafts after it.
 
-    Everything longer is a chunk of a prompt (or of tokens computed again after a preemption). Works
+    Longer rows are chunks of a prompt (or of tokens recomputed after a preemption). Works
     elementwise on arrays.
     """
     return count == 1 + num_drafts  # type: ignore[return-value]
@@ -32,13 +32,13 @@ class EncoderInput(msgspec.Struct, frozen=True):
     """Vectors that replace the embeddings of some of a prompt's tokens.
 
     Attributes:
-        start: the first of these tokens, by its position in the prompt.
+        start: position in the prompt of the first of these tokens.
         count: number of these tokens.
         handle: float32 [count, hidden], see `Executor.attach`; -1: an encoder's output, by its key.
-        key: of the encoder's output in the worker's cache.
-        offset: the first of its vectors that is meant.
+        key: key of the encoder's output in the worker's cache.
+        offset: index of the first of its vectors to use.
         grid, time_interval: see `MediaItem`.
-        bidirectional: whether its tokens see each other, so that a step computes all or none.
+        bidirectional: whether its tokens attend to each other, so that a step computes all or none.
     """
 
     start: int
@@ -55,13 +55,13 @@ class EncodeTask(msgspec.Struct, frozen=True):
     """A picture or a window of sound for the encoder.
 
     Attributes:
-        key: under which the worker keeps the vectors.
+        key: key under which the worker keeps the vectors.
         kind: as in `MediaItem`.
-        handle: what the encoder reads, see `Executor.attach`.
-        seq_id: the sequence that starts with it, where its states go to blocks; else -1.
-        block_ids: where their keys and values go, for cross attention; []: the worker keeps them.
-        tenant, cache_namespace: of the request that needs it first.
-        adapter: digest of the adapter that changes the encoder; "": none does.
+        handle: the encoder's input, see `Executor.attach`.
+        seq_id: the sequence that starts with it, if its states are written to blocks; else -1.
+        block_ids: blocks for its keys and values (cross attention); []: the worker keeps vectors.
+        tenant, cache_namespace: of the first request that needs it.
+        adapter: digest of the adapter that changes the encoder; "": none.
     """
 
     key: bytes
@@ -82,29 +82,29 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    #: Block tables, one a KV cache group; their lengths may differ.
+    #: Block tables, one per KV cache group; their lengths may differ.
     block_ids: list[list[int]]
     #: Without `logits_processors`, which are functions.
     sampling: SamplingParams
     seed: int
-    #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
+    #: Number of prompt logprobs already delivered; -1: none are requested.
     prompt_logprobs_from: int = -1
-    #: Digest of its adapter (`AdapterRef`); "": the model alone.
+    #: Digest of its adapter (`AdapterRef`); "": none.
     adapter: str = ""
     #: In the order of their positions; they don't overlap.
     encoder_inputs: list[EncoderInput] = msgspec.field(default_factory=list)
-    #: Handle of the caller's functions on logits; offline only.
+    #: Handle of the caller's logits processors; offline only.
     logits_processors: int | None = None
-    #: Set when the prompt is to be pooled, not continued.
+    #: Set if the prompt is to be pooled; then nothing is generated.
     pooling: PoolingParams | None = None
 
 
 class RewoundSequence(msgspec.Struct, frozen=True):
-    """A sequence that the worker has, and whose last tokens were replaced.
+    """A sequence that the worker has and whose last tokens were replaced.
 
     Attributes:
         seq_id: the sequence.
-        num_kept_tokens: number of first tokens that are unchanged; at least the prompt.
+        num_kept_tokens: number of first tokens that are unchanged; includes the prompt.
         token_ids: tokens after them.
         num_computed_tokens: tokens whose KV is valid.
     """
@@ -116,10 +116,10 @@ class RewoundSequence(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, omit_defaults=True):
-    """One step's work, a row a sequence.
+    """One step's work, one row per sequence.
 
     Row i is the sequence `seq_ids[i]`. It computes `num_scheduled[i]` tokens (>= 1), the last
-    `len(drafts[seq_ids[i]])` of which are drafts, and wants a token sampled at its last
+    `len(drafts[seq_ids[i]])` of which are drafts. A token is sampled at each of its last
     `num_samples[i]` positions: 0 within a prompt, else one more than it has drafts.
     """
 
@@ -127,32 +127,32 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     seq_ids: list[int] = msgspec.field(default_factory=list)
     num_scheduled: list[int] = msgspec.field(default_factory=list)
     num_samples: list[int] = msgspec.field(default_factory=list)
-    #: seq_id -> drafts: guesses at the tokens that follow its last one.
+    #: seq_id -> drafts: proposed tokens after its last one.
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     new: list[NewSequence] = msgspec.field(default_factory=list)
     #: (seq_id, block ids by KV cache group) appended to the block tables of sequences that the
-    #: worker has. Blocks that leave a window aren't listed: no kernel reads them any more.
+    #: worker has. Blocks that leave a window aren't listed: kernels don't read them any more.
     new_blocks: list[tuple[int, list[list[int]]]] = msgspec.field(default_factory=list)
-    #: Finished, aborted or preempted since the last step: the worker removes them first.
+    #: Finished, aborted or preempted since the last step; the worker removes them first.
     removed: list[int] = msgspec.field(default_factory=list)
-    #: (seq_id, token) that sequences of the worker got without sampling it. Before `new`.
+    #: (seq_id, token) appended to sequences of the worker without sampling. Applied before `new`.
     appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    #: Sequences of a draft model whose drafts were checked. After `removed`.
+    #: Sequences of a draft model whose drafts were verified. Applied after `removed`.
     rewound: list[RewoundSequence] = msgspec.field(default_factory=list)
-    #: Sequences of the step that get no drafts any more: draft heads needn't follow them.
+    #: Sequences of the step that get no more drafts: draft heads needn't track them.
     untracked: list[int] = msgspec.field(default_factory=list)
-    #: Encoder outputs that the worker no longer keeps; before `encode`.
+    #: Encoder outputs that the worker must free; before `encode`.
     dropped_encodings: list[bytes] = msgspec.field(default_factory=list)
-    #: What the encoder reads before the step's tokens are computed.
+    #: Encoder inputs to encode before the step's tokens are computed.
     encode: list[EncodeTask] = msgspec.field(default_factory=list)
-    #: The KV connector's part, as MessagePack; see `KVConnectorBase.build_connector_meta`.
+    #: The KV connector's metadata, as MessagePack; see `KVConnectorBase.build_connector_meta`.
     kv_meta: bytes = b""
-    #: (source, target) of blocks of states, copied in this order before anything is computed.
+    #: (source, target) of state blocks, copied in this order before anything is computed.
     block_copies: list[tuple[int, int]] = msgspec.field(default_factory=list)
-    #: (seq_id, number of tokens, block): the sequence's state after so many of its tokens, some of
-    #: which this step computes, is kept in this block too. A sequence's are in ascending order.
+    #: (seq_id, number of tokens, block): the sequence's state after that many tokens, some of which
+    #: this step computes, is also saved to this block. In ascending order within a sequence.
     checkpoints: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
-    #: A `GrammarOutput` follows, made while the model runs; sampling waits for it.
+    #: A `GrammarOutput` follows, computed while the model runs; sampling waits for it.
     awaits_bitmask: bool = False
 
     @property
@@ -183,18 +183,18 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
 
 
 class GrammarOutput(msgspec.Struct, omit_defaults=True):
-    """Which tokens a step's rows may get, for those that follow a grammar.
+    """The tokens that a step's rows may get, for sequences with a grammar.
 
     Attributes:
-        step: whose rows.
-        seq_ids: sequences, in the order of the rows of `bits`; one that has drafts comes once for
-            its newest token and then once for each draft that it may follow.
+        step: number of the step.
+        seq_ids: sequences, in the order of the rows of `bits`; one with drafts has a row for its
+            newest token and then one for each draft that the grammar allows so far.
         bits: int32 [len(seq_ids), words], little-endian, row after row; bit t % 32 of word t // 32
-            is set where token t may come.
-        eos_only_sequences: rows that nothing but EOS can follow: it comes whatever else the
-        request says.
-        errors: sequence -> why its grammar failed; its row forbids nothing.
-        failure: why there are no masks at all; the step fails.
+            is set if token t is allowed.
+        eos_only_sequences: sequences that only EOS can follow: it is allowed whatever else the
+            request says.
+        errors: sequence -> why its grammar failed; its row allows all tokens.
+        failure: why no bitmask could be computed; the step fails.
     """
 
     step: int
@@ -206,24 +206,24 @@ class GrammarOutput(msgspec.Struct, omit_defaults=True):
 
 
 class StepResult(msgspec.Struct, omit_defaults=True):
-    """What the step sampled, in the order of `StepPlan.seq_ids`.
+    """The tokens that a step sampled, in the order of `StepPlan.seq_ids`.
 
-    `token_ids[i]` are the tokens that sequence i got, in order: none where it still has prompt to
-    compute, more than one where drafts held.
+    `token_ids[i]` are the tokens that sequence i got, in order: none while its prompt isn't
+    complete, more than one if drafts were accepted.
     """
 
     token_ids: list[list[int]]
-    #: By row; in a row one entry a token.
+    #: By row; within a row one entry per token.
     logprobs: list[list[TokenLogprobs] | None] | None = None
     #: seq_id -> entries for the prompt positions that this step computed.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
     #: seq_id -> result of a prompt that this step completed, little-endian float32.
     pooled: dict[int, bytes] = msgspec.field(default_factory=dict)
-    #: seq_id -> a beam's likeliest next tokens, best first. Its entry of `token_ids` is empty.
+    #: seq_id -> a beam's most probable next tokens, best first. Its entry of `token_ids` is empty.
     candidates: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict)
     #: seq_id -> why this sequence alone failed (NaN logits, say).
     errors: dict[int, str] = msgspec.field(default_factory=dict)
-    #: Seconds that went into following the step for heads, which nobody has asked for drafts yet.
+    #: Seconds spent on tracking the step for draft heads that haven't been asked for drafts yet.
     tracking_seconds: float = 0.0
     #: Seconds in the model's forward pass and in all of the worker, where they are measured
     #: (`collect_detailed_traces`).
@@ -232,5 +232,5 @@ class StepResult(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def empty(cls, num_rows: int) -> StepResult:
-        """No token for any of so many rows."""
+        """A result without tokens for `num_rows` rows."""
         return cls([[] for _ in range(num_rows)])

@@ -1,7 +1,7 @@
 """How many prompt tokens share a step with decodes, and what they cost.
 
-Each of them makes the step longer, and every stream that decodes waits for it; too few, and prompts
-wait instead. Both waits grow with the load, so the share does too.
+Each prompt token makes the step longer, which delays every stream that decodes; with too few, the
+prompts wait instead. Both waits grow with the load, so the share does too.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-#: The least that a prompt which starts beside decodes counts as: of one that hits the cache few
-#: tokens are left to compute, but they read all of it, and the worker gets all of its tokens.
+#: Minimum cost of a prompt that starts beside decodes. One that hits the cache has few tokens left
+#: to compute, but attention reads its whole context, and the worker receives all of its tokens.
 MIN_START_TOKENS = 8
-#: Waiting prompt tokens are computed in about as many steps, if `max_prompt_tokens` allows it.
+#: Waiting prompt tokens are spread over about this many steps, if `max_prompt_tokens` allows it.
 _STEPS_FOR_ALL = 32
-#: Number of decodes that `PrefillLimits.min_step_tokens` is meant for; it grows with more.
+#: Number of decodes that `PrefillLimits.min_step_tokens` is tuned for; it grows with more.
 _MIN_TOKENS_DECODES = 9
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Prompt tokens of one step in which other sequences decode.
+    """Limits of the prompt tokens in a step in which other sequences decode.
 
     Attributes:
         max_prompt_tokens: bounds the duration of a step, except for `min_step_tokens`.
         saturation_decodes: number of decodes from which prompts get `max_prompt_tokens`; with fewer
             they get that fraction of it, a third at least, and fill the step up to
+            they get that fraction of it, at least a third, and fill the step up to
             `min_step_tokens` anyway. 0: always `max_prompt_tokens`.
-        min_step_tokens: tokens of a step, decodes included, with up to 9 decodes; a few tokens more
-            take hardly longer, because products go by whole tiles of rows. With more decodes it is
-            8 (of 72) for each, even beyond `max_prompt_tokens`: a request has some prompt tokens
-            for each decode, and if a step takes fewer, prompts wait the longer the more of them
-            wait.
+        min_step_tokens: tokens of a step, decodes included, with up to 9 decodes; a few more tokens
+            take hardly longer, because matrix products work on whole tiles of rows. With more
+            decodes it is 8 (of 72) per decode, even beyond `max_prompt_tokens`: a request has some
+            prompt tokens per decode, and if steps take fewer, the queue of prompts only grows.
         context_cost_tokens: number of context tokens that attention reads in the time that a token
             itself takes. A prompt's later tokens cost more than its first ones, and so does a start
-            that hits the cache. `min_step_tokens` don't count context. 0: context is free.
+            that hits the cache. `min_step_tokens` doesn't count context. 0: context is free.
         target_step_tokens: tokens of a step, prompts and decodes, that take about as long as
-            `max_prompt_tokens` may; `DecodeRotation` keeps steps to them while other tenants are
-            active. 0: it doesn't.
+            `max_prompt_tokens` may; `DecodeRotation` limits steps to them while other tenants are
+            active. 0: no such limit.
     """
 
     max_prompt_tokens: int
@@ -55,7 +55,7 @@ class PrefillLimits:
         """
         if not self.saturation_decodes:
             return self.max_prompt_tokens
-        # Less than a third makes prompts wait for many more steps.
+        # With less than a third, prompts would need many more steps.
         num_counted = max(num_decodes, self.saturation_decodes // 3)
         by_decodes = self.max_prompt_tokens * num_counted // self.saturation_decodes
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
@@ -63,7 +63,7 @@ class PrefillLimits:
         return max(num_tokens, self.min_prompt_tokens(num_decodes))
 
     def min_prompt_tokens(self, num_decodes: int) -> int:
-        """Prompt tokens of a step with so many decodes that fit whatever they cost."""
+        """Prompt tokens of a step with `num_decodes` decodes that fit whatever they cost."""
         if not self.saturation_decodes:
             return 0
         filled = max(self.min_step_tokens - num_decodes, 1)
@@ -71,10 +71,10 @@ class PrefillLimits:
         return max(min(self.max_prompt_tokens, filled), sustained)
 
     def chunk(self, num_pending: int, budget: int) -> int:
-        """Tokens of a prompt that a step computes.
+        """Number of a prompt's tokens that a step computes.
 
-        Where the share follows the load, a prompt is cut into chunks of equal size, which exceed
-        the budget by up to an eighth where that saves a step for the last few tokens.
+        If the share follows the load, a prompt is cut into chunks of equal size. They may exceed
+        the budget by up to an eighth if that saves a step for the last few tokens.
 
         Args:
             num_pending: tokens of the prompt that are still to be computed.
@@ -110,18 +110,18 @@ class StepLimits:
 
 @dataclass(slots=True)
 class PrefillLoad:
-    """Work for a step's prompts.
+    """The prompts' part of a step's work.
 
     Attributes:
-        tokens: of prompts; a prompt that starts counts as at least `MIN_START_TOKENS`.
-        context_reads: sum over them of the tokens before each, which attention reads.
+        tokens: number of prompt tokens; a prompt that starts counts at least `MIN_START_TOKENS`.
+        context_reads: sum, over these tokens, of the tokens before each, which attention reads.
     """
 
     tokens: float = 0.0
     context_reads: float = 0.0
 
     def add(self, count: int, context: int) -> None:
-        """Add `count` tokens after `context` others; a negative count removes them."""
+        """Add `count` tokens that follow `context` others; a negative count removes them."""
         self.tokens += count
         self.context_reads += count * (context + abs(count) / 2)
 
@@ -133,7 +133,7 @@ class PrefillBudget:
     Attributes:
         remaining: in tokens without context; a token costs more the more tokens precede it.
         min_tokens: tokens that fit whatever they cost.
-        min_tokens_per_start: the least that a prompt which starts counts as.
+        min_tokens_per_start: minimum cost of a prompt that starts.
         context_tokens_per_token: context tokens that are read in the time of a token without
             context; 0: context is free.
         load: work of the step's prompts so far.
@@ -146,11 +146,11 @@ class PrefillBudget:
     load: PrefillLoad = field(default_factory=PrefillLoad)
 
     def tokens(self, context: int) -> int:
-        """Number of tokens after `context` others that fit."""
+        """Number of tokens that fit after `context` others."""
         return max(self.min_tokens, self._affordable(context))
 
     def _affordable(self, context: int) -> int:
-        """The largest count whose `_cost` is at most `remaining`."""
+        """The largest count of which `_cost` is at most `remaining`."""
         if self.remaining <= 0 or not self.context_tokens_per_token:
             return max(0, int(self.remaining))
         base = self.context_tokens_per_token + context
@@ -165,7 +165,7 @@ class PrefillBudget:
         return count * (1 + (context + count / 2) / self.context_tokens_per_token)
 
     def consume(self, count: int, context: int, *, starts: bool) -> None:
-        """Count tokens of a prompt that the step computes; `starts`: they are its first."""
+        """Count a prompt's tokens that the step computes. `starts`: they are its first."""
         self._count(count, context, starts=starts, sign=1)
 
     def refund(self, count: int, context: int, *, starts: bool) -> None:
@@ -180,12 +180,12 @@ class PrefillBudget:
         self.load.add(sign * num_loaded, context)
 
 
-#: Minimum number of a step's prompt tokens for its time to be measured; and the least share: fewer
-#: would waste the weights that a step reads anyway.
+#: Minimum number of a step's prompt tokens for its time to be measured; and the minimum share: with
+#: fewer, reading the weights would dominate the step.
 MIN_BUDGET_TOKENS = 32
 #: The weight of a new step in the averages.
 _NEW = 0.1
-#: A step counts as at most so many times slower or faster than the average.
+#: Maximum ratio by which a step counts as slower or faster than the average.
 _OUTLIER = 2.0
 #: Maximum of `PrefillLimits.context_cost_tokens`, so that the pace of a model that reads no context
 #: can still be measured.
@@ -193,14 +193,14 @@ _MAX_CONTEXT_COST = 1 << 14
 
 
 class PrefillPace:
-    """Keeps a step's prompt tokens to what is computed in a given time, measured step by step.
+    """Adapts a step's prompt tokens to what is computed in a given time, measured step by step.
 
-    A machine's speed at the start says little about an hour later: others share its cores and
-    memory.
+    A measurement at startup says little about an hour later: other processes share the machine's
+    cores and memory.
 
     Attributes:
         seconds_per_token: of prompts, without the time of the step's decodes.
-        seconds_per_context_token: added by each token that precedes it.
+        seconds_per_context_token: added by each token of context.
         seconds_per_step_token: duration of a step over its tokens, of prompts and decodes.
     """
 
@@ -211,17 +211,17 @@ class PrefillPace:
         max_seconds: float,
         seconds_per_read: float = 0.0,
     ) -> None:
-        """Both paces are initial values; `max_seconds`: for the prompt tokens of a step."""
+        """Both paces are initial values. `max_seconds`: time limit of a step's prompt tokens."""
         self._limits, self._max_seconds = limits, max_seconds
         self.seconds_per_token = seconds_per_token
         self.seconds_per_context_token = seconds_per_read
         self.seconds_per_step_token = seconds_per_token
-        #: Duration of a step of decodes alone; 0: not measured yet.
+        #: Duration of a step with decodes only; 0: not measured yet.
         self._decode_seconds = 0.0
         self._set_limits()
 
     def update(self, load: PrefillLoad, num_decodes: int, seconds: float) -> None:
-        """Take a step's time into account."""
+        """Update the averages with a step's time."""
         if load.tokens + num_decodes >= MIN_BUDGET_TOKENS:
             expected = (load.tokens + num_decodes) * self.seconds_per_step_token
             self.seconds_per_step_token *= _step(seconds / expected, 1.0)

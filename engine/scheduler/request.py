@@ -1,4 +1,4 @@
-"""A request inside the engine, and its sequences: one for each output that it generates."""
+"""A request inside the engine, and its sequences: one per output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.scheduler.plan import EncoderInput
 
 
 class SequenceStatus(enum.Enum):
-    """Where a sequence stands."""
+    """Status of a sequence."""
 
-    #: Its adapter is being read or its grammar compiled; the scheduler doesn't know it yet.
+    #: Its adapter is being loaded or its grammar compiled; not in the scheduler yet.
     WAITING_FOR_ADMISSION = "waiting_outside"
-    #: A beam that hasn't begun, or has given its blocks back while it waits for other beams; the
-    #: scheduler has it in no list.
+    #: A beam that hasn't started, or has freed its blocks while it waits for other beams; it is in
+    #: none of the scheduler's lists.
     PARKED_BEAM = "parked"
     WAITING = "waiting"
     RUNNING = "running"
@@ -32,7 +32,7 @@ class SequenceStatus(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens of one output of one request, and how far their KV is computed.
+    """Tokens of one output of a request, and for how many of them KV is computed.
 
     There is no prefill or decode state: each step moves `num_computed_tokens` towards `num_tokens`,
     and when they meet the next token is sampled.
@@ -41,25 +41,25 @@ class Sequence:
     #: Unique in this engine, in order of arrival.
     seq_id: int
     request: Request
-    #: Which of the request's outputs.
+    #: Index of the request's output.
     index: int
     #: Prompt, then output; grows by sampling.
     token_ids: list[int]
     num_prompt_tokens: int
-    #: Most output tokens: from max_tokens, the context and the pool.
+    #: Maximum number of output tokens: from max_tokens, the context and the pool.
     max_output_tokens: int
     #: Seed of this output, resolved.
     seed: int
-    #: Hashes of its full blocks, with what tells them from others' of equal tokens.
+    #: Hashes of its full blocks, including what distinguishes them from others of equal tokens.
     block_hashes: BlockHashes = field(default_factory=BlockHashes)
     status: SequenceStatus = SequenceStatus.WAITING
     #: Tokens whose KV is in the cache after the step being run.
     num_computed_tokens: int = 0
-    #: Of these, when it last started, tokens after its cached prefix that a KV connector loads.
+    #: Tokens after its cached prefix that a KV connector loads, when it last started.
     num_external_tokens: int = 0
-    #: Prompt tokens that a prefix hit saved, when first scheduled.
+    #: Prompt tokens that were cached when it was first scheduled.
     num_cached_tokens: int = 0
-    #: Prompt tokens that needn't be computed or whose computation has been counted.
+    #: Prompt tokens that needn't be computed, or are counted as computed already.
     num_prompt_counted: int = 0
     #: Output tokens that the client had before this replica took over; they aren't sent again.
     num_resumed_tokens: int = 0
@@ -69,14 +69,14 @@ class Sequence:
     timeline: FlightRecord = field(default_factory=FlightRecord)
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
-    #: Whether it's counted how many tokens steps in flight sample.
+    #: Whether tokens that steps in flight sample are counted as placeholders.
     counts_placeholders: bool = False
-    #: Tokens that it was to compute when it was queued last.
+    #: Tokens that it had to compute when it was last queued.
     num_queued_tokens: int = 0
-    #: How many tokens after the known ones the steps being run will sample.
+    #: Number of tokens after the known ones that steps in flight will sample.
     num_placeholders: int = 0
-    #: Must run in steps of its own until it brings a token, to find out who is to blame: for a step
-    #: that failed, or for a replica that died over one.
+    #: Must run in steps of its own until it gets a token, to find the culprit of a failed step or
+    #: of a replica's crash.
     isolated: bool = False
 
     @property
@@ -101,29 +101,29 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known so far, prompt and output."""
+        """Number of known tokens, prompt and output."""
         return len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of generated tokens."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def age_ms(self) -> int:
-        """Milliseconds since its request came."""
+        """Milliseconds since its request arrived."""
         return int((time.time() - self.request.arrival_time) * 1000)
 
     @property
     def ends_in_flight(self) -> bool:
-        """Whether a token that is still being sampled is the last one by length."""
+        """Whether a token in flight will end it by length."""
         if not self.num_placeholders:
             return False
         return self.num_output_tokens + self.num_placeholders >= self.max_output_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether every prompt position's logits are needed and not all delivered yet."""
+        """Whether prompt logprobs were requested and not all are delivered yet."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < (
             self.num_prompt_tokens
         )
@@ -135,19 +135,21 @@ class Sequence:
 
     @property
     def encoder_key(self) -> bytes:
-        """Key of the states that it attends to; b"": its model has no encoder for them."""
+        """Key of the encoder states that it attends to; b"" without cross attention."""
         entry = self.request.encoder_input
         return b"" if entry is None else entry.key
 
     @property
     def lora_name(self) -> str | None:
-        """The adapter as its client called it; None: the model alone."""
+        """The adapter's name as the client gave it; None: no adapter."""
         adapter = self.request.message.adapter
         return None if adapter is None else adapter.name
 
     @property
     def reads_cache(self) -> bool:
-        """Whether its prompt may begin with cached blocks: nothing is wanted of those tokens."""
+        """Whether its prompt may start with cached blocks: no results are needed for those
+        tokens.
+        """
         pooling = self.request.message.pooling
         return not self.wants_prompt_logprobs and (pooling is None or not pooling.by_token)
 
@@ -164,30 +166,30 @@ class Request:
     message: EngineRequest
     sequences: list[Sequence] = field(default_factory=list)
     arrival_time: float = 0.0
-    #: Vectors in the place of the prompt ids' embeddings.
+    #: Vectors that replace the embeddings of prompt ids.
     encoder_inputs: list[EncoderInput] = field(default_factory=list)
-    #: Its pictures, once they are there, in the order of their positions.
+    #: Its pictures, once attached, in the order of their positions.
     media: list[EncoderItem] = field(default_factory=list)
-    #: What the encoder of a model with cross attention reads.
+    #: The encoder's input in a model with cross attention.
     encoder_input: EncoderItem | None = None
-    #: Handle of the caller's functions on logits.
+    #: Handle of the caller's logits processors.
     logits_processors: int | None = None
-    #: Output tokens that may still come, over all outputs; None: no cap.
+    #: Remaining output tokens over all outputs; None: no cap.
     remaining_tokens: int | None = None
-    #: Tokens that it may hold, where its adapter brings some; 0: the model's. Known once the
-    #: adapter is there.
+    #: Size of its vocabulary if its adapter adds tokens; 0: the model's. Known once the adapter is
+    #: loaded.
     vocab_size: int = 0
-    #: Called when the last sequence has left; the service acknowledges the inbox entry then.
+    #: Called when the last sequence has ended; the service acknowledges the inbox entry then.
     on_done: Callable[[], None] | None = None
 
     @property
     def request_id(self) -> str:
-        """The id that outputs carry."""
+        """The id that its deltas carry."""
         return self.message.request_id
 
     @property
     def sampling(self) -> SamplingParams:
-        """How to choose tokens, as data: without the caller's functions."""
+        """The sampling parameters as plain data, without the caller's functions."""
         params = self.message.sampling
         if params.logits_processors is None:
             return params
@@ -200,7 +202,7 @@ class Request:
 
     @property
     def attachment_handles(self) -> list[int]:
-        """What the executor holds for it."""
+        """Handles of everything attached to the executor for it."""
         handles = [vectors.handle for vectors in self.encoder_inputs]
         handles += {entry.handle for entry in self.media}
         if self.encoder_input is not None:
@@ -211,18 +213,18 @@ class Request:
 
     @property
     def priority(self) -> int:
-        """Smaller runs earlier."""
+        """The request's priority; a smaller one is scheduled earlier."""
         return self.message.priority
 
     @property
     def finished(self) -> bool:
-        """Whether all sequences have left."""
+        """Whether all sequences have ended."""
         return all(sequence.finished for sequence in self.sequences)
 
     def clear_sequences(self) -> None:
-        """Its sequences have left, and nobody asks for them any more.
+        """Break the reference cycle between a finished request and its sequences.
 
-        They know their request: with this neither waits for the collector, which would look at
-        all others to find them, for as long as some steps take.
+        Otherwise they would stay until the garbage collector runs, which visits all other objects,
+        too, and can take as long as some steps.
         """
         self.sequences = []

@@ -17,7 +17,7 @@ from engine.scheduler.request import Sequence, SequenceStatus
 #: Position of a sequence in its queue; the smallest goes first. No two are equal.
 SortKey = tuple[int, ...]
 
-#: Finished sequences that a queue keeps in any case.
+#: Number of finished sequences that a queue may always hold.
 _MAX_FINISHED = 16
 
 
@@ -54,7 +54,7 @@ class _TenantQueue:
         heapq.heappop(self._heap)
 
     def record_finished(self) -> None:
-        """Record that one of its sequences has finished."""
+        """Count a queued sequence that has finished."""
         self._num_finished += 1
         if self._num_finished > _MAX_FINISHED and 2 * self._num_finished > len(self._heap):
             self._heap = [
@@ -91,14 +91,14 @@ class RequestQueue(ABC):
         """Position of a sequence in its tenant's queue."""
 
     def _tenant_key(self, tenant: str, key: SortKey) -> Any:
-        """Position of a tenant whose head has this key. May grow over time, but never shrink."""
+        """Position of a tenant whose head has this key. It may grow over time, but never shrink."""
         return key
 
     def _on_tenant_active(self, tenant: str) -> None:  # noqa: B027
         """Called when a tenant gets its first waiting sequence."""
 
     def _on_tenant_idle(self, tenant: str) -> None:  # noqa: B027
-        """Called when a tenant has no waiting sequences any more."""
+        """Called when a tenant has no more waiting sequences."""
 
     def _on_pop(self, tenant: str) -> None:  # noqa: B027
         """Called when the head of a tenant's queue starts."""
@@ -107,7 +107,9 @@ class RequestQueue(ABC):
     fair = False
 
     def next_partial_prefill(self, partial_prefills: list[Sequence]) -> int:
-        """Index of the started prompt that continues first; they are in order of urgency."""
+        """Index of the started prompt to continue first; `partial_prefills` are in order of
+        urgency.
+        """
         return 0
 
     def precedes(self, head: Sequence, partial_prefill: Sequence) -> bool:
@@ -115,18 +117,18 @@ class RequestQueue(ABC):
         return False
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
-        """Count `num_tokens` of a prompt that a step computes, where the policy is fair."""
+        """Count `num_tokens` of a prompt that a step computes, if the policy is fair."""
 
     def charge_output(self, sequence: Sequence, num_tokens: int = 1) -> None:  # noqa: B027
-        """Count output tokens of a sequence, where the policy is fair."""
+        """Count output tokens of a sequence, if the policy is fair."""
 
     def charge_rejected_drafts(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
-        """Count computed tokens that a sequence didn't get, where the policy is fair."""
+        """Count computed tokens that were rejected, if the policy is fair."""
 
     # -- adding and removing ------------------------------------------------------------------
 
     def push(self, sequence: Sequence, num_cached_tokens: int = 0) -> None:
-        """Queue a new sequence, of whose tokens `num_cached_tokens` hit the prefix cache by now."""
+        """Queue a new sequence, `num_cached_tokens` of which currently hit the prefix cache."""
         self._push(sequence, sequence.num_tokens - num_cached_tokens, preempted=False)
 
     def prepend(self, sequence: Sequence) -> None:
@@ -159,7 +161,7 @@ class RequestQueue(ABC):
             self._close(tenant)
 
     def peek(self) -> Sequence | None:
-        """The sequence to run next, or None; skipped tenants are left out."""
+        """The sequence to run next, or None; skipped tenants are ignored."""
         while (first := self._order.first()) is not None:
             tenant, listed = first
             head = self._head(tenant)
@@ -215,12 +217,12 @@ class RequestQueue(ABC):
     # -- tenants that can't start sequences now -----------------------------------------------
 
     def skip_tenant(self, tenant: str) -> None:
-        """Leave a tenant out until `clear_skipped`."""
+        """Ignore a tenant until `clear_skipped`."""
         self._skipped.add(tenant)
         self._order.discard(tenant)
 
     def clear_skipped(self) -> None:
-        """Leave no tenant out any more."""
+        """Consider all tenants again."""
         for tenant in self._skipped:
             head = self._head(tenant)
             if head is not None:

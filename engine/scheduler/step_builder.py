@@ -1,4 +1,4 @@
-"""`StepBuilder`: a step while it's planned."""
+"""`StepBuilder`: a step while it is being planned."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class StepBuilder:
 
     Attributes:
         budget: tokens that may still be scheduled.
-        prefill: prompt tokens among them.
-        tenant_budgets: prompt tokens of heavy tenants instead, in a step that is kept short.
-        preempted: tenants of whose running sequences one was preempted in this step.
+        prefill: budget of the prompt tokens among them.
+        tenant_budgets: separate prompt budgets of heavy tenants, in a step that is kept short.
+        preempted: tenants of which a running sequence was preempted in this step.
         admission_closed: whether no more sequences may start in this step.
-        num_missing_blocks: blocks needed by the last sequence that was too short of them to start.
+        num_missing_blocks: blocks that the last sequence lacked to start.
     """
 
     def __init__(self, step: int, budget: int, prefill: PrefillBudget) -> None:
@@ -35,22 +35,22 @@ class StepBuilder:
         self._started: set[int] = set()
 
     def __contains__(self, sequence: Sequence) -> bool:
-        """Whether the step holds a sequence, which it does at most once."""
+        """Whether the step holds a sequence; it never holds one twice."""
         return sequence in self.scheduled
 
     def split_prompt_budget(self, heavy_tenants: list[TenantQuota], num_tokens: int) -> None:
-        """Give the prompts of heavy tenants a budget of their own, of so many tokens."""
+        """Give the prompts of heavy tenants a separate budget of `num_tokens`."""
         budget = replace(self.prefill, remaining=num_tokens, min_tokens=num_tokens)
         self.tenant_budgets = dict.fromkeys((quota.name for quota in heavy_tenants), budget)
 
     @property
     def num_unused_tenant_tokens(self) -> int:
-        """Tokens that the prompts of heavy tenants have left."""
+        """Unused prompt tokens of heavy tenants."""
         budget = next(iter(self.tenant_budgets.values()))
         return max(0, int(budget.remaining))
 
     def limit_budget(self, num_tokens: int) -> None:
-        """Leave as much budget as makes a step of `num_tokens`, at most."""
+        """Reduce the budget so that the step has at most `num_tokens`."""
         self.budget = min(self.budget, max(0, num_tokens - self.plan.num_tokens))
 
     def prompt_budget(self, sequence: Sequence, context: int) -> int:
@@ -99,7 +99,7 @@ class StepBuilder:
             sequence.num_placeholders += caught_up
 
     def add_decode(self, sequence: Sequence) -> None:
-        """`add` for the usual row: the last token of a sequence that has output."""
+        """`add` for the common case: the last token of a sequence that has output."""
         plan = self.plan
         plan.seq_ids.append(sequence.seq_id)
         plan.num_scheduled.append(1)
@@ -121,7 +121,7 @@ class StepBuilder:
         self.budget -= len(drafts)
 
     def remove(self, sequence: Sequence) -> int:
-        """Undo `add`, `start` and `add_blocks` for a sequence; the number of its tokens."""
+        """Undo `add`, `start` and `add_blocks` for a sequence; returns the number of its tokens."""
         if sequence not in self:
             return 0
         row = self.scheduled.index(sequence)
@@ -151,18 +151,18 @@ class StepBuilder:
         return count
 
     def num_scheduled_tokens(self, sequence: Sequence) -> int:
-        """Number of a sequence's tokens that the step computes."""
+        """Number of a sequence's tokens in the step."""
         if sequence not in self:
             return 0
         return self.plan.num_scheduled[self.scheduled.index(sequence)]
 
     def first_written_token(self, sequence: Sequence) -> int:
-        """The first of a scheduled sequence's tokens whose KV comes with the step."""
+        """Index of the first of a scheduled sequence's tokens whose KV the step writes."""
         num_loaded = sequence.num_external_tokens if self.is_new(sequence) else 0
         return sequence.num_computed_tokens - self.num_scheduled_tokens(sequence) - num_loaded
 
     def is_new(self, sequence: Sequence) -> bool:
-        """Whether a sequence starts in this step, so that the worker doesn't know it yet."""
+        """Whether a sequence starts in this step, so that the worker doesn't have it yet."""
         return sequence.seq_id in self._started
 
     def start(self, sequence: Sequence, tables: list[list[Block]]) -> None:
@@ -190,7 +190,7 @@ class StepBuilder:
         )
 
     def encode_states(self, sequence: Sequence, block_ids: list[int]) -> None:
-        """Have a sequence's encoder input encoded, and its states written to blocks."""
+        """Schedule the encoding of a sequence's encoder input into its blocks."""
         if (entry := sequence.request.encoder_input) is None:
             raise RuntimeError(f"Sequence {sequence.seq_id} has nothing for the encoder.")
         self.plan.encode.append(
@@ -208,5 +208,5 @@ class StepBuilder:
 
 
 def _ids(tables: list[list[Block]]) -> list[list[int]]:
-    """Block ids of tables."""
+    """The block ids of block tables."""
     return [[block.block_id for block in table] for table in tables]
