@@ -2,5 +2,5 @@
 
 from engine.system.light_imports import import_blocking
 
-# For a terminal's colours and Twisted's own log it would load both: a thirtieth of a start.
+# structlog would import both, for terminal colours and for Twisted's logs: 3% of the start-up time.
 import_blocking("structlog", "rich", "twisted")

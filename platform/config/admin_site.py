@@ -1,4 +1,4 @@
-"""The admin's site: Quire's apps first, and the console's log-in."""
+"""The admin site: Quire's apps come first, and users log in through the console."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,24 +14,24 @@ from django.urls import reverse
 
 from accounts.reauthentication import is_recently_authenticated
 
-#: Apps in the order of the index; others follow.
+#: Order of the apps on the index page; all others follow.
 ORDER = ("tenants", "catalog", "adapters", "metering", "storage")
 NAMES = {"auth": "Groups of staff"}
-#: Apps whose rows the admin hides: whoever edits them could log in as anybody.
+#: Apps that the admin hides: anyone who can edit their rows could log in as any user.
 CLOSED = frozenset({"account", "mfa", "socialaccount", "usersessions"})
 
 
 class QuireAdminSite(admin.AdminSite):
-    """Django's site, with our apps first."""
+    """Django's admin site with Quire's apps first."""
 
     site_title = "Quire"
     site_header = "Quire"
     index_title = "Raw data"
-    #: The console's own navigation stands in its place.
+    #: Replaced by the console's navigation.
     enable_nav_sidebar = False
 
     def register(self, model_or_iterable: Any, *args: Any, **options: Any) -> None:
-        """Register models, except those of closed apps."""
+        """Register models, except those of the apps in `CLOSED`."""
         models = model_or_iterable
         if isinstance(models, type):
             models = [models]
@@ -50,19 +50,19 @@ class QuireAdminSite(admin.AdminSite):
         return super().admin_view(checked, cacheable)
 
     def login(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Redirect to the page that everybody logs in on, which asks for second factors too."""
+        """Redirect to the console's login page, which also asks for second factors."""
         if request.user.is_authenticated:
             raise PermissionDenied
         return redirect_to_login(request.GET.get("next") or reverse("admin:index"))
 
     def password_change(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """Redirect to the page that everybody changes their password on."""
+        """Redirect to the console's page for changing a password."""
         return redirect("password")
 
     def get_app_list(
         self, request: HttpRequest, app_label: str | None = None
     ) -> list[dict[str, Any]]:
-        """The apps that the user may see, in our order and under names that say what they hold."""
+        """Return the apps that the user may see, sorted by `ORDER` and renamed by `NAMES`."""
         app_list = super().get_app_list(request, app_label)
         for app in app_list:
             app["name"] = NAMES.get(app["app_label"], app["name"])

@@ -1,4 +1,4 @@
-"""The app that owns the commands of the whole product, `up` and `chat`, and the admin's site."""
+"""The apps with the product-wide commands, such as `up` and `chat`, and with the admin site."""
 
 from django.apps import AppConfig
 from django.contrib.admin import apps as admin_apps
@@ -8,19 +8,19 @@ from common.settings import check_variables
 
 
 class ConfigConfig(AppConfig):
-    """Settings, and the commands that start everything. It has no models."""
+    """The settings and the product-wide commands. This app has no models."""
 
     name = "config"
     verbose_name = "Quire"
     default = True
 
     def ready(self) -> None:
-        """Have `manage.py check` look at the environment too."""
+        """Register the check of environment variables with `manage.py check`."""
         checks.register(check_variables)
 
 
 class QuireAdminConfig(admin_apps.AdminConfig):
-    """Django's admin with a site of our own."""
+    """Django's admin with Quire's own site class."""
 
     default_site = "config.admin_site.QuireAdminSite"
     default = False

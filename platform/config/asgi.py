@@ -1,4 +1,4 @@
-"""The ASGI application: API, pages, WebSockets, and what lives as long as a gateway process."""
+"""The ASGI application: API, pages, WebSockets, and a gateway process's background tasks."""
 
 # ruff: noqa: E402 - Django must be set up before its apps are imported
 
@@ -18,10 +18,10 @@ from django.db import connection
 
 from engine.system.light_imports import import_blocking
 
-if connection.vendor != "postgresql":  # or Django REST framework would load its fields
+if connection.vendor != "postgresql":  # keeps DRF from importing its PostgreSQL fields
     import_blocking("rest_framework.compat", "psycopg")
 
-# Now, and not when the first request hands something to a worker.
+# Start it now rather than when the first request hands work to a thread.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.cache import caches
@@ -49,18 +49,18 @@ logger = logging.getLogger(__name__)
 
 
 def load_views() -> None:
-    """Import what answers requests, and pages, before there are any.
+    """Import the views of the API and the pages before the first request arrives.
 
-    Django does it at the first one, half a second in which the streams that come back to a process
-    that was just started anew would stand still.
+    Django would import them during the first request. That takes half a second, during which
+    streams that reconnect to a restarted process would stall.
     """
     for urlconf in (URLCONF, None):
-        get_resolver(urlconf).url_patterns  # noqa: B018 - looking is loading
-    caches["default"]  # `/metrics` has its counters from the start
+        get_resolver(urlconf).url_patterns  # noqa: B018 - reading the attribute imports the views
+    caches["default"]  # so that `/metrics` has the cache's counters from the start
 
 
 async def export_migrations() -> None:
-    """Count migrations that aren't applied, for `/metrics`."""
+    """Export the number of unapplied migrations to `/metrics`."""
     try:
         await run_in_db_thread(ExportMigrations)
     except (DatabaseError, InterfaceError) as error:
@@ -68,8 +68,9 @@ async def export_migrations() -> None:
 
 
 async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
-    """Every gateway process helps to move usage from its spool into the ledger, and says that it's
-    alive: of those that aren't the others settle what they left."""
+    """Run a gateway process's background tasks: each process helps to move usage from the spool
+    into the ledger, and sends a heartbeat. When heartbeats stop, other gateways settle the usage
+    that the process left behind."""
     load_views()
     migrations = asyncio.create_task(export_migrations())
     start_drainer()
@@ -85,7 +86,7 @@ async def lifespan(scope: Message, receive: Receive, send: Send) -> None:
 
 
 class LifespanOnDemand:
-    """Starts the lifespan before the first request where the server has none, like daphne."""
+    """Starts the lifespan before the first request if the server doesn't support it (daphne)."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -108,7 +109,7 @@ class LifespanOnDemand:
 
         async def receive() -> Message:
             if not messages:
-                await asyncio.Event().wait()  # it lasts as long as the process
+                await asyncio.Event().wait()  # the lifespan lasts as long as the process
             return messages.pop()
 
         async def send(message: Message) -> None:
@@ -122,8 +123,8 @@ class LifespanOnDemand:
 
 
 async def unknown_websocket(scope: Message, receive: Receive, send: Send) -> None:
-    """404 for a WebSocket to a path that isn't there; the handshake's refusal where a server can
-    send no other answer."""
+    """Answer 404 to a WebSocket on an unknown path, or refuse the handshake where the server can't
+    send an HTTP response."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close"})
@@ -137,8 +138,8 @@ application = LifespanOnDemand(
     ProtocolTypeRouter(
         {
             "http": http_application(cast(Any, django_application)),
-            # Consumers check the origin themselves: they close with a code that their page
-            # understands, where Channels' own validator refuses the handshake without a word.
+            # Consumers check the origin themselves and close with a code that the page
+            # understands. Channels' validator would refuse the handshake without a reason.
             "websocket": count_websockets(
                 AuthMiddlewareStack(
                     URLRouter(

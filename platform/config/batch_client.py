@@ -1,4 +1,4 @@
-"""A file of requests through a server, and a server of one's own for as long as that takes."""
+"""Sends a file of requests to a server, and runs a private server for that where needed."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from engine.contract.errors import InvalidRequest
 from inference.api.batches.files import parse_line
 from inference.request.context import new_id
 
-#: Answers that mean "later". Each is asked for again, after what it says itself.
+#: Statuses that mean "retry later". Requests are retried after the time that the response names.
 LATER = frozenset({429, 503})
 MAX_TRIES = 20
 START_TIMEOUT_S = 600.0
 
 
 class NoServer(RuntimeError):
-    """The server that was started for the batch doesn't serve."""
+    """The server that was started for the batch isn't serving."""
 
 
 @dataclass
 class Totals:
-    """Results of a file's requests."""
+    """Counts of the results of a file's requests."""
 
     completed: int = 0
     failed: int = 0
 
 
 class BatchClient:
-    """Sends a batch's requests to a server, some at a time.
+    """Sends a batch's requests to a server concurrently.
 
     Args:
-        url: without `/v1`. concurrency: requests under way at a time.
+        url: base URL without `/v1`. concurrency: maximum number of concurrent requests.
     """
 
     def __init__(self, url: str, api_key: str, concurrency: int, *, verify: bool = True) -> None:
@@ -54,13 +54,13 @@ class BatchClient:
             base_url=url,
             headers=headers,
             limits=limits,
-            timeout=None,  # noqa: S113 - an answer takes as long as it takes
+            timeout=None,  # noqa: S113 - an answer may take arbitrarily long
             verify=verify,
         )
         self._concurrency = concurrency
 
     async def run(self, lines: Iterable[bytes], output: IO[str]) -> Totals:
-        """A result for every line that isn't blank, in the order in which they are done.
+        """Yield a result for every line that isn't blank, in the order of completion.
 
         Raises: httpx.TransportError when the server can't be reached.
         """
@@ -106,7 +106,7 @@ class BatchClient:
 
 
 def _body(answer: httpx.Response) -> Any:
-    """The answer's JSON; what a proxy says in words of its own as an error."""
+    """Return the response's JSON, or an error with the text of a proxy that sent no JSON."""
     try:
         return answer.json()
     except ValueError:
@@ -114,7 +114,7 @@ def _body(answer: httpx.Response) -> Any:
 
 
 def _checked(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Address and body. Raises `InvalidRequest`."""
+    """Return a line's path and body. Raises `InvalidRequest`."""
     url, body = request.get("url"), request.get("body")
     if not isinstance(request.get("custom_id"), str):
         raise InvalidRequest("custom_id must be a string.", param="custom_id")
@@ -131,7 +131,7 @@ def _checked(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 @contextmanager
 def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Address and key of a private instance: its own data, its own Redis, one replica.
+    """Run a private instance (own data dir, own Redis, one replica); yield its URL and API key.
 
     Raises: `NoServer` with the end of its log.
     """
@@ -160,7 +160,7 @@ def private_server(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment without variables that point to other instances."""
+    """Return the environment without the variables that point to other instances."""
     dropped = (
         *("DATABASE_URL", "REDIS_URL", "QUIRE_DATA_DIR", "QUIRE_KEY_PREFIX", "QUIRE_STORAGE_DIR"),
     )

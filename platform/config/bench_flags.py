@@ -1,4 +1,4 @@
-"""The flags of `manage.py bench`. Where vLLM's benchmarks have one, its name is taken as well."""
+"""The flags of `manage.py bench`. Where vLLM's benchmarks have a flag, its name is an alias."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from django.conf import settings
 from common.settings import PROGRAM
 from engine.contract.engine_config import add_cli_args
 
-#: Forms that take an engine's settings.
+#: Subcommands that take engine settings.
 WITH_ENGINE = ("latency", "throughput")
-#: Default ranges of tokens, both ends included.
+#: Default ranges of token counts, both ends included.
 INPUT_LEN, OUTPUT_LEN = (128, 512), (64, 128)
 BENCH_FLAGS = frozenset({"model", "served_model_name"})
 
 
 def add_forms(parser: ArgumentParser) -> None:
-    """A subcommand for each form."""
+    """Add a subcommand for each kind of benchmark."""
     forms = parser.add_subparsers(
         dest="form", required=True, metavar="latency|throughput|serve|kernels"
     )
@@ -167,7 +167,7 @@ def _count(
 
 
 class _IntWithMinimum:
-    """A whole number with a lower bound."""
+    """Return a parser of integers with a lower bound."""
 
     def __init__(self, low: int) -> None:
         self._low = low
@@ -193,7 +193,7 @@ def _rate(text: str) -> float:
 
 
 def _range(text: str) -> tuple[int, int]:
-    """`128` or `128-512`, both ends included."""
+    """Parse `128` or `128-512`, both ends included."""
     low, _, high = text.partition("-")
     try:
         bounds = int(low), int(high or low)
@@ -205,12 +205,12 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _levels(text: str) -> list[int]:
-    """Comma-separated concurrency levels."""
+    """Parse comma-separated concurrency levels."""
     return [_IntWithMinimum(1)(part) for part in text.split(",")]
 
 
 def _writable(text: str) -> Path:
-    """A file to append to, opened now rather than after minutes of measuring."""
+    """Open a file for appending, before the benchmark runs rather than after minutes of it."""
     path = Path(text)
     try:
         path.open("a", encoding="utf-8").close()

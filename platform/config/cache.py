@@ -1,4 +1,4 @@
-"""Django's cache in Redis holds JSON, never pickles."""
+"""Django's cache in Redis, with JSON values instead of pickles."""
 
 import json
 from typing import Any
@@ -13,11 +13,12 @@ for counter in (
     metrics.django_cache_misses_total,
     metrics.django_cache_get_fail_total,
 ):
-    counter.labels(BACKEND)  # with series from the start, so that rates have no gaps
+    counter.labels(BACKEND)  # create the series now, so that rates have no gaps
 
 
 class CountedRedisCache(RedisCache):
-    """Django's own with django-prometheus's counters, whose class for Redis needs django-redis."""
+    """Django's Redis cache with the counters of django-prometheus, whose own class for Redis needs
+    django-redis."""
 
     def get(self, key: Any, default: Any = None, version: int | None = None) -> Any:
         metrics.django_cache_get_total.labels(BACKEND).inc()
@@ -35,14 +36,15 @@ class CountedRedisCache(RedisCache):
 
 
 class JsonSerializer:
-    """Whole numbers as Redis counts them, everything else as JSON."""
+    """Serializes integers as plain numbers, so that Redis can increment them, and the rest as
+    JSON."""
 
     def dumps(self, value: Any) -> bytes | int:
-        """Encode for Redis. Raises TypeError for what JSON can't hold."""
+        """Encode a value for Redis. Raises TypeError for a value that JSON can't represent."""
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         return json.dumps(value).encode()
 
     def loads(self, data: bytes) -> Any:
-        """Decode from Redis."""
+        """Decode a value from Redis."""
         return json.loads(data)

@@ -24,25 +24,26 @@ from engine.system.redis_client import is_temporary
 
 logger = logging.getLogger(__name__)
 
-#: Between two looks whether Redis takes writes again.
+#: Interval between checks whether Redis accepts writes again.
 POLL_INTERVAL_S = 0.25
 
 
 class WaitForRedisConsumer(Consumer):
-    """Connects once Redis takes writes.
+    """A consumer that connects only once Redis accepts writes.
 
-    Celery's own begins anew at once where a write is refused, five times a second with a connection
-    lost each time, and pauses longer and longer while nothing answers.
+    Celery's consumer restarts at once when a write is refused, five times a second, losing its
+    connection each time. When nothing answers, it backs off for longer and longer.
     """
 
     def connect(self) -> Any:
-        """Raises WorkerShutdown when the worker is told to end meanwhile."""
+        """Connect. Raises WorkerShutdown when the worker is asked to stop meanwhile."""
         wait_for_writes(settings.REDIS_URL)
         return super().connect()
 
 
 def wait_for_writes(url: str) -> None:
-    """Return when Redis takes a write, or refuses it for good (then who comes next says why)."""
+    """Return when Redis accepts a write, or refuses it permanently (the next command then reports
+    the error)."""
     client = redis_client.sync_client(url)
     warned = False
     try:
@@ -66,20 +67,21 @@ def _refusal(client: redis.Redis) -> redis.RedisError | None:
     return None
 
 
-#: Less is how clocks are kept right.
+#: Clock adjustments below this are normal, for example by NTP.
 CLOCK_JUMP = timedelta(seconds=1)
 
 
 class ClockSafeScheduler(Scheduler):
-    """Celery's own, which counts from when it last asked for a task by the clock on the wall.
+    """Celery's scheduler, made safe against a clock that is set back.
 
-    Where that goes an hour back nothing would be due for an hour: the count begins anew.
+    Celery counts from the wall-clock time of the last run: if the clock is set back by an hour, no
+    task would be due for an hour. This class restarts the count instead.
     """
 
     _seen: datetime | None = None
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Ask for what is due; seconds until the next look."""
+        """Send the tasks that are due; return the seconds until the next check."""
         now: datetime = self.app.now()
         if self._seen is not None and now < self._seen - CLOCK_JUMP:
             logger.warning("clock set back, schedule restarted")
@@ -91,15 +93,16 @@ class ClockSafeScheduler(Scheduler):
         return wait
 
 
-#: A worker that is silent for so long no longer schedules: another one does.
+#: Seconds after which a silent worker loses the scheduler's lock to another one.
 SCHEDULER_LOCK_S = 10.0
 
 
 class SingleScheduler(ClockSafeScheduler):
-    """One of several workers' schedulers: only the holder of a lock in Redis sends tasks.
+    """The scheduler of one of several workers: only the holder of a lock in Redis sends tasks.
 
-    The others follow the schedule in silence, so that one that takes over knows what is due. What
-    came due while no one held the lock is sent then; tasks may run twice, but not never.
+    The others track the schedule without sending, so that a worker that takes over knows what is
+    due. It also sends the tasks that came due while no one held the lock: a task may run twice, but
+    is never lost.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""Static files leave compressed: a phone's line is slow. Pages do by Django's `GZipMiddleware`.
+"""Compression of static files. (Pages are compressed by Django's `GZipMiddleware`.)
 
-servestatic compresses files where `collectstatic` was run. There is no such step here, so each file
-is compressed once a process, when it's first asked for.
+servestatic compresses files only when `collectstatic` runs. Quire has no such step, so each process
+compresses a file when it's first requested.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from django.utils.decorators import sync_and_async_middleware
 from servestatic.middleware import AsyncServeStaticFileResponse, ServeStaticMiddleware
 
 TEXTS = ("text/", "application/javascript", "application/json", "image/svg+xml")
-#: Of compressed files that a process keeps; all of the console's take about a third of it.
+#: Maximum bytes of compressed files cached by a process; the console's files take about a third.
 MAX_CACHE_BYTES = 4 << 20
 
 
 @sync_and_async_middleware
 def static_files(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
-    """The middleware. Where those around it are synchronous, as in a test's client, pages pass by:
-    an event loop and a thread for each would cost more than most pages.
+    """Middleware that serves static files. In a synchronous stack, such as a test client's, page
+    requests bypass it: an event loop and a thread would cost more than most pages.
     """
     if iscoroutinefunction(get_response):
         return CompressedStaticFiles(get_response)
@@ -42,7 +42,7 @@ def static_files(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
 
 
 class CompressedStaticFiles(ServeStaticMiddleware):
-    """Static files, each compressed once a process where the client reads that and it pays."""
+    """Serves static files; compresses each text file once if the client accepts gzip."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""Limits on a gateway's connections, and on the time until a request is read.
+"""Limits on a gateway's connections and on the time and size of request headers.
 
-uvicorn bounds neither: a connection that never sends a request stays open for good, and a header
-that never ends fills memory.
+uvicorn bounds none of these: a connection that never sends a request stays open forever, and a
+header that never ends fills memory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from common.draining import draining
 from config.joined_writes import JoinedWritesProtocol
 
-#: Connections of one process; more are told to come back. Descriptors that Redis, the database and
-#: files need are left over.
+#: Maximum connections of one process; further ones get 503. Some file descriptors are reserved for
+#: Redis, the database and files.
 MAX_CONNECTIONS = 4096
 _RESERVED_DESCRIPTORS = 128
-#: Seconds from a connection, or from a request's first byte, to the end of its headers.
+#: Seconds from a connection, or from a request's first byte, to the end of the headers.
 HEADERS_WITHIN_S = 60.0
-#: Bytes in a row that are neither a request's whole head nor its body: headers or trailers without
-#: end, what stands between chunks. What comes in one read isn't cut.
+#: Maximum consecutive bytes that are neither a complete head nor part of a body: endless headers,
+#: trailers or chunk framing. Checked after each read, so one read may exceed it.
 MAX_HEAD_BYTES = 64 << 10
-#: Headers of one request: 64 KiB of short ones would take the event loop's time from everybody.
+#: Maximum headers of one request: parsing 64 KiB of short ones would block the event loop.
 MAX_HEADERS = 256
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -48,7 +48,7 @@ _MANY_HEADERS = (
 
 
 class TooManyHeaders(Exception):
-    """Ends the parsing of a request."""
+    """Aborts the parsing of a request."""
 
 
 def max_connections() -> int:
@@ -58,8 +58,8 @@ def max_connections() -> int:
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """A cycle's `send` for clients of HTTP/1.0, which know no chunks: the connection's end is the
-    body's. uvicorn closes it, and would send chunks.
+    """Wrap a cycle's `send` for HTTP/1.0 clients, which don't support chunked encoding: closing the
+    connection ends the body. uvicorn does close it, but would send chunks.
     """
     send = cycle.send
     streams = False
@@ -79,13 +79,13 @@ def _without_chunks(cycle: RequestResponseCycle) -> Callable[[Any], Coroutine[An
 
 
 class LimitedHttpProtocol(JoinedWritesProtocol):
-    """uvicorn's HTTP protocol with these bounds."""
+    """uvicorn's HTTP protocol with the limits of this module."""
 
     _header_timeout: asyncio.TimerHandle | None = None
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the loop for each connection."""
+        """Called by the event loop for each connection."""
         super().connection_made(transport)
         self._expect_headers()
         if len(self.connections) > max_connections():
@@ -93,7 +93,7 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
             transport.close()
 
     def on_message_begin(self) -> None:
-        """A request's first byte is here."""
+        """Called at a request's first byte."""
         super().on_message_begin()
         self._expect_headers()
 
@@ -104,40 +104,40 @@ class LimitedHttpProtocol(JoinedWritesProtocol):
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that can't be parsed, or has too many headers (431)."""
+        """Refuse a request that can't be parsed (400) or has too many headers (431)."""
         if len(self.headers) < MAX_HEADERS:
             super().send_400_response(msg)
             return
-        if self._header_timeout is not None:  # else a response may have begun
+        if self._header_timeout is not None:  # otherwise a response may have started
             self.transport.write(_MANY_HEADERS)
         self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Stop the timeout of the headers; the body has its own."""
+        """Cancel the header timeout; the body has a timeout of its own."""
         self._expect_nothing()
         self._head_bytes = 0
         super().on_headers_complete()
-        if draining.is_set():  # a proxy's idle connections would end while it sends a request
+        if draining.is_set():  # closing an idle connection later could cut off a proxy's request
             self.cycle.keep_alive = False
         if self.scope["http_version"] == "1.0":
             self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign, assignment]
 
     def on_body(self, body: bytes) -> None:
-        """Receive a part of the body, which has a limit of its own."""
+        """Receive a part of the body, whose size is limited elsewhere."""
         self._head_bytes = 0
         super().on_body(body)
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop with what has come."""
+        """Called by the event loop with received bytes."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            if self._header_timeout is not None:  # else a response may have begun
+            if self._header_timeout is not None:  # otherwise a response may have started
                 self.transport.write(_LONG_HEAD)
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop at the end."""
+        """Called by the event loop when the connection is closed."""
         self._expect_nothing()
         super().connection_lost(exc)
 

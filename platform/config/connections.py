@@ -1,4 +1,4 @@
-"""Database settings: SQLite in the data dir, or what `DATABASE_URL` says."""
+"""Database settings: SQLite in the data dir, or the database of `DATABASE_URL`."""
 
 import hashlib
 import os
@@ -9,12 +9,12 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import dj_database_url
 
-#: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
+#: The kernel limits a Unix socket's path to 108 bytes with the closing NUL (104 on macOS).
 MAX_SOCKET_PATH = 100
 
 
 def socket_path(data_dir: Path) -> Path:
-    """The socket of this data dir's server. A long data dir gets a short stand-in folder."""
+    """Return the socket path of this data dir's server; in a short folder if the path is long."""
     path = data_dir / "redis" / "redis.sock"
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
         return path
@@ -23,12 +23,12 @@ def socket_path(data_dir: Path) -> Path:
 
 
 def socket_url(data_dir: Path) -> str:
-    """URL of this data dir's embedded Redis, which `manage.py up` starts."""
+    """Return the URL of this data dir's embedded Redis, which `manage.py up` starts."""
     return f"unix://{quote(str(socket_path(data_dir)))}"
 
 
 def celery_url(redis_url: str) -> str:
-    """Celery's spelling: a Unix socket is `redis+socket://`, its database `virtual_host`."""
+    """Return the URL as Celery spells it: `redis+socket://` with the database as `virtual_host`."""
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
         return redis_url
@@ -37,8 +37,8 @@ def celery_url(redis_url: str) -> str:
 
 
 def channel_host(redis_url: str) -> dict[str, Any]:
-    """Channels' host. Who publishes a change waits for no Redis that is away: news aren't worth it,
-    and a consumer that reads tries again each second by itself.
+    """Return Channels' host settings. Publishing a change doesn't wait for an unreachable Redis,
+    because a notification isn't worth it; consumers retry their reads each second by themselves.
     """
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
@@ -47,10 +47,10 @@ def channel_host(redis_url: str) -> dict[str, Any]:
     return {"address": redis_url, **timeouts, "retry": Retry(NoBackoff(), 0)}
 
 
-#: Readers never wait for the writer; a writer waits for another instead of failing.
+#: Readers never wait for the writer, and a writer waits for another one instead of failing.
 SQLITE_OPTIONS: dict[str, Any] = {
-    # A transaction that starts as a reader and turns writer can't wait for the lock in SQLite: it
-    # fails at once. Taking the write lock first makes `timeout` hold for every transaction.
+    # In SQLite a transaction that reads first and then writes can't wait for the lock: it fails at
+    # once. Taking the write lock at its start makes `timeout` apply to every transaction.
     "transaction_mode": "IMMEDIATE",
     "timeout": 20,
     "init_command": (
@@ -61,36 +61,36 @@ SQLITE_OPTIONS: dict[str, Any] = {
 
 
 def database(url: str, data_dir: Path, *, pool_size: int = 20) -> dict[str, Any]:
-    """Django's settings of one database.
+    """Return Django's settings of one database.
 
     Args:
         url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
         pool_size: maximum number of PostgreSQL connections in a pool. An async request runs its
-            queries in a thread of its own, so connections by thread would be opened anew for each.
+            queries in a new thread, so per-thread connections would be opened for each request.
     """
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
     )
-    # The same backend, with counters of connections, statements and errors for `/metrics`.
+    # The same backend with counters of connections, statements and errors for `/metrics`.
     settings["ENGINE"] = settings["ENGINE"].replace("django.", "django_prometheus.", 1)
     options = dict(settings.get("OPTIONS") or {})
     if settings["ENGINE"].endswith("sqlite3"):
         options = SQLITE_OPTIONS | options
     elif settings["ENGINE"].endswith("postgresql"):
         options.setdefault("pool", {"min_size": 1, "max_size": pool_size, "timeout": 10})
-        # After a restart of the server no request gets a connection that had broken before it.
+        # Checked so that no request gets a connection that broke when the server restarted.
         settings["CONN_HEALTH_CHECKS"] = True
-        # They'd be on another connection behind a PgBouncer that pools by transaction.
+        # Behind a PgBouncer in transaction pooling mode they would be on another connection.
         settings["DISABLE_SERVER_SIDE_CURSORS"] = True
         _poll_every_second()
     return settings | {"OPTIONS": options, "CONN_MAX_AGE": 0}
 
 
 def _poll_every_second() -> None:
-    """Have pools try to reach a server that is away once a second.
+    """Make connection pools retry an unreachable server once a second.
 
-    By themselves they wait twice as long after each try: a server that was away for 5 s would be
-    found after 7 or 15, and one that was away for a minute after two.
+    By default the pool doubles its delay after each attempt: it would notice a server that was away
+    for 5 s after 7 or 15 s, and one that was away for a minute after two minutes.
     """
     from psycopg_pool.base import AttemptWithBackoff
 

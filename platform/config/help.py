@@ -1,4 +1,4 @@
-"""`quire help`: the commands by what they are for; Django's own list is long and mixed."""
+"""`quire help`: the commands grouped by purpose, because Django's own list is long and mixed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from django.core.management import get_commands, load_command_class
 
-#: Short names of commands, those that users of ollama and vLLM type.
+#: Short aliases of commands, as users of ollama and vLLM type them.
 ALIASES = {
     "ps": "status",
     "list": "list_models",
@@ -18,7 +18,7 @@ ALIASES = {
     "complete": "chat",
     "collect-env": "status",
 }
-#: Title: commands; the first ones of a group are described, `--help=all` describes all.
+#: Title -> commands. The short help describes the first ones of a group, `--help=all` all of them.
 GROUPS = {
     "Start": ("up", "serve", "run", "chat", "transcribe"),
     "Models": (
@@ -61,23 +61,23 @@ GROUPS = {
         "openapi",
     ),
 }
-#: Described commands of each group in the short help.
+#: Number of commands per group that the short help describes.
 NUM_DESCRIBED = {"Start": 4, "Models": 5, "Adapters": 1}
 DEFAULT_NUM_DESCRIBED = 2
-#: Of Django's and others', those that an operator meets.
+#: Commands of Django and of other packages that an operator may need.
 DJANGO_COMMANDS = ("createsuperuser", "check")
 WIDTH = 96
 
 
 def overview(*, full: bool = False) -> str:
-    """Quire's commands with the first sentence of their help. Django must be set up.
+    """Return Quire's commands with the first sentence of their help. Requires `django.setup()`.
 
     Args:
         full: describe every command, not only the common ones of each group.
     """
     program = Path(sys.argv[0]).name
     lines = ["", f"Usage: {program} COMMAND [options]"]
-    installed = get_commands()  # an image comes without `chaos`
+    installed = get_commands()  # images don't include `chaos`
     for title, names in GROUPS.items():
         available = [name for name in names if name in installed]
         count = len(available) if full else NUM_DESCRIBED.get(title, DEFAULT_NUM_DESCRIBED)

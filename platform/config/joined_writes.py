@@ -1,7 +1,8 @@
-"""A response's head and the first bytes of its body in one write to the socket.
+"""Writes a response's head and the first bytes of its body to the socket together.
 
-ASGI tells them apart, and uvicorn writes each as it comes: two system calls, two packets and a
-client that wakes up twice. Here the head waits for what follows it in the same turn of the loop.
+ASGI sends them as two messages, and uvicorn writes each one immediately: two system calls, two
+packets, and a client that wakes up twice. Here the head waits for the body until the event loop's
+next iteration.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-#: How uvicorn's writes of a head begin. A body that does is at most a turn of the loop late.
+#: Prefix of uvicorn's writes of a head. A body with this prefix is at most one iteration late.
 _HEAD = b"HTTP/1.1 "
 
 
 class JoinedWrites:
-    """A transport that holds a head back until the next write, or the loop's next turn."""
+    """A transport that delays a head until the next write or the event loop's next iteration."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._buffer = transport, b""
         self._loop = asyncio.get_running_loop()
 
     def write(self, data: bytes) -> None:
-        """Write at once, with a head that waits, unless it's a head itself."""
+        """Write immediately, together with a pending head; a head itself is delayed."""
         if self._buffer:
             data, self._buffer = self._buffer + data, b""
         elif data.startswith(_HEAD):
@@ -33,12 +34,12 @@ class JoinedWrites:
         self._transport.write(data)
 
     def close(self) -> None:
-        """Close after what waits."""
+        """Flush a pending head and close."""
         self._flush()
         self._transport.close()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand the connection over (a WebSocket), with nothing left here."""
+        """Flush a pending head and hand the connection over to another protocol (a WebSocket)."""
         self._flush()
         self._transport.set_protocol(protocol)
 
@@ -55,5 +56,5 @@ class JoinedWritesProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol on `JoinedWrites`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the loop for each connection."""
+        """Called by the event loop for each connection."""
         super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Logging: one line a record, whatever a client managed to get into it."""
+"""Logging: a record is always one line, whatever text a client managed to put into it."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ MAX_CHARS = 16_384
 
 
 def escape_control_chars(text: str) -> str:
-    """The text with control characters written as escapes, without tokens, of a bounded length."""
+    """Return the text with control characters escaped, tokens removed, and its length bounded."""
     text = without_tokens(text)
     if len(text) > MAX_CHARS:
         text = f"{text[:MAX_CHARS]}... ({len(text)} characters)"
@@ -31,9 +31,9 @@ def escape_control_chars(text: str) -> str:
 
 
 def _build_entry(_: object, __: str, event: EventDict) -> EventDict:
-    """A line's fields in their order, each of them safe to write.
+    """Return a line's fields in order, each of them safe to write.
 
-    Those of an access line (`quire.access`) are in its record.
+    The fields of an access line (`quire.access`) are attributes of its record.
     """
     record: logging.LogRecord = event.pop("_record")
     del event["_from_structlog"]
@@ -52,7 +52,7 @@ def _build_entry(_: object, __: str, event: EventDict) -> EventDict:
     return entry
 
 
-#: What a line for people says of the request, behind its message.
+#: Request details that a line for people shows after its message.
 REQUEST_FIELDS = ("request_id", "tenant", "model")
 
 
@@ -63,7 +63,7 @@ def _render_line(_: object, __: str, entry: EventDict) -> str:
 
 
 def _render_debug(_: object, __: str, entry: EventDict) -> str:
-    """For people at a terminal with QUIRE_DEBUG: tracebacks keep their lines."""
+    """Formatter for people at a terminal with QUIRE_DEBUG: tracebacks span several lines."""
     line, exception = _render_text(entry), entry.get("exception")
     return f"{line}\n{exception}" if exception else line
 
@@ -82,7 +82,7 @@ RENDERERS: dict[str, Processor] = {
 
 
 def build_formatter(style: str) -> logging.Formatter:
-    """A formatter of that style ("line", "json" or "debug")."""
+    """Return a formatter of the given style ("line", "json" or "debug")."""
     return ProcessorFormatter(
         foreign_pre_chain=[add_request, format_exc_info],
         processors=[_build_entry, RENDERERS[style]],
@@ -90,7 +90,7 @@ def build_formatter(style: str) -> logging.Formatter:
 
 
 class WithoutTraceback(logging.Filter):
-    """Leaves a record's message and drops its traceback."""
+    """Keeps a record's message and drops its traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.exc_info = record.exc_text = None
@@ -98,7 +98,7 @@ class WithoutTraceback(logging.Filter):
 
 
 class SettingNameFilter(logging.Filter):
-    """Names our variable where Django names its own setting."""
+    """Replaces the name of Django's setting in messages with the name of Quire's variable."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg = re.sub(r"\bALLOWED_HOSTS\b", "QUIRE_ALLOWED_HOSTS", str(record.msg))
@@ -106,7 +106,7 @@ class SettingNameFilter(logging.Filter):
 
 
 def build_logging(level: str, style: str) -> dict[str, Any]:
-    """`LOGGING`: what `QUIRE_LOGGING_CONFIG` says, or ours. Raises `ImproperlyConfigured`."""
+    """Return `LOGGING`: that of `QUIRE_LOGGING_CONFIG`, or ours. Raises `ImproperlyConfigured`."""
     try:
         apply_logging_config()
         return logging_config() or logging_settings(level, style)
@@ -115,7 +115,7 @@ def build_logging(level: str, style: str) -> dict[str, Any]:
 
 
 def logging_settings(level: str, style: str) -> dict[str, Any]:
-    """`LOGGING` for a level ("INFO") and a style ("line", "json" or "debug")."""
+    """Return `LOGGING` for a level ("INFO") and a style ("line", "json" or "debug")."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -127,17 +127,17 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "quire"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
-            # Each failing request would be told twice: the view's own logger says more.
+            # Would log each failed request a second time; the view's own logger says more.
             "django.request": {"level": "ERROR"},
-            # Any scanner can make one of these; where in Django it was noticed tells nothing.
+            # Any scanner can cause these, and their traceback says nothing useful.
             "django.security.DisallowedHost": {"filters": ["without_traceback", "our_variables"]},
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
-            # They log addresses whole, with what a tool server's or a hub's hold of secrets.
+            # They log full URLs, including secrets in those of tool servers and hubs.
             "azure": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
             "httpx2": {"level": "WARNING"},
-            # One record a request: for collectors; at a terminal they would hide all else.
+            # One record per request: useful to collectors, but it would flood a terminal.
             "quire.access": {"level": level if style == "json" else "WARNING"},
             "uvicorn": {"level": "WARNING"},
         },

@@ -1,15 +1,15 @@
-"""Celery's queues: which task goes into which, and how long it may take there.
+"""Celery's queues: which task goes into which queue, and how long it may take there.
 
-A queue has workers or processes of its own, so what hangs in one holds up nobody in another.
+A queue has its own workers or processes, so a task that hangs doesn't delay other queues.
 """
 
 from __future__ import annotations
 
-#: Served by threads of one process. What runs here returns at once or soon; batches, background
-#: responses and adapters' checks run beside these threads.
+#: Served by threads of one process. Tasks here return soon; batches, background responses and
+#: adapter checks continue outside these threads.
 THREAD_QUEUES = ("jobs", "periodic")
 THREADS = 4
-#: Served by child processes, so many a queue: a task that takes too long is ended with its process.
+#: Number of child processes per queue: a task that takes too long is killed with its process.
 PROCESS_QUEUES = {"delivery": 2, "identity": 1, "maintenance": 2}
 
 ROUTES = {
@@ -35,8 +35,8 @@ ROUTES = {
     "accounts.clear_sessions": {"queue": "maintenance"},
     "inference.expire": {"queue": "maintenance"},
 }
-#: Seconds: at the first a task gets SoftTimeLimitExceeded, at the second its process is killed.
-#: What is sent out has timeouts of its own below the first.
+#: Seconds until a task gets SoftTimeLimitExceeded, and until its process is killed. Outgoing
+#: requests have timeouts below the first.
 TIME_LIMITS = {"delivery": (15, 20), "identity": (15, 20), "maintenance": (900, 960)}
 
 ANNOTATIONS = {

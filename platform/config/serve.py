@@ -1,8 +1,9 @@
 """A gateway process on an inherited listening socket: `python -m config.serve OPTIONS FD`.
 
-OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
-at the end), `ssl_certfile` and `ssl_keyfile` (files, or null); perhaps `ssl_ca_certs`,
-`ssl_cert_reqs`, `ssl_ciphers`, `middleware` (paths of classes), `single_user` (see the module).
+OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests have
+to finish at shutdown), `ssl_certfile` and `ssl_keyfile` (files, or null); optionally
+`ssl_ca_certs`, `ssl_cert_reqs`, `ssl_ciphers`, `middleware` (import paths of classes),
+`single_user` (see that module).
 """
 
 import gc
@@ -17,21 +18,21 @@ from common.draining import drain_on_signal
 from config.shutdown import run_and_exit_fast
 from engine.system.host import request_short_time_slice
 
-#: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
+#: Maximum size of a WebSocket frame; consumers have lower limits and report them in a message.
 WS_MAX_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
-#: Connections that one turn of the event loop takes in. libuv takes one from each listening socket,
-#: and under load a turn is 10 ms long: two hundred of one tenant's clients that connect at once
-#: would keep another's waiting for seconds, before anybody can tell whose they are.
+#: Connections accepted in one iteration of the event loop. libuv accepts one per listening socket,
+#: and under load an iteration takes 10 ms: if two hundred of one tenant's clients connected at
+#: once, another tenant's would wait for seconds, before anything shows whose they are.
 MAX_ACCEPTS_PER_TICK = 32
-#: How long a thread that writes the ledger or renders a prompt may keep Python from the event loop;
-#: 5 ms by default, which is what a token takes.
+#: How long a thread (writing the ledger, rendering a prompt) may keep the GIL from the event loop.
+#: Python's default, 5 ms, is as long as a token takes.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
-    """uvicorn with httptools and uvloop."""
+    """Serve with uvicorn, httptools and uvloop."""
     import uvicorn
 
     from config import asgi
@@ -43,7 +44,7 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         http=LimitedHttpProtocol,
         ws=GatewayWebSocketProtocol,
         lifespan="on",
-        log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
+        log_config=None,  # Django's logging is configured and covers uvicorn's loggers
         access_log=False,
         server_header=False,
         proxy_headers=_is_behind_proxy(),
@@ -60,16 +61,17 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
 
 
 def listeners(listener: socket.socket) -> list[socket.socket]:
-    """Listening sockets of one queue, as many as let a turn of uvloop take in
-    `MAX_ACCEPTS_PER_TICK`."""
-    # Python gives a copy its socket's timeout, and all copies are one file, in all processes: a
-    # gateway that begins would make the others wait for ever in `accept`, for what one of them got.
+    """Return enough duplicates of a listening socket for uvloop to accept `MAX_ACCEPTS_PER_TICK`
+    connections in one iteration."""
+    # The duplicates share one file description across all processes, and Python would make it
+    # blocking: a gateway that starts would leave the others blocked in `accept` for a connection
+    # that another process got.
     listener.setblocking(False)
     return [listener, *(listener.dup() for _ in range(MAX_ACCEPTS_PER_TICK - 1))]
 
 
 def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
-    """daphne. It has no lifespan: the application starts its own at the first request."""
+    """Serve with daphne. It has no lifespan: the application starts one at the first request."""
     from daphne.server import Server
 
     from config import asgi
@@ -85,7 +87,7 @@ def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
 
 
 def _wrapped(application: Any, options: dict[str, Any]) -> Any:
-    """The application inside of the operator's middleware, the first one outermost."""
+    """Wrap the application in the operator's middleware, the first one outermost."""
     from django.conf import settings
     from django.utils.module_loading import import_string
 
@@ -100,8 +102,8 @@ def _wrapped(application: Any, options: dict[str, Any]) -> Any:
 
 
 def _below(root: str, application: Any) -> Any:
-    """The application below `root`, whether the proxy takes that away or passes it on: either way
-    `path` begins with it, as ASGI has it, which not all servers do.
+    """Mount the application below `root`, whether or not the proxy strips that prefix: in both
+    cases `path` begins with it, as ASGI requires but not all servers do.
     """
     raw_root = root.encode("ascii")
 
@@ -118,14 +120,16 @@ def _below(root: str, application: Any) -> Any:
 
 
 def _is_behind_proxy() -> bool:
-    """Whether `X-Forwarded-*` comes from a proxy of ours and not from a client."""
+    """Return whether `X-Forwarded-*` headers come from the operator's proxy, not from a client."""
     from django.conf import settings
 
     return settings.QUIRE.tls == "proxy"
 
 
 def _load() -> None:
-    """Import what serves. It stays: looking for garbage in it meanwhile takes a tenth of that."""
+    """Import the application with garbage collection off, which saves a tenth of the time: the
+    modules stay loaded anyway.
+    """
     gc.disable()
     try:
         from config import asgi

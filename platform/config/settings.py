@@ -17,7 +17,7 @@ from engine.system.light_imports import import_redis
 
 import_redis()
 
-#: What an operator may set. The rest of this module follows from it.
+#: The operator's settings. The rest of this module follows from them.
 QUIRE = load_settings()
 DATA_DIR = QUIRE.data_dir
 DEBUG = QUIRE.debug
@@ -27,7 +27,7 @@ SECRET_KEY = QUIRE.secret_key.get_secret_value() or secret_key(DATA_DIR)
 SECRET_KEY_FALLBACKS = [key.get_secret_value() for key in QUIRE.secret_key_fallbacks]
 ALLOWED_HOSTS = list(QUIRE.allowed_hosts)
 CSRF_TRUSTED_ORIGINS = list(QUIRE.trusted_origins)
-# Where below its host a proxy serves Quire, such as "/quire"; --root-path sets it.
+# Path prefix below which a proxy serves Quire, such as "/quire"; set by --root-path.
 FORCE_SCRIPT_NAME = QUIRE.root_path
 
 if not QUIRE.database_url:
@@ -36,16 +36,16 @@ DATABASES = {"default": database(QUIRE.database_url, DATA_DIR, pool_size=QUIRE.d
 REDIS_URL = QUIRE.redis_url or socket_url(DATA_DIR)
 
 INSTALLED_APPS = [
-    # Before staticfiles: `runserver` becomes an ASGI server. Nothing else needs all of Twisted.
+    # Before staticfiles, so that `runserver` uses ASGI. Nothing else needs all of Twisted.
     *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),
     "django_prometheus",
     "config.apps.QuireAdminConfig",  # django.contrib.admin
-    "tenants",  # before auth, whose `changepassword` it replaces
+    "tenants",  # before auth, whose `changepassword` it overrides
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    "servestatic.runserver_nostatic",  # one way to serve static files, with or without DEBUG
+    "servestatic.runserver_nostatic",  # serve static files the same way with and without DEBUG
     "django.contrib.humanize",
     "django.contrib.staticfiles",
     "allauth",
@@ -70,7 +70,7 @@ INSTALLED_APPS = [
     "management_api",
     "kv_map",
     "console",
-    # A clone has it, an image doesn't.
+    # Present in a clone, absent from an image.
     *(["chaos"] if (BASE_DIR / "chaos").is_dir() else []),
 ]
 
@@ -88,11 +88,11 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
-# Names, not paths: a proxy may serve Quire below one.
+# Names, not paths: a proxy may serve Quire below a prefix.
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "playground"
 
-# For pages: the API's requests pass by them, see `inference.edge.handler`.
+# For pages only: the API's requests bypass these, see `inference.edge.handler`.
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "corsheaders.middleware.CorsMiddleware",
@@ -100,7 +100,7 @@ MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
     "config.compression.static_files",
-    "django.middleware.gzip.GZipMiddleware",  # pads bodies, so that lengths tell nothing (BREACH)
+    "django.middleware.gzip.GZipMiddleware",  # pads bodies to hide their length (BREACH)
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -155,15 +155,15 @@ CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER = "json"  # never pickle
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE.key_prefix}:celery:"}
-# READONLY, MISCONF and OOM are answers for a while: without this a worker ends at one of them.
+# READONLY, MISCONF and OOM are temporary errors: without this they would end a worker.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_WORKER_CONSUMER = "config.celery:WaitForRedisConsumer"
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ROUTES = queues.ROUTES
 CELERY_TASK_ANNOTATIONS = queues.ANNOTATIONS
-# A task whose process dies runs once more, so each claims its row first: twice is once.
+# A task whose process dies runs again, so each task claims its row first to run only once.
 CELERY_TASK_ACKS_LATE = CELERY_TASK_REJECT_ON_WORKER_LOST = True
-# What one process has fetched and not begun would wait for what it runs.
+# Tasks that a process prefetches would wait for its running task.
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_MAX_TASKS_PER_CHILD = 200
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
@@ -176,7 +176,7 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "inference.errors.exception_handler",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.LimitOffsetPagination",
     "PAGE_SIZE": 50,
-    # Of one person or key, by the scopes of views.
+    # Per user or API key, by the scopes of views.
     "DEFAULT_THROTTLE_RATES": {"management": "600/min"},
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
@@ -185,11 +185,11 @@ SPECTACULAR_SETTINGS = {
     "OAS_VERSION": "3.1.0",
     "COMPONENT_SPLIT_REQUEST": False,
     "POSTPROCESSING_HOOKS": [],
-    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # the document is of the gateway's URLs alone
+    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # it would check the schema of the default URLconf
     "SERVE_INCLUDE_SCHEMA": False,
 }
 
-# Invitations, new passwords. Without a server for it no mail is sent, and pages show links instead.
+# For invitations and password resets. Without a mail server, pages show the links instead.
 globals().update(mail_settings(QUIRE.smtp_url, QUIRE.mail_from))
 
 LANGUAGE_CODE = "en"
@@ -204,35 +204,35 @@ STORAGES = {
     **QUIRE.storages,
 }
 STATIC_URL = f"{FORCE_SCRIPT_NAME}/static/"
-# Where `collectstatic` puts files for a proxy that serves them.
+# Where `collectstatic` puts files if a proxy serves them.
 STATIC_ROOT = BASE_DIR / "staticfiles"
-# Served from the apps' own folders: a fresh clone shows its admin without `collectstatic`.
+# Served from the apps' folders: a fresh clone needs no `collectstatic`.
 SERVESTATIC_USE_FINDERS = True
 SERVESTATIC_USE_STATIC_ROOT = False
 SERVESTATIC_ALLOW_ALL_ORIGINS = False
 
-# Bodies are bounded where they are read; Django's own limit is for the browser's forms.
+# The API checks the size of a body as it reads it; this limit applies to browser forms.
 DATA_UPLOAD_MAX_MEMORY_SIZE = QUIRE.max_body_bytes
 
-# "proxy": a proxy before Quire speaks TLS, sets X-Forwarded-Proto and drops a client's own.
-# "direct": the ASGI server speaks TLS itself.
+# "proxy": a proxy in front of Quire terminates TLS, sets X-Forwarded-Proto and drops a client's.
+# "direct": the ASGI server terminates TLS itself.
 _uses_tls = QUIRE.tls != "off"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = _uses_tls
 SECURE_HSTS_SECONDS = QUIRE.hsts_seconds if _uses_tls else 0
-# Whether all names below this one speak TLS is known to the proxy alone.
+# Only the operator of the proxy knows whether all subdomains use TLS.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 if QUIRE.tls == "proxy":
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-# Log-in, second factors, single sign-on.
+# Login, two-factor authentication, single sign-on.
 globals().update(identity_settings(QUIRE))
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_PATH = CSRF_COOKIE_PATH = FORCE_SCRIPT_NAME or "/"
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
-# Instances on other ports of one host get each other's cookies: names keep them apart. By the
-# oldest key that is accepted, so that people stay signed in while the key is rotated.
+# Browsers share cookies between the ports of a host, so each instance names its cookies after its
+# oldest accepted secret key: people stay signed in while the key is rotated.
 _instance = hashlib.sha256([SECRET_KEY, *SECRET_KEY_FALLBACKS][-1].encode()).hexdigest()[:8]
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = f"quire_session_{_instance}", f"quire_csrf_{_instance}"
-# Sites whose pages may call the API from a browser; "*" is every site. Pages stay our own.
+# Sites whose pages may call the API from a browser; "*" means any. Doesn't apply to Quire's pages.
 CORS_ALLOW_ALL_ORIGINS = QUIRE.cors_origins == ("*",)
 CORS_ALLOWED_ORIGINS = [] if CORS_ALLOW_ALL_ORIGINS else list(QUIRE.cors_origins)
 CORS_URLS_REGEX = (

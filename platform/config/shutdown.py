@@ -1,7 +1,7 @@
-"""Ending a server without taking its interpreter apart, and within a time that is known.
+"""Exits a server fast: without Python's clean-up of modules, and within a known time.
 
-Python clears away every module and collects what is left, a hundred thousand objects and more: some
-seconds on a busy machine in which whoever has sent SIGTERM waits for nothing.
+At exit Python clears all modules and collects a hundred thousand objects and more. On a busy
+machine that takes seconds, in which the sender of SIGTERM waits for nothing.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-#: What of a thread's stack is logged: the innermost calls.
+#: Maximum number of innermost frames logged for each thread's stack.
 _CALLS = 6
 
 
 def run_and_exit_fast(work: Callable[[], object]) -> None:
-    """Run `work`, all that this process is for.
+    """Run `work`, the only purpose of this process, then exit without the interpreter's clean-up.
 
-    The process then ends as ever, with its status, once its threads are joined and what was
-    registered to run at its end from here on has run; what would come behind that is left out.
+    The process exits with its usual status after joining its threads and running the `atexit`
+    handlers registered from here on. Earlier handlers and the clean-up of modules are skipped.
     """
     status = 1
 
@@ -36,7 +36,7 @@ def run_and_exit_fast(work: Callable[[], object]) -> None:
             stream.flush()
         os._exit(status)
 
-    atexit.register(leave)  # first registered, last run
+    atexit.register(leave)  # handlers run in reverse order, so this one runs last
     try:
         work()
         status = 0
@@ -49,8 +49,8 @@ def run_and_exit_fast(work: Callable[[], object]) -> None:
 
 
 def exit_after_timeout(seconds: float, clock: Callable[[float], None] = time.sleep) -> None:
-    """End this process in so many seconds at the latest, whatever its threads wait for: a lock of
-    the database, somebody who doesn't answer. The log says what that was.
+    """Exit this process after at most `seconds`, even if its threads still wait, for example for a
+    database lock or a peer that doesn't answer. Logs their stacks.
     """
 
     def watch() -> None:

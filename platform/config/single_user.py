@@ -1,7 +1,7 @@
-"""A server of one user: requests from this machine need no API key.
+"""Single-user mode: requests from this machine need no API key.
 
-`quire serve` without `--api-key` on a loopback address answers as the key that was made at the
-first start, as long as there is nobody else: one tenant, one user, no other key.
+`quire serve` without `--api-key` on a loopback address authenticates such requests with the key
+created at the first start, as long as there is only one tenant, one user and no other key.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tenants.models import ApiKey, Tenant, User
 Message = MutableMapping[str, Any]
 Application = Callable[[Message, Any, Any], Awaitable[None]]
 
-#: What programs for vLLM send as a key where none is needed.
+#: The placeholder that programs for vLLM send where no key is needed.
 NO_KEY = "EMPTY"
-#: Headers that proxies add. Behind one, clients of this machine are anybody.
+#: Headers that proxies add. Behind a proxy, any client seems to be on this machine.
 _PROXY_HEADERS = frozenset(
     {b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip"}
 )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address or name is of this machine alone."""
+    """Return whether an address or host name is a loopback one."""
     if host == "localhost":
         return True
     try:
@@ -46,19 +46,19 @@ def is_loopback(host: str) -> bool:
 
 
 def has_single_user(api_key: str) -> bool:
-    """Return whether there is one tenant, one user and no unrevoked key but this one."""
+    """Return whether there is one tenant, one user and no unrevoked key other than `api_key`."""
     other_keys = ApiKey.objects.filter(revoked_at__isnull=True)
     other_keys = other_keys.exclude(public_id=api_keys.lookup_id(api_key))
     return Tenant.objects.count() == 1 and User.objects.count() == 1 and not other_keys.exists()
 
 
 def ensure_metrics_token() -> None:
-    """Have the gateways that are started from here know a token by which /metrics answers."""
+    """Give the gateways started by this process a token for /metrics."""
     os.environ.setdefault("QUIRE_METRICS_TOKEN", secrets.token_urlsafe(32))
 
 
 class SingleUser:
-    """ASGI middleware that gives requests without a key the instance's own."""
+    """ASGI middleware that authenticates requests without a key as the instance's user."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -67,7 +67,7 @@ class SingleUser:
         self._answers: AsyncTTLCache[str, bool] = AsyncTTLCache(ttl=TTL_S, size=1)
 
     async def __call__(self, scope: Message, receive: Any, send: Any) -> None:
-        """Pass the request on."""
+        """Add the key if the request is the single user's, and pass it on."""
         if scope["type"] != "lifespan" and is_own_request(scope) and await self._has_single_user():
             headers = [pair for pair in scope["headers"] if pair[0] not in _KEY_HEADERS]
             is_metrics = scope["path"] == f"{scope.get('root_path', '')}/metrics"
@@ -90,10 +90,11 @@ _KEY_HEADERS = frozenset({b"authorization", b"x-api-key"})
 
 
 def is_own_request(scope: Message) -> bool:
-    """Return whether a program of this machine sent a request, and sent no key.
+    """Return whether a program on this machine sent the request without a key.
 
-    A page of another site may send requests to this machine, too: a browser then names the site as
-    the `Origin`, or as the `Host` if the site's name leads here. Who is logged in has a cookie.
+    Pages of other sites may send requests to this machine too: the browser then names the site in
+    `Origin`, or in `Host` if the site's name resolves to this machine. A request with a cookie
+    belongs to a logged-in user.
     """
     client, headers = scope.get("client"), dict(scope["headers"])
     if client is None or not is_loopback(client[0]) or b"cookie" in headers:
@@ -109,7 +110,7 @@ def is_own_request(scope: Message) -> bool:
 
 
 def _is_this_machine(host: str) -> bool:
-    """A connection to the unspecified address is one to loopback."""
+    """Return whether a host is this machine; the unspecified address connects to loopback."""
     return is_loopback(host) or host in ("0.0.0.0", "::")  # noqa: S104 - nothing is bound here
 
 

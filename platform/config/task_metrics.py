@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 TASK_SECONDS, TASKS = "quire_task_seconds", "quire_tasks"
 
-#: When the tasks that run in this process began, by id.
+#: Task id -> start time (`time.monotonic`) of the tasks that run in this process.
 _began: dict[str, float] = {}
 _killed: deque[str] = deque(maxlen=100)
 
@@ -42,24 +42,24 @@ def _record_start(task_id: str, **_: object) -> None:
 @task_postrun.connect
 def _record_end(task_id: str, task: Task, state: str | None, **_: object) -> None:
     began = _began.pop(task_id, None)
-    if state is not None and began is not None:  # None: its process is being killed
+    if state is not None and began is not None:  # state is None while the process is being killed
         record_task(task.name, state, time.monotonic() - began)
 
 
 @task_failure.connect
 def _record_killed(sender: Task, task_id: str, exception: Exception, **_: object) -> None:
-    """Count a task that was ended with its process, which its worker may report twice."""
+    """Count a task that was killed with its process; its worker may report it twice."""
     if isinstance(exception, TimeLimitExceeded | WorkerLostError) and task_id not in _killed:
         _killed.append(task_id)
         record_task(sender.name, states.FAILURE)
 
 
 def record_task(task: str, state: str, seconds: float | None = None) -> None:
-    """Count a task's end, at once: a worker's child process may have no time to do it later.
+    """Count a finished task immediately: a worker's child process may have no time to do it later.
 
     Args:
-        state: Celery's name of it, such as "SUCCESS".
-        seconds: how long it ran; None where nobody knows, as its process was killed.
+        state: Celery's name of the final state, such as "SUCCESS".
+        seconds: duration; None if unknown because the process was killed.
     """
     key = metrics_key(settings.QUIRE.key_prefix)
     try:

@@ -1,4 +1,4 @@
-"""The conversation's loop at a terminal (or on a pipe, one question a line)."""
+"""The chat loop at a terminal (or on a pipe, one question per line)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from common.rates import decode_tokens_per_s
 
 try:
     import readline
-except ImportError:  # Python was built without it: lines can't be edited
+except ImportError:  # Python was built without readline: lines can't be edited
     readline = None  # type: ignore[assignment]
 
 
 class ApiError(RuntimeError):
-    """The server can't be reached, or refused: the message is for the person."""
+    """The server can't be reached or refused the request; the message is shown to the user."""
 
 
 class ChatApi:
-    """A server's chat endpoints."""
+    """Client of a server's chat endpoints."""
 
     def __init__(self, url: str, api_key: str, *, verify: ssl.SSLContext | bool = True) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -48,20 +48,20 @@ class ChatApi:
         self._client.close()
 
     def models(self) -> list[str]:
-        """Names of the models of the key, those that can chat now first. Raises `ApiError`."""
+        """Return the names of the key's models, those ready to chat first. Raises `ApiError`."""
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
             raise ApiError(f"Nothing answers at {self.url}: {error}") from error
         _check(response)
         data = response.json()["data"]
-        # Quire says what a model is for as soon as a replica serves it; others say nothing.
+        # Quire reports a model's task once a replica serves it; other servers don't report it.
         return sorted((str(model["id"]) for model in data), key=_model_ranks(data).__getitem__)
 
     def answer(
         self, model: str, messages: list[dict[str, Any]], sampling: dict[str, Any]
     ) -> Generator[dict[str, Any]]:
-        """Yield an answer's chunks as they come, the last with `usage`; closing stops it.
+        """Yield an answer's chunks as they arrive, the last with `usage`; closing stops it.
 
         Raises: `ApiError`.
         """
@@ -80,7 +80,7 @@ class ChatApi:
 
 
 def _parse_chunk(data: str) -> dict[str, Any]:
-    """One chunk of the event stream. Raises `ApiError` for an error."""
+    """Parse one chunk of the event stream. Raises `ApiError` for an error event."""
     chunk: dict[str, Any] = json.loads(data)
     if "error" in chunk:
         raise ApiError(chunk["error"]["message"])
@@ -88,7 +88,7 @@ def _parse_chunk(data: str) -> dict[str, Any]:
 
 
 def _model_ranks(models: list[dict[str, Any]]) -> dict[str, int]:
-    """Rank of each model: 0 can chat now, 1 isn't served yet, 2 isn't for chats."""
+    """Return the rank of each model: 0 is ready to chat, 1 isn't served yet, 2 can't chat."""
     ranks = {}
     for model in models:
         tasks = model.get("tasks", ["generate"])
@@ -121,21 +121,21 @@ MULTILINE_QUOTE = '"""'
 
 @dataclass
 class Conversation:
-    """Messages in OpenAI's form; the system message, if any, comes first."""
+    """The conversation's messages in OpenAI's format, with the optional system message first."""
 
     system: str = ""
     turns: list[dict[str, Any]] = field(default_factory=list)
-    #: Addresses of the pictures that go with the next question.
+    #: URLs of the images to send with the next question.
     images: list[str] = field(default_factory=list)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """All that the model gets."""
+        """Return all messages to send to the model."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         return [*start, *self.turns]
 
     def ask(self, text: str) -> None:
-        """The person said something, with the pictures that were attached since the last time."""
+        """Add the user's message with the images attached since the last one."""
         content: str | list[dict[str, Any]] = text
         if self.images:
             content = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
@@ -144,34 +144,34 @@ class Conversation:
         self.turns.append({"role": "user", "content": content})
 
     def attach(self, path: str) -> None:
-        """Show a picture with the next question. Raises OSError for a file that can't be read."""
+        """Attach an image to the next question. Raises OSError for an unreadable file."""
         media_type = mimetypes.guess_type(path)[0] or "image/png"
         data = base64.b64encode(Path(path).expanduser().read_bytes()).decode()
         self.images.append(f"data:{media_type};base64,{data}")
 
     def reply(self, text: str) -> None:
-        """The model said something. An empty answer takes the question with it."""
+        """Add the model's answer. If it's empty, remove the question."""
         if text:
             self.turns.append({"role": "assistant", "content": text})
         else:
             self.turns.pop()
 
     def reset(self, system: str | None = None) -> None:
-        """Start anew, with another system message if one is given."""
+        """Start a new conversation, optionally with another system message."""
         self.turns.clear()
         self.images.clear()
         if system is not None:
             self.system = system
 
 
-#: In the data dir: what was typed, for the arrow keys.
+#: File in the data dir with the typed lines, for the arrow keys.
 HISTORY_FILE = "chat_history"
 MAX_HISTORY_LINES = 1000
 
 
 @contextmanager
 def input_history(path: Path) -> Iterator[None]:
-    """Have `input` offer earlier lines, of earlier runs too; the file's mode is 0600."""
+    """Let `input` recall the lines of this and earlier runs; the file's mode is 0600."""
     if readline is None or not sys.stdin.isatty():
         yield
         return
@@ -185,11 +185,11 @@ def input_history(path: Path) -> Iterator[None]:
 
 
 def save_history(path: Path) -> None:
-    """Write the last lines that were typed."""
+    """Save the last typed lines."""
     last = readline.get_current_history_length()
     first = max(1, last - MAX_HISTORY_LINES + 1)
     lines = [readline.get_history_item(index) or "" for index in range(first, last + 1)]
-    # The terminal may have sent bytes that are no UTF-8.
+    # The terminal may have sent bytes that aren't valid UTF-8.
     text = "\n".join(lines).encode(errors="replace").decode()
     try:
         write_private(path, f"{text}\n")
@@ -197,17 +197,17 @@ def save_history(path: Path) -> None:
         print(f"The history can't be written to {path}: {error.strerror}.", file=sys.stderr)
 
 
-# What a model writes must not steer the terminal: no escapes, only line feed and tab stay.
+# A model's output must not control the terminal: only line feed and tab are allowed.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def safe(text: str) -> str:
-    """Text without control characters."""
+    """Remove control characters from the text."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 class Terminal:
-    """Reads questions, prints answers as they come."""
+    """Reads questions and prints answers as they arrive."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Terminal:
         self.api, self.model, self.talk, self.sampling = api, model, conversation, sampling
         self._read = read
         self._is_interactive = sys.stdin.isatty()
-        #: Tokens and times of the last answer, in words; "" where the server counts none.
+        #: Description of the last answer's tokens and times; "" if the server reports no usage.
         self.statistics = ""
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda rest: print(HELP),
@@ -249,7 +249,7 @@ class Terminal:
                     print(self.statistics, file=sys.stderr)
 
     def _read_message(self, line: str) -> str:
-        """The message that begins with a line; "" when Ctrl-C discards it."""
+        """Read the rest of a message from its first line; return "" if Ctrl-C discards it."""
         lines, is_quoted = [line], line.startswith(MULTILINE_QUOTE)
         try:
             if is_quoted:
@@ -261,7 +261,7 @@ class Terminal:
                 lines[-1] = lines[-1].removesuffix("\\")
                 lines.append(self._read_line("... ").rstrip())
         except EOFError:
-            print()  # Ctrl-D, or the end of a pipe, ends the message too
+            print()  # Ctrl-D, or the end of a pipe, also ends the message
         except KeyboardInterrupt:
             print()
             return ""
@@ -303,7 +303,7 @@ class Terminal:
         )
 
     def ask(self, question: str) -> bool:
-        """Ask, and print what comes; Ctrl-C keeps what has come so far. False: it went wrong."""
+        """Ask and print the answer; Ctrl-C keeps the part received. Return False on an error."""
         fine = True
         self.talk.ask(question)
         self.statistics = ""
@@ -326,7 +326,7 @@ class Terminal:
                         usage, (first_token_at or now) - started, now - started
                     )
         except KeyboardInterrupt:
-            chunks.close()  # closes the connection, and with it the engine's work
+            chunks.close()  # closes the connection, which stops generation in the engine
             print(" [stopped]", end="")
         except ApiError as error:
             fine = False
@@ -337,11 +337,11 @@ class Terminal:
 
 
 def format_statistics(usage: dict[str, Any], first_token_s: float, total_s: float) -> str:
-    """An answer's `usage` of the API and times in one line."""
+    """Describe the API's `usage` and the times of an answer in one line."""
     num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     cached = f" ({num_cached:,} cached)" if num_cached else ""
     num_tokens = usage["completion_tokens"]
-    # The first token's time is the prompt's.
+    # The time to the first token belongs to the prompt.
     tokens_per_s = decode_tokens_per_s(num_tokens, total_s - first_token_s)
     rate = "" if tokens_per_s is None else f", {tokens_per_s:,.1f} tok/s"
     return (

@@ -1,4 +1,4 @@
-"""Pages, admin and API in one tree. The order decides: the console's `/` comes last."""
+"""URLs of pages, admin and API. The order matters: the console's `/` comes last."""
 
 from django.contrib import admin
 from django.urls import include, path

@@ -1,1 +1,1 @@
-"""`manage.py up`: everything in one supervised group of processes."""
+"""`manage.py up`: a full instance in one supervised group of processes."""

@@ -1,4 +1,4 @@
-"""Output of `manage.py up` for its user, and for scripts that wait for it."""
+"""Output of `manage.py up` for its user and for scripts that wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from config.up.first_run import Credentials
 
 
 def write_ready_file(path: Path, url: str, model: str, credentials: Credentials) -> None:
-    """Tell scripts, atomically and with mode 0600."""
+    """Write the file that scripts wait for, atomically and with mode 0600."""
     content = {
         "url": url,
         "api_key": credentials.api_key,
@@ -28,9 +28,9 @@ def write_ready_file(path: Path, url: str, model: str, credentials: Credentials)
 
 
 def command(words: str, data_dir: Path) -> str:
-    """A command that can be pasted into another terminal, where nothing is set.
+    """Return a command that can be pasted into another terminal without any set-up.
 
-    In a checkout from its folder when we are there, by its whole path from elsewhere.
+    In a checkout it's relative if this is its folder, otherwise it's an absolute path.
     """
     root, current_dir = Path(settings.BASE_DIR), Path.cwd()
     python, program = Path(sys.executable), ["-m", "quire"]
@@ -47,7 +47,7 @@ def command(words: str, data_dir: Path) -> str:
 
 
 def banner(url: str, model: str, credentials: Credentials, data_dir: Path) -> str:
-    """Everything to paste and click."""
+    """Return the URLs and commands to click and paste."""
     password = credentials.admin_password or "(the password you set)"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
     return f"""
@@ -70,6 +70,6 @@ Quire serves {model} at {url}
 
 
 def ready_lines(url: str, server: str) -> str:
-    """Lines that tools wait for, as a server of that kind prints them itself."""
+    """Return the lines that tools wait for, as `server` (such as uvicorn) prints them."""
     running = f"{server.capitalize()} running on {url} (Press CTRL+C to quit)"
     return f"INFO:     Application startup complete.\nINFO:     {running}\n"

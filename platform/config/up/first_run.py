@@ -1,4 +1,4 @@
-"""Set-up by `manage.py up`: adapters, the first user, tenant and keys, and the served model."""
+"""First-run set-up for `manage.py up`: adapters, user, tenant, keys and the served model."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ DEMO_WORDS = {
 
 @dataclass(frozen=True)
 class Module:
-    """One of `--lora-modules`. `base`: the model that it says it belongs to, "" for the one that is
-    served.
-    """
+    """One adapter of `--lora-modules`. `base`: name of its base model; "" for the served one."""
 
     name: str
     path: str
@@ -46,7 +44,7 @@ class Module:
 
 
 def parse_lora_modules(words: Sequence[str] | None) -> list[Module]:
-    """`NAME=PATH` or `{"name": ..., "path": ...}`. Raises `CommandError`."""
+    """Parse `NAME=PATH` or `{"name": ..., "path": ...}`. Raises `CommandError`."""
     modules = [_module(word) for word in words or ()]
     names = [module.name for module in modules]
     for name in names:
@@ -78,9 +76,10 @@ def _module(word: str) -> Module:
 
 
 def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[AdapterVersion]:
-    """Have them in the store, to be checked by a worker and then live; those of `--lora-modules`.
+    """Add the adapters to the store; a worker validates them, then they become live. Returns the
+    versions of `--lora-modules`.
 
-    Raises `CommandError` for one of these that can't be taken.
+    Raises `CommandError` for one of `--lora-modules` that is refused.
     """
     versions = []
     for module in parse_lora_modules(words):
@@ -101,8 +100,8 @@ def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[Ada
 
 
 def still_checked(versions: Sequence[AdapterVersion]) -> bool:
-    """Whether a worker has one of them in hand yet. Raises `StartFailed` for one that is refused:
-    who names an adapter at the start wants no server without it.
+    """Return whether a worker is still validating one of the versions. Raises `StartFailed` if one
+    was refused: a server started with an adapter is useless without it.
     """
     rows = AdapterVersion.objects.filter(pk__in=[version.pk for version in versions])
     for version in rows.filter(state=VersionState.FAILED).select_related("adapter"):
@@ -111,7 +110,7 @@ def still_checked(versions: Sequence[AdapterVersion]) -> bool:
 
 
 def _ensure_demo(model: ServedModel, folder: Path) -> None:
-    """Once: an operator who deletes it or changes it has the last word."""
+    """Add a demo adapter once, so that an operator's deletion or change is respected."""
     seen = AuditEntry.objects.filter(
         action="adapter.create", target_label=f"{model}:{folder.name}"
     ).exists()
@@ -120,7 +119,7 @@ def _ensure_demo(model: ServedModel, folder: Path) -> None:
 
 
 def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
-    """A version of this content; the one that is there is left as it is."""
+    """Return the adapter version with this content; create it if there is none."""
     existing = AdapterVersion.objects.filter(
         adapter__tenant=None,
         adapter__served_model=model,
@@ -148,7 +147,7 @@ TENANT = "Default"
 
 @dataclass
 class Credentials:
-    """Secrets of the first start. "" stands for what isn't known (any more)."""
+    """Secrets created at the first start. "" means unknown (or no longer known)."""
 
     admin_user: str = ""
     admin_password: str = field(default="", repr=False)
@@ -156,7 +155,7 @@ class Credentials:
 
     @classmethod
     def read(cls, data_dir: Path) -> Credentials:
-        """The file in the data dir; an unreadable one counts as none."""
+        """Read the file in the data dir; an unreadable one counts as missing."""
         try:
             stored = json.loads((data_dir / FILE).read_text(encoding="utf-8"))
             return cls(**{name: str(stored.get(name, "")) for name in cls.__dataclass_fields__})
@@ -164,16 +163,16 @@ class Credentials:
             return cls()
 
     def write(self, data_dir: Path) -> None:
-        """Keep them with mode 0600."""
+        """Write the file with mode 0600."""
         write_private(data_dir / FILE, json.dumps(asdict(self), indent=2) + "\n")
 
 
 @transaction.atomic
 def ensure_credentials(data_dir: Path) -> Credentials:
-    """Make what an instance needs at its first start, and read it at every other.
+    """Create an instance's user, tenant and key at its first start; read them at later ones.
 
-    A password that was changed or a key that was revoked is not shown again; a revoked key gets a
-    successor, as `manage.py up` promises one.
+    A changed password or a revoked key is not printed again. A revoked key is replaced by a new
+    one, because `manage.py up` promises to print a key.
     """
     stored = Credentials.read(data_dir)
     created = Credentials()
@@ -186,7 +185,7 @@ def ensure_credentials(data_dir: Path) -> Credentials:
 
 
 def _ensure_admin(stored: Credentials, created: Credentials) -> User | None:
-    """A superuser; its password where we know it."""
+    """Return a superuser; put its password into `created` if it is new or still the stored one."""
     superusers = User.objects.filter(is_superuser=True, is_active=True).order_by("pk")
     if stored.admin_user:
         superusers = superusers.filter(username=stored.admin_user) or superusers
@@ -212,7 +211,7 @@ def _free_name() -> str:
 
 
 def _ensure_tenant(user: User | None) -> Tenant:
-    """The oldest active tenant, or a first one."""
+    """Return the oldest active tenant, or create one."""
     tenant = Tenant.objects.filter(active=True).order_by("pk").first()
     if tenant is None:
         return tenant_actions.create_tenant(actor=SYSTEM_ACTOR, name=TENANT, owner=user)
@@ -222,7 +221,7 @@ def _ensure_tenant(user: User | None) -> Tenant:
 
 
 def _works(secret: str) -> bool:
-    """Whether a key that we kept may still be used, and may be printed: operators' may not."""
+    """Return whether the stored key is still valid and may be printed: operator keys may not."""
     public_id = api_keys.public_id_of(secret)
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
     if key is None or api_keys.OPERATOR in key.scopes:
@@ -240,7 +239,7 @@ NAME = "given with --api-key"
 
 
 def keys_from_environment() -> list[str]:
-    """Keys of `QUIRE_API_KEYS`."""
+    """Return the keys of `QUIRE_API_KEYS`."""
     return [key.get_secret_value() for key in settings.QUIRE.api_keys]
 
 
@@ -251,7 +250,7 @@ def check_given_keys(keys: Sequence[str]) -> None:
 
 
 def ensure_given_keys(keys: Sequence[str]) -> None:
-    """Have these keys work for the first tenant; one that is known already stays as it is.
+    """Register these keys for the first tenant; an existing key is left unchanged.
 
     Raises: `InvalidRequest` for a key that is too short or too long.
     """
@@ -267,19 +266,21 @@ DEMO, VISION_DEMO = "quire-demo", "quire-demo-vision"
 
 @dataclass(frozen=True)
 class StartupModel:
-    """The model that this start waits for, and how the catalogue had it before (None: not)."""
+    """The model that this start waits for, and its previous row in the catalogue, if any."""
 
     model: ServedModel
     previous_row: ServedModel | None
 
     def undo(self) -> None:
-        """Undo the wish for a model that can't be served, or every later start would try it too."""
+        """Revert the requested state of a model that can't be served; otherwise every later start
+        would try to load it again.
+        """
         previous = self.previous_row
         if previous is not None and previous.desired_state == DesiredState.LOADED:
             earlier = {"source": previous.source, "settings": previous.settings}
             try:
                 catalog_actions.update_model(actor=CLI_ACTOR, model=self.model, **earlier)
-            except InvalidRequest:  # its folder has gone meanwhile
+            except InvalidRequest:  # its folder was removed in the meantime
                 pass
             else:
                 return
@@ -289,13 +290,12 @@ class StartupModel:
 def ensure_model(
     source: str | None, names: list[str], engine: dict[str, Any], **columns: int | None
 ) -> StartupModel:
-    """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
+    """Request the model to wait for: the named one, one from the catalogue, or the bundled demo.
 
     Args:
-        source, names: `--model` and `--served-model-name`; names after the first are others of the
-            same model.
-        columns: `num_replicas`, `num_spares`, `num_prefill`; None: as they were.
-        engine: other engine settings from the command line; they replace the model's own.
+        source, names: `--model` and `--served-model-name`; further names become aliases.
+        columns: `num_replicas`, `num_spares`, `num_prefill`; None keeps the current value.
+        engine: other engine settings from the command line; they replace the model's settings.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """
     clear_stale_replicas()
@@ -315,7 +315,7 @@ def ensure_model(
 
 
 def clear_stale_replicas() -> None:
-    """Correct rows of replicas that a killed supervisor left: we hold the data dir alone."""
+    """Mark replicas that a killed supervisor left as stopped: we hold the data dir exclusively."""
     alive = Replica.objects.filter(
         state__in=catalog_actions.LIVE_STATES, served_model__managed=True
     )
@@ -343,8 +343,8 @@ def _loaded(
 
 
 def ensure_vision_demo() -> None:
-    """Have the demo model that takes pictures loaded, once: an operator who unloads or deletes it
-    has the last word.
+    """Load the demo vision model once, so that an operator's unloading or deletion of it is
+    respected.
     """
     folder: Path = settings.QUIRE.demo_vision_model
     earlier_loads = AuditEntry.objects.filter(action="model.load", target_label=VISION_DEMO)
@@ -354,7 +354,7 @@ def ensure_vision_demo() -> None:
         and VISION_DEMO not in names
         and not earlier_loads.exists()
     ):
-        # Its vision tower runs on no GPU.
+        # Its vision encoder doesn't run on GPUs.
         catalog_actions.load_model(
             actor=CLI_ACTOR, name=VISION_DEMO, source=str(folder), settings={"device": "cpu"}
         )

@@ -1,4 +1,4 @@
-"""Processes that are started again whenever they end."""
+"""Processes that are restarted whenever they exit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRY_EVERY_S = 0.2
 TIMEOUT_S = 60.0
 
 
-#: By path, the shortest request of each task. A model refuses those of others' with 400, at once.
+#: Path -> smallest request of each task. A model answers requests of other tasks with 400 at once.
 _REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hello", "max_tokens": 1},
     "/pooling": {"input": "Hello"},
@@ -47,18 +47,18 @@ _REQUESTS: dict[str, dict[str, Any]] = {
 
 
 class ReadinessProbe(threading.Thread):
-    """Asks until it gets one.
+    """Sends requests until the model answers one.
 
     Attributes:
-        tls: how it speaks TLS.
+        tls: TLS settings of the client.
         ready: set once the model has answered a request.
-        last_error: what the latest answer said instead.
+        last_error: error of the latest attempt.
     """
 
     def __init__(self, url: str, api_key: str, model: str) -> None:
         super().__init__(name="first-token", daemon=True)
         self.url, self.api_key, self.model = url, api_key, model
-        # Whatever name the certificate of the process beside us is for.
+        # The gateway runs on this machine, so any name in its certificate is accepted.
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self.tls.check_hostname = False
         self.tls.verify_mode = ssl.CERT_NONE
@@ -67,12 +67,12 @@ class ReadinessProbe(threading.Thread):
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Stop asking."""
+        """Stop sending requests."""
         self._stopping.set()
 
     def run(self) -> None:
         opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),  # by no proxy
+            urllib.request.ProxyHandler({}),  # don't use a proxy
             urllib.request.HTTPSHandler(context=self.tls),
         )
         while not self._stopping.is_set():
@@ -82,7 +82,7 @@ class ReadinessProbe(threading.Thread):
             self._stopping.wait(TRY_EVERY_S)
 
     def _ask(self, opener: urllib.request.OpenerDirector) -> bool:
-        """Return whether the model answers: a request of one task, or that all aren't its tasks."""
+        """Return whether the model answered: with 200 for one task, or with 400 for all of them."""
         for path, body in _REQUESTS.items():
             status = self._post(opener, path, body)
             if status != HTTPStatus.BAD_REQUEST:
@@ -90,8 +90,8 @@ class ReadinessProbe(threading.Thread):
         return True
 
     def _post(self, opener: urllib.request.OpenerDirector, path: str, body: dict[str, Any]) -> int:
-        """Return the answer's status, 0 without an answer."""
-        request = urllib.request.Request(  # noqa: S310 - our own address
+        """Return the response's status, 0 without a response."""
+        request = urllib.request.Request(  # noqa: S310 - our own URL
             f"{self.url}{path}",
             json.dumps({"model": self.model, **body}).encode(),
             {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
@@ -114,8 +114,9 @@ class ProcessGroup:
     """Keeps `count` processes of one Python command running.
 
     Args:
-        name: for the log. command: the arguments behind `python`. pass_fds: what they inherit.
-        on_death: called with the id of each process that has ended.
+        name: for the log. command: arguments of the Python interpreter. pass_fds: inherited
+            descriptors.
+        on_death: called with the process id of each process that has exited.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ProcessGroup:
         self._failures = [0] * count
 
     def tick(self) -> None:
-        """Start what isn't running."""
+        """Start the processes that aren't running."""
         for index, process in enumerate(self._processes):
             if process is not None and (status := process.poll()) is not None:
                 lived = time.monotonic() - process.started
@@ -146,7 +147,7 @@ class ProcessGroup:
                 try:
                     self._processes[index] = self._start(index)
                 except (OSError, subprocess.SubprocessError) as error:
-                    # No memory for one more process, say: what runs beside it goes on.
+                    # For example, no memory for another process: the running ones continue.
                     logger.warning("%s can't be started: %s", self._name, error)
                     self._record_failure(index)
 
@@ -156,11 +157,11 @@ class ProcessGroup:
 
     @property
     def is_crash_looping(self) -> bool:
-        """Whether they fail at every start."""
+        """Return whether the processes fail at every start."""
         return min(self._failures) >= 3
 
     def stop(self, grace: float) -> None:
-        """Let them finish for `grace` seconds, then end."""
+        """Let processes finish for `grace` seconds, then kill them."""
         running = [process for process in self._processes if process is not None]
         for process in running:
             process.terminate()
@@ -170,7 +171,7 @@ class ProcessGroup:
             process.kill()
 
     def kill(self) -> None:
-        """End at once."""
+        """Kill the processes immediately."""
         for process in self._processes:
             if process is not None:
                 process.kill()
@@ -185,13 +186,13 @@ class ProcessGroup:
             env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             pass_fds=self._pass_fds,
         )
-        # It would keep its clients for ever, and perhaps the database's lock.
+        # A stopped process would keep its clients forever, and perhaps the database's lock.
         kill_when_stopped(process)
         return process
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises OSError with the address in its text."""
+    """Open a listening socket; port 0 picks a free one. Raises OSError that names the address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -204,21 +205,21 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
-#: Options that name files.
+#: Options whose values are file paths.
 FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
 
 
 def url_of(host: str, port: int, *, tls: bool) -> str:
-    """URL for a browser on this machine."""
+    """Return the URL for a browser on this machine."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - nothing is bound here
     address = everywhere.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if tls else 'http'}://{address}:{port}"
 
 
 def use_tls(certfile: str | None, keyfile: str | None) -> None:
-    """Have the gateways that are started from here speak TLS themselves, if there's a certificate.
+    """Make the gateways started by this process serve TLS, if there is a certificate.
 
-    Raises: `CommandError` unless both files are given and fit each other.
+    Raises: `CommandError` unless both files are given and match.
     """
     if bool(certfile) != bool(keyfile):
         raise CommandError("--ssl-certfile and --ssl-keyfile go together.")
@@ -228,16 +229,16 @@ def use_tls(certfile: str | None, keyfile: str | None) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
     except (OSError, ssl.SSLError) as error:
         raise CommandError(f"The certificate can't be used: {error}") from error
-    os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies, HSTS
+    os.environ["QUIRE_TLS"] = "direct"  # makes gateways use secure cookies and HSTS
     record_flags(["QUIRE_TLS"])
 
 
 class Gateways(ProcessGroup):
     """Keeps `count` gateway processes running.
 
-    They share the listening socket, so a connection waits for the next one when a process dies, and
-    none is refused while they start. `options` are `config.serve`'s; files are relative to here,
-    for the processes have a folder of their own.
+    They share the listening socket: when a process dies, connections wait for the next one, and
+    none is refused while the processes start. `options` are those of `config.serve`; relative paths
+    are resolved here, because the processes have another working directory.
     """
 
     def __init__(self, listener: socket.socket, count: int, options: dict[str, Any]) -> None:
@@ -249,27 +250,30 @@ class Gateways(ProcessGroup):
         super().__init__("gateway", command, count, [number])
 
     def begin_draining(self) -> None:
-        """Answer `/ready` with 503 and end connections after their response, but accept new ones.
+        """Make `/ready` answer 503 and close connections after their response; still accept new
+        ones.
 
-        Load balancers then send nothing more before the sockets close.
+        Load balancers then stop sending requests before the sockets close.
         """
         for process in self._processes:
             if process is not None:
                 process.send_signal(DRAIN_SIGNAL)
 
     def stop(self, grace: float) -> None:
-        """Let open requests finish for `grace` seconds, then end."""
+        """Let open requests finish for `grace` seconds, then kill the processes."""
         self._listener.close()
         super().stop(grace + SETTLE_S)
 
 
-#: A model may take long to download before the first token comes.
+#: Long enough for a model to download before the first token.
 VALID_DAYS = 30
 
 
 def create_probe_certificate(tls: ssl.SSLContext, authorities: str, data_dir: Path) -> str:
-    """Give `tls` a new certificate; returns a file of the authorities that gateways take: those of
-    the operator's file and this certificate, which can't sign others. Its key isn't kept anywhere.
+    """Create a client certificate for the probe and load it into `tls`.
+
+    Returns the path of a CA file for the gateways: the operator's authorities and this certificate,
+    which can't sign others. Its private key isn't kept.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     public = _certificate(key).public_bytes(serialization.Encoding.PEM)
@@ -278,12 +282,12 @@ def create_probe_certificate(tls: ssl.SSLContext, authorities: str, data_dir: Pa
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    with tempfile.NamedTemporaryFile(dir=data_dir) as file:  # ssl reads keys from files alone
+    with tempfile.NamedTemporaryFile(dir=data_dir) as file:  # ssl loads keys only from files
         file.write(public + secret)
         file.flush()
         tls.load_cert_chain(file.name)
     path = data_dir / "client-authorities.pem"
-    # Gateways that a killed `up` left may still read the old one.
+    # Gateways left by a killed `up` may still be reading the old file.
     path.with_suffix(".new").write_bytes(Path(authorities).read_bytes() + b"\n" + public)
     os.replace(path.with_suffix(".new"), path)
     return str(path)

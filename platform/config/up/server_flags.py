@@ -22,7 +22,7 @@ from engine.text.chat_messages import CONTENT_FORMATS, check_template_kwargs
 
 @dataclass(frozen=True)
 class ServerFlag:
-    """A flag that is taken and changes nothing, or is refused. `refuse`: by this sentence."""
+    """A flag that is accepted without effect, or refused if `refuse`; `reason` explains why."""
 
     flag: str
     reason: str
@@ -30,7 +30,7 @@ class ServerFlag:
     words: str | None = None
 
 
-#: What needs no switch here, or can't be had.
+#: Flags that need no switch here, or that aren't supported.
 UNCONFIGURABLE_FLAGS = (
     ServerFlag("--enable-auto-tool-choice", "models choose tools by themselves where they can."),
     ServerFlag("--disable-uvicorn-access-log", "QUIRE_LOG_STYLE=json alone has access lines."),
@@ -67,7 +67,7 @@ UNCONFIGURABLE_FLAGS = (
     ServerFlag("--tokens-only", "narrow what keys may do by their scopes.", refuse=True),
     ServerFlag("--disable-fastapi-docs", "shut /reference/ off in a proxy.", refuse=True),
 )  # fmt: skip
-#: uvicorn's levels as ours.
+#: uvicorn's log levels -> Quire's.
 _LOG_LEVELS = {
     "critical": "CRITICAL", "error": "ERROR", "warning": "WARNING", "info": "INFO",
     "debug": "DEBUG", "trace": "DEBUG",
@@ -75,7 +75,7 @@ _LOG_LEVELS = {
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags. Those that change nothing are left out of the help."""
+    """Add the flags. Those without effect are left out of the help."""
     group = parser.add_argument_group("the API, by vLLM's names")
     group.add_argument(
         "--api-key",
@@ -186,7 +186,7 @@ def _dest(other: ServerFlag) -> str:
 
 
 def check_server_flags(options: Mapping[str, Any]) -> None:
-    """Raise `CommandError` for what can't be had or makes no sense."""
+    """Raise `CommandError` for unsupported or inconsistent flags."""
     for other in UNCONFIGURABLE_FLAGS:
         if other.refuse and options[_dest(other)]:
             raise CommandError(f"{other.flag} can't be used: {other.reason}")
@@ -221,7 +221,7 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, str]:
-    """Environment variables of the gateways. Raises `CommandError` for an invalid list."""
+    """Return the gateways' environment variables. Raises `CommandError` for an invalid list."""
     variables = {
         "QUIRE_ROOT_PATH": options["root_path"],
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
@@ -239,7 +239,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template_kwargs(options: Mapping[str, Any]) -> str | None:
-    """A JSON object of variables that a chat template may be given, or nothing."""
+    """Validate a JSON object of chat template variables, or an empty value."""
     text = options["default_chat_template_kwargs"]
     if text is None:
         return None
@@ -258,7 +258,7 @@ def _template_kwargs(options: Mapping[str, Any]) -> str | None:
 
 
 def _words(options: Mapping[str, Any], name: str) -> str | None:
-    """A JSON list (or one bare word) as a list with commas."""
+    """Return a JSON list (or one bare word) as comma-separated text."""
     text = options[name]
     if text is None:
         return None
@@ -273,7 +273,7 @@ def _words(options: Mapping[str, Any], name: str) -> str | None:
 
 
 def use_server_flags(options: Mapping[str, Any]) -> None:
-    """Have the gateways that are started from here do as the flags say."""
+    """Pass the flags to the gateways started by this process."""
     variables = environment(options)
     os.environ.update(variables)
     record_flags(list(variables))
@@ -286,6 +286,6 @@ def use_server_flags(options: Mapping[str, Any]) -> None:
 
 
 def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `config.serve`."""
+    """Return the options of `config.serve`."""
     names = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "middleware")
     return {name: options[name] for name in names if options[name]}

@@ -31,14 +31,15 @@ from storage.actions import release_leases_of_dead
 
 
 class InUse(RuntimeError):
-    """The data dir is in use by another process."""
+    """Another process uses the data dir."""
 
 
 @contextmanager
 def exclusive(data_dir: Path) -> Iterator[None]:
-    """Hold the data dir while the block runs. The kernel lets go of it however the process ends.
+    """Lock the data dir while the block runs. The kernel releases the lock however the process
+    ends.
 
-    Raises: `InUse` with the other's process id.
+    Raises: `InUse` with the other process's id.
     """
     with (data_dir / "up.lock").open("a+") as file:
         try:
@@ -59,23 +60,23 @@ logger = logging.getLogger(__name__)
 
 
 def supervised_workers(count: int) -> ProcessGroup:
-    """Workers of batches and responses, restarted whenever they end.
+    """Return the workers of batches and responses, which are restarted whenever they exit.
 
-    Who has seen one die needn't wait for its leases to run out: another one takes its work at
-    once, or the next one at its start.
+    When a worker dies, its leases are released immediately rather than when they expire, so another
+    worker, or the restarted one, can take over its work.
     """
     command = ["-m", "quire", "worker", "--queues", ",".join(THREAD_QUEUES)]
     return ProcessGroup("worker", command, count, on_exit=give_back)
 
 
 def isolated_task_worker() -> ProcessGroup:
-    """The worker of tasks that may hang or take long."""
+    """Return the worker for tasks that may hang or take long."""
     command = ["-m", "quire", "worker", "--queues", ",".join(PROCESS_QUEUES)]
     return ProcessGroup("task worker", command)
 
 
 def give_back(process: int) -> None:
-    """Let others take what a dead worker held. Without a database its leases run out."""
+    """Release a dead worker's leases. If the database is unreachable, they expire by themselves."""
     try:
         num_released = release_leases_of_dead(process=process)
     except (DatabaseError, InterfaceError) as error:
@@ -85,7 +86,7 @@ def give_back(process: int) -> None:
         send_task_best_effort("inference.sweep")
 
 
-#: What a worker needs to give its work back.
+#: Seconds that a worker needs to give its work back.
 WORKER_GRACE_S = 15.0
 
 
@@ -94,13 +95,13 @@ class ModelLoadFailed(StartFailed):
 
 
 class Stopped(Exception):
-    """Ctrl-C or SIGTERM came before everything was up."""
+    """Ctrl-C or SIGTERM arrived before everything was up."""
 
 
 class Stack:
     """The processes of `manage.py up`.
 
-    Use as a context manager: whatever happens inside, everything is stopped at the end.
+    Use as a context manager: all processes are stopped at the end, also after an exception.
     """
 
     def __init__(self, data_dir: Path, grace: float) -> None:
@@ -125,7 +126,7 @@ class Stack:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def start_redis(self) -> str:
-        """Start the embedded server, unless REDIS_URL names another; return what is used."""
+        """Start the embedded server unless REDIS_URL names another one; return the URL in use."""
         if settings.QUIRE.redis_url:
             check_redis(settings.REDIS_URL)
             return "your Redis"
@@ -135,7 +136,7 @@ class Stack:
         return "the embedded Redis"
 
     def tick(self) -> None:
-        """Keep everything running. Raises `StartFailed` for what can't be mended, `Stopped`."""
+        """Restart exited processes. Raises `StartFailed` if that is hopeless, and `Stopped`."""
         if self.signals:
             raise Stopped
         if self.redis is not None and (status := self.redis.poll()) is not None:
@@ -154,7 +155,7 @@ class Stack:
             self.supervisor.tick()
 
     def run_until_ready(self, probe: ReadinessProbe, model: ServedModel) -> None:
-        """Until a first token was served. Raises `ModelLoadFailed` when the model can't be
+        """Run until a first token was served. Raises `ModelLoadFailed` if the model can't be
         loaded."""
         try:
             while not probe.ready.is_set():
@@ -166,7 +167,7 @@ class Stack:
             probe.stop()
 
     def run_while(self, waits: Callable[[], bool]) -> None:
-        """As long as that waits for something. Raises what `waits` and `tick` do."""
+        """Run while `waits` returns True. Raises the exceptions of `waits` and `tick`."""
         while waits():
             self.tick()
             time.sleep(TICK_S)
@@ -181,7 +182,9 @@ class Stack:
             return
 
     def stop(self) -> None:
-        """Workers give their work back; gateways let their streams end; then all they need."""
+        """Stop workers, which give their work back; then gateways, whose streams end; then the
+        services that both need.
+        """
         for worker in self.workers:
             worker.stop(min(self.grace, WORKER_GRACE_S))
         if self.gateways is not None:
@@ -199,7 +202,7 @@ class Stack:
         self.gateways = self.supervisor = self.drainer = self.redis = None
 
     def _write_usage(self) -> None:
-        """Write what is left in the spool to the ledger."""
+        """Write the usage left in the spool to the ledger."""
         client = sync_client()
         try:
             drain_once(client, claim_idle_ms=0)
@@ -213,7 +216,7 @@ class Stack:
         if len(self.signals) == 1:
             logger.info("stopping; once more kills")
             return
-        # A second time: no more patience with streams.
+        # On a second signal, streams are cut.
         for worker in self.workers:
             worker.kill()
         if self.gateways is not None:
@@ -223,11 +226,11 @@ class Stack:
 
 
 def is_ready(model: ServedModel) -> bool:
-    """Whether a replica serves. Raises `ModelLoadFailed` when every one of them has failed to
+    """Return whether a replica is ready. Raises `ModelLoadFailed` if every replica failed to
     load."""
     rows = list(Replica.objects.filter(served_model=model))
     failed = [row for row in rows if row.state == ReplicaState.FAILED]
     if failed and len(failed) == len(rows):
-        reason = " ".join(failed[0].detail.split())  # libraries explain themselves at length
+        reason = " ".join(failed[0].detail.split())  # libraries' messages span several lines
         raise ModelLoadFailed(f"{model.name} can't be served: {reason}")
     return any(row.state == ReplicaState.READY for row in rows)

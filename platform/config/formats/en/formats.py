@@ -1,4 +1,4 @@
-"""Dates that sort, read the same everywhere, and say their time zone."""
+"""Date formats that sort, are unambiguous in every country, and include the time zone."""
 
 DATE_FORMAT = SHORT_DATE_FORMAT = "Y-m-d"
 TIME_FORMAT = "H:i"

@@ -1,4 +1,4 @@
-"""`manage.py bench latency|throughput|serve|kernels`: how fast a model runs here."""
+"""`manage.py bench latency|throughput|serve|kernels`: measures a model's speed on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.contract.errors import ConfigError, QuireError
 
 
 def _kernel_set(core: Any) -> Any:
-    """The `KernelSet` of the engine's worker."""
+    """Return the `KernelSet` of the engine's worker."""
     [kernels] = core.executor.collective_rpc(lambda worker: worker.kernels)
     return kernels
 
@@ -38,7 +38,7 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Read the command line; of the forms that run an engine as the engine's own."""
+        """Parse the command line; engine flags like the engine's own command line does."""
         if argv[2:3] and argv[2] in WITH_ENGINE:
             try:
                 argv = [*argv[:3], *expand_args(argv[3:])]
@@ -140,7 +140,7 @@ class Command(BaseCommand):
                 options["vocab_size"],
                 options["input_len"] or INPUT_LEN,
                 options["output_len"] or OUTPUT_LEN,
-                # Fresh prompts a level: none is served from an earlier level's prefix cache.
+                # New prompts at each level: none may hit the prefix cache of an earlier level.
                 options["workload_seed"] + 100 * index,
             )
             with ProgressBar("Requests") as bar:
@@ -174,7 +174,7 @@ class Command(BaseCommand):
         gpu.run_kernels(self.stdout.write)
 
     def _check_lengths(self, core: Any, prompt: int, output: int) -> None:
-        """Say which flags to change, before anything runs, where requests don't fit the context."""
+        """Raise with the flags to change, before anything runs, if requests exceed the context."""
         max_model_len = core.facts.max_model_len
         if prompt + output > max_model_len:
             raise CommandError(
@@ -183,13 +183,13 @@ class Command(BaseCommand):
             )
 
     def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The engine's settings that were given, checked."""
+        """Return the validated engine settings from the command line."""
         fields = EngineConfig.__dataclass_fields__
         values = {name: options[name] for name in fields if options.get(name) is not None}
         return EngineConfig.from_mapping(values).to_mapping()
 
     def _core(self, options: dict[str, Any]) -> Any:
-        """The engine, in this process."""
+        """Run the engine in this process."""
         from engine.core.engine_core import EngineCore
 
         core = EngineCore(EngineConfig.from_mapping(self._settings(options)))
@@ -202,7 +202,7 @@ class Command(BaseCommand):
         return core
 
     def _engine_of(self, core: Any) -> dict[str, Any]:
-        """Engine that the figures describe."""
+        """Describe the engine that the figures belong to."""
         config, kernels = core.config, _kernel_set(core)
         return {
             "model": config.name,
@@ -218,7 +218,7 @@ class Command(BaseCommand):
         self._keep(row, options)
 
     def _keep(self, row: dict[str, Any], options: dict[str, Any]) -> None:
-        """Append the figures to the file that was asked for."""
+        """Append the figures to the file named on the command line."""
         if options["json"]:
             with options["json"].open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")

@@ -63,7 +63,7 @@ class Command(QuireCommand):
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Find the server, then talk."""
+        """Find the server, then start the conversation."""
         url, key = find_server(Path(settings.DATA_DIR), options["url"], options["api_key"])
         context = tls_context(options["cert"], options["key"], verify=not options["insecure"])
         api = ChatApi(url, key, verify=context)
@@ -102,7 +102,7 @@ class Command(QuireCommand):
 
 
 def tls_context(cert: str | None, key: str | None, *, verify: bool) -> ssl.SSLContext:
-    """TLS settings of the client. Raises `CommandError` for a certificate that can't be used."""
+    """Return the client's TLS settings. Raises `CommandError` for an unusable certificate."""
     context = httpx.create_ssl_context(verify=verify)
     if key and not cert:
         raise CommandError("--key needs --cert.")
@@ -115,9 +115,9 @@ def tls_context(cert: str | None, key: str | None, *, verify: bool) -> ssl.SSLCo
 
 
 def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
-    """Address and key: as given, from the environment, or of the instance in the data dir.
+    """Return URL and key: from the options, the environment, or the instance in the data dir.
 
-    A key from the data dir is only sent to that data dir's own address.
+    A key from the data dir is only sent to the URL of that data dir's instance.
     """
     url = url or settings.QUIRE.url or None
     api_key = api_key or settings.QUIRE.api_key.get_secret_value() or None

@@ -43,7 +43,7 @@ class Command(QuireCommand):
         parser.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until told to stop."""
+        """Serve until SIGTERM or SIGINT."""
         host, port, gateways = options["host"], options["port"], options["gateways"]
         if not 1 <= port <= 65535:
             raise CommandError(f"--port must be in [1, 65535], got {port}.")

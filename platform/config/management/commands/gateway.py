@@ -25,7 +25,7 @@ from config.up.server_flags import (
 
 
 class Command(QuireCommand):
-    """Run gateways alone."""
+    """Run gateway processes without the other services."""
 
     needs_database = False
     help = (
@@ -62,7 +62,7 @@ class Command(QuireCommand):
         add_server_flags(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve until told to stop; a second signal kills."""
+        """Serve until SIGTERM or SIGINT; a second signal kills the processes."""
         for sentence in unknown_variables():
             self.print_hint(sentence)
         options["workers"] = options["api_server_count"] or options["workers"]
@@ -100,9 +100,9 @@ def serve(gateways: Gateways, delay: float, grace: float) -> None:
     """Keep the processes running until SIGINT or SIGTERM. Raises `CommandError` if none starts.
 
     Args:
-        delay: seconds from SIGTERM until no more connections are accepted. After SIGINT, which a
-            person sends, there's none.
-        grace: seconds that open requests get from then on.
+        delay: seconds from SIGTERM until no more connections are accepted. There's no delay after
+            SIGINT, which a person sends.
+        grace: seconds that open requests then have to finish.
     """
     signals: list[int] = []
 

@@ -10,7 +10,7 @@ from common.settings import unknown_variables
 
 
 class Command(QuireCommand):
-    """Say which settings are in force."""
+    """List the settings in effect."""
 
     needs_database = False
     help = (
@@ -24,7 +24,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print them."""
+        """Print the settings."""
         for sentence in unknown_variables():
             self.print_hint(sentence)
         rows = [

@@ -16,7 +16,7 @@ _COLUMNS = ("layer", "format", "level", "bytes", "error")
 
 
 class Command(QuireCommand):
-    """Say what becomes of each layer's weights."""
+    """Report how each layer's weights are loaded."""
 
     needs_database = False
     takes_engine_settings = True
@@ -33,10 +33,10 @@ class Command(QuireCommand):
         parser.usage = "%(prog)s [--json] [engine settings] PATH_OR_HUB_ID"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load, then print."""
+        """Load the model, then print the report."""
         from engine import LLM
 
-        # The smallest cache that an engine can have: nothing is generated.
+        # The smallest possible KV cache: nothing is generated.
         settings = {"num_gpu_blocks_override": 8, **parse_engine_settings(options)}
         llm = LLM(options["model"], **settings)
         rows = [dataclasses.asdict(report) for report in llm.load_report()]

@@ -1,4 +1,4 @@
-"""`manage.py migrate`: Django's, one process at a time."""
+"""`manage.py migrate`: Django's command, run by one process at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 #: Key of PostgreSQL's advisory lock; "quire" in ASCII.
 MIGRATION_LOCK = int.from_bytes(b"quire")
-#: Within a transaction that waits, and is idle then: a limit that an operator set for all would end
-#: it, and the lock with it. Servers before PostgreSQL 17 lack the last one.
+#: The lock's transaction waits while idle: limits that an operator set for all connections would
+#: end it and release the lock. PostgreSQL before 17 lacks the last one.
 _WITHOUT_TIMEOUTS = """
     SELECT set_config(name, '0', true) FROM pg_settings WHERE name IN (
         'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
@@ -26,17 +26,19 @@ class Command(migrate.Command):
     """Updates the database's schema."""
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Gateways that start together all migrate: later ones wait and have nothing left to do."""
+        """Migrate under a lock. Gateways that start together all migrate: later ones wait, and then
+        have nothing to do.
+        """
         with _migration_lock(connections[options["database"]]):
             super().handle(*args, **options)
 
 
 @contextmanager
 def _migration_lock(connection: BaseDatabaseWrapper) -> Iterator[None]:
-    """Hold the lock in a transaction of another connection: a PgBouncer that pools by transaction
-    would give a lock of the session's to whoever comes next.
+    """Hold the lock in a transaction of a separate connection: a PgBouncer in transaction pooling
+    mode would hand a session-level lock to the connection's next client.
 
-    SQLite needs none: only one `manage.py up` runs on a data directory.
+    SQLite needs no lock: only one `manage.py up` runs on a data directory.
     """
     if connection.vendor != "postgresql":
         yield

@@ -13,7 +13,7 @@ from inference.openapi import generate
 
 
 class Command(QuireCommand):
-    """Write the API's description."""
+    """Write the API's OpenAPI document."""
 
     needs_database = False
     help = "Generate the OpenAPI document of the API, as /openapi.json serves it."
@@ -24,7 +24,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """JSON in the order in which fields are described: two of the same are the same text."""
+        """Write JSON in the order of the schema: an unchanged schema gives the same text."""
         text = json.dumps(generate(), indent=1, ensure_ascii=False) + "\n"
         if options["output"]:
             Path(options["output"]).write_text(text, encoding="utf-8")

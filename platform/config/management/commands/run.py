@@ -24,14 +24,14 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The model, and an optional question."""
+        """Add the model and an optional question."""
         parser.add_argument("model", help="model name, folder or hub id")
         parser.add_argument("message", nargs="*", help="ask one question and exit")
         parser.add_argument("--name", help="model name in the API (default: folder name)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load, then chat. Raises: `CommandError` without a running instance, and where
-        the name is another model's.
+        """Load the model, then chat. Raises `CommandError` without a running instance, or if
+        another model has the name.
         """
         if not (Path(settings.DATA_DIR) / INSTANCE_FILE).exists():
             raise CommandError(

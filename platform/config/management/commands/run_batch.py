@@ -22,7 +22,7 @@ from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):
-    """Answer a file of requests."""
+    """Process a file of requests."""
 
     needs_database = False
     takes_engine_settings = True
@@ -55,7 +55,7 @@ class Command(QuireCommand):
         parser.usage = "%(prog)s -i FILE -o FILE [--model PATH_OR_HUB_ID] [engine settings]"
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Answer all, then put the output in its place."""
+        """Process all requests, then move the output to its final path."""
         if not 1 <= options["concurrency"] <= 1024:
             raise CommandError(f"--concurrency must be in [1, 1024], got {options['concurrency']}.")
         if options["model"] and options["url"]:
@@ -99,7 +99,7 @@ class Command(QuireCommand):
 
 
 def _counted(lines: IO[bytes], bar: ProgressBar) -> Iterator[bytes]:
-    """The lines, with the share of the file's bytes that was read in the bar; a pipe has none."""
+    """Yield the lines; a progress bar shows the share of the bytes read, except for a pipe."""
     total_bytes, num_bytes = os.fstat(lines.fileno()).st_size, 0
     for line in lines:
         yield line
@@ -109,7 +109,7 @@ def _counted(lines: IO[bytes], bar: ProgressBar) -> Iterator[bytes]:
 
 
 def _flags(options: dict[str, Any]) -> list[str]:
-    """The engine settings that were given, as `manage.py up` takes them."""
+    """Return the engine settings from the command line, as for `manage.py up`."""
     flags = ["--model", options["model"]]
     if options["served_model_name"]:
         flags += ["--served-model-name", options["served_model_name"]]

@@ -12,7 +12,7 @@ from engine.contract.engine_config import add_cli_args
 
 
 class Command(QuireCommand):
-    """Write a model in few bits."""
+    """Quantize a model and save it."""
 
     needs_database = False
     takes_engine_settings = True
@@ -28,7 +28,7 @@ class Command(QuireCommand):
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Load, then write."""
+        """Load the model, then save it."""
         from engine import LLM
 
         llm = LLM(

@@ -27,7 +27,7 @@ class Command(up.Command):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """The model may stand first or after --model."""
+        """Add the model as a positional argument or as --model."""
         tag = options.pop("model_tag")
         if tag and options["model"] not in (None, tag):
             raise CommandError("The model is given twice, first and with --model.")

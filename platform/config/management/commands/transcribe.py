@@ -14,12 +14,12 @@ from common.commands import QuireCommand
 from common.settings import PROGRAM
 from config.management.commands.chat import find_server, tls_context
 
-#: Answer formats, and how files of them end.
+#: Response formats and the suffixes of their files.
 SUFFIXES = {"text": ".txt", "srt": ".srt", "vtt": ".vtt", "json": ".json", "verbose_json": ".json"}
 
 
 class Command(QuireCommand):
-    """Transcribe files of sound."""
+    """Transcribe audio files."""
 
     needs_database = False
     help = (
@@ -56,7 +56,7 @@ class Command(QuireCommand):
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Transcribe one file after the other; a file that fails doesn't stop the others."""
+        """Transcribe the files in turn; a file that fails doesn't stop the others."""
         url, key = find_server(Path(settings.DATA_DIR), options["url"], options["api_key"])
         folder = Path(options["output_dir"]) if options["output_dir"] else None
         paths, failed = [Path(name).expanduser() for name in options["files"]], 0
@@ -92,14 +92,14 @@ class Command(QuireCommand):
 
 
 def _fields(options: dict[str, Any]) -> dict[str, str]:
-    """The form's fields that were set."""
+    """Return the form fields that were set on the command line."""
     names = ("model", "prompt", "temperature") + (() if options["translate"] else ("language",))
     fields = {name: str(options[name]) for name in names if options[name] is not None}
     return fields | {"response_format": options["format"]}
 
 
 def _transcribe(client: httpx.Client, path: str, file: Path, fields: dict[str, str]) -> str:
-    """A file's transcript. Raises `CommandError` for a file or an answer that is none."""
+    """Return a file's transcript. Raises `CommandError` for a bad file or response."""
     try:
         with file.open("rb") as data:
             answer = client.post(path, data=fields, files={"file": (file.name, data)})

@@ -63,10 +63,10 @@ logger = logging.getLogger("quire.up")
 
 
 class Command(QuireCommand):
-    """Run everything."""
+    """Run a full instance: gateways, workers, supervisor and embedded Redis."""
 
     takes_engine_settings = True
-    #: Whether requests of a single user's own machine are answered without a key.
+    #: Whether a single user's requests from this machine need no API key.
     may_serve_without_key = False
     help = (
         "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
@@ -144,7 +144,7 @@ class Command(QuireCommand):
         add_cli_args(parser, skip=NAMED | {"data_parallel_size"})
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Start, prove, tell, run, stop."""
+        """Start everything, wait for a first token, print the banner, run, and stop."""
         for sentence in unknown_variables():
             self.print_hint(sentence)
         if options["headless"]:
@@ -164,7 +164,7 @@ class Command(QuireCommand):
             raise CommandError(str(error)) from error
 
     def _run_node(self, options: dict[str, Any]) -> NoReturn:
-        """Become the process that runs this machine's ranks."""
+        """Replace this process with the one that runs this machine's ranks."""
         names = (
             *("nnodes", "node_rank", "master_addr", "master_port"),
             *("tensor_parallel_size", "pipeline_parallel_size"),
@@ -228,7 +228,7 @@ class Command(QuireCommand):
             },
         )
         stack.supervisor = Supervisor()
-        if options["asgi_server"] == "daphne":  # which can't tell an application of its start
+        if options["asgi_server"] == "daphne":  # can't tell an application that the server started
             stack.drainer = LedgerWriter()
             stack.drainer.start()
         self.print_hint(f"Loading {model.name} from {model.source} ...")
@@ -238,9 +238,9 @@ class Command(QuireCommand):
             startup_model.undo()
             raise
         if not options["model"] and Path(model.source) == settings.QUIRE.demo_model:
-            ensure_vision_demo()  # not before: the first token shall not wait for it
-        if not options["no_worker"]:  # not before: the first token shall not wait for it
-            # A start takes seconds. Who has several of the others wants none of them missed.
+            ensure_vision_demo()  # only now: the first token must not wait for it
+        if not options["no_worker"]:  # only now: the first token must not wait for it
+            # A worker takes seconds to restart: a redundant instance gets a second one.
             several = options["workers"] > 1 or model.num_replicas > 1
             stack.workers = [supervised_workers(2 if several else 1), isolated_task_worker()]
             stack.run_while(lambda: still_checked(modules))
@@ -264,7 +264,7 @@ class Command(QuireCommand):
         self.print_hint("Stopping ...")
 
     def print_hint(self, text: str) -> None:
-        """Tell the person; a collector of JSON lines gets a record like any other."""
+        """Print a message for the user; with JSON logs, log it as a record like any other."""
         if settings.QUIRE.log_style == "json":
             logger.info("%s", text)
         else:
@@ -280,7 +280,7 @@ class Command(QuireCommand):
 
 
 def num_local_replicas(options: dict[str, Any]) -> int | None:
-    """Replicas of this machine, where --data-parallel-size counts those of several."""
+    """Return the number of replicas on this machine; --data-parallel-size counts all machines."""
     local: int | None = options["data_parallel_size_local"]
     if local is not None:
         return local
@@ -292,7 +292,7 @@ def num_local_replicas(options: dict[str, Any]) -> int | None:
 
 
 def check_options(options: dict[str, Any]) -> None:
-    """Raise `CommandError` for options that make no sense, before anything starts."""
+    """Raise `CommandError` for inconsistent options before anything starts."""
     if not 0 <= options["port"] <= 65535:
         raise CommandError(f"--port must be in [0, 65535], got {options['port']}.")
     check_server_flags(options)
@@ -307,7 +307,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def database_name() -> str:
-    """Which database is used, without its password."""
+    """Describe the database in use, without its password."""
     default = settings.DATABASES["default"]
     if default["ENGINE"].endswith("sqlite3"):
         return f"SQLite in {Path(default['NAME']).parent}"

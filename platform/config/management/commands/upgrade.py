@@ -27,12 +27,12 @@ from common.settings import unknown_variables
 from engine.contract.message_version import MESSAGE_VERSION, is_compatible
 from engine.system.redis_client import sync_client
 
-#: What the release before may still use: it has to be stopped first.
+#: Operations on tables or columns that the previous release may still use: stop it first.
 _BREAKING = (AlterField, DeleteModel, RemoveField, RenameField, RenameModel)
 
 
 class Command(QuireCommand):
-    """Migrate the database, or say what an upgrade would do."""
+    """Migrate the database, or report what an upgrade would do."""
 
     help = (
         "Update the database for this release; --check only says what would be done: migrations, "
@@ -44,14 +44,14 @@ class Command(QuireCommand):
         parser.add_argument("--check", action="store_true", help="change nothing")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print what it does; raise `CommandError` where the old release can't run beside it."""
+        """Print the steps; raise `CommandError` if the old release can't run at the same time."""
         migrations, replicas = self._migrations(), self._messages()
         variables = unknown_variables()
         for sentence in variables or ["Configuration: every variable is a setting."]:
             self.stdout.write(sentence)
         for sentence in [*migrations, *replicas]:
             self.stdout.write(sentence)
-        # Nobody can see whether gateways have been stopped: who doesn't ask by --check migrates.
+        # Nothing shows whether gateways were stopped, so without --check migrations are applied.
         if replicas or (migrations and options["check"]):
             raise CommandError("Stop gateways, workers and replicas of the old release first.")
         if not migrations:
@@ -60,7 +60,7 @@ class Command(QuireCommand):
             call_command("migrate", interactive=False, stdout=self.stdout)
 
     def _migrations(self) -> list[str]:
-        """Print the migrations; return those that the old release can't run with."""
+        """Print the migrations; return those that the old release isn't compatible with."""
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
         if not executor.loader.applied_migrations:
@@ -77,7 +77,7 @@ class Command(QuireCommand):
         ]
 
     def _messages(self) -> list[str]:
-        """Print the version of messages; return the replicas that can't be talked to."""
+        """Print the message version; return the replicas with an incompatible version."""
         self.stdout.write(f"Messages: version {MESSAGE_VERSION}.")
         prefix = settings.QUIRE.key_prefix
         try:
@@ -93,8 +93,8 @@ class Command(QuireCommand):
 
 
 def is_breaking(migration: Migration) -> bool:
-    """Whether it removes or changes what is there, instead of only adding to it; or adds a column
-    that rows of the old release lack a value for.
+    """Return whether a migration removes or changes columns or tables, or adds a column that the
+    old release's INSERT statements lack a value for.
     """
     return any(
         isinstance(operation, _BREAKING)
@@ -104,5 +104,5 @@ def is_breaking(migration: Migration) -> bool:
 
 
 def _needs_value(field: Field[Any, Any]) -> bool:
-    # Django's own `default` isn't the database's.
+    # Django's `default` isn't a default in the database.
     return not (field.many_to_many or field.null or field.has_db_default())

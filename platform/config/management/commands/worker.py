@@ -26,13 +26,13 @@ from config.shutdown import exit_after_timeout, run_and_exit_fast
 from inference.tracing import set_service_name
 
 SCHEDULER = "config.celery:SingleScheduler"
-#: Less than `manage.py up` and service managers wait. What isn't given back by then is taken over
-#: like a killed worker's.
+#: Less than the grace of `manage.py up` and service managers. Work that isn't given back by then is
+#: taken over like that of a killed worker.
 ENDS_WITHIN_S = 12.0
 
 
 class Command(QuireCommand):
-    """Run what outlives a request."""
+    """Run a worker for tasks that outlive a request."""
 
     needs_database = False
     help = (
@@ -54,7 +54,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Work until SIGTERM or Ctrl-C: what runs then is given back to other workers."""
+        """Work until SIGTERM or Ctrl-C, then give unfinished work back to other workers."""
         queues = options["queues"].split(",")
         threads = set(queues) <= set(THREAD_QUEUES)
         if not threads and not set(queues) <= set(PROCESS_QUEUES):
@@ -73,20 +73,20 @@ class Command(QuireCommand):
 
 
 def run_threads(queues: list[str], *, beats: bool) -> None:
-    """Serve queues whose tasks return soon, beside what outlives them, and keep the clock."""
+    """Serve the queues of short tasks in threads, and run the scheduler if `beats`."""
     set_service_name("quire-worker")
     if beats:
-        # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
+        # Beat's schedule file would be a pickle, and nothing in it needs to outlive the process.
         beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
         worker_ready.connect(lambda **_: start(cast(threading.Thread, beat)), weak=False)
     _work(queues, "--pool=threads", f"--concurrency={THREADS}")
 
 
 def run_processes(queues: list[str]) -> None:
-    """Serve each queue by a process of its own and its children, so that none waits for another.
+    """Serve each queue with its own process and child processes, so that none waits for another.
 
-    They are forks of this process, and share the memory of what it has imported. When one ends, so
-    do all. Raises SystemExit with status 1 unless that was asked for.
+    The processes are forks of this one and share the memory of its imports. When one exits, all of
+    them stop. Raises SystemExit with status 1 unless a signal asked for the exit.
     """
     fork = multiprocessing.get_context("fork")
     follow = set_parent_death_signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ def run_processes(queues: list[str]) -> None:
         _work([queue], "--pool=prefork", f"--concurrency={PROCESS_QUEUES[queue]}")
 
     app.loader.import_default_modules()
-    gc.freeze()  # what is collected in a fork is no longer shared
+    gc.freeze()  # a fork that collects these objects would stop sharing their memory
     children = [fork.Process(target=work, args=(queue,), name=queue) for queue in queues]
     signals: list[int] = []
 
@@ -123,7 +123,7 @@ def run_processes(queues: list[str]) -> None:
 
 def _work(queues: list[str], *pool: str) -> None:
     worker_shutting_down.connect(_end, weak=False)
-    # It says that Celery dislikes root because of pickles, which no task of ours may be.
+    # Celery warns against running as root because of pickles, which Quire's tasks never use.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app.worker_main(
         [
@@ -138,8 +138,8 @@ def _end(**_: object) -> None:
 
 
 def start(beat: threading.Thread) -> None:
-    """Look for what earlier workers left, at once; then at the schedule's times."""
+    """Resume work that earlier workers left, then start the scheduler."""
     send_task_best_effort(
         "inference.sweep"
-    )  # what it raised would end here, and the clock never begin
+    )  # best effort: an exception here would keep the scheduler from starting
     beat.start()
