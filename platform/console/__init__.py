@@ -1,1 +1,1 @@
-"""The web console: login, playground, overview, and the look of every page."""
+"""The web console: login, playground, overview and the layout of every page."""

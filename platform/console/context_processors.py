@@ -1,4 +1,4 @@
-"""Context of every template: the navigation and the tenant switcher in it."""
+"""Context of every template: the navigation and its tenant switcher."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from console.navigation import navigation
 from console.views.base import MAX_TENANTS
 from tenants.access import access_tenants
 
-#: Pages about the installation or all tenants, which show nothing of a chosen one.
+#: Pages about the installation or all tenants, which don't depend on the current tenant.
 INSTALLATION_PAGES = frozenset(
     {"alerts", "mcp-servers", "models", "nodes", "people", "prices", "settings", "tenants"}
 )
 
 
 def frame(request: HttpRequest) -> dict[str, Any]:
-    """`sections` of the navigation, `switcher` between tenants and the name of the `program` that
-    runs commands, for logged-in users.
+    """For logged-in users: `sections` of the navigation, `switcher` between tenants, and the name
+    of the `program` that runs commands.
     """
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
@@ -35,9 +35,9 @@ def frame(request: HttpRequest) -> dict[str, Any]:
 
 
 def _switcher(user: Any, sections: Any) -> dict[str, Any]:
-    """The user's tenants, and the page that shows the chosen one: the current, where it can.
+    """The user's tenants, and the page to open for a chosen one: the current page if possible.
 
-    The playground switches by itself, in its toolbar; pages about the installation show no tenant.
+    The playground has its own switcher in its toolbar; pages about the installation have none.
     """
     current = [entry for section in sections for entry in section["entries"] if entry["current"]]
     page = current[0]["page"] if current else None

@@ -1,8 +1,8 @@
-"""Content-Security-Policy for every HTML page: only this server's own files run, style or load.
+"""Content-Security-Policy of every HTML page: only this server's files may run, style or load.
 
-There are no inline scripts or styles anywhere, and the console's own scripts build the page node by
-node: Trusted Types make the browser refuse any markup from a string. Django's admin does parse
-markup in its scripts, so its pages go without that last rule.
+There are no inline scripts or styles, and the console's scripts build the page node by node:
+Trusted Types make the browser reject any markup from a string. Scripts of Django's admin do parse
+markup, so its pages omit Trusted Types.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PERMISSIONS = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
 @sync_and_async_middleware
 def content_security_policy(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
-    """Middleware: sets the header on HTML responses that have none."""
+    """Middleware that sets the header on HTML responses that have none."""
 
     async def in_loop(request: HttpRequest) -> HttpResponse:
         return protect(request, await get_response(request))
@@ -43,7 +43,7 @@ def content_security_policy(get_response: Callable[[HttpRequest], Any]) -> Calla
 def protect(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """Add the headers to HTML responses."""
     html = response.get("Content-Type", "").startswith("text/html")
-    # Django's own report of a failure, for developers, has its styles inline.
+    # Django's own error page, for developers, has inline styles.
     debug_report = settings.DEBUG and response.status_code >= 400
     if html and not debug_report and HEADER not in response:
         response[HEADER] = policy(request)
@@ -52,7 +52,7 @@ def protect(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 
 
 def policy(request: HttpRequest) -> str:
-    """The policy for the page at this address."""
+    """The policy for the page at this path."""
     rules = [POLICY, f"connect-src {' '.join(_connect(request))}"]
     if not request.path.startswith(reverse("admin:index")):
         rules.append(TRUSTED_TYPES)
@@ -60,7 +60,7 @@ def policy(request: HttpRequest) -> str:
 
 
 def _connect(request: HttpRequest) -> list[str]:
-    """This server, and its WebSockets by name: not every browser counts them to 'self'."""
+    """Sources for this server and its WebSockets, which not every browser includes in 'self'."""
     try:
         host = request.get_host()
     except DisallowedHost:

@@ -1,4 +1,4 @@
-"""Addresses below `--root-path` that have no URL name."""
+"""Paths below `--root-path` that have no URL name."""
 
 from django.urls import get_script_prefix
 

@@ -1,4 +1,4 @@
-"""The registry of all pages, in the order of the navigation."""
+"""The registry of all pages, in navigation order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenants.models import Role
 
 
 class Audience(Enum):
-    """The users whose navigation shows an entry; views check permissions themselves."""
+    """The users whose navigation shows a page; views check permissions themselves."""
 
     EVERYBODY = "everybody"
     #: Members of any tenant, and operators.
@@ -52,16 +52,16 @@ class NavPage:
 
     @property
     def has_view(self) -> bool:
-        """Whether the page exists."""
+        """Whether the page's view exists."""
         return bool(self.view) or self.external
 
 
 def _page(name: str, address: str, title: str, icon: str, view: str, **options: Any) -> NavPage:
-    """A page whose view is in `console.views`."""
+    """Return a page whose view is in `console.views`."""
     return NavPage(name, address, title, icon, f"console.views.{view}", **options)
 
 
-#: Section title: pages. Sections are tasks: use the API, see what happened, manage.
+#: Section title -> pages. Sections are tasks: use the API, see what happened, manage.
 NAVIGATION: dict[str, tuple[NavPage, ...]] = {
     "": (
         _page("overview", "console/", "Home", "pulse", "overview.overview", who=Audience.EVERYBODY),
@@ -219,7 +219,7 @@ def navigation(user: Any, current_path: str) -> list[dict[str, Any]]:
 
 
 def _user_audiences(user: Any) -> set[Audience]:
-    """Audiences that include the user."""
+    """Return the audiences that include the user."""
     rank = max((role.rank for role in access_roles(user)), default=-1)
     membership = {
         Audience.EVERYBODY: True,
@@ -233,7 +233,9 @@ def _user_audiences(user: Any) -> set[Audience]:
 
 
 def _current(current_path: str, addresses: list[str]) -> str | None:
-    """Address of the entry for `current_path`; home and playground, above others, match exactly."""
+    """Return the address of the entry for `current_path`: the longest matching prefix, but home and
+    playground, whose addresses are prefixes of others, only match exactly.
+    """
     if current_path.startswith(f"{reverse('overview')}playground/"):
         return reverse("playground")
     roots = {reverse("playground"), reverse("overview")}

@@ -4,7 +4,7 @@ from django.urls import path
 
 from console.live.consumer import ConsoleConsumer
 
-#: Where `static/console/js/live/` connects to.
+#: `static/console/js/live/` connects to these.
 SOCKET_PATH = "/ws/console/"
 
 websocket_urlpatterns = [path(SOCKET_PATH.lstrip("/"), ConsoleConsumer.as_asgi())]

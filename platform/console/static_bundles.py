@@ -1,7 +1,7 @@
 """Style sheets joined into one file per page, which saves requests on slow connections.
 
-There is no build step: gateways join the files below `static/` in memory. An address contains the
-digest of its content, so browsers cache it forever.
+There is no build step: gateways join the files below `static/` in memory. A bundle's URL contains
+the digest of its content, so browsers cache it forever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
 
-#: Bundle name: files to join, in order.
+#: Bundle name -> files to join, in order.
 BUNDLES: dict[str, tuple[str, ...]] = {
     name: tuple(f"{path}.css" for path in paths.split())
     for name, paths in {
@@ -43,7 +43,7 @@ BUNDLES: dict[str, tuple[str, ...]] = {
             "console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
             " console/css/admin_lists"
         ),
-        # One bundle each for the admin's forms and lists; ours precede the responsive sheet.
+        # One bundle each for the admin's forms and lists; our sheet precedes the responsive one.
         "admin-form": (
             "admin/css/base admin/css/dark_mode admin/css/widgets admin/css/forms"
             " console/css/tokens console/css/frame console/css/admin_frame console/css/admin"
@@ -58,14 +58,14 @@ BUNDLES: dict[str, tuple[str, ...]] = {
 }
 #: Relative URLs in a sheet.
 RELATIVE = re.compile(r"""url\((["']?)(\.\./[^)"']+)\1\)""")
-#: Imports, removed because `BUNDLES` lists the imported sheets first.
+#: Imports, which are removed because `BUNDLES` lists the imported sheets first.
 IMPORT = re.compile(r"""^@import url\([^)]*\);\n""", re.MULTILINE)
 YEAR_S = 31_536_000
 
 
 @dataclass(frozen=True)
 class CssBundle:
-    """Joined files. `packed`: `text` compressed with gzip."""
+    """A bundle's text. `packed`: the text compressed with gzip."""
 
     text: bytes
     packed: bytes
@@ -73,19 +73,19 @@ class CssBundle:
 
 
 def get_bundle(name: str) -> CssBundle:
-    """The bundle of the files' current content. Raises: `KeyError` for an unknown name."""
+    """Return the bundle of the files' current content. Raises `KeyError` for an unknown name."""
     paths = _paths(name)
     return _joined(name, tuple(path.stat().st_mtime_ns for path in paths))
 
 
 def sheet_address(name: str) -> str:
-    """URL path of a bundle."""
+    """Return a bundle's URL path."""
     return reverse("sheet", args=(name, get_bundle(name).digest))
 
 
 @require_safe
 def joined_sheet(request: HttpRequest, name: str, digest: str) -> HttpResponse:
-    """Serve a bundle; with another release's digest the current content, not to be cached."""
+    """Serve a bundle. For another release's digest, serve the current content without caching."""
     if name not in BUNDLES:
         raise Http404
     bundle = get_bundle(name)

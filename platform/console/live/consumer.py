@@ -1,4 +1,4 @@
-"""`ConsoleConsumer`: the pages' WebSocket, `/ws/console/`. docs/console.md has its frames."""
+"""`ConsoleConsumer`: the pages' WebSocket, `/ws/console/`. docs/console.md describes its frames."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from inference.web.session_consumer import SessionConsumer
 logger = logging.getLogger(__name__)
 
 MAX_TOPICS = 32
-#: A socket that heard nothing for so long sees whether the layer is there. While it isn't, pages
-#: get what is so now as often.
+#: Seconds without a message after which a socket checks the channel layer. While the layer is down,
+#: pages get the current data at this interval.
 CHECK_LAYER_S = 15.0
 LAYER_ERRORS = (redis.RedisError, OSError)
 TopicRequests = list[tuple[str, str | None]]
 
 
 class ConsoleConsumer(SessionConsumer):
-    """One browser: what is so now of each topic that it subscribes to, then what its group says.
+    """One browser's socket: sends the current data of each subscribed topic, then its updates.
 
     Only the newest unsent data of each subscription is buffered.
     """
@@ -81,7 +81,7 @@ class ConsoleConsumer(SessionConsumer):
             topics[name, tenant_id] = topic
             names.setdefault((name, tenant_id), []).append(tenant)
         if self.user is None:
-            return  # the session ended meanwhile
+            return  # the session ended in the meantime
         added = topics.keys() - self._topics.keys()
         await self._replace_topics(topics, names)
         await self._read_topics(added)
@@ -89,9 +89,9 @@ class ConsoleConsumer(SessionConsumer):
     async def _replace_topics(
         self, topics: dict[Key, Topic], names: dict[Key, list[str | None]]
     ) -> None:
-        """Join the groups of `topics`, and leave all others."""
+        """Join the groups of `topics`; leave those of all other topics."""
         previous, self._topics, self._names = self._topics, topics, names
-        # Topics for everybody need no permission.
+        # Topics for every user need no permission checks.
         tenants = {key[1] for key in topics if topics[key].audience.value != "everybody"}
         rights.watch(self.end_session, self.user.pk if self.user else 0, tenants)
         for key in previous.keys() - topics.keys():
@@ -110,7 +110,7 @@ class ConsoleConsumer(SessionConsumer):
             self._layer_failed = True
 
     async def live(self, message: dict[str, Any]) -> None:
-        """A message of a group: news of a topic."""
+        """Receive a group's message: an update of a topic."""
         self._store_pending((message["topic"], message["tenant_id"]), message["data"])
 
     async def live_check(self, message: dict[str, Any]) -> None:
@@ -122,13 +122,13 @@ class ConsoleConsumer(SessionConsumer):
             self._waiting.set()
 
     async def _read_topics(self, keys: Any) -> None:
-        """Have what is so now sent."""
+        """Read the current data of the topics and queue it for sending."""
         for key in keys:
             if (topic := self._topics.get(key)) is not None:
                 self._store_pending(key, await read_topic(topic, key[1]))
 
     async def _write(self) -> None:
-        """Send pending data; while a slow reader takes a frame, newer data replaces older."""
+        """Send pending data; while a slow client reads a frame, newer data replaces older data."""
         while True:
             try:
                 await asyncio.wait_for(self._waiting.wait(), CHECK_LAYER_S)
@@ -144,10 +144,12 @@ class ConsoleConsumer(SessionConsumer):
                     await self.send_json(frame)
 
     async def _check_layer(self) -> None:
-        """Read the topics while the layer is down, and once it's back: news were missed."""
+        """Probe the layer; read the topics while it's down and once it's back, as updates were
+        missed.
+        """
         previously_failed, self._layer_failed = self._layer_failed, False
         try:
-            for key in self._topics:  # those that could not be joined
+            for key in self._topics:  # join again: earlier attempts may have failed
                 await self.channel_layer.group_add(group_name(*key), self.channel_name)
             await self.channel_layer.send(self.channel_name, {"type": "live.check"})
         except LAYER_ERRORS as error:
@@ -158,7 +160,7 @@ class ConsoleConsumer(SessionConsumer):
 
 
 def _parse_topics(message: dict[str, Any]) -> TopicRequests:
-    """Pairs of a topic and a tenant's slug (None: all). Raises: `InvalidRequest`."""
+    """Parse pairs of a topic and a tenant's slug (None: all tenants). Raises `InvalidRequest`."""
     topics = message.get("topics")
     if not isinstance(topics, list) or len(topics) > MAX_TOPICS:
         raise InvalidRequest(f"topics must be a list of {MAX_TOPICS} at most.", param="topics")

@@ -1,4 +1,4 @@
-"""Topics of the console's WebSocket, who may have them, and who reads those that nobody sends."""
+"""Topics of the console's WebSocket: who may subscribe, and which gateway polls their data."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tenants.models import User
 class Audience(Enum):
     """The users who may subscribe to a topic."""
 
-    #: Members, for their tenant; operators also for all tenants.
+    #: Members see their tenant's data; operators may also subscribe to all tenants.
     TENANT = "tenant"
-    #: Every logged-in user: the data must not contain anything of a tenant.
+    #: Every logged-in user, so the data must not contain anything about a tenant.
     MEMBERS = "everybody"
     OPERATORS = "operators"
 
@@ -45,9 +45,10 @@ class Topic:
 
     Attributes:
         read: dotted name of a function from a tenant's id (or `ALL_TENANTS`) to the current data
-            as plain JSON, which pages get as they subscribe. "": they get `{}`, and ask themselves.
-        interval_s: seconds after which one gateway reads the topic again, while a page wants it,
-            and sends what changed. 0: who changes something sends it, with
+            as plain JSON, which pages get when they subscribe. "": pages get `{}` and fetch the
+            data themselves.
+        interval_s: seconds between reads of the topic by one gateway while a page subscribes to it;
+            changes are sent. 0: code that changes the data sends it with
             `common.messaging.broadcast_sync`.
     """
 
@@ -60,10 +61,10 @@ class Topic:
 TOPICS = {
     topic.name: topic
     for topic in (
-        # A new interval of the traffic history was written.
+        # A new interval of the traffic history was recorded.
         Topic("history", Audience.MEMBERS, "history.read.latest"),
         Topic("now", Audience.TENANT, "catalog.live_status.now", interval_s=2.0),
-        # Start of the newest finished request.
+        # Start time of the newest finished request.
         Topic("requests", Audience.TENANT, "console.views.requests.latest_request_at"),
         Topic("adapters", Audience.TENANT, "console.views.adapters.residency_topic", 2.0),
         # A batch has changed.
@@ -73,7 +74,7 @@ TOPICS = {
 
 
 def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]:
-    """The topic and the tenant's id. Raises: `NotFound`, `PermissionDenied`."""
+    """Return the topic and the tenant's id. Raises: `NotFound`, `PermissionDenied`."""
     topic = TOPICS.get(name)
     if topic is None:
         raise NotFound(f"Topic {name[:50]!r} not found.", param="topic")
@@ -88,15 +89,15 @@ def access_topic(user: User, name: str, tenant: str | None) -> tuple[Topic, int]
 logger = logging.getLogger(__name__)
 #: Topic name and tenant id.
 Key = tuple[str, int]
-#: Together with the query and the close, a lost permission takes effect within 2 s.
+#: Including the query and the close, a lost permission takes effect within 2 s.
 POLL_INTERVAL_S = 1.5
-#: Timestamps, ignored when data is compared.
+#: Timestamps, which comparisons of data ignore.
 _TIMESTAMPS = re.compile(rb'"at":[0-9.e+]+')
 _encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 async def read_topic(topic: Topic, tenant_id: int) -> dict[str, Any]:
-    """The topic's current data; `{"unknown": True}` while it can't be read."""
+    """Return the topic's current data; `{"unknown": True}` if it can't be read."""
     if not topic.read:
         return {}
     try:
@@ -108,10 +109,10 @@ async def read_topic(topic: Topic, tenant_id: int) -> dict[str, Any]:
 
 
 class Leader:
-    """Reads topics that change by themselves, for the sockets of all gateways.
+    """Polls topics whose changes nobody sends, for the sockets of all gateways.
 
-    A gateway with sockets of such a topic tries to hold the topic's lock in Redis. Who holds it
-    reads, and sends what changed to the topic's group.
+    Each gateway with subscribers of such a topic tries to take the topic's lock in Redis. The
+    holder polls the topic and sends changes to its group.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class Leader:
         self._tasks: dict[Key, asyncio.Task[None]] = {}
 
     def add(self, topic: Topic, key: Key, socket: object) -> None:
-        """This socket wants the topic."""
+        """Add a subscriber."""
         if not topic.interval_s:
             return
         self._sockets.setdefault(key, set()).add(socket)
@@ -200,12 +201,12 @@ class PermissionMonitor:
 
 
 def _has_lost_access(tenants: set[int], allowed: set[int]) -> bool:
-    """Whether one of `tenants` isn't allowed."""
+    """Return whether one of `tenants` isn't allowed."""
     return 0 not in allowed and bool(tenants - allowed)
 
 
 def _allowed_tenants(users: set[int]) -> dict[int, set[int]]:
-    """Tenant ids by user id; 0 stands for all, for operators."""
+    """User id -> ids of accessible tenants; operators have 0, which stands for all tenants."""
     tenants: dict[int, set[int]] = {user: set() for user in users}
     active = User.objects.filter(pk__in=users, is_active=True)
     for user, operator, tenant in active.values_list(

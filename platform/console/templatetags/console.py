@@ -48,7 +48,7 @@ def inline_code(text: str) -> SafeString:
     return format_html_join("", "{}", ((part,) for part in rendered))
 
 
-#: Token in `User-Agent`: common name; browsers that also claim to be another come first.
+#: `User-Agent` token -> browser; browsers whose token list includes another's come first.
 BROWSERS = {"Edg": "Edge", "OPR": "Opera", "Firefox": "Firefox", "FxiOS": "Firefox"}
 BROWSERS |= {"HeadlessChrome": "Chrome", "CriOS": "Chrome", "Chrome": "Chrome"}
 BROWSERS |= {"Version": "Safari"}

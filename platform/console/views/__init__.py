@@ -1,1 +1,1 @@
-"""The console's pages, a module a group."""
+"""The console's pages: one module per group."""

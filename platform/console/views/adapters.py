@@ -1,6 +1,6 @@
 """The pages of LoRA adapters: versions, aliases and residency.
 
-They work without scripts except for uploads; each POST answers with a redirect.
+They work without scripts except for uploads; each POST responds with a redirect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Action = Callable[..., str]
 @never_cache
 @login_required
 def adapters(request: UserRequest) -> HttpResponse:
-    """The adapters of one of the user's tenants, and those shared with it."""
+    """List the adapters of one of the user's tenants, and those shared with it."""
     try:
         return _list(request, current_tenant(request))
     except QuireError as error:
@@ -58,7 +58,7 @@ def adapters(request: UserRequest) -> HttpResponse:
 @never_cache
 @login_required
 def adapter(request: UserRequest, pk: int) -> HttpResponse:
-    """One adapter: traffic, versions, residency and usage."""
+    """Show one adapter: traffic, versions, residency and usage."""
     try:
         tenant = current_tenant(request)
         if tenant is None:
@@ -70,7 +70,7 @@ def adapter(request: UserRequest, pk: int) -> HttpResponse:
 
 @json_view
 def adapter_status_json(request: UserRequest) -> dict[str, Any]:
-    """States and residency of a tenant's adapters, for an open page."""
+    """States and residency of a tenant's adapters, polled by an open page."""
     tenant = current_tenant(request)
     if tenant is None:
         return {"adapters": []}
@@ -81,8 +81,8 @@ def adapter_status_json(request: UserRequest) -> dict[str, Any]:
 
 
 def residency_topic(tenant_id: int) -> dict[str, Any]:
-    """States and residency of what a tenant's page shows: the topic `adapters`. The page asks for
-    what its own reader may see of it.
+    """Data of the topic `adapters`: states and residency, without details for operators only. Pages
+    fetch what their reader may see.
     """
     tenant = Tenant.objects.get(pk=tenant_id)
     rows = list(_prefetch(access.adapters_of(tenant))[:MAX_ROWS])
@@ -158,7 +158,7 @@ def promote(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
 
 @post_action
 def rollback(request: UserRequest, tenant: Tenant, adapter: Adapter) -> str:
-    """End a canary, or return to the previous version."""
+    """End a canary, or roll back to the previous version."""
     name = request.POST.get("alias", "")
     alias = access.access_alias(request.user, adapter, name)
     updated = actions.rollback(actor=request.user, alias=alias)
@@ -233,7 +233,7 @@ def _prefetch(rows: QuerySet[Adapter]) -> QuerySet[Adapter]:
 
 
 def _residency(rows: Iterable[Adapter], *, operator: bool) -> dict[str, list[dict[str, Any]]]:
-    """Locations by digest; empty without Redis, when the page shows only the rows."""
+    """Locations by digest; empty without Redis: the page then shows only the database rows."""
     digests = {v.digest for row in rows for v in row.versions.all() if v.digest}
     try:
         return residency(live_replicas(), digests, operator=operator)
@@ -341,7 +341,7 @@ def _row(
 
 
 def _signature(row: Adapter) -> str:
-    """A text that changes whenever a version's state does."""
+    """A text that changes whenever the state of a version changes."""
     versions = sorted(row.versions.all(), key=attrgetter("number"))
     return ",".join(f"{version.number}:{version.state}" for version in versions)
 

@@ -1,4 +1,4 @@
-"""The alerts page: what is wrong now, what was, silence and the webhook, for operators."""
+"""The alerts page for operators: open and past alerts, silencing, and the webhook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from metering.budgets import access_deliveries, access_delivery, access_webhooks
 from tenants.sessions import UserRequest
 
 PAGE = 50
-#: Hours of silence that can be chosen, in words.
+#: Hours of silence to choose from -> label.
 SILENCES = {1: "an hour", 24: "a day", 168: "a week"}
 
 
@@ -29,7 +29,7 @@ SILENCES = {1: "an hour", 24: "a day", 168: "a week"}
 @never_cache
 @login_required
 def alerts(request: UserRequest) -> HttpResponse:
-    """Open alerts, then those that are over."""
+    """List open alerts, then past ones."""
     return show(request)
 
 
@@ -56,7 +56,7 @@ alerts_action = outcome_action("alerts", show)
 
 @alerts_action
 def silence(request: UserRequest, pk: int) -> dict[str, str]:
-    """Send no mail about an alert for a while, and no event before its end."""
+    """Silence an alert for some hours: no mail about it, and no event before it ends."""
     alert = access_alerts(request.user).filter(pk=pk).first()
     if alert is None:
         raise NotFound("Alert not found.")
@@ -92,6 +92,6 @@ def try_webhook(request: UserRequest) -> dict[str, str]:
 
 @alerts_action
 def send_again(request: UserRequest, pk: int) -> dict[str, str]:
-    """Send an abandoned event again."""
+    """Retry an abandoned event."""
     actions.redeliver(actor=request.user, delivery=access_delivery(request.user, None, pk))
     return {"text": "The event is being sent again."}

@@ -54,7 +54,7 @@ class FilterForm(forms.Form):
     )
 
     def filter_queryset(self, rows: QuerySet[AuditEntry]) -> QuerySet[AuditEntry]:
-        """The matching rows; all of them if the form is invalid."""
+        """Return the matching rows, or all rows if the form is invalid."""
         if not self.is_valid():
             return rows
         data = self.cleaned_data
@@ -72,7 +72,7 @@ class FilterForm(forms.Form):
 @never_cache
 @login_required
 def audit(request: UserRequest) -> HttpResponseBase:
-    """The log of one of the user's tenants, or with `?all=yes` of all; `?format=csv|json`."""
+    """Show the log of one of the user's tenants, or of all with `?all=yes`; `?format=csv|json`."""
     user = request.user
     form = FilterForm(request.GET)
     operator = to_actor(user).is_operator

@@ -53,24 +53,24 @@ def json_view(function: Callable[[UserRequest], dict[str, Any]]) -> View:
 
 
 def start_of(day: date) -> datetime:
-    """The start of a day in UTC."""
+    """Return the start of a day in UTC."""
     return datetime.combine(day, time.min, UTC)
 
 
 def end_of(day: date) -> datetime:
-    """The next midnight in UTC, or the last representable moment after `date.max`."""
+    """Return the next midnight in UTC, or the last representable time for `date.max`."""
     if day == date.max:
         return datetime.max.replace(tzinfo=UTC)
     return start_of(day + timedelta(days=1))
 
 
 MAX_TENANTS = 500
-#: Session key: the tenant viewed last, which other pages open with.
+#: Session key of the most recently viewed tenant, which other pages show by default.
 SESSION_TENANT = "tenant"
 
 
 class RenderPage(Protocol):
-    """Render a page about a tenant; None if there is no tenant to show."""
+    """Renders a page about a tenant; None if there is no tenant to show."""
 
     def __call__(
         self,
@@ -83,7 +83,7 @@ class RenderPage(Protocol):
 
 
 def current_tenant(request: UserRequest) -> Tenant | None:
-    """The requested tenant, else the one viewed last, else the user's first.
+    """Return the requested tenant, else the one viewed last, else the user's first.
 
     Raises: `NotFound` if the user may not access the requested tenant.
     """
@@ -100,7 +100,7 @@ def current_tenant(request: UserRequest) -> Tenant | None:
 
 
 def scope_query(request: UserRequest) -> dict[str, str]:
-    """The query, with the tenant viewed last where it names none; operators then see all."""
+    """Return the query. If it names no tenant, members get the last viewed one, operators all."""
     query = request.GET.dict()
     if not query.get("tenant") and not request.user.is_superuser:
         tenant = current_tenant(request)
@@ -115,7 +115,7 @@ def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
 
 
 def render_page(request: UserRequest, show: RenderPage) -> HttpResponse:
-    """Render the current tenant's page with the one-time outcome of the last POST."""
+    """Render the current tenant's page with the outcome of the last POST, shown once."""
     try:
         tenant = current_tenant(request)
     except QuireError as error:
@@ -128,7 +128,7 @@ def render_page(request: UserRequest, show: RenderPage) -> HttpResponse:
 def redirect_with_message(
     request: UserRequest, page: str, tenant: Tenant, **outcome: Any
 ) -> HttpResponse:
-    """Redirect to the page, so that a reload repeats nothing; it shows `outcome` once."""
+    """Redirect to the page, which shows `outcome` once: reloading it doesn't repeat the action."""
     store_one_time(request, tenant=tenant.slug, **outcome)
     return redirect(f"{reverse(page)}?{urlencode({'tenant': tenant.slug})}")
 
@@ -170,7 +170,7 @@ def post_action(page: str, show: Page) -> Callable[[Action], Page]:
 def outcome_action(page: str, show: Page) -> Callable[[Action], Callable[..., HttpResponseBase]]:
     """Turn an operator's function from a request to an outcome into a POST view.
 
-    The page that it redirects to shows the outcome once. Args: those of `post_action`.
+    The page that it redirects to shows the outcome once. Args: as for `post_action`.
     """
 
     def decorate(function: Action) -> Callable[..., HttpResponseBase]:
@@ -200,7 +200,7 @@ def render_outcome(
     """Render an operators' page with the last outcome or error.
 
     Args:
-        read: the page's own context; a `QuireError` of it is the refusal that the page shows.
+        read: returns the page's own context; the page shows a `QuireError` from it as a refusal.
     """
     try:
         context = read()
@@ -213,7 +213,7 @@ def render_outcome(
 
 
 def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
-    """The form's cleaned data. Raises: `InvalidRequest` with the first error."""
+    """Return the form's cleaned data. Raises: `InvalidRequest` with the first error."""
     if not form.is_valid():
         field, errors = next(iter(form.errors.items()))
         raise InvalidRequest(f"{field}: {errors[0]}", param=field)
@@ -221,12 +221,12 @@ def cleaned_or_400(form: forms.Form) -> dict[str, Any]:
 
 
 def post_text(request: UserRequest, name: str) -> str | None:
-    """A stripped POST field; None if empty."""
+    """Return a stripped POST field; None if empty."""
     return request.POST.get(name, "").strip() or None
 
 
 def post_int(request: UserRequest, name: str) -> int | None:
-    """A POST field as a non-negative integer; None if empty. Raises: `InvalidRequest`."""
+    """Return a POST field as a non-negative integer; None if empty. Raises: `InvalidRequest`."""
     text = post_text(request, name)
     if text is None:
         return None

@@ -1,6 +1,6 @@
 """The pages of a tenant's batches and files.
 
-They use the same actions and bounds as the API's endpoints.
+They use the same actions and limits as the API's endpoints.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ WINDOWS = ("24h", "1h", "7d", "14d")
 
 
 def read_caller(request: UserRequest, tenant: Tenant) -> Caller:
-    """A caller for reads, without scopes: for members of the tenant and operators."""
+    """Return a caller for reads, without scopes: for the tenant's members and operators."""
     user = request.user
     access_role(user, tenant)
     return Caller(
@@ -73,13 +73,13 @@ def read_caller(request: UserRequest, tenant: Tenant) -> Caller:
 
 
 def may_write(user: User, tenant: Tenant) -> bool:
-    """Whether the user has at least the role member in the tenant."""
+    """Return whether the user's role in the tenant is member or higher."""
     role = role_in(user, tenant)
     return role is not None and role.rank >= Role.MEMBER.rank
 
 
 def write_caller(request: UserRequest, tenant: Tenant) -> Caller:
-    """A caller for writes. Raises: `PermissionDenied` below the role member."""
+    """Return a caller for writes. Raises `PermissionDenied` for roles below member."""
     user = request.user
     if not may_write(user, tenant):
         raise PermissionDenied(f"Only members of {tenant.slug} upload files and create batches.")
@@ -131,7 +131,7 @@ def show(
 
 
 def batch_list_context(tenant: Tenant, caller: Caller) -> dict[str, Any]:
-    """Template context: the newest batches, and the files that a new one can use."""
+    """Template context: the newest batches, and the files available for a new one."""
     rows, more = access.page(access.access_batches(caller), limit=MAX_ROWS, after=None)
     files = access.access_files(caller).filter(purpose="batch").order_by("-pk")[:MAX_ROWS]
     return {
@@ -168,7 +168,7 @@ def batch_context(tenant: Tenant, caller: Caller, public_id: str) -> dict[str, A
 
 
 def list_files(tenant: Tenant, caller: Caller) -> dict[str, Any]:
-    """Template context: the newest files and the tenant's used storage."""
+    """Template context: the newest files and the tenant's storage usage."""
     rows, more = access.page(access.access_files(caller), limit=MAX_ROWS, after=None)
     needed = set(needed_by_batches().filter(tenant=tenant).values_list("input_file_id", flat=True))
     return {
@@ -200,7 +200,7 @@ def figures(row: Batch) -> dict[str, Any]:
 
 
 def _remaining_time(row: Batch) -> str:
-    """Estimated remaining time at the pace so far; "" if unknown."""
+    """Estimated remaining time at the current rate; "" if unknown."""
     done = row.completed + row.failed
     if row.status != "in_progress" or not done or row.in_progress_at is None:
         return ""
@@ -218,7 +218,7 @@ files = page("files")(list_files)
 
 @json_view
 def progress(request: UserRequest) -> dict[str, Any]:
-    """Progress of the batch `?batch=`, else of the tenant's newest batches."""
+    """Progress of the batch `?batch=`, or of the tenant's newest batches."""
     tenant = current_tenant(request)
     if tenant is None:
         return {"batches": []}
@@ -265,7 +265,7 @@ def add_batch(request: UserRequest, tenant: Tenant, caller: Caller) -> str:
     try:
         body = BatchRequest(
             input_file_id=form.get("file", ""),
-            endpoint=cast(Any, form.get("endpoint", "")),  # checked by pydantic
+            endpoint=cast(Any, form.get("endpoint", "")),  # validated by pydantic
             completion_window=form.get("window", ""),
         )
     except ValidationError as error:
@@ -339,7 +339,7 @@ def download(request: UserRequest, public_id: str) -> HttpResponseBase:
             raise NotFound("File not found.")
         row: StoredFile = access.access_file(read_caller(request, tenant), public_id)
         if not may_write(request.user, tenant):
-            # As by the API, where a viewer's key has no right to files: they hold prompts.
+            # As in the API, where a viewer's key has no scope for files: they contain prompts.
             raise PermissionDenied(f"Only members of {tenant.slug} read files.")
         disposition = content_disposition_header(True, row.filename) or "attachment"
         if url := blob_url(row.tenant_id, row.public_id, disposition):
@@ -361,7 +361,7 @@ def download(request: UserRequest, public_id: str) -> HttpResponseBase:
 
 
 def _enqueue(public_id: str) -> None:
-    """Start a worker on the batch; without Redis, workers find it later by polling."""
+    """Start a worker on the batch; without Redis, workers find it later by polling the database."""
     try:
         send_job("batch", public_id)
     except BROKER_ERRORS:

@@ -1,4 +1,4 @@
-"""Benchmarks on a model's page: its form, and curves of throughput over latency."""
+"""Benchmarks on a model's page: the form, and curves of throughput against latency."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from engine.contract.errors import InvalidRequest
 from history.benchmarks import BenchmarkRun, access_benchmarks
 from tenants.models import User
 
-#: Runs whose curves are drawn, and that are listed.
+#: Maximum numbers of runs drawn as curves, and listed.
 MAX_CURVES, MAX_LISTED = 4, 10
-#: What the form suggests.
+#: Initial values of the form.
 DEFAULTS = {"levels": "1, 4, 16, 32", "input_tokens": 256, "output_tokens": 64, "num_requests": 32}
-#: The drawing, and the part of it that the axes enclose.
+#: Size of the drawing, and the margins around its plot area.
 WIDTH, HEIGHT = 640, 300
 AXIS_X, MARGIN_RIGHT, MARGIN_TOP, MARGIN_BOTTOM = 60, 20, 16, 44
 
 
 def parse_levels(text: str) -> list[int]:
-    """Numbers separated by commas. Raises `InvalidRequest` (`levels`)."""
+    """Parse comma-separated numbers. Raises `InvalidRequest` (`levels`)."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
         raise InvalidRequest("levels must be numbers separated by commas.", param="levels")
@@ -31,7 +31,7 @@ def parse_levels(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Point:
-    """A level on the drawing. `text`: its figures in words."""
+    """A concurrency level in the chart. `text`: its figures for display."""
 
     x: str
     y: str
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's levels. `tone`: number of its colour; `line`: the points of a polyline."""
+    """The levels of a run. `tone`: number of its colour; `line`: the points of an SVG polyline."""
 
     tone: int
     run: BenchmarkRun
@@ -48,13 +48,13 @@ class Curve:
 
     @property
     def line(self) -> str:
-        """Points as an SVG polyline has them."""
+        """The points in the format of an SVG polyline."""
         return " ".join(f"{point.x},{point.y}" for point in self.points)
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the grid: where it is, and its label."""
+    """A grid line: its position and label."""
 
     position: str
     label: str
@@ -62,7 +62,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Chart:
-    """Output tokens per second over the median latency of a request, a curve a run."""
+    """Output tokens per second against the median latency of a request; one curve per run."""
 
     curves: list[Curve]
     x_ticks: list[Tick]
@@ -81,7 +81,7 @@ def benchmark_context(user: User, model: ServedModel) -> dict[str, Any]:
 
 
 def draw(runs: Sequence[BenchmarkRun]) -> Chart | None:
-    """The chart of some runs' results; None without any."""
+    """The chart of the results of some runs; None if there are none."""
     rows = [row for run in runs for row in run.results]
     if not rows:
         return None
@@ -112,7 +112,7 @@ def draw(runs: Sequence[BenchmarkRun]) -> Chart | None:
 
 
 def _scale(highest: float) -> tuple[float, float]:
-    """Step between two lines of the grid, and the end of the axis: at most five round steps."""
+    """Return the step between grid lines and the end of the axis: at most five round steps."""
     raw = max(highest, 1e-6) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw)

@@ -1,4 +1,4 @@
-"""The budgets page, and the prices page, whose prices operators set."""
+"""The pages of budgets and prices. Operators set prices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tenants.models import Role, Tenant
 from tenants.sessions import UserRequest
 
 MAX_BUDGETS = 200
-#: Share of a period after which its pace says something.
+#: Elapsed share of a period from which spending can be extrapolated.
 MIN_FORECAST_SHARE = 0.1
 
 
@@ -38,7 +38,7 @@ MIN_FORECAST_SHARE = 0.1
 @never_cache
 @login_required
 def budgets(request: UserRequest) -> HttpResponse:
-    """The budgets of one of the user's tenants."""
+    """Show the budgets of one of the user's tenants."""
     return render_page(request, show_budgets)
 
 
@@ -90,7 +90,9 @@ def _row(state: BudgetState, names: Collection[str]) -> dict[str, Any]:
 
 
 def _forecast_percent(state: BudgetState, now: datetime) -> float | None:
-    """The percentage spent at the end of the period at today's pace; None in its first tenth."""
+    """Percentage of the budget that will be spent by the end of the period at the current rate;
+    None in the first tenth of the period.
+    """
     share = (now - state.start) / (state.end - state.start)
     return state.percent / share if share >= MIN_FORECAST_SHARE else None
 
@@ -98,7 +100,7 @@ def _forecast_percent(state: BudgetState, now: datetime) -> float | None:
 @reauthentication_required
 @post_action("budgets", show_budgets)
 def set_budget(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
-    """Set a budget; one with the same key, model and period is changed."""
+    """Set a budget, replacing one with the same key, model and period."""
     key_id = post_int(request, "key")
     budget = actions.set_budget(
         actor=request.user,
@@ -131,7 +133,7 @@ MAX_PRICES = 300
 @never_cache
 @login_required
 def prices(request: UserRequest) -> HttpResponse:
-    """Prices of the models available to the user, newest first for each model."""
+    """Show the prices of the models available to the user, newest first for each model."""
     return show_prices(request)
 
 
@@ -168,7 +170,7 @@ def _state(price: Price, all_prices: list[Price], now: Any) -> str:
 @never_cache
 @login_required
 def set_price(request: UserRequest) -> HttpResponse:
-    """Set a price from now on, or from a future time (UTC)."""
+    """Set a price from now on or from a future time (UTC)."""
     try:
         price = actions.set_price(
             actor=request.user,
@@ -192,7 +194,7 @@ def set_price(request: UserRequest) -> HttpResponse:
 @never_cache
 @login_required
 def delete_price(request: UserRequest, pk: int) -> HttpResponse:
-    """Delete a price by which nothing was billed."""
+    """Delete a price that nothing was billed at."""
     try:
         price = access_prices().filter(pk=pk).first()
         if price is None:

@@ -22,16 +22,16 @@ from tenants.sessions import UserRequest
 MAX_RESULTS = 5
 MAX_QUERY_CHARS = 200
 
-#: Title, detail, address.
+#: Title, detail and URL.
 Match = tuple[str, str, str]
 
 
 @json_view
 def find(request: UserRequest) -> dict[str, Any]:
-    """Objects whose name or id contains `?q=`, at most `MAX_RESULTS` of each kind.
+    """Return objects whose name or id contains `?q=`, at most `MAX_RESULTS` of each kind.
 
-    Keys, people and conversations are the current tenant's; models, requests and tenants are all
-    that the user may see.
+    Keys, people and conversations are limited to the current tenant; models, requests and tenants
+    to those that the user may see.
 
     Returns: {"results": [{"kind", "title", "detail", "url"}]}.
     """

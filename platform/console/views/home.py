@@ -1,4 +1,4 @@
-"""What Home says at a glance: problems, first steps, today's usage, the slowest requests."""
+"""Context of the home page: problems, first steps, today's usage, the slowest requests."""
 
 from __future__ import annotations
 
@@ -34,23 +34,22 @@ from tenants.models import Tenant, User
 
 logger = logging.getLogger(__name__)
 
-#: Where Linux has its hardware monitors.
+#: Root of Linux's hardware monitors.
 SENSORS = Path("/sys/class")
-#: How long the driver's tool may take, and how long its answer is shown: it costs tens of
-#: milliseconds.
+#: Timeout of `nvidia-smi`, and how long its output is cached: a call takes tens of milliseconds.
 GPU_TIMEOUT_S, GPU_CACHE_S = 5.0, 10
-#: Newest requests that failures and slowness are judged by, and how old they may be.
+#: Maximum number and age of the requests that failures and slowness are judged by.
 MAX_REQUESTS = 1000
 RECENT = timedelta(hours=1)
 MAX_SLOWEST = 5
 MAX_BUDGETS = 200
-#: Spent percentage of a budget that Home warns of.
+#: Spent percentage of a budget from which the home page warns.
 BUDGET_WARNING_PERCENT = 90.0
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps requests from being served. `url`: the page to solve it on."""
+    """Something that prevents requests from being served. `url`: the page to fix it on."""
 
     text: str
     url: str
@@ -59,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Step:
-    """A first step in a new installation or tenant. `url`: where it is done."""
+    """A first step in a new installation or tenant. `url`: the page to do it on."""
 
     title: str
     url: str
@@ -68,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU. Sizes are bytes; `temperature_c`: None where its driver doesn't say."""
+    """A GPU. Sizes are in bytes; `temperature_c` is None if the driver doesn't report it."""
 
     name: str
     temperature_c: float | None
@@ -78,9 +77,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine. Sizes are bytes; `load`: processes that want a core, over the last minute.
+    """A machine. Sizes are in bytes; `load` is the load average of the last minute.
 
-    `temperature_c`: of its hottest sensor, None without one.
+    `temperature_c`: highest of its sensors, None without sensors.
     """
 
     name: str
@@ -95,7 +94,7 @@ class Host:
 
 
 def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
-    """Template context of what Home says about a tenant; None: the installation."""
+    """Template context about a tenant, or about the installation if None."""
     recent = list(
         access_requests(user, tenant)
         .filter(started_at__gte=datetime.now(UTC) - RECENT)
@@ -117,13 +116,13 @@ def home_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
 
 
 def _open_alerts(user: User) -> Iterator[Problem]:
-    """What is wrong with the installation."""
+    """The installation's open alerts."""
     for alert in access_alerts(user).filter(finished_at=None):
         yield Problem(alert.text, reverse("alerts"), alert.started_at)
 
 
 def _error_problems(recent: list[RequestEntry]) -> Iterator[Problem]:
-    """A high share of failed requests."""
+    """A warning about a high share of failed requests."""
     failed = [entry for entry in recent if entry.status >= 500]
     if len(recent) >= MIN_REQUESTS and len(failed) >= ERROR_SHARE * len(recent):
         share = 100 * len(failed) / len(recent)
@@ -133,7 +132,7 @@ def _error_problems(recent: list[RequestEntry]) -> Iterator[Problem]:
 
 
 def _budget_problems(user: User, tenant: Tenant) -> Iterator[Problem]:
-    """Budgets that are spent, or nearly."""
+    """Budgets that are exhausted or nearly so."""
     for state in states_of(list(access_budgets(user, tenant)[:MAX_BUDGETS])):
         if state.percent >= BUDGET_WARNING_PERCENT:
             text = f"{state.percent:.0f} % of a budget is spent: {state.budget}"
@@ -141,7 +140,7 @@ def _budget_problems(user: User, tenant: Tenant) -> Iterator[Problem]:
 
 
 def _first_steps(user: User, tenant: Tenant | None) -> Iterator[Step]:
-    """What to do before the first request, in order."""
+    """Steps before the first request, in order."""
     if to_actor(user).is_operator:
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED).exists()
         yield Step("Load a model", reverse("add-model"), loaded)
@@ -156,7 +155,7 @@ def _first_steps(user: User, tenant: Tenant | None) -> Iterator[Step]:
 
 
 def this_host() -> Host:
-    """The machine of this gateway."""
+    """The machine that this gateway runs on."""
     disk = shutil.disk_usage(settings.DATA_DIR)
     return Host(
         name=socket.gethostname(),
@@ -172,16 +171,16 @@ def this_host() -> Host:
 
 
 def hottest_sensor_c(folder: Path) -> float | None:
-    """The highest temperature of Linux' hardware monitors, in degrees Celsius."""
+    """The highest temperature of Linux's hardware monitors, in degrees Celsius."""
     values = []
     for file in folder.glob("hwmon/hwmon*/temp*_input"):
-        with contextlib.suppress(OSError, ValueError):  # a sensor that is asleep
+        with contextlib.suppress(OSError, ValueError):  # sensors of a sleeping device fail
             values.append(int(file.read_text()) / 1000)
     return max(values, default=None)
 
 
 def list_gpus() -> list[Gpu]:
-    """NVIDIA's GPUs of this machine, as their driver's tool lists them, at most every 10 s."""
+    """This machine's NVIDIA GPUs as `nvidia-smi` lists them, at most every 10 s."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -193,7 +192,7 @@ def list_gpus() -> list[Gpu]:
 
 
 def _ask_nvidia_smi(program: str) -> list[list[Any]]:
-    """Fields of `Gpu`; none where the tool fails, as without a driver."""
+    """Fields of `Gpu`; empty if the tool fails, for example without a driver."""
     query = "--query-gpu=name,temperature.gpu,memory.used,memory.total"
     command = [program, query, "--format=csv,noheader,nounits"]
     try:

@@ -33,7 +33,7 @@ from tenants.actors import to_actor
 from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
 from tenants.sessions import UserRequest
 
-#: Integer limits of a key: label in the form.
+#: Integer limits of a key -> label in the form.
 AMOUNTS = {
     "requests_per_minute": "Requests per minute",
     "tokens_per_minute": "Tokens per minute",
@@ -43,7 +43,7 @@ AMOUNTS = {
     "max_running_requests": "Requests at a time",
     "max_context_tokens": "Tokens in one request, prompt and answer",
 }
-#: List limits of a key: label and example in the form.
+#: List limits of a key -> label and example in the form.
 LISTS = {
     "allowed_models": ("Models", "small, large"),
     "endpoints": ("Paths", "/v1/embeddings"),
@@ -61,7 +61,7 @@ class WordsField(forms.CharField):
 
 
 class LimitsForm(forms.Form):
-    """Limits of a key; empty fields leave only the tenant's."""
+    """Limits of a key; for an empty field only the tenant's limit applies."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -131,7 +131,7 @@ SCOPE_WORDS = {
     api_keys.OPERATOR: "operate the installation: caches, load, all tenants",
 }
 LIFETIMES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a year"}
-#: Hours that a rotated key stays valid: label in the form.
+#: Hours that a rotated key stays valid -> label in the form.
 OVERLAPS = {"24": "for a day", "168": "for a week", "1": "for an hour", "0": "no longer"}
 
 

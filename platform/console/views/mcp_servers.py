@@ -1,4 +1,4 @@
-"""The page of MCP servers, whose tools the playground may call. For operators."""
+"""The operators' page of MCP servers, whose tools the playground may call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenants.sessions import UserRequest
 @never_cache
 @login_required
 def mcp_servers(request: UserRequest) -> HttpResponse:
-    """All servers, with their tools."""
+    """List all servers with their tools."""
     return show(request)
 
 
@@ -74,7 +74,7 @@ def set_server(request: UserRequest) -> dict[str, str]:
 
 @mcp_action
 def check_server(request: UserRequest, name: str) -> dict[str, str]:
-    """List its tools and approve them as they are."""
+    """List the server's tools again and approve them in their current form."""
     return _check(request, name)
 
 

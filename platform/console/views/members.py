@@ -1,6 +1,6 @@
 """The members page: a tenant's members, invitations and service accounts.
 
-It works without scripts; each POST answers with a redirect.
+It works without scripts; each POST responds with a redirect.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class AccountForm(forms.Form):
 @never_cache
 @login_required
 def members(request: UserRequest) -> HttpResponse:
-    """Members of one of the user's tenants; for admins also invitations and service accounts."""
+    """List the members of one of the user's tenants; admins also see invitations and service
+    accounts.
+    """
     return render_page(request, _page)
 
 

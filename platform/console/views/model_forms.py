@@ -1,8 +1,7 @@
-"""The engine's own options as the fields of a form: what `EngineConfig` says of itself.
+"""The form of a model, with the engine's options as fields derived from `EngineConfig`.
 
-Nothing is repeated here but which field stands in which group. A value that isn't set is the
-engine's default; what is set is checked by the engine's own rules, and its errors come back with
-the field that they name.
+Only the grouping of the fields is defined here. An empty field means the engine's default; values
+are validated by the engine's own rules, and an error is shown at the field that it names.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tenants.models import Tenant, User
 
 PREFIX = "s."
 MAX_PAIRS = 100
-#: Of a group: its heading and its fields, in the order of the page.
+#: (heading, names of the group's fields), in the order of the page.
 GROUPS: tuple[tuple[str, str], ...] = (
     (
         "Memory and context",
@@ -75,7 +74,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "enable_sleep_mode otlp_traces_endpoint collect_detailed_traces disable_log_stats",
     ),
 )
-#: Names that a mapping knows, offered while one types.
+#: Known keys of a mapping, offered as completions.
 KEYS = {
     "override_generation_config": SAMPLING_DEFAULTS,
     "speculative_config": tuple(spec.name for spec in dataclasses.fields(SpeculativeConfig)),
@@ -92,8 +91,9 @@ class EngineOptionField:
 
     Attributes:
         kind: "switch", "choice", "number", "text", "numbers", "names" or "pairs".
-        default: in words. value: as it stands in the form, "" for the default. pairs: of a mapping.
-        error: what is wrong with it.
+        default: for display. value: as shown in the form, "" for the default. pairs: items of a
+            mapping.
+        error: message of an invalid value.
     """
 
     name: str
@@ -122,7 +122,7 @@ class EngineOptionField:
 
     @property
     def is_set(self) -> bool:
-        """Whether it differs from the default."""
+        """Whether it's set to something other than the default."""
         return bool(self.value or any(key for key, _ in self.pairs))
 
 
@@ -140,16 +140,16 @@ class Group:
 
     @property
     def has_errors(self) -> bool:
-        """Whether one has an error."""
+        """Whether a field has an error."""
         return any(option.error for option in self.options)
 
 
 class SettingsForm:
-    """All options with the values of `settings`, or with what was sent."""
+    """All options with the values of `settings` or of a submitted form."""
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.options = {name: _option(spec) for name, spec in _SPECS.items()}
-        #: Of settings that no field has: `translate_vllm_settings` leaves none.
+        #: An error that names no field.
         self.error = ""
         for name, value in (settings or {}).items():
             if option := self.options.get(name):
@@ -166,11 +166,11 @@ class SettingsForm:
 
     @property
     def has_errors(self) -> bool:
-        """Whether anything is."""
+        """Whether there is any error."""
         return bool(self.error) or any(option.error for option in self.options.values())
 
     def read(self, sent: QueryDict) -> dict[str, Any]:
-        """The settings that a form holds; what is wrong stands at its field, see `has_errors`."""
+        """Return the submitted settings; errors are stored at their fields, see `has_errors`."""
         values: dict[str, Any] = {}
         for name, option in self.options.items():
             try:
@@ -184,7 +184,7 @@ class SettingsForm:
         return values
 
     def _check_together(self, values: dict[str, Any]) -> None:
-        """Check rules that concern several fields."""
+        """Check rules that involve several fields."""
         try:
             validate_engine_settings(values)
             if template := values.get("chat_template"):
@@ -243,7 +243,7 @@ def _set_initial(option: EngineOptionField, value: Any) -> None:
 
 
 def _read(option: EngineOptionField, sent: QueryDict) -> Any:
-    """A field's value, None for the default. Raises ValueError for what is none of its kind."""
+    """Parse a field's value, None for the default. Raises ValueError for another kind of value."""
     name = PREFIX + option.name
     if option.kind == "pairs":
         keys, values = sent.getlist(f"{name}.key"), sent.getlist(f"{name}.value")
@@ -278,7 +278,7 @@ def _number(text: str, *, is_integer: bool) -> int | float:
 
 
 def _unflatten(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """`a.b` and a value as {"a": {"b": value}}. Raises ValueError for names that clash."""
+    """Turn `a.b` and a value into {"a": {"b": value}}. Raises ValueError for conflicting names."""
     nested: dict[str, Any] = {}
     for key, text in pairs:
         if not key:
@@ -296,7 +296,7 @@ def _unflatten(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null or a list as JSON has them; anything else is text."""
+    """Parse a JSON number, true, false, null or list; any other text stays text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -314,7 +314,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str
     return pairs
 
 
-#: (field, label, help, most). Whole numbers.
+#: (field, label, help, maximum) of integers.
 NUMBERS = (
     ("num_replicas", "Replicas", "On each node that runs it, 1 to 64.", 64),
     ("num_spares", "Spares", "Loaded and waiting, to take over when no other replica serves.", 64),
@@ -336,7 +336,7 @@ MAX_NAMES = 50
 
 
 class ServedModelForm:
-    """The form's state. `errors`: by field; `values`: as text, or lists of it."""
+    """The form's state. `errors`: field -> message; `values`: field -> text or list of texts."""
 
     def __init__(self, values: dict[str, Any], settings: SettingsForm) -> None:
         self.values, self.settings = values, settings
@@ -346,7 +346,7 @@ class ServedModelForm:
 
     @classmethod
     def of(cls, model: ServedModel | None) -> ServedModelForm:
-        """The form of a model in the catalogue, or of a new one with the defaults."""
+        """Return the form of a model in the catalogue, or of a new one with the defaults."""
         row = model or ServedModel()
         values: dict[str, Any] = {
             "name": row.name,
@@ -364,7 +364,7 @@ class ServedModelForm:
 
     @classmethod
     def from_post(cls, data: QueryDict, model: ServedModel | None) -> ServedModelForm:
-        """The form of a POST, checked as far as a form can."""
+        """Return the form of a POST, validated as far as possible without the catalogue."""
         values: dict[str, Any] = {
             "name": model.name if model else data.get("name", "").strip(),
             "source": data.get("source", "").strip(),
@@ -383,7 +383,7 @@ class ServedModelForm:
 
     @property
     def has_errors(self) -> bool:
-        """Whether anything is."""
+        """Whether there is any error."""
         return bool(self.errors or self.general) or self.settings.has_errors
 
     @property
@@ -418,7 +418,7 @@ class ServedModelForm:
 
     @property
     def other_models(self) -> list[dict[str, Any]]:
-        """Models that can serve as fallbacks: chosen ones in their order, then the others."""
+        """Models that can serve as fallbacks: the chosen ones in order, then the others."""
         chosen: list[str] = self.values["fallbacks"]
         names = ServedModel.objects.exclude(name=self.values["name"]).values_list("name", flat=True)
         other_names = [name for name in names[:500] if name not in chosen]
@@ -436,7 +436,7 @@ class ServedModelForm:
 
     @transaction.atomic
     def save(self, user: User, model: ServedModel | None) -> ServedModel:
-        """Load a new model, or change one. Raises what the actions raise."""
+        """Load a new model or change an existing one. Raises the errors of the actions."""
         columns: dict[str, Any] = {
             "source": self.values["source"],
             "settings": self.engine_settings,
@@ -459,7 +459,7 @@ class ServedModelForm:
         return saved
 
     def add_error(self, error: QuireError) -> None:
-        """Put a refusal at the field that it names."""
+        """Store an error at the field that it names."""
         param = error.param or ""
         if param in self.values:
             self.errors[param] = error.message

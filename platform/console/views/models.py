@@ -50,7 +50,7 @@ from tenants.models import User
 from tenants.sessions import UserRequest
 
 MAX_ROWS = 500
-#: Age of the requests that a model's figures are of.
+#: Maximum age of the requests that a model's figures are computed from.
 FIGURES_SPAN = timedelta(hours=24)
 STATE_WORDS = {"offline": "no replica", "stalled": "not responding"}
 
@@ -59,7 +59,7 @@ STATE_WORDS = {"offline": "no replica", "stalled": "not responding"}
 @never_cache
 @login_required
 def models(request: UserRequest) -> HttpResponse:
-    """The models available to the user; operators see and manage the whole catalogue."""
+    """List the models available to the user; operators see and manage the whole catalogue."""
     return show_list(request)
 
 
@@ -76,7 +76,7 @@ def model(request: UserRequest, pk: int) -> HttpResponse:
 
 @json_view
 def states(request: UserRequest) -> dict[str, Any]:
-    """States of the visible models, for an open page."""
+    """States of the visible models, polled by an open page."""
     beats = model_details.get_heartbeats()
     rows = model_details.visible_models(request.user).prefetch_related("replicas")[:MAX_ROWS]
     states = [_state(row, beats) for row in rows]
@@ -98,7 +98,7 @@ def progress(request: UserRequest) -> dict[str, Any]:
 
 @json_view
 def log(request: UserRequest) -> dict[str, Any]:
-    """The end of a replica's log, or the lines after `?after=`. Operators only."""
+    """The tail of a replica's log, or the lines after `?after=`. Operators only."""
     require_operator(to_actor(request.user))
     row = model_details.visible_model(request.user, _pk(request))
     lines = model_details.log_of(row, request.GET.get("replica", ""), request.GET.get("after", ""))
@@ -132,7 +132,7 @@ def show_list(request: UserRequest, error: QuireError | None = None) -> HttpResp
 
 
 def _followed(user: User) -> str:
-    """Slugs of the tenants whose topics a page follows; "": those of all tenants together."""
+    """Slugs of the tenants whose topics a page follows; "" stands for all tenants together."""
     if to_actor(user).is_operator:
         return ""
     return " ".join(tenant.slug for tenant in access_tenants(user))
@@ -195,7 +195,7 @@ def _pk(request: UserRequest) -> int:
 
 
 def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
-    """A model's state, load and, unless it is ready, since when it isn't."""
+    """A model's state, its load and, unless it is ready, the time since which it isn't."""
     replicas = row.replicas.all()
     live = [beat for beat in beats if beat.model.name == row.name]
     state = model_details.state_of(row, live, replicas)
@@ -211,9 +211,9 @@ def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
 
 
 def _verdict(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether all loaded models serve, in one line, and which of them don't.
+    """Whether all loaded models are served, in one line, and which ones aren't.
 
-    Models that don't serve on purpose, asleep or scaled to zero, are only counted.
+    Models that intentionally aren't served, asleep or scaled to zero, are only counted.
     """
     paused = {"idle": "idle", "sleeping": "asleep"}
     loaded = [state for state in states if state["loaded"] and state["state"] not in paused]
@@ -250,7 +250,7 @@ def _be(things: list[Any]) -> str:
 
 
 def _tone(problems: list[dict[str, Any]]) -> str:
-    """The notice's class: models that only load or drain are no error."""
+    """The notice's CSS class: models that are only loading or draining are no error."""
     if any(state["state"] not in ("loading", "draining") for state in problems):
         return "error"
     return "warning" if problems else "success"
@@ -283,7 +283,7 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
 
 
 def _context_of(checkpoint: Checkpoint | None) -> int:
-    """Tokens that a checkpoint is made for; 0 where that isn't known."""
+    """A checkpoint's context length in tokens; 0 if unknown."""
     return checkpoint.shape.context if checkpoint and checkpoint.shape else 0
 
 
@@ -421,7 +421,7 @@ def _form(request: UserRequest, model: ServedModel | None) -> HttpResponse:
         return show_list(request, error)
     if request.method != "POST":
         form = ServedModelForm.of(model)
-        if model is None:  # a suggestion's link
+        if model is None:  # the link of a suggestion fills these fields in
             form.values |= {name: request.GET.get(name, "") for name in ("source", "name")}
         return _show_form(request, model, form)
     form = ServedModelForm.from_post(request.POST, model)
@@ -458,7 +458,7 @@ def _show_form(
 
 
 def _search_context(request: UserRequest) -> dict[str, Any]:
-    """Template context: models of the hub for `?q=`."""
+    """Template context: the hub's models that match `?q=`."""
     query = request.GET.get("q", "").strip()
     if not query:
         return {}

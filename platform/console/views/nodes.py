@@ -1,4 +1,4 @@
-"""The nodes page: the hosts of replicas and what runs on each, for operators."""
+"""The operators' page of nodes: the hosts of replicas and what runs on each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from history.alerts import MIN_FREE_SHARE
 from tenants.models import User
 from tenants.sessions import UserRequest
 
-#: How long a lost replica of a loaded model is listed.
+#: How long the replica of a loaded model is listed after it was lost.
 LOST_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that isn't well on a node. `since`: None where nobody measured it."""
+    """A problem of a node. `since`: None if unknown."""
 
     text: str
     since: datetime | None = None
@@ -37,12 +37,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class NodeReplica:
-    """A replica's row; `row` is None until its supervisor wrote one.
+    """A replica. `row`: its database row, None until its supervisor has written it.
 
     Attributes:
-        beat: its heartbeat; None for one that isn't running.
+        beat: its heartbeat; None if it isn't running.
         model: None for a model that isn't in the catalogue.
-        num_cores: cores that its process used on average since it started.
+        num_cores: average number of cores used by its process since it started.
     """
 
     replica_id: str
@@ -55,12 +55,12 @@ class NodeReplica:
 
     @property
     def kv_percent(self) -> float:
-        """Used part of the KV cache."""
+        """Used percentage of the KV cache."""
         return 100 * self.beat.stats.kv_cache_usage_perc if self.beat else 0.0
 
     @property
     def problem(self) -> Problem | None:
-        """What isn't well with it."""
+        """The replica's most important problem, if any."""
         if self.state == "silent":
             return Problem(f"{self.replica_id} is silent", self.row.last_seen if self.row else None)
         if self.state == "failed":
@@ -80,7 +80,7 @@ class NodeReplica:
 
 @dataclass
 class Node:
-    """A host. `host`: its hardware, known of the gateway's own alone."""
+    """A host. `host`: its hardware, known only for the gateway's own host."""
 
     name: str
     host: Host | None = None
@@ -88,12 +88,12 @@ class Node:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of its replicas' processes."""
+        """Resident memory of its replicas' processes, in bytes."""
         return sum(replica.beat.process.resident_bytes for replica in self.replicas if replica.beat)
 
     @property
     def problems(self) -> list[Problem]:
-        """What isn't well on it: silence, failed or full replicas, a full disk or memory."""
+        """The host's problems: silence, failed or full replicas, a full disk or memory."""
         if self.host is None and all(replica.state == "silent" for replica in self.replicas):
             times = [replica.row.last_seen for replica in self.replicas if replica.row]
             return [Problem("silent", max(filter(None, times), default=None))]
@@ -115,7 +115,7 @@ class Node:
 @never_cache
 @login_required
 def nodes(request: UserRequest) -> HttpResponse:
-    """All hosts, by name."""
+    """List all hosts by name."""
     try:
         hosts = get_nodes(request.user)
     except QuireError as error:
@@ -125,8 +125,8 @@ def nodes(request: UserRequest) -> HttpResponse:
 
 
 def get_nodes(user: User) -> list[Node]:
-    """The gateway's host and those of replicas that run, start or failed. Raises
-    `PermissionDenied` for all but operators.
+    """Return the gateway's host and those of running, starting or failed replicas. Raises
+    `PermissionDenied` unless the user is an operator.
     """
     models = {model.name: model for model in access_catalog(user)}
     host = this_host()
@@ -137,7 +137,7 @@ def get_nodes(user: User) -> list[Node]:
 
 
 def _replicas(models: dict[str, ServedModel]) -> list[tuple[str, NodeReplica]]:
-    """Hosts and replicas, by replica id."""
+    """Return (host, replica) pairs, sorted by replica id."""
     beats = {beat.replica_id: beat for beat in model_details.get_heartbeats()}
     rows = {
         row.replica_id: row
@@ -159,7 +159,7 @@ def _replicas(models: dict[str, ServedModel]) -> list[tuple[str, NodeReplica]]:
 
 
 def _is_lost(row: Replica) -> bool:
-    """Whether the replica of a loaded model was lost lately, as with its host."""
+    """Return whether a loaded model's replica was lost recently, for example with its host."""
     return (
         (row.state, row.detail) == (ReplicaState.STOPPED, LOST)
         and row.served_model.desired_state == DesiredState.LOADED

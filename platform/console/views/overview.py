@@ -46,7 +46,7 @@ from tenants.authentication import caller_for_user
 from tenants.models import Tenant
 from tenants.sessions import UserRequest
 
-#: Tasks of which a model must have one, for tabs of the playground that don't generate.
+#: Playground tab -> tasks, of which a model must support one. Other tabs need generation.
 TASKS_OF_TAB = {
     "embeddings": {"embed"},
     "rerank": {"embed", "score"},
@@ -92,7 +92,7 @@ def models(request: UserRequest) -> dict[str, Any]:
         for card in cards
         for state in [states[card.parent or card.id]]
         if tasks.intersection(state["tasks"] or [GENERATE])
-        # Models that transcribe generate tokens, but don't chat.
+        # Transcription models generate tokens too, but can't chat.
         and (TRANSCRIPTION in tasks or TRANSCRIPTION not in (state["tasks"] or ()))
     ]
     servers = mcp_servers_of(caller.tenant_id)
@@ -130,7 +130,7 @@ def history(request: UserRequest) -> dict[str, Any]:
 @never_cache
 @login_required
 def fairness(request: UserRequest) -> HttpResponse:
-    """Service by tenant: all tenants for operators, else the tenant against all others."""
+    """Service by tenant: operators see all tenants, members theirs against the rest together."""
     user = request.user
     try:
         tenant = resolve_tenant_scope(user, scope_query(request))

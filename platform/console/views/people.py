@@ -1,4 +1,4 @@
-"""The people page: all users with their roles, factors and when they were seen, for operators."""
+"""The operators' page of people: all users with their roles, factors and last activity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_QUERY_CHARS = 200
 
 @dataclass(frozen=True)
 class Person:
-    """A user's row. `standing`: what they are in the installation; `factors`: kinds they set up."""
+    """A user's row. `standing`: role in the installation; `factors`: second factors set up."""
 
     user: User
     standing: str
@@ -41,7 +41,7 @@ class Person:
 @never_cache
 @login_required
 def people(request: UserRequest) -> HttpResponse:
-    """All users whose name, email or tenant contains `?q=`."""
+    """List the users whose name, email or tenant contains `?q=`."""
     query = request.GET.get("q", "").replace("\0", "").strip()[:MAX_QUERY_CHARS]
     try:
         users = access_users(request.user)

@@ -154,7 +154,7 @@ def _preset_json(row: PlaygroundPreset, user: User, role: Role) -> dict[str, Any
     }
 
 
-#: Lifetime of pictures of a tenant that keeps no conversations, in seconds.
+#: Lifetime in seconds of images of a tenant that doesn't store conversations.
 UNKEPT_PICTURE_S = 86_400
 
 
@@ -187,7 +187,7 @@ def upload_picture(request: UserRequest) -> dict[str, Any]:
 
 
 def to_json(row: SavedConversation, user: User) -> dict[str, Any]:
-    """A conversation without its document."""
+    """A conversation without its messages."""
     return {
         "id": row.public_id,
         "title": row.title,

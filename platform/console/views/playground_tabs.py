@@ -1,4 +1,4 @@
-"""The playground's pages beside chat, each of one endpoint, and their calls of the API."""
+"""The playground's tabs other than chat: each is a form of one endpoint and calls it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from inference.web.views import GatewayView
 from tenants.authentication import Caller, caller_for_user
 from tenants.sessions import UserRequest
 
-#: By the last part of the page's address: title, endpoint, its path in the API.
+#: Last part of the page's path -> title, endpoint, path in the API.
 TABS: dict[str, tuple[str, type[GatewayView], str]] = {
     "completions": ("Completion", CompletionsView, "/v1/completions"),
     "embeddings": ("Embeddings", EmbeddingsView, "/v1/embeddings"),
@@ -36,18 +36,18 @@ TABS: dict[str, tuple[str, type[GatewayView], str]] = {
 
 
 class SessionAuthentication(ApiKeyAuthentication):
-    """The logged-in user, in the tenant that `?tenant=` names, in place of a key."""
+    """Authenticates by session instead of API key, for the tenant in `?tenant=`."""
 
     async def authenticate(  # type: ignore[override]
         self, request: HttpRequest
     ) -> tuple[Caller, None]:
-        """Raises: what `caller_for_user` does."""
+        """Raises the errors of `caller_for_user`."""
         user: Any = await request.auser()
         return await caller_for_user(user, request.GET.get("tenant") or None), None
 
 
 def session_view(endpoint: type[GatewayView]) -> Callable[..., HttpResponseBase]:
-    """An endpoint of the API for a logged-in user, with the CSRF check that DRF's views waive."""
+    """Wrap an API endpoint for logged-in users, with the CSRF check that DRF's views skip."""
     view: Any = endpoint.as_view(authentication_classes=(SessionAuthentication,))
     view.csrf_exempt = False
     return view
@@ -57,7 +57,7 @@ def session_view(endpoint: type[GatewayView]) -> Callable[..., HttpResponseBase]
 @never_cache
 @login_required
 def playground_tab(request: UserRequest, kind: str) -> HttpResponse:
-    """A form of one endpoint, whose answers scripts show."""
+    """A form for one endpoint; scripts send it and show the response."""
     if kind not in TABS:
         raise Http404
     title, _, path = TABS[kind]

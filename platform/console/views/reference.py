@@ -25,7 +25,7 @@ from inference.openapi import document
 from tenants.access import access_role
 from tenants.models import Role, Tenant
 
-#: Placeholder in the examples, replaced with a model that the reader may use.
+#: Placeholder in the examples for the name of a model that the reader may use.
 MODEL = "MODEL"
 _CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say hello."}]}
 _TEXTS = {"model": MODEL, "input": ["A fox ran.", "A fox slept."]}
@@ -122,7 +122,7 @@ PARTS = {
     "response_id": "resp_00000000000000000000000000000000",
 }
 _MESSAGE_BATCH = "msgbatch_00000000000000000000000000000000"
-#: Query string that the shell evaluates.
+#: Query string that the shell expands.
 _SINCE = '"?start_time=$(($(date +%s) - 86400))"'
 _FILE = (
     'echo \'{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": '
@@ -158,7 +158,7 @@ def _joined(parts: list[str]) -> str:
 
 
 PREFIX = "#/components/schemas/"
-#: Schema keywords: text for the reader.
+#: Schema keyword -> text for the reader.
 BOUNDS = {
     "minimum": "at least {}",
     "exclusiveMinimum": "over {}",
@@ -202,7 +202,7 @@ def rows_of(schema: dict[str, Any]) -> list[Row]:
 
 
 def kind_of(schema: dict[str, Any]) -> list[Word]:
-    """The type in words; "null" is omitted among other options."""
+    """The type in words; "null" is omitted from unions."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(PREFIX)
         return [Word(name, name)]
@@ -287,7 +287,7 @@ class Shape:
 
 @require_safe
 def reference(request: HttpRequest) -> HttpResponse:
-    """The page, public like the OpenAPI document; examples name a model of the reader's."""
+    """The page, public like the OpenAPI document; examples name a model that the reader may use."""
     described = document()
     user: Any = request.user
     context = {
@@ -311,7 +311,7 @@ def reference(request: HttpRequest) -> HttpResponse:
 
 
 def _tenant(request: Any) -> Tenant | None:
-    """The reader's tenant; None for who isn't logged in, has none, or names another's."""
+    """The reader's tenant; None without a login or tenant, or if the request names another's."""
     try:
         return current_tenant(request) if request.user.is_authenticated else None
     except QuireError:
@@ -319,7 +319,7 @@ def _tenant(request: Any) -> Tenant | None:
 
 
 def _model(tenant: Tenant | None) -> str:
-    """A loaded model of the tenant's, or the placeholder."""
+    """A loaded model available to the tenant, or the placeholder."""
     if tenant is None:
         return MODEL
     loaded = access_served_models(tenant).filter(desired_state=DesiredState.LOADED)
@@ -328,7 +328,7 @@ def _model(tenant: Tenant | None) -> str:
 
 @cache
 def operations() -> SafeString:
-    """The rendered operations, cached because they take half a second."""
+    """The rendered operations, cached because rendering takes half a second."""
     context = {"groups": groups(), "shapes": shapes(), "base": BASE}
     return render_to_string("console/reference_operations.html", context)
 

@@ -1,4 +1,4 @@
-"""Sums over recent requests: facets and histogram of the list, speed and cost of a model."""
+"""Aggregates over recent requests: the list's facets and histogram, a model's speed and cost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from django.utils import timezone
 from common.rates import decode_tokens_per_s
 from metering.models import RequestEntry
 
-#: Newest matching requests that the summary counts: a bounded time whatever the log holds.
+#: Maximum number of requests summed up, newest first, so that the time stays bounded.
 MAX_SAMPLED = 1000
-#: The same of all models together.
+#: The same for all models together.
 MAX_SAMPLED_OF_ALL = 5000
-#: Lower edges of the histogram's bars, in milliseconds.
+#: Lower bounds of the histogram's bars, in milliseconds.
 EDGES_MS = (0, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000)
 MAX_FACETS = 6
 LAST_HOUR = timedelta(hours=1)
@@ -29,7 +29,7 @@ LAST_HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Choice:
-    """A link that narrows the list. `percent`: its share of the largest one's count."""
+    """A link that narrows the list. `percent`: its count relative to the largest one."""
 
     label: str
     count: int
@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def top(self) -> float:
-        """Upper edge of its bar in a drawing 100 high."""
+        """Y coordinate of the top of its bar in a drawing 100 units high."""
         return 100 - self.percent
 
 
@@ -54,9 +54,9 @@ class Summary:
 
 @dataclass(frozen=True)
 class LastHour:
-    """Requests since `since`, the newest of them if `is_partial`.
+    """Requests since `since`; only the newest of them if `is_partial`.
 
-    `failed`: those with a status of 500 and more. `slowest_id`, `slowest_ms`: None without
+    `failed`: those with a status of 500 or higher. `slowest_id`, `slowest_ms`: None without
     requests.
     """
 
@@ -76,9 +76,9 @@ class LastHour:
 
 @dataclass(frozen=True)
 class Speed:
-    """Figures of the newest requests; `is_partial`: there may be more. Times are milliseconds.
+    """Figures of the newest requests; `is_partial`: there may be more. Times are in milliseconds.
 
-    None stands where nothing was measured.
+    A figure is None if no request has a value for it.
 
     `tokens_per_s`: median of a request's output tokens per second after its first.
     """
@@ -151,7 +151,7 @@ def summarize(rows: QuerySet[RequestEntry], query: QueryDict) -> Summary:
     """Count the newest matching requests by duration, model, key and status.
 
     Args:
-        query: of the page; links add one condition to it.
+        query: of the page; each link adds one condition to it.
     """
     columns = ("duration_ms", "model", "api_key__name", "status")
     sample = list(rows.order_by("-started_at").values_list(*columns)[:MAX_SAMPLED])

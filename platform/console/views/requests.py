@@ -45,7 +45,7 @@ from tenants.sessions import UserRequest
 PAGE = 50
 #: The last second of the year 9999.
 MAX_TIMESTAMP = 253_402_300_799
-#: Days that the list covers without a search.
+#: Days covered by the list without a search.
 DAYS = 30
 STATUSES = (
     ("", "any"),
@@ -58,7 +58,7 @@ STATUSES = (
 )
 
 
-#: Title of a column: field to sort by ("" where sorting says nothing), and its class.
+#: Title of a column, field to sort by ("" if it can't be sorted), and CSS class.
 COLUMNS = (
     ("When", "started_at", ""),
     ("Request", "", ""),
@@ -75,7 +75,7 @@ COLUMNS = (
 )
 SORTS = {field for _, field, _ in COLUMNS if field}
 DEFAULT_SORT = "-started_at"
-#: Views that everybody has: name and query.
+#: Built-in views: name -> query.
 VIEWS = {
     "Failed": urlencode({"status": "5xx"}),
     "Slower than 2 s": urlencode({"slower_ms": 2000, "sort": "-duration_ms"}),
@@ -83,7 +83,7 @@ VIEWS = {
 }
 
 
-#: Filters behind one button: with them the first row of a table would begin further below.
+#: Filters behind a button, so that the table's first row stays visible.
 RARE_FILTERS = ("key", "user", "first", "last")
 
 
@@ -110,7 +110,7 @@ def _hidden_number() -> forms.FloatField:
 
 
 class SearchForm(forms.Form):
-    """Filters of the list."""
+    """Filters for the list."""
 
     id = _text("Any id", 200, placeholder="req-, chatcmpl-, resp_ ...")
     model = _text("Model", 200)
@@ -132,7 +132,7 @@ class SearchForm(forms.Form):
 
     @property
     def usual_fields(self) -> list[forms.BoundField]:
-        """Fields that stand above the list."""
+        """Fields shown above the list."""
         return [field for field in self.visible_fields() if field.name not in RARE_FILTERS]
 
     @property
@@ -141,7 +141,7 @@ class SearchForm(forms.Form):
         return [self[name] for name in RARE_FILTERS]
 
     def filter_queryset(self, rows: QuerySet[RequestEntry]) -> QuerySet[RequestEntry]:
-        """The matching rows; none if the form is invalid."""
+        """Return the matching rows; none if the form is invalid."""
         if not self.is_valid():
             return rows.none()
         data = self.cleaned_data
@@ -172,7 +172,7 @@ class SearchForm(forms.Form):
 @never_cache
 @login_required
 def requests(request: UserRequest) -> HttpResponse:
-    """Requests of one of the user's tenants, or with `?all=yes` all that the user may see."""
+    """List requests of one of the user's tenants, or with `?all=yes` all that the user may see."""
     return show(request, None)
 
 
@@ -235,7 +235,7 @@ def show(
             {k: v for k, v in query.items() if k != "follow"}
             | ({} if request.GET.get("follow") == "yes" else {"follow": "yes"})
         ),
-        # The topic knows of any new request, not whether it matches a search.
+        # The topic reports any new request, even if it doesn't match a search.
         "newest": None
         if searched
         else _newest_start(
@@ -247,9 +247,9 @@ def show(
 
 
 def _views(user: User, saved_query: str, query: dict[str, str]) -> list[dict[str, Any]]:
-    """Quire's views, then those that the user saved, each with the query of its list.
+    """Built-in views, then the user's saved ones, each with the query of its list.
 
-    `pk`: of a saved one; `current`: whether it is shown.
+    `pk`: of a saved view; `current`: whether it is shown.
     """
     scope = {name: value for name, value in query.items() if name in ("tenant", "all")}
     views = [
@@ -268,14 +268,14 @@ def _views(user: User, saved_query: str, query: dict[str, str]) -> list[dict[str
 
 
 def _sorted(rows: QuerySet[RequestEntry], sort: str) -> QuerySet[RequestEntry]:
-    """Rows in this order; those without the value come last."""
+    """Sort the rows; those without a value come last."""
     field = F(sort.removeprefix("-"))
     order = field.desc(nulls_last=True) if sort.startswith("-") else field.asc(nulls_last=True)
     return rows.order_by(order, "-pk")
 
 
 def _chips(form: SearchForm, query: dict[str, str]) -> list[dict[str, str]]:
-    """Conditions in force, each with the query that leaves it out."""
+    """Active conditions, each with the query that removes it."""
     labels = {name: str(field.label or name) for name, field in form.fields.items()}
     labels |= {"since": "Since", "until": "Until", "faster_ms": "Faster than (ms)"}
     chips = []
@@ -291,7 +291,7 @@ def _chips(form: SearchForm, query: dict[str, str]) -> list[dict[str, str]]:
 def _column(
     title: str, field: str, css_class: str, *, sort: str, query: dict[str, str]
 ) -> dict[str, str]:
-    """A column's head: the first click sorts downwards, the next upwards."""
+    """A column's header: the first click sorts in descending order, the next in ascending."""
     order = {f"-{field}": "descending", field: "ascending"}.get(sort, "")
     following = field if order == "descending" else f"-{field}"
     return {
@@ -305,14 +305,14 @@ def _column(
 def _newest_start(
     page: Page, entries: list[RequestEntry], *, all_tenants: bool, operator: bool
 ) -> float | None:
-    """Start of the newest listed request; None if the list doesn't update live."""
+    """Start time of the newest listed request; None if the list doesn't update live."""
     if page.number > 1 or (all_tenants and not operator):
         return None
     return entries[0].started_at.timestamp() if entries else 0.0
 
 
 def latest_request_at(tenant_id: int) -> dict[str, float]:
-    """Unix time of a tenant's newest request: the topic `requests`."""
+    """Data of the topic `requests`: Unix time of a tenant's newest request."""
     rows = RequestEntry.objects.order_by("-started_at")
     if tenant_id != ALL_TENANTS:
         rows = rows.filter(tenant_id=tenant_id)
@@ -323,7 +323,7 @@ def latest_request_at(tenant_id: int) -> dict[str, float]:
 @reauthentication_required
 @post_action("requests", show)
 def toggle_content_logging(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
-    """Turn storing prompts and answers on or off."""
+    """Turn the storage of prompts and answers on or off."""
     store_prompts = request.POST.get("store") == "yes"
     actions.update_tenant(actor=request.user, tenant=tenant, store_prompts=store_prompts)
     text = (
@@ -335,7 +335,7 @@ def toggle_content_logging(request: UserRequest, tenant: Tenant) -> dict[str, An
 
 
 def _view_action(function: Callable[..., str]) -> Callable[..., HttpResponse]:
-    """Turn a function from a request to the query of a list into a POST view that leads there."""
+    """Turn a function from a request to a list's query into a POST view that redirects to it."""
 
     @require_POST
     @never_cache
@@ -358,14 +358,14 @@ def _view_action(function: Callable[..., str]) -> Callable[..., HttpResponse]:
 
 @_view_action
 def save_view(request: UserRequest) -> str:
-    """Save the filters and the order of the list under a name, for this user alone."""
+    """Save the list's filters and order under a name, for this user only."""
     name, query = (request.POST.get(field, "") for field in ("name", "query"))
     return save_search(actor=request.user, name=name, query=query).query
 
 
 @_view_action
 def delete_view(request: UserRequest, pk: int) -> str:
-    """Delete a saved view of this user's."""
+    """Delete one of the user's saved views."""
     delete_search(actor=request.user, pk=pk)
     return ""
 

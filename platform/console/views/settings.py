@@ -1,4 +1,4 @@
-"""The pages of settings in force and of a tenant's webhook."""
+"""The pages of the settings in effect and of a tenant's webhook."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tenants.sessions import UserRequest
 @never_cache
 @login_required
 def settings(request: UserRequest) -> HttpResponse:
-    """Settings in force on this gateway and of each model, with their sources. Operators only."""
+    """Settings in effect on this gateway and for each model, with sources. Operators only."""
     if not to_actor(request.user).is_operator:
         raise PermissionDenied
     settings = in_force()
@@ -107,7 +107,7 @@ def try_webhook(request: UserRequest, tenant: Tenant) -> dict[str, Any]:
 @reauthentication_required
 @post_action("webhook", show)
 def send_again(request: UserRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
-    """Send an abandoned event again."""
+    """Retry an abandoned event."""
     delivery = access_delivery(request.user, tenant, pk)
     actions.redeliver(actor=request.user, delivery=delivery)
     return {"text": "The event is being sent again."}

@@ -119,7 +119,7 @@ def export(request: UserRequest) -> HttpResponseBase:
 @never_cache
 @login_required
 def erase(request: UserRequest) -> HttpResponse:
-    """Erase the tenant. Its members' sessions end, so this redirects to the login."""
+    """Erase the tenant. This ends its members' sessions, so the view redirects to the login."""
     tenant = None
     try:
         tenant = _require_tenant(request)
@@ -144,7 +144,7 @@ MAX_KEYS = 200
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit with its current use. `used` None: Redis unavailable; `maximum` None: no limit."""
+    """A limit and its current use. `used` is None without Redis; `maximum` is None if unlimited."""
 
     name: str
     maximum: int | None
@@ -152,7 +152,7 @@ class Limit:
 
     @property
     def high(self) -> int:
-        """Use from which the limit is shown as nearly exhausted."""
+        """Usage from which the limit is shown as nearly exhausted."""
         return (self.maximum or 0) * 8 // 10
 
 
@@ -182,7 +182,7 @@ def current_limits(tenant: Tenant) -> list[Limit]:
 
 
 def _bucket_used(client: redis.Redis, kind: str, pk: int, maximum: int | None) -> int | None:
-    """Used part of a minute's quota; the bucket refills linearly since its last update."""
+    """Used part of a per-minute quota; the bucket refills linearly since its last update."""
     if maximum is None:
         return None
     try:
@@ -207,7 +207,7 @@ def _running(client: redis.Redis, pk: int, maximum: int | None) -> int | None:
 
 
 def usage_by_tenant(ids: Sequence[int]) -> dict[int, UsageTotals]:
-    """Usage of the last `DAYS` days by tenant id."""
+    """Tenant id -> usage of the last `DAYS` days."""
     slugs = dict(Tenant.objects.filter(pk__in=ids).values_list("slug", "pk"))
     totals: dict[int, UsageTotals] = {}
     for sums in _report(["project_id"], ids):
@@ -242,7 +242,7 @@ def _report(by: list[str], ids: Sequence[int]) -> list[UsageTotals]:
 
 
 MAX_ROWS = 500
-#: Limits that operators set: label in the form.
+#: Limits that operators set -> label in the form.
 NUMBERS = {
     "requests_per_minute": "Requests per minute",
     "tokens_per_minute": "Tokens per minute",
@@ -267,7 +267,7 @@ class NewTenant(forms.Form):
 
 
 class LimitsForm(forms.Form):
-    """Share and limits of a tenant; `update_tenant` checks their bounds."""
+    """Share and limits of a tenant; `update_tenant` validates their ranges."""
 
     weight = forms.FloatField(label="Weight")
     kv_reserved_fraction = forms.FloatField(label="KV cache reserved")
@@ -289,7 +289,7 @@ class LimitsForm(forms.Form):
 @never_cache
 @login_required
 def tenants(request: UserRequest) -> HttpResponse:
-    """The user's tenants, or all for operators; redirects a member of only one to its home."""
+    """List the user's tenants, or all for operators; redirect members of only one to its home."""
     user = request.user
     active = access_tenants(user).filter(active=True)
     if not to_actor(user).is_operator and active.count() == 1:
@@ -394,7 +394,7 @@ def _home(request: UserRequest, slug: str, error: QuireError | None = None) -> H
 
 
 def _limits(request: UserRequest, tenant: Tenant, error: QuireError | None) -> dict[str, Any]:
-    """Template context of the limits form, with the share that other tenants have reserved."""
+    """Template context of the limits form, with the share reserved by other tenants."""
     names = ("weight", "kv_reserved_fraction", "kv_max_fraction", *NUMBERS)
     initial = {name: getattr(tenant, name) for name in names}
     other_reservations = reserved_sum(Tenant.objects.filter(active=True).exclude(pk=tenant.pk))

@@ -43,7 +43,7 @@ class Event:
 
 @dataclass(slots=True)
 class TimelineChart:
-    """Chart of a request, in SVG units of a drawing `WIDTH` wide.
+    """Chart of a request, in units of an SVG drawing `WIDTH` wide.
 
     `bars`: {kind, title, x, width}. `marks`: {x, title}. `polyline`: output tokens over time.
     """
@@ -147,7 +147,7 @@ def _output_events(output: dict[str, Any], placed: float, name: str) -> list[Eve
 
 
 def _queue_text(ahead: dict[str, Any]) -> str:
-    """Number of requests ahead in the queue; other tenants' requests stay anonymous."""
+    """The number of requests ahead in the queue; those of other tenants stay anonymous."""
     parts = []
     if ahead["own"]:
         parts.append(f"{ahead['own']} of this tenant's own")
@@ -171,12 +171,12 @@ def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
 
 
 def timeline_chart(entry: RequestEntry, story: dict[str, Any]) -> TimelineChart | None:
-    """Bars for queue, prefill and decode of each output, and tokens over time below them."""
+    """Bars of queueing, prefill and decode for each output, with tokens over time below them."""
     outputs = [output for output in story["outputs"] if output["steps"]]
     if not outputs or entry.duration_ms <= 0:
         return None
     placed = placed_ms(story)
-    # The replica's clock tells the bars, the gateway's the rest: neither may end the picture early.
+    # Bars use the replica's clock, the rest the gateway's: the chart must be long enough for both.
     ends = (sum(output[f"{kind}_ms"] for kind in _NAMES) for output in outputs)
     end = max(entry.duration_ms, placed + max(ends), 1.0)
     scale = WIDTH / end

@@ -31,7 +31,7 @@ from tenants.actors import require_operator, to_actor
 from tenants.models import ApiKey, Tenant, User
 from tenants.sessions import UserRequest
 
-#: Columns to group by: label in the form.
+#: Columns to group by -> label in the form.
 GROUPS = {
     "model": "model",
     "adapter": "adapter",
@@ -39,22 +39,22 @@ GROUPS = {
     "api_key_id": "key",
     "project_id": "tenant",
 }
-#: Column whose rows lead to one group's usage: the condition of the link, and what it groups by.
+#: Column whose rows link to one group's usage -> the link's condition, and its grouping.
 DRILL_DOWN = {
     "model": ("model", "api_key_id"),
     "api_key_id": ("key", "model"),
     "user_id": ("user", "model"),
 }
-#: Fields that the links of the table set.
+#: Fields set by the table's links.
 CONDITIONS = ("model", "key", "user")
 DAYS = 30
 MAX_RANGE = timedelta(days=366)
-#: Maximum number of rows on the page; the export has all.
+#: Maximum number of rows on the page; the export isn't limited.
 MAX_ROWS = 500
 
 
 class UsageForm(forms.Form):
-    """Range of days (UTC) and grouping."""
+    """Range of days (UTC) and the grouping."""
 
     first = forms.DateField(
         label="From", widget=forms.DateInput(attrs={"class": "input", "type": "date"})
@@ -63,7 +63,7 @@ class UsageForm(forms.Form):
         label="To", widget=forms.DateInput(attrs={"class": "input", "type": "date"})
     )
     by = forms.MultipleChoiceField(label="By", required=False, widget=forms.CheckboxSelectMultiple)
-    # Set by the links of the table.
+    # Set by the table's links.
     model = forms.CharField(required=False, max_length=200, widget=forms.HiddenInput)
     key = forms.CharField(required=False, max_length=16, widget=forms.HiddenInput)
     user = forms.IntegerField(required=False, min_value=1, widget=forms.HiddenInput)
@@ -74,7 +74,7 @@ class UsageForm(forms.Form):
         field.choices = [pair for pair in GROUPS.items() if all_tenants or pair[0] != "project_id"]
 
     def clean(self) -> dict[str, Any]:
-        """Check that the range is ordered and at most a year long."""
+        """Check that the range is in order and at most a year long."""
         data = super().clean() or {}
         first, last = data.get("first"), data.get("last")
         if first and last and not timedelta(0) <= last - first <= MAX_RANGE:
@@ -84,7 +84,7 @@ class UsageForm(forms.Form):
 
 @dataclass
 class Row:
-    """Total usage of one group over the range. `query`: of the page about it alone, or ""."""
+    """Total usage of one group over the range. `query`: of the page about this group, or ""."""
 
     names: tuple[str, ...]
     sums: UsageTotals
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def audio_minutes(self) -> float:
-        """Minutes of audio in which somebody speaks."""
+        """Minutes of audio that contain speech."""
         return self.sums.audio_ms / MS_A_MINUTE
 
 
@@ -189,7 +189,7 @@ def _table_context(
         "more": len(totals) > MAX_ROWS,
         "total": _total(totals),
         "columns": [GROUPS[name] for name in groups],
-        # The first day that the table leaves out.
+        # The first day that isn't in the table.
         "until": page.end.date() if page.end < query.end else None,
     }
 
@@ -197,7 +197,7 @@ def _table_context(
 def _next_page_query(
     form: UsageForm, scope: Sequence[tuple[str, Any]], first: date
 ) -> list[tuple[str, Any]]:
-    """Query string of the page for the days that this one leaves out."""
+    """Query string of the page for the remaining days."""
     data = form.cleaned_data
     return [
         *scope,
@@ -208,7 +208,7 @@ def _next_page_query(
 
 
 def _chart_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
-    """Template context of the chart: a column a day, stacked by the first grouping."""
+    """Template context of the chart: one column per day, stacked by the first grouping."""
     page = first_page(replace(query, group_by=groups[:1]))
     totals = report(page)
     names = _group_names(totals, groups[:1])
@@ -218,7 +218,7 @@ def _chart_context(query: UsageQuery, groups: Sequence[str]) -> dict[str, Any]:
 
 
 def _drill_down(sums: UsageTotals, groups: Sequence[str], parameters: QueryDict) -> str:
-    """Query string of the page about a row's first group alone, or ""."""
+    """Query string of the page about a row's first group only, or ""."""
     first = groups[0] if groups else ""
     if first not in DRILL_DOWN or not sums.group[first]:
         return ""
@@ -230,10 +230,10 @@ def _drill_down(sums: UsageTotals, groups: Sequence[str], parameters: QueryDict)
 
 
 def _chips(form: UsageForm, parameters: QueryDict, *, has_usage: bool) -> list[dict[str, str]]:
-    """Conditions in force, each with the query that leaves it out."""
+    """Active conditions, each with the query that removes it."""
     data, chips = form.cleaned_data, []
     names = {name: data[name] for name in CONDITIONS}
-    if has_usage:  # else the id may be one of another tenant, whose name is nobody else's to read
+    if has_usage:  # otherwise the id may be another tenant's, whose names must stay hidden
         names["key"] = _key_names([data["key"]]).get(data["key"], data["key"])
         names["user"] = _user_names([data["user"]]).get(str(data["user"]), data["user"])
     for condition, name in names.items():
@@ -245,7 +245,7 @@ def _chips(form: UsageForm, parameters: QueryDict, *, has_usage: bool) -> list[d
 
 
 def _group_names(totals: Sequence[UsageTotals], groups: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Names of people and keys by their ids, for the groups that have them."""
+    """Names of people and keys by id, for groupings that contain ids."""
     names: dict[str, dict[str, str]] = {}
     for group, look_up in (("user_id", _user_names), ("api_key_id", _key_names)):
         if group in groups:
@@ -271,7 +271,7 @@ def _names(
 
 
 def _sort_key(sums: UsageTotals) -> tuple[Any, ...]:
-    """Highest cost first, then most tokens."""
+    """Sort key: highest cost first, then most tokens."""
     tokens = sums.prompt_tokens + sums.completion_tokens
     return -sums.cost_nanos, -tokens, [value or "" for value in sums.group.values()]
 
@@ -286,7 +286,7 @@ def _total(totals: Sequence[UsageTotals]) -> Row | None:
 
 
 def _csv_lines(query: UsageQuery, groups: Sequence[str]) -> Iterator[str]:
-    """CSV lines, one for each day and group, read a few days at a time."""
+    """Yield CSV lines, one per day and group, reading a few days at a time."""
     tokens = ("input_tokens", "cached_tokens", "output_tokens")
     amounts = ("requests", *tokens, "images", "audio_seconds", "cost", "currency")
     yield _csv_line(["day", *(GROUPS[name] for name in groups), *amounts])

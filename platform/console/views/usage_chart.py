@@ -1,4 +1,4 @@
-"""The usage page's chart: a column a day, stacked by model, key, person or adapter."""
+"""The usage page's chart: one column per day, stacked by model, key, person or adapter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from console.templatetags.console import cost
 from metering.access import UsageTotals
 
 HEIGHT = 100
-#: Groups that have a colour of their own; the others are added up.
+#: Maximum number of groups with their own colour; the others are added up.
 MAX_SERIES = 6
 OTHER_GROUPS = "others"
 
@@ -30,7 +30,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Column:
-    """A day. `text`: what it sums up to."""
+    """A day. `text`: its total, formatted."""
 
     day: date
     text: str
@@ -39,7 +39,7 @@ class Column:
 
 @dataclass(frozen=True)
 class UsageChart:
-    """`top`: the highest column's sum in words; `series`: [(tone, name, sum in words)]."""
+    """`top`: total of the highest column, formatted; `series`: [(tone, name, formatted total)]."""
 
     top: str
     unit: str
@@ -50,10 +50,10 @@ class UsageChart:
 def usage_chart(
     totals: Sequence[UsageTotals], names: Sequence[str], first: date, last: date
 ) -> UsageChart | None:
-    """Build the chart of cost, or of tokens where nothing costs anything.
+    """Build the chart of cost, or of tokens if no usage has a cost.
 
     Args:
-        totals: of each day and group; names: each one's group in words.
+        totals: of each day and group; names: display name of the group of each total.
         first, last: days of the chart, both included.
     """
     value, text = _measure(totals)
@@ -82,7 +82,7 @@ def usage_chart(
 
 
 def _measure(totals: Sequence[UsageTotals]) -> tuple[Callable[..., int], Callable[[int], str]]:
-    """What the columns show of a sum, and how it is written."""
+    """Return the function for the charted value of a total, and its formatter."""
     if any(sums.cost_nanos for sums in totals):
         return _cost, cost
     return _tokens, lambda tokens: f"{intcomma(tokens)} tokens"
@@ -97,7 +97,7 @@ def _tokens(sums: UsageTotals) -> int:
 
 
 def _stack(values: Sequence[int], highest: int) -> list[Segment]:
-    """Segments of a column, the first at the bottom."""
+    """Return the segments of a column, the bottom one first."""
     segments, base = [], Decimal(HEIGHT)
     for tone, value in enumerate(values):
         height = Decimal(HEIGHT * value) / highest

@@ -20,15 +20,15 @@ from metering.redis_scripts import sync_client
 from metering.settlement import spool_key
 
 HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
-#: States that don't make the command fail.
+#: States that don't make the command exit with an error.
 WELL = ("ready", "sleeping")
 WATCH_INTERVAL_S, MIN_WATCH_INTERVAL_S, MAX_WATCH_INTERVAL_S = 2.0, 0.2, 86_400.0
-#: ANSI: the cursor goes to the top left, and everything below is cleared.
+#: ANSI codes: move the cursor to the top left and clear everything below.
 CLEAR_SCREEN = "\x1b[H\x1b[J"
 
 
 def _interval(text: str) -> float:
-    """Seconds. Raises ArgumentTypeError."""
+    """Parse seconds. Raises ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
@@ -48,7 +48,7 @@ class Command(QuireCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """The form of the output."""
+        """Add the options of the output."""
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument(
             "--watch",
@@ -75,7 +75,7 @@ class Command(QuireCommand):
             raise CommandError(unavailable)
 
     def _print(self, *, as_json: bool) -> str:
-        """Print the state once; returns why requests can't be served, or ""."""
+        """Print the state once; return why requests can't be served, or ""."""
         loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         models = list(loaded.prefetch_related("replicas"))
         beats = live_replicas()
