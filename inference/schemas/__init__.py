@@ -1,1 +1,1 @@
-"""Bodies of requests, checked by pydantic. Types are strict: "5" is no number, true is no 1."""
+"""Request bodies, validated by pydantic in strict mode: neither "5" nor true is a number."""

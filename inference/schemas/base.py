@@ -1,4 +1,4 @@
-"""Fields that all generating requests share, and the treatment of unknown ones."""
+"""Fields of all generating requests, and the handling of unsupported and unknown fields."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _fail_fast_schema(schema: Any) -> Any:
 
 
 class FailFastModel(BaseModel):
-    """A model whose lists, and those inside of it, stop at their first wrong element.
+    """A model whose lists, nested ones too, report only their first invalid element.
 
-    Pydantic describes all of them, which takes two seconds for a list of 400,000.
+    Pydantic reports all of them, which takes two seconds for a list of 400,000.
     """
 
     @classmethod
@@ -66,7 +66,7 @@ BatchMetadata = Annotated[
 
 
 def _seconds(window: str) -> int:
-    """0 for what can't be read."""
+    """Return the seconds of a window; 0 if it is invalid."""
     match = _WINDOW.fullmatch(window)
     return int(match[1]) * _UNIT_S[match[2]] if match else 0
 
@@ -113,8 +113,8 @@ class BatchRequest(BaseModel):
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Fields that Quire knows and doesn't support, with the values that change nothing. Any other value
-#: is refused by name.
+#: Fields that Quire knows but doesn't support -> values that mean the default. Any other value is
+#: rejected with an error that names the field.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "audio": (),
@@ -125,13 +125,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     # vLLM's
     "logits_processors": ([],),
-    # What SDKs take apart before they send.
+    # SDKs merge it into the body before they send it.
     "extra_body": (),
 }
 
 
-#: Wishes that nothing here can follow, with the values that wish for nothing: a request goes on
-#: without them, and the answer names them.
+#: Hints that Quire ignores -> values that ask for nothing. The response lists those that were
+#: ignored.
 IGNORED_HINTS: dict[str, tuple[Any, ...]] = {
     "context_management": ([], {}),
     "max_tool_calls": (),
@@ -150,23 +150,23 @@ def _label(text: str) -> str:
     return text
 
 
-#: A client's own word for something: bounded, one line.
+#: A client's label: one line of limited length.
 ShortText = Annotated[str, Field(max_length=512), AfterValidator(_label)]
 
 
-#: May be left out where the caller has only one model.
+#: May be omitted by callers who have only one model.
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-#: Up to 16 of a client's own words, which come back with the answer.
+#: Up to 16 labels that the response repeats.
 Metadata = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
     Field(max_length=16),
 ]
-#: Smaller runs earlier.
+#: Requests with smaller values run earlier.
 Priority = Annotated[int, Field(ge=-INT_LIMIT, le=INT_LIMIT)]
 Tier = Literal["auto", "default", "flex", "priority"]
-#: Priorities of service tiers; the right to run earlier is the key's.
+#: Priorities of service tiers; a key's limits decide how early its requests may run.
 FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
 
 
@@ -240,7 +240,7 @@ class GenerateRequest(FailFastModel):
 
     @property
     def sticky_key(self) -> str:
-        """Whom the request is of, by the client's own words; "" when they don't say."""
+        """The client's identifier of its user or conversation; "" without one."""
         fields = self.model_extra or {}
         hints = (self.user, fields.get("safety_identifier"), fields.get("prompt_cache_key"))
         return next((hint for hint in hints if isinstance(hint, str) and hint), "")
@@ -251,7 +251,7 @@ class GenerateRequest(FailFastModel):
         for name in cls.UNSUPPORTED.keys() & data.keys():
             value = data[name]
             if value is not None and value not in cls.UNSUPPORTED[name]:
-                # Raised as it is: pydantic lets exceptions pass that are no ValueError.
+                # Not a ValueError, so pydantic doesn't catch it.
                 raise RejectedRequest(UnsupportedField(f"'{name}' is not supported.", param=name))
         return data
 
@@ -266,9 +266,9 @@ class GenerateRequest(FailFastModel):
         return self
 
     def resolve_service_tier(self, max_priority: int) -> tuple[int, str | None]:
-        """The priority to run at, and the service tier that it is; None where none was asked for.
+        """Return the priority to run at, and the service tier; None if none was requested.
 
-        Without the right to run earlier, the tier "priority" is the default one.
+        For callers that may not run earlier, the tier "priority" becomes "default".
         """
         tier = self.service_tier
         if self.priority or tier is None:
@@ -281,31 +281,31 @@ class GenerateRequest(FailFastModel):
 
     @property
     def include_usage(self) -> bool:
-        """A last chunk with the usage."""
+        """Whether the last chunk of a stream has the usage."""
         asked = self.stream_options is not None and self.stream_options.include_usage
         return bool(asked) or settings.QUIRE.force_include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Usage so far on every chunk."""
+        """Whether every chunk has the usage so far."""
         options = self.stream_options
         return bool(options and options.continuous_usage_stats and self.include_usage)
 
     @property
     def tokens_as_ids(self) -> bool:
-        """Whether log probabilities name tokens by id."""
+        """Whether log probabilities identify tokens by id."""
         asked = self.return_tokens_as_token_ids
         return settings.QUIRE.return_tokens_as_token_ids if asked is None else asked
 
     def ignored_fields(self) -> list[str]:
-        """Fields without effect: see `unsupported_field_names`."""
+        """Return the names of ignored fields: see `unsupported_field_names`."""
         return unsupported_field_names(self.model_extra or {}, self.UNSUPPORTED)
 
 
 def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[str]:
-    """Unknown fields and hints that can't be followed, by name.
+    """Return the names of unknown fields and of ignored hints.
 
-    `neutral`: fields that are there with a value that changes nothing.
+    `neutral`: names of fields whose values were already checked to change nothing.
 
     Raises: `InvalidRequest` for an unknown field in strict mode.
     """
@@ -330,15 +330,15 @@ def unsupported_field_names(extra: Mapping[str, Any], neutral: Collection[str]) 
 
 
 class RejectedRequest(Exception):
-    """Carries a `QuireError` through pydantic, which would swallow a ValueError."""
+    """Carries a `QuireError` through pydantic, which would convert a ValueError."""
 
     def __init__(self, error: InvalidRequest) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-#: How a chat is rendered is up to the model's template and, where the operator allows it, to
-#: requests for chat completions alone. SDKs take `extra_body` apart before they send.
+#: Unsupported except in chat completions, whose requests may choose the template if the operator
+#: allows it. SDKs merge `extra_body` into the body before they send it.
 TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),
@@ -375,11 +375,11 @@ class StrictRequest(FailFastModel):
         """Check constraints between fields. Raises `InvalidRequest`."""
 
     def ignored_fields(self) -> list[str]:
-        """Fields without effect: see `unsupported_field_names`."""
+        """Return the names of ignored fields: see `unsupported_field_names`."""
         return unsupported_field_names(self.model_extra or {}, self.UNSUPPORTED)
 
 
-#: A field of a chat's function, as errors name it.
+#: A field of a chat's function in the `param` of an error.
 _FUNCTION = re.compile(r"tools\[(\d+)\]\.function(?:\.(\w+))?")
 FieldNames = TypeVar("FieldNames", bound=QuireError)
 
@@ -392,8 +392,8 @@ def rename_error_field(
     """Rename an error's field to the client's name.
 
     Args:
-        names: by the field's first parts; the first that fits counts.
-        function: what the client calls a field of the function with this place among the tools.
+        names: prefix of a field -> the client's name; the first match counts.
+        function: returns the client's name of a function's field, by the tool's index and field.
     """
     ours = error.param or ""
     renamed = ours

@@ -26,7 +26,7 @@ from inference.schemas.sampling import SamplingFields
 from inference.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
-#: Parts that are text, and the field that holds it. The Responses API's names are taken too.
+#: Types of text parts -> the field with the text. The Responses API's types are accepted too.
 TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
@@ -35,18 +35,18 @@ TEXT_PARTS = {
 }
 
 
-#: Parts that are pictures: they have an `image_url`, or the `file_id` of an uploaded file.
+#: Types of image parts, which have an `image_url`, or the `file_id` of an uploaded file.
 IMAGE_PARTS = ("image_url", "input_image")
-#: A part that is a video: it has a `video_url`, or a `file_id`.
+#: Type of a video part, which has a `video_url` or a `file_id`.
 VIDEO_PART = "video_url"
-#: Parts that are sound: they have an `audio_url` or `input_audio`, or a `file_id`.
+#: Types of audio parts, which have an `audio_url`, `input_audio` or a `file_id`.
 AUDIO_PARTS = ("audio_url", "audio", "input_audio", "audio_embeds")
-#: A part that is a document: a PDF or text.
+#: Type of a document part: a PDF or text.
 FILE_PART = "file"
 
 
 def part_type(part: Mapping[str, Any]) -> Any:
-    """A content part's type; {"image_url": ...} and {"text": ...} alone are parts too."""
+    """Return a content part's type; {"image_url": ...} and {"text": ...} are parts without one."""
     names = ("image_url", VIDEO_PART, "audio_url", "input_audio", "audio_embeds")
     untyped = next((name for name in names if name in part), "text")
     return part.get("type") or untyped
@@ -223,7 +223,7 @@ class Message(FailFastModel):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        """Content may be null, which is none; only a call stands without any."""
+        """Check that content is present; null means none, which is valid only with calls."""
         called = self.role == "assistant" and (self.tool_calls or self.function_call)
         if "content" not in self.model_fields_set and not called:
             raise ValueError(f"a message of role '{self.role}' needs content.")
@@ -268,7 +268,7 @@ class ChatRequest(SamplingFields):
     media_io_kwargs: dict[str, dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
 
-    #: What an endpoint that is built on chats allows beyond them.
+    #: Relaxations for endpoints that are implemented by chats; see `with_leniency`.
     _clamp_max_tokens: bool = PrivateAttr(default=False)
     _allow_late_system: bool = PrivateAttr(default=False)
     _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
@@ -282,8 +282,8 @@ class ChatRequest(SamplingFields):
         return chat
 
     def with_leniency(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
-        """Copy of the chat in which any output limit is a ceiling, over the context too; and where
-        system messages may come late, whatever the model's template thinks of it.
+        """Return the chat with relaxed checks. `any_limit`: an output limit may exceed the context
+        and is clamped. `system_anywhere`: system messages may follow others in any template.
         """
         self._clamp_max_tokens, self._allow_late_system = any_limit, system_anywhere
         return self
@@ -300,7 +300,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def raw_messages(self) -> list[dict[str, Any]]:
-        """The (checked) messages as they were sent: templates may know more fields than we do."""
+        """The validated messages as sent: templates may use fields that Quire doesn't know."""
         return self._raw_messages
 
     @model_validator(mode="after")
@@ -380,13 +380,13 @@ class ChatRequest(SamplingFields):
 
     @property
     def named_function(self) -> str | None:
-        """The tool that must be called, if the client named one."""
+        """Name of the tool that must be called, if the client named one."""
         named = named_tool(self.tool_choice)
         return named[1] if named is not None else None
 
     @property
     def requires_tool_call(self) -> bool:
-        """Whether the answer must be calls."""
+        """Whether the answer must consist of calls."""
         if self._allowed is not None:
             return self._allowed.mode == "required"
         return self.tool_choice == "required" or self.named_function is not None
@@ -401,7 +401,7 @@ class ChatRequest(SamplingFields):
 
     @property
     def tools_in_use(self) -> list[dict[str, Any]] | None:
-        """The tools to offer to the model, as functions; None when it shall call none."""
+        """The tools offered to the model, as functions; None if it may not call any."""
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.template_function for tool in self.tools if self._is_allowed(tool)]
@@ -415,25 +415,25 @@ class ChatRequest(SamplingFields):
 
     @property
     def custom_tools(self) -> frozenset[str]:
-        """Names of those whose calls hold a text instead of arguments."""
+        """Names of custom tools, whose calls contain text instead of arguments."""
         return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
 
     def ignored_fields(self) -> list[str]:
-        """The older name of the limit too, where both are there and differ."""
+        """Return ignored fields, with `max_tokens` if `max_completion_tokens` differs."""
         older, newer = self.max_tokens, self.max_completion_tokens
         differs = newer is not None and older not in (None, newer)
         return sorted([*super().ignored_fields(), *(["max_tokens"] if differs else [])])
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens of an answer, if the client named a number."""
+        """Maximum number of output tokens; None if the request has no limit."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens
         return self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives a token; None without log probabilities."""
+        """Number of alternatives per token; None without log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 

@@ -14,7 +14,7 @@ from inference.schemas.base import UNSUPPORTED, RejectedRequest
 from inference.schemas.sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
-#: Fields of chats, which a completion can't take.
+#: Fields of chats that completions don't support.
 CHAT_ONLY_FIELDS = (
     "chat_template",
     "chat_template_kwargs",
@@ -23,7 +23,7 @@ CHAT_ONLY_FIELDS = (
     "tool_choice",
 )
 
-#: What needs a prompt's tokens.
+#: Fields that require a prompt's token ids.
 TOKEN_PROMPT_ONLY_FIELDS = ("echo", "suffix", "truncate_prompt_tokens")
 
 Prompt = str | list[int]
@@ -53,7 +53,7 @@ class CompletionRequest(SamplingFields):
     def _check(self) -> Self:
         try:
             self._embeds = self._split_embeds()
-            # OpenAI's SDK can't leave `prompt` out.
+            # OpenAI's SDK always sends `prompt`.
             nothing = bool(self._embeds) and self.prompt in (None, "", [])
             self._prompts = [] if nothing else split_prompts(self.prompt)
             self._check_fields()
@@ -79,7 +79,7 @@ class CompletionRequest(SamplingFields):
             )
 
     def _split_embeds(self) -> list[str]:
-        """`prompt_embeds` as a list. Raises `InvalidRequest` for what doesn't go with them."""
+        """Return `prompt_embeds` as a list. Raises `InvalidRequest` for incompatible fields."""
         value = self.prompt_embeds
         embeds = [value] if isinstance(value, str) else value or []
         limit = settings.QUIRE.max_prompts
@@ -107,30 +107,30 @@ class CompletionRequest(SamplingFields):
 
     @property
     def embeds(self) -> list[str]:
-        """Prompts as vectors, each a file in base64, unchecked. They come before `prompts`."""
+        """Prompts as embeddings, each a base64-encoded file, unchecked. They precede `prompts`."""
         return self._embeds
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Each a text or a list of (unchecked) token ids."""
+        """The prompts, each a text or a list of (unchecked) token ids."""
         return self._prompts
 
     @property
     def is_scoring_request(self) -> bool:
-        """`echo` with `max_tokens` 0: the prompt's log probabilities are all that is wanted."""
+        """Whether only the prompt's log probabilities are requested: `echo`, `max_tokens` 0."""
         return bool(self.echo) and self.max_tokens == 0
 
     @property
     def output_limit(self) -> int | None:
-        """The most tokens of an output. One is made even where none is wanted."""
+        """Maximum number of output tokens; at least one, since the engine always generates one."""
         return 1 if self.is_scoring_request else self.max_tokens
 
 
 def split_prompts(prompt: Any) -> list[Prompt]:
-    """A text, texts, token ids or lists of token ids, as a list of prompts.
+    """Convert a text, texts, token ids or lists of token ids to a list of prompts.
 
     Raises:
-        InvalidRequest: something else, nothing, or too many.
+        InvalidRequest: any other type, no prompt, or too many.
     """
     if prompt is None:
         raise InvalidRequest(

@@ -1,6 +1,6 @@
-"""What fields of the API mean, by name, for the OpenAPI document.
+"""Descriptions of the API's fields by name, for the OpenAPI document.
 
-Names that mean the same in all schemas stand here. Others are described at their schema's field.
+Only fields that mean the same in all schemas are listed; others are described in their schema.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ FIELDS = {
     "vllm_xargs": "Additional arguments, for plug-ins.",
     "warnings": "What an operator should look at.",
 }
-#: Meanings in the form of one path, by `path.field`: forms have no schema of their own.
+#: Descriptions of form fields, by `path.field`: forms have no schema.
 IN_FORMS = {
     "/v1/audio/transcriptions.file": "Sound, or a video with sound.",
     "/v1/audio/transcriptions.prompt": "Previous text, or the spelling of words.",
@@ -282,7 +282,7 @@ IN_FORMS = {
 
 
 def describe_fields(document: dict[str, Any]) -> None:
-    """Add descriptions to properties and parameters of an OpenAPI document that have none."""
+    """Add descriptions to parameters and properties of an OpenAPI document that have none."""
     for schema_name, schema in document["components"]["schemas"].items():
         _describe(schema_name, schema)
     for path, methods in document["paths"].items():

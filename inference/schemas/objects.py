@@ -1,4 +1,4 @@
-"""Response schemas of the OpenAPI document. Tests validate real answers against them."""
+"""Response schemas of the OpenAPI document. Tests validate actual responses against them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 class ApiObject(BaseModel):
     """Fields that are named here are always there; more may come."""
 
-    # Only the document needs them: a gateway starts without building their validators.
+    # Only the document uses these models, so a gateway starts without building their validators.
     model_config = ConfigDict(extra="allow", protected_namespaces=(), defer_build=True)
 
 

@@ -1,4 +1,4 @@
-"""Events of `WS /v1/realtime` that a client sends, in OpenAI's transcription form."""
+"""Client events of `WS /v1/realtime`, in the format of OpenAI's transcription sessions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class _Part(BaseModel):
 
 
 class PCMFormat(_Part):
-    """16 bits a sample, one channel, little-endian, at OpenAI's rate or at Whisper's own."""
+    """16-bit mono PCM, little-endian, at OpenAI's sampling rate or at Whisper's."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000, 16000] = 24000
 
 
 class TranscriptionOptions(_Part):
-    """The model and what it's told."""
+    """The model, and hints for it."""
 
     model: Annotated[str, Field(max_length=200)] | None = None
     language: Annotated[str, Field(max_length=20)] | None = None
@@ -29,7 +29,7 @@ class TranscriptionOptions(_Part):
 
 
 class ServerVAD(_Part):
-    """Turns that end where the client is silent."""
+    """Voice activity detection: silence ends a turn."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -38,7 +38,7 @@ class ServerVAD(_Part):
 
 
 class InputAudio(_Part):
-    """What comes in."""
+    """Format and processing of the input audio."""
 
     format: PCMFormat = Field(default_factory=PCMFormat)
     noise_reduction: None = None
@@ -47,7 +47,7 @@ class InputAudio(_Part):
 
 
 class Audio(_Part):
-    """A session's sound: it has input alone."""
+    """A session's audio, which is input only."""
 
     input: InputAudio = Field(default_factory=InputAudio)
 
@@ -61,13 +61,13 @@ class TranscriptionSession(_Part):
 
 
 class SessionUpdate(_Part):
-    """`session.update`, merged into the settings before."""
+    """`session.update`, merged into the current settings."""
 
     session: TranscriptionSession
 
 
 def check_supported(session: dict[str, Any]) -> None:
-    """Raise `UnsupportedField` for what OpenAI has and this server hasn't."""
+    """Raise `UnsupportedField` for features of OpenAI's that Quire lacks."""
     if session.get("type") == "realtime":
         raise _unsupported("type", "'realtime'; only 'transcription' is")
     audio = session.get("audio")
@@ -90,7 +90,7 @@ def _unsupported(name: str, what: str) -> UnsupportedField:
 
 
 def merge_settings(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The settings with changes: what an update doesn't name stays as it is."""
+    """Return settings with an update applied; fields that it omits stay unchanged."""
     merged = dict(settings)
     for name, value in changes.items():
         previous = merged.get(name)

@@ -1,4 +1,4 @@
-"""Sampling fields of both endpoints, OpenAI's and vLLM's, and how they become `SamplingParams`."""
+"""OpenAI's and vLLM's sampling fields, and their conversion to `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from inference.errors import UnsupportedField, rename_error_param
 from inference.schemas.base import GenerateRequest
 
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-#: There is one backend; these names mean it.
+#: Accepted names of the only structured output backend.
 _BACKENDS = ("auto", "guidance", "llguidance", "lm-format-enforcer", "outlines", "xgrammar")
-#: Names of the backend inside of `structured_outputs`.
+#: Fields of `structured_outputs` that name the backend.
 _BACKEND_FIELDS = ("backend", "_backend", "_backend_was_auto")
 LEGACY_FIELDS = ("json", "regex", "choice", "grammar", "json_object")
 STRUCTURED_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(StructuredOutputsParams))
@@ -32,12 +32,12 @@ STRUCTURED_FIELDS = tuple(spec.name for spec in msgspec.structs.fields(Structure
 
 @dataclass(frozen=True)
 class OutputConstraint:
-    """Constraint on the output, and the client's names of its fields.
+    """Constraint on the output, and the client's names for its fields.
 
     Attributes:
-        params: None for anything.
+        params: None for unconstrained output.
         source: the client's field, "" for none.
-        names: names in `params`' errors -> the client's.
+        names: field names in errors about `params` -> the client's names.
     """
 
     params: StructuredOutputsParams | None = None
@@ -46,7 +46,7 @@ class OutputConstraint:
 
 
 class StructuredFields(BaseModel):
-    """At most one of the fields may name a form."""
+    """Fields that constrain the output's format; at most one may be set."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
@@ -61,17 +61,17 @@ class StructuredFields(BaseModel):
     guided_decoding_backend: str | None = None
 
     def constraint(self) -> OutputConstraint:
-        """The form that the fields name.
+        """Return the constraint that the fields specify.
 
         Raises:
-            InvalidRequest: more than one, or a bad one, by the name of the client's field.
+            InvalidRequest: several or invalid constraints, with the name of the client's field.
         """
         forms = [*self._formats(), *self._structured(), *self._legacy_guided_fields()]
         self._check_options()
         constraints = [_constraint(*form) for form in forms]
         if not constraints:
             return OutputConstraint()
-        for other in constraints[1:]:  # one form under two names is one
+        for other in constraints[1:]:  # the same constraint in two fields is valid
             if _normalized(other.params) != _normalized(constraints[0].params):
                 raise InvalidRequest(
                     "Only one field may say what the output looks like; got "
@@ -141,12 +141,12 @@ class StructuredFields(BaseModel):
             )
 
 
-#: The client's field, its names for ours, and the values for `StructuredOutputsParams`.
+#: The client's field, our field names -> the client's, values for `StructuredOutputsParams`.
 _Form = tuple[str, dict[str, str], dict[str, Any]]
 
 
 def _constraint(source: str, names: dict[str, str], values: dict[str, Any]) -> OutputConstraint:
-    """The form that a field names. Raises `InvalidRequest` by the name of the client's field."""
+    """Return a field's constraint. Raises `InvalidRequest` with the name of the client's field."""
     names = {"structured_outputs": source, **names}
     try:
         params = StructuredOutputsParams(**values)
@@ -156,11 +156,11 @@ def _constraint(source: str, names: dict[str, str], values: dict[str, Any]) -> O
 
 
 def _normalized(params: StructuredOutputsParams | None) -> dict[str, Any]:
-    """Normalize a response format, whichever way its schema is written."""
+    """Normalize a constraint, so that a schema as text equals one as an object."""
     form = {} if params is None else msgspec.structs.asdict(params)
     if isinstance(form.get("json"), str):
         form["json"] = json.loads(form["json"])
-    form.pop("disable_additional_properties", None)  # changes nothing
+    form.pop("disable_additional_properties", None)  # doesn't change the constraint
     return form
 
 
@@ -202,19 +202,19 @@ _FORMATS: dict[str, Callable[[dict[str, Any]], tuple[dict[str, str], dict[str, A
 }
 
 
-#: Defaults that a model's generation_config.json may bring.
+#: Fields whose default a model's generation_config.json may set.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def _check_num_biases(biases: Any) -> Any:
-    """Before each entry is looked at."""
+    """Check the number of entries before pydantic validates each."""
     if isinstance(biases, dict) and len(biases) > MAX_LOGIT_BIAS:
         raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}.")
     return biases
 
 
 class SamplingFields(StructuredFields, GenerateRequest):
-    """Ranges are `SamplingParams`' business; here are types alone. None: not given."""
+    """Checks types alone; `SamplingParams` checks ranges. None: not set."""
 
     n: int | None = 1
     best_of: int | None = None
@@ -255,10 +255,10 @@ class SamplingFields(StructuredFields, GenerateRequest):
         logprobs: int | None,
         structured_outputs: StructuredOutputsParams | None,
     ) -> SamplingParams:
-        """With the model's own defaults for what the client left out.
+        """Convert to `SamplingParams`, with the model's defaults for fields that are not set.
 
         Raises:
-            InvalidRequest: with the field's name.
+            InvalidRequest: a value is invalid; it names the field.
         """
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest(
@@ -282,7 +282,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
         if self.logprob_token_ids is not None:
             if logprobs is None:
                 raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
-            # They come in place of the likeliest tokens, however many of those were asked for.
+            # They replace the likeliest tokens, so the requested number of those doesn't matter.
             values["logprob_token_ids"] = list(dict.fromkeys(self.logprob_token_ids))
             logprobs = None
         try:
@@ -296,7 +296,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
             raise rename_error_param(error, {"extra_args": "vllm_xargs"}) from None
 
 
-#: Fields that become others, or that only say how a prompt is cut.
+#: Fields that are converted, or that only affect how a prompt is truncated.
 _CONVERTED = (
     "max_tokens",
     "logit_bias",
@@ -305,7 +305,7 @@ _CONVERTED = (
     "truncation_side",
     "vllm_xargs",
 )
-#: Fields that `SamplingParams` takes under the same name.
+#: Fields that `SamplingParams` has under the same name.
 _PASSED_ON = tuple(
     name
     for name in SamplingFields.model_fields
@@ -316,7 +316,7 @@ _PASSED_ON = tuple(
 
 
 def _repetition_detection(fields: dict[str, Any]) -> RepetitionDetectionParams:
-    """The object's fields, by name."""
+    """Convert the object's fields."""
     for name in fields:
         if name not in RepetitionDetectionParams.__struct_fields__:
             path = f"repetition_detection.{name[:50]}"
@@ -325,7 +325,7 @@ def _repetition_detection(fields: dict[str, Any]) -> RepetitionDetectionParams:
 
 
 def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
-    """String keys to token ids."""
+    """Convert string keys to token ids."""
     if len(biases) > MAX_LOGIT_BIAS:
         raise InvalidRequest(
             f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(biases)}.",

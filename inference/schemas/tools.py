@@ -1,4 +1,4 @@
-"""Tools that a chat offers, and which of them may be called, as far as the model isn't needed."""
+"""Tools of a chat request, and which of them may be called, independently of the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inference.schemas.base import RejectedRequest
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
-#: Of a custom tool's grammar, in characters.
+#: Maximum length of a custom tool's grammar in characters.
 MAX_DEFINITION = 65_536
 
 
@@ -56,20 +56,20 @@ class Tool(BaseModel):
 
     @property
     def name(self) -> str:
-        """Name by which the model calls it."""
+        """Name by which the model calls the tool."""
         return self.function.name
 
     @property
     def template_function(self) -> dict[str, Any]:
-        """As chat templates show it."""
+        """The tool in the format for chat templates."""
         formatted = self.model_dump(exclude_unset=True)
-        if not self.function.strict:  # the default, which some clients send
+        if not self.function.strict:  # the default, which some clients send explicitly
             formatted["function"].pop("strict", None)
         return formatted
 
     @property
     def as_tool_function(self) -> ToolFunction:
-        """As parsers and grammars know it."""
+        """The tool in the format for parsers and grammars."""
         spec = self.function
         return ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
 
@@ -135,17 +135,17 @@ class CustomTool(BaseModel):
 
     @property
     def name(self) -> str:
-        """Name by which the model calls it."""
+        """Name by which the model calls the tool."""
         return self.custom.name
 
     @property
     def template_function(self) -> dict[str, Any]:
-        """As chat templates show it: models know functions alone."""
+        """The tool in the format for chat templates: a function, as models know no other tools."""
         return as_template_function(self.custom.name, self.custom.description)
 
     @property
     def as_tool_function(self) -> ToolFunction:
-        """As parsers and grammars know it."""
+        """The tool in the format for parsers and grammars."""
         form = self.custom.format
         lark = form.grammar.to_lark if form is not None and form.grammar is not None else ""
         return ToolFunction(self.name, parameters(), strict=bool(lark), grammar=lark)
@@ -156,7 +156,7 @@ Tools = Annotated[list[AnyTool], Field(max_length=MAX_TOOLS)]
 
 
 def named_tool(choice: Any) -> tuple[str, str] | None:
-    """Type and name of the tool that a `tool_choice`, or an entry of one, names."""
+    """Return type and name of the tool that a `tool_choice`, or an entry of one, names."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("function", "custom"):
         return None
