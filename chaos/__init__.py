@@ -1,1 +1,1 @@
-"""`manage.py chaos`: an instance of its own under load, harmed in every way, and counted."""
+"""`manage.py chaos`: injects faults into a temporary instance under load, and counts the damage."""

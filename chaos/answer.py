@@ -1,4 +1,4 @@
-"""What a client has of an answer in the end, put together from what came."""
+"""What a client has received of a response, assembled from events or bodies."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ class Choice:
 
 @dataclass
 class Answer:
-    """One answer.
+    """One response.
 
     Attributes:
-        ids: under which the ledger has it. content: what isn't a chat's choices.
-        prompt_tokens, completion_tokens, reasoning_tokens: as the client was told.
-        digests: of the adapter's weights, as connections were told: one, however its name turned.
-        cached: every count of cached prompt tokens that it was told: one, whatever was resumed.
-        numerics_changed: other bits were computed at the end than at the beginning.
-        doubled: events or lines that came twice. lost: why there is no whole answer; "": there is.
-        breaks: connections that broke. refusals: answers that said "later".
-        longest: seconds in which nothing came.
+        ids: its request ids in the ledger. content: the content of responses that are not chats.
+        prompt_tokens, completion_tokens, reasoning_tokens: as reported to the client.
+        digests: digests of the adapter's weights that connections reported: one, even if the
+            adapter's alias was switched meanwhile.
+        cached: all reported counts of cached prompt tokens: one, even if the stream was resumed.
+        numerics_changed: the numerics at the end differ from those at the beginning.
+        doubled: events or lines received twice. lost: why the response is incomplete; "" if it is
+            complete.
+        breaks: number of broken connections. refusals: number of responses with "retry later".
+        longest: longest time in seconds without any data.
     """
 
     choices: dict[int, Choice] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class Answer:
     longest: float = 0.0
 
     def record_usage(self, usage: dict[str, Any] | None) -> None:
-        """What a stream's last event, a whole answer or a line of a batch says."""
+        """Record the usage of a stream's last event, a response body or a batch line."""
         if usage:
             self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
             output = usage.get("output_tokens", 0)
@@ -60,12 +62,12 @@ class Answer:
             details = usage.get("completion_tokens_details") or {}
             self.reasoning_tokens = details.get("reasoning_tokens") or 0
             details = usage.get("prompt_tokens_details") or {}
-            if self.completion_tokens:  # before the first token it isn't known
+            if self.completion_tokens:  # unknown before the first token
                 self.cached.add(details.get("cached_tokens") or 0)
             self.numerics_changed = usage.get("numerics_changed", False)
 
     def record_chunk(self, chunk: dict[str, Any]) -> None:
-        """One event of a chat's stream."""
+        """Record one event of a chat's stream."""
         self.ids.add(chunk["id"])
         self.record_usage(chunk.get("usage"))
         for part in chunk["choices"]:
@@ -74,7 +76,7 @@ class Answer:
             _end(choice, part)
 
     def record_chat(self, body: dict[str, Any]) -> None:
-        """A chat's whole answer."""
+        """Record a chat's response body."""
         self.ids.add(body["id"])
         self.record_usage(body["usage"])
         for part in body["choices"]:
@@ -84,7 +86,7 @@ class Answer:
 
     @property
     def same(self) -> Any:
-        """What must not depend on any fault. What was cached may, but not from event to event."""
+        """What no fault may change. Cached tokens may differ, but not within a response."""
         return (
             self.content,
             sorted(self.choices.items()),
@@ -93,7 +95,7 @@ class Answer:
         )
 
     def differs(self, other: Answer) -> str:
-        """What is another in `other`, with both; "" where nothing is."""
+        """Describe how `other` differs, with both values; "" if they are equal."""
         if self.same == other.same:
             return ""
         differences = [*_differing(self, other, AMONG_CHOICES)]
@@ -124,7 +126,7 @@ def _differing(mine: object, theirs: object, names: Iterable[str]) -> Iterator[s
 
 
 def _first_difference(one: Any, other: Any) -> int | None:
-    """From where two texts or lists differ; None: they are neither."""
+    """Return the index of the first difference of two texts or lists; None for other types."""
     if not isinstance(one, str | list) or type(one) is not type(other):
         return None
     pairs = enumerate(zip(one, other, strict=False))

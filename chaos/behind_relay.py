@@ -1,4 +1,4 @@
-"""A replica whose way to Redis leads through the relay: run as a file, before a replica's flags."""
+"""Starts a replica that reaches Redis through the relay; run as a script with a replica's flags."""
 
 import os
 import sys

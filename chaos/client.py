@@ -1,8 +1,8 @@
-"""A client as documented: it goes on with broken streams, and asks again for the rest.
+"""A client that follows the API's documentation on resuming and retrying.
 
-A stream that breaks is asked for again with `Last-Event-ID`, an answer in one piece with the same
-`Idempotency-Key`, and what is answered with "later" (409, 429, 503) after `Retry-After`. All else
-is a loss.
+It resumes a broken stream with `Last-Event-ID`, repeats other requests with the same
+`Idempotency-Key`, and retries 409, 429 and 503 after `Retry-After`. Any other failure counts as a
+loss.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from chaos.kinds import BACKGROUND, BATCH, EMBEDDINGS, LINES, STREAM, Asked
 
 DIGEST = "x-quire-adapter"
 LATER = frozenset({409, 429, 503})
-#: After a broken connection, and between two looks at what is made in the background.
+#: Seconds after a broken connection, and between two polls for a background response.
 RETRY_S, POLL_INTERVAL_S = 0.1, 0.25
-#: An answer that isn't there after so long is lost, and a stream without any event for so long.
+#: Seconds after which a missing response, or a stream without any event, counts as lost.
 PATIENCE_S = 180.0
 FINAL = frozenset({"completed", "failed", "incomplete", "cancelled", "expired"})
 
 
 class Lost(Exception):
-    """There won't be an answer: the message says why."""
+    """The response can't be obtained; the message says why."""
 
 
 class Client:
-    """Asks one instance.
+    """Sends requests to one instance.
 
     Args:
-        base_url: without `/v1`.
+        base_url: base URL without `/v1`.
     """
 
     def __init__(self, base_url: str, api_key: str) -> None:
@@ -54,7 +54,7 @@ class Client:
         await self._http.aclose()
 
     async def ask(self, asked: Asked) -> Answer:
-        """The answer through whatever happens; its `lost` says when there's none."""
+        """Return the response despite faults; `lost` is set if it can't be obtained."""
         answer, how = Answer(), asked.about.how
         ask = {STREAM: self._stream, BATCH: self._batch, BACKGROUND: self._background}
         try:
@@ -68,7 +68,7 @@ class Client:
         return answer
 
     async def healthy(self) -> None:
-        """Return when the instance calls itself healthy."""
+        """Return once the instance reports that it is healthy."""
         await self._until_200("GET", "/health", Answer())
 
     # -- streams ------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class Client:
                 answer.breaks += 1
                 await asyncio.sleep(RETRY_S)
 
-    # -- answers in one piece -----------------------------------------------------------------
+    # -- responses in one body ----------------------------------------------------------------
 
     async def _ask_unstreamed(self, asked: Asked, answer: Answer) -> None:
         with _pause(answer):
@@ -138,7 +138,7 @@ class Client:
                 return response
             await _later(response, answer)
 
-    # -- what a worker makes ------------------------------------------------------------------
+    # -- batches and background responses -----------------------------------------------------
 
     async def _background(self, asked: Asked, answer: Answer) -> None:
         with _pause(answer):
@@ -202,7 +202,7 @@ class Client:
 
 
 class Reader:
-    """Reads a stream's lines into an answer, over any number of connections."""
+    """Parses a stream's lines into an answer, across any number of connections."""
 
     def __init__(self, answer: Answer) -> None:
         self.last_id, self.done = "", False
@@ -211,12 +211,12 @@ class Reader:
         self._came = time.monotonic()
 
     def connected(self, digest: str) -> None:
-        """A new connection, by these weights: half an event of the last one is none."""
+        """Begin a new connection, discarding an incomplete event of the previous one."""
         self._id = self._data = ""
         self._answer.digests |= {digest} - {""}
 
     def line(self, line: str) -> bool:
-        """One line; whether an event has come with it: that counts when its blank line is there."""
+        """Parse one line; return whether it completed an event, which a blank line does."""
         name, _, value = line.partition(": ")
         if name == "id":
             self._id = value
@@ -247,7 +247,7 @@ class Reader:
 
 @asynccontextmanager
 async def clients(base_url: str, api_key: str) -> AsyncIterator[Client]:
-    """One, closed in the end."""
+    """Provide a client, and close it at the end."""
     client = Client(base_url, api_key)
     try:
         yield client
@@ -256,7 +256,7 @@ async def clients(base_url: str, api_key: str) -> AsyncIterator[Client]:
 
 
 class _pause:
-    """How long the block takes is the answer's pause; what it takes undisturbed is known."""
+    """Records how long the block takes as the answer's longest time without data."""
 
     def __init__(self, answer: Answer, clock: Callable[[], float] = time.monotonic) -> None:
         self._answer, self._clock = answer, clock
@@ -269,7 +269,7 @@ class _pause:
 
 
 async def _later(response: httpx.Response, answer: Answer) -> None:
-    """Wait as the answer asks; raise `Lost` when it doesn't say "later"."""
+    """Wait as long as a "retry later" response asks; raise `Lost` for any other response."""
     if response.status_code not in LATER:
         raise Lost(f"{response.status_code}: {response.text[:300]}")
     answer.refusals += 1

@@ -1,4 +1,4 @@
-"""The clock of the instance's processes, which can be set back while they run."""
+"""The clock of the instance's processes, which can be shifted while they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 _BYTES = 8
-#: Stands before the C library's own functions: they add the first eight bytes of the file `CLOCK`.
+#: Overrides functions of the C library: they add the offset in the first 8 bytes of file `CLOCK`.
 _SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -58,11 +58,11 @@ time_t time(time_t *found) {
 
 
 class Clock:
-    """What the processes read, each of them at once.
+    """An offset to the system clock, which all processes of the instance apply immediately.
 
     Args:
-        folder: where it may write. Without a C compiler the clock can't be set: `why_not` says so.
-        wanted: else the processes have the machine's clock.
+        folder: folder for its files. Without a C compiler `why_not` says why it can't be used.
+        enabled: if false, the processes use the system clock.
     """
 
     def __init__(self, folder: Path, *, enabled: bool = True) -> None:
@@ -72,21 +72,21 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the instance's processes."""
+        """Environment variables for the instance's processes."""
         if self.why_not:
             return {}
         loaded = ":".join(filter(None, (str(self._library), os.environ.get("LD_PRELOAD", ""))))
         return {"LD_PRELOAD": loaded}
 
     def shift(self, seconds: int) -> None:
-        """From now on it is so much later; of less than 0, earlier."""
+        """Shift the clock forward; a negative value shifts it back."""
         with self._file.open("r+b") as file, mmap.mmap(file.fileno(), _BYTES) as mapped:
             previous = int.from_bytes(mapped[:], "little", signed=True)
             mapped[:] = (previous + seconds).to_bytes(_BYTES, "little", signed=True)
 
 
 def _compiled(library: Path, clock: Path) -> str:
-    """Why there's no library that reads this file, or ""."""
+    """Compile the library that reads this file; return why that failed, or ""."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return "setting the processes' clock takes a C compiler"

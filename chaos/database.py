@@ -1,4 +1,4 @@
-"""The instance's database: a file, or a PostgreSQL server of its own that can go away."""
+"""The instance's database: an SQLite file, or a temporary PostgreSQL server that can be stopped."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from typing import Any
 
 from catalog.processes import ManagedProcess, spawn
 
-#: Where Debian's packages have the programs, by version.
+#: Where Debian's packages install the programs, by version.
 PROGRAMS = "/usr/lib/postgresql"
 START_TIMEOUT_S = 20.0
 Rows = list[tuple[Any, ...]]
 
 
 class NoDatabase(RuntimeError):
-    """PostgreSQL isn't here, or doesn't start: the message says so."""
+    """PostgreSQL is missing or doesn't start; the message says why."""
 
 
 class Database(ABC):
-    """What the instance keeps its rows in. `why_not`: it can't be away; "" where it can."""
+    """The instance's database. `why_not`: why it can't be stopped; "" if it can."""
 
     why_not = ""
     environment: dict[str, str]
 
     @abstractmethod
     def rows(self, query: str) -> Rows:
-        """What a query finds."""
+        """Return the rows of a query."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Have it away at once, as if its machine was."""
+        """Stop it immediately, as if its machine had failed."""
 
     @abstractmethod
     def start(self) -> None:
-        """Have it answer again."""
+        """Start it again."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it, and leave nothing."""
+        """Stop it and delete its data."""
 
 
 class File(Database):
-    """SQLite in the data folder, as `manage.py up` makes it."""
+    """SQLite in the data folder, as `manage.py up` creates it."""
 
     why_not = "the database is a file here; with --postgresql it's a server"
 
@@ -68,13 +68,13 @@ class File(Database):
         raise NoDatabase(self.why_not)
 
     def close(self) -> None:
-        """Its folder is the instance's."""
+        """Do nothing: the instance deletes its data folder."""
 
 
 class PostgreSQL(Database):
-    """A cluster in a folder of its own, on a Unix socket alone.
+    """A cluster in a temporary folder that listens on a Unix socket alone.
 
-    It refuses to run as root; then it runs as the `postgres` user. Raises `NoDatabase`.
+    PostgreSQL refuses to run as root; then it runs as the `postgres` user. Raises `NoDatabase`.
     """
 
     def __init__(self) -> None:

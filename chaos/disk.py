@@ -1,4 +1,4 @@
-"""A small disk of the instance's own, which can be filled."""
+"""A small disk for the instance, which can be filled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _BALLAST = "ballast"
 
 
 class Disk:
-    """The folder where the instance keeps its data.
+    """The disk that holds the instance's data.
 
     Args:
-        folder: made here. With the right to mount it's a file system of its own; else it's part of
-            the machine's, which is never filled.
+        folder: folder that is created. With the permission to mount it is a separate file system;
+            otherwise it is on the machine's disk, which is never filled.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,11 +27,11 @@ class Disk:
 
     @property
     def can_be_filled(self) -> bool:
-        """Whether it's small and our own."""
+        """Whether it is a separate file system."""
         return not self.why_not
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Use all free space."""
         block = bytes(1 << 20)
         with (self.folder / _BALLAST).open("ab", buffering=0) as file:
             while block:
@@ -43,19 +43,19 @@ class Disk:
                     block = block[: len(block) // 2]
 
     def empty(self) -> None:
-        """Give the room back."""
+        """Free the space that `fill` used."""
         (self.folder / _BALLAST).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount; what was on it is gone."""
+        """Unmount it; its content is lost."""
         if self.can_be_filled:
             umount = shutil.which("umount") or "umount"
-            # Ctrl-C in a terminal reaches this process alone.
+            # In a new session, so that Ctrl-C in a terminal doesn't interrupt it.
             subprocess.run([umount, "--lazy", self.folder], check=True, start_new_session=True)
 
 
 def _mount(folder: Path) -> str:
-    """Mount a small file system there; why that isn't possible, or ""."""
+    """Mount a small file system there; return why that failed, or ""."""
     if os.geteuid() != 0:
         return "mounting a small disk takes root"
     options = f"size={SIZE_MB}m,mode=0700"

@@ -1,4 +1,4 @@
-"""Ending a run at any moment: what it started goes, frozen processes too, and nothing stays."""
+"""Ends a run at any moment: stops all of its processes, frozen ones too, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-#: What each process of an instance has in its environment, whoever started it.
+#: Environment variable of every process of an instance, whichever process started it.
 MARK = "QUIRE_DATA_DIR"
-#: A killed process with much memory is there for a while.
+#: A killed process with much memory takes a while to exit.
 KILL_TIMEOUT_S, POLL_INTERVAL_S = 20.0, 0.02
 
 
 def processes_of(data_dir: Path) -> list[int]:
-    """All that run on this folder's data, orphans too. A dead one that waits for its parent has no
-    environment any more, and isn't among them.
+    """Return all processes that use this data folder, orphans included. Zombies, which have no
+    environment any more, are left out.
     """
     mark = b"\0" + os.fsencode(f"{MARK}={data_dir}") + b"\0"
     pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # the process has exited, or belongs to another user
                 if mark in b"\0" + (entry / "environ").read_bytes():
                     pids.append(int(entry.name))
     return sorted(pids)
 
 
 def end_all(data_dir: Path) -> None:
-    """Kill all that run on this data: nothing of it is worth a process's patience.
+    """Kill all processes that use this data, which is disposable.
 
-    A process may start another one while it's killed, so it's looked again until there's none.
+    A process may start another one while it is killed, so this repeats until none is left.
     Raises TimeoutError.
     """
     deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -47,8 +47,8 @@ def end_all(data_dir: Path) -> None:
 
 
 async def to_its_end(work: Callable[[], object]) -> None:
-    """Do it in a thread. Who is cancelled meanwhile waits for it: what it starts or writes must be
-    known when all is put away.
+    """Run `work` in a thread, and wait for its end even if cancelled: the cleanup must know what it
+    starts or writes.
     """
     doing = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,7 +1,7 @@
-"""A fail-over of Redis: a second server follows the first, takes its place, and gives it back.
+"""A failover of Redis: a second server replicates the first, is promoted, and later demoted again.
 
-Clients know one address, a Unix socket; it's renamed to whoever is the primary. Connections that
-are there stay with the server that they had, which is a replica from then on, and says so.
+Clients know one address, a Unix socket, which is always renamed to the primary's. Existing
+connections stay with their server, which is then a replica and rejects writes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from config import embedded_redis
 from engine.system.redis_client import sync_client
 
 HOST = "127.0.0.1"
-#: How long the second server is the primary.
+#: Seconds for which the second server is the primary.
 OTHER_S = 3.0
-#: Until a server answers, or has the other's last write.
+#: Maximum seconds until a server answers, or has the other's last write.
 FAILOVER_TIMEOUT_S, POLL_INTERVAL_S = 30.0, 0.02
 
 
 @dataclass
 class _Server:
-    """One of the two. `way`: a path that leads to it whatever the address does."""
+    """One of the two servers. `way`: a path of its socket that stays valid when `address` moves."""
 
     way: Path
     client: redis.Redis
@@ -40,15 +40,15 @@ class _Server:
 
     @property
     def role(self) -> str:
-        """As it says: "master" or "slave"."""
+        """Its reported role: "master" or "slave"."""
         return str(self.client.info("replication")["role"])
 
 
 async def fail_over_and_back(address: Path) -> None:
-    """The server at `address` becomes a replica of another one, which takes the address; and back.
+    """Fail over from the server at `address` to a second one, and back.
 
-    Both times the primary takes no writes until the other has them all, as with `FAILOVER`, with
-    Sentinels that are told to, and at providers' maintenance. Raises TimeoutError, RedisError.
+    Each time the primary pauses writes until the replica has received all of them, as with
+    `FAILOVER`, Sentinel, and maintenance by hosting providers. Raises TimeoutError, RedisError.
     """
     first = _server(address, "first")
     try:
@@ -78,7 +78,7 @@ def _server(path: Path, name: str) -> _Server:
 
 
 def _point(address: Path, server: _Server) -> None:
-    """Who connects from now on comes to this server."""
+    """Make new connections to `address` reach this server."""
     new = address.with_name("new.way")
     os.link(server.way, new)
     os.replace(new, address)
@@ -92,7 +92,7 @@ def _listen(server: _Server) -> None:
 
 @asynccontextmanager
 async def _second(address: Path) -> AsyncIterator[_Server]:
-    """A server that keeps nothing, beside the first one's socket."""
+    """Run a server without persistence, with its socket in the first one's folder."""
     path = address.with_name("second.sock")
     with tempfile.TemporaryDirectory(prefix="q-") as folder:
         process = spawn(
@@ -116,7 +116,7 @@ async def _second(address: Path) -> AsyncIterator[_Server]:
 
 
 async def _promote_replica(old: _Server, new: _Server) -> None:
-    """The replica `new` becomes the primary, and `old` its replica; no write is lost."""
+    """Promote the replica `new`, and make `old` its replica; no write is lost."""
     await holds(lambda: _follows(new, old), FAILOVER_TIMEOUT_S, POLL_INTERVAL_S)
     to = ("FAILOVER", "TO", HOST, new.port, "TIMEOUT", int(1000 * FAILOVER_TIMEOUT_S))
     await asyncio.to_thread(old.client.execute_command, *to)

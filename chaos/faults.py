@@ -1,4 +1,4 @@
-"""What is done to the instance. Each fault returns when it's over and healing can begin."""
+"""The faults. Each one returns when the instance can begin to recover."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from engine.system.redis_client import sync_client
 
 RANK_KILLED, RANK_FROZEN = "rank killed", "rank frozen"
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
-#: How long a wire is cut, Redis stands still or is read-only, a disk is full, a database away.
+#: Seconds for which a network is cut, Redis paused or read-only, a disk full, a database stopped.
 CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
-#: How far the clock is set back, and how long nothing else is done then.
+#: How far the clock is set back, and the seconds without another fault after that.
 BACK_S, USED_TO_S = 3600, 5.0
-#: What must be found and ended by whoever looks after it, within so long.
+#: Seconds within which a supervisor must detect and end a failed process.
 DETECTION_TIMEOUT_S = 15.0
-#: A drained process ends its streams first.
+#: Longer, since a drained process finishes its streams first.
 DRAINED_WITHIN_S = 60.0
-#: Speculation: from a tenant's own texts, which repeat here.
+#: Speculative decoding from the tenant's previous texts, which repeat in this load.
 DRAFTS = {"method": "suffix"}
-#: What the admin's form does.
+#: What the admin's form does when it is submitted.
 _NEW_SETTINGS = """
 from catalog import actions
 from catalog.models import ServedModel
@@ -42,9 +42,9 @@ actions.update_model(actor=CLI_ACTOR, model=model, settings=settings)
 """
 
 
-#: Turns of an adapter's name in a row, and seconds between them: gateways look it up every two.
+#: Number of switches of an adapter's alias, and their interval: gateways refresh it every 2 s.
 NUM_SWITCHES, SWITCH_INTERVAL_S = 10, 0.8
-#: What the console's buttons do. The second version is checked once, in a process of its own.
+#: What the console's buttons do. The second version is validated once, in a separate process.
 _SWITCH_SCRIPT = """
 import time
 from django.core.management import call_command
@@ -69,11 +69,11 @@ for turn in range({turns}):
 
 
 class FaultNotDetected(Exception):
-    """Nobody looked after what was frozen or drained: the message says what."""
+    """No supervisor ended what was frozen or drained; the message says what."""
 
 
 def _signal(what: str, number: signal.Signals, within_s: float = DETECTION_TIMEOUT_S) -> Harm:
-    """One process gets a signal; over when the process has ended."""
+    """Return a fault that sends a signal to one process, and waits until it has ended."""
 
     async def harm(instance: Instance, rng: random.Random) -> None:
         pid = rng.choice(instance.pids(what))
@@ -90,7 +90,7 @@ def _signal(what: str, number: signal.Signals, within_s: float = DETECTION_TIMEO
 
 
 def _signal_rank(number: signal.Signals) -> Harm:
-    """A process that shares a replica's model gets a signal; over when the replica has ended."""
+    """Return a fault that sends a signal to a rank of a replica, and waits until that has ended."""
 
     async def harm(instance: Instance, rng: random.Random) -> None:
         replicas = {pid: instance.ranks(pid) for pid in instance.pids("replica")}
@@ -112,7 +112,7 @@ async def _gone(pid: int, within_s: float) -> None:
 
 
 async def kill_all_replicas(instance: Instance, rng: random.Random) -> None:
-    """Of every model, at once."""
+    """Kill all replicas of every model at once."""
     pids = instance.pids("replica")
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ async def kill_all_replicas(instance: Instance, rng: random.Random) -> None:
 
 
 async def cut_off(instance: Instance, rng: random.Random) -> None:
-    """A replica whose network is away for some seconds."""
+    """Cut a replica's network for some seconds."""
     pid = rng.choice(instance.pids("replica"))
     instance.relay.cut(pid)
     await asyncio.sleep(CUT_S)
@@ -129,21 +129,22 @@ async def cut_off(instance: Instance, rng: random.Random) -> None:
 
 
 async def roll(instance: Instance, rng: random.Random) -> None:
-    """Changed settings: every replica of the model is replaced, perhaps by one with drafts."""
+    """Change settings, so that every replica of the model is replaced; perhaps enable drafts."""
     drafts = rng.choice([None, DRAFTS])
     settings = {"max_num_seqs": rng.randint(40, 4000), "speculative_config": drafts}
     await change_settings(instance, settings)
 
 
 async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
-    """Until no replica of the model has the old ones; None: the default. Raises
-    `FaultNotDetected`."""
+    """Change settings, and wait until no replica has the old ones. None: the default. Raises
+    `FaultNotDetected`.
+    """
     previous_pids = set(instance.pids("replica"))
     program = _NEW_SETTINGS.format(model=instance.model, settings=settings)
     await asyncio.to_thread(instance.manage, "shell", "-c", program)
 
     def replaced() -> bool:
-        return len(previous_pids & set(instance.pids("replica"))) == 1  # the pooling model's stays
+        return len(previous_pids & set(instance.pids("replica"))) == 1  # of the pooling model
 
     try:
         await holds(replaced, 2 * DRAINED_WITHIN_S)
@@ -154,7 +155,7 @@ async def change_settings(instance: Instance, settings: dict[str, Any]) -> None:
 
 
 async def switch_adapter(instance: Instance, rng: random.Random) -> None:
-    """A name leads to other weights and back, time and again: promotions and rollbacks."""
+    """Switch an adapter's alias to other weights and back repeatedly: promotions and rollbacks."""
     program = _SWITCH_SCRIPT.format(
         model=instance.model,
         name=ADAPTER,
@@ -166,7 +167,7 @@ async def switch_adapter(instance: Instance, rng: random.Random) -> None:
 
 
 async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None:
-    """Redis doesn't answer, and goes on where it was."""
+    """Pause Redis, then let it continue."""
     (pid,) = instance.pids("redis")
     os.kill(pid, signal.SIGSTOP)
     await asyncio.sleep(STILL_S)
@@ -174,7 +175,7 @@ async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None
 
 
 async def refuse_writes(instance: Instance, rng: random.Random) -> None:
-    """Redis answers writes with READONLY, as a primary does that was just made a replica."""
+    """Make Redis reject writes with READONLY, like a primary that was just demoted."""
     with sync_client(socket_url(instance.data_dir)) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         try:
@@ -184,25 +185,25 @@ async def refuse_writes(instance: Instance, rng: random.Random) -> None:
 
 
 async def fail_over(instance: Instance, rng: random.Random) -> None:
-    """Another server becomes the primary and takes the address, and then the first again."""
+    """Fail over to another server at the same address, and back."""
     await fail_over_and_back(socket_path(instance.data_dir))
 
 
 async def cut_connections(instance: Instance, rng: random.Random) -> None:
-    """All connections to Redis break at once."""
+    """Close all connections to Redis at once."""
     with sync_client(socket_url(instance.data_dir)) as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 
 async def fill_disk(instance: Instance, rng: random.Random) -> None:
-    """No byte is left for the database, Redis, files."""
+    """Fill the disk of the database, Redis and files."""
     await to_its_end(instance.disk.fill)
     await asyncio.sleep(FULL_S)
     await asyncio.to_thread(instance.disk.empty)
 
 
 async def corrupt_tier(instance: Instance, rng: random.Random) -> None:
-    """A bit of each kilobyte of the KV blocks on disk is flipped, while replicas use them."""
+    """Flip a bit in each kilobyte of the KV blocks on disk while replicas use them."""
 
     def corrupt() -> None:
         for segment in instance.tier.glob("*.kv"):
@@ -217,14 +218,14 @@ async def corrupt_tier(instance: Instance, rng: random.Random) -> None:
 
 
 async def stop_database_for_a_while(instance: Instance, rng: random.Random) -> None:
-    """PostgreSQL is gone, and comes back with what it had committed."""
+    """Stop PostgreSQL; it restarts with all that it had committed."""
     await to_its_end(instance.database.stop)
     await asyncio.sleep(AWAY_S)
     await to_its_end(instance.database.start)
 
 
 async def set_clock_back(instance: Instance, rng: random.Random) -> None:
-    """It's an hour earlier for all processes at once, and stays so."""
+    """Set the clock of all processes back by an hour at once, permanently."""
     instance.clock.shift(-BACK_S)
     await asyncio.sleep(USED_TO_S)
 
@@ -259,14 +260,14 @@ FAULTS: dict[str, Harm] = {
     "tier's disk full": fill_disk,
 }
 TIER_DISK = "tier's disk full"
-#: Of a disaggregated instance alone.
+#: Faults of a disaggregated instance only.
 TIER_FAULTS = ("prefill killed", "decode killed", "tier corrupted", TIER_DISK)
 DISK, CLOCK, DATABASE = "disk full", "clock an hour back", "database away"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One fault of the plan. `rng` chooses the victim, `after_s` is how long it's calm before."""
+    """One planned fault. `rng` chooses the victim; `after_s`: seconds without faults before it."""
 
     name: str
     after_s: float
@@ -274,7 +275,7 @@ class Planned:
 
 
 def plan(seed: int, names: list[str]) -> Iterator[Planned]:
-    """Faults without end, the same for a seed: all of them in each round, in another order."""
+    """Yield faults forever, reproducibly by seed: every round has all of them in random order."""
     rng = random.Random(seed)
     while True:
         for name in rng.sample(names, len(names)):
@@ -283,7 +284,7 @@ def plan(seed: int, names: list[str]) -> Iterator[Planned]:
 
 
 def impossible(instance: Instance) -> dict[str, str]:
-    """The faults that can't be done here, and why."""
+    """Return the faults that this instance can't have, and why."""
     reasons = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
     reasons[DATABASE] = instance.database.why_not
     reasons[TIER_DISK] = instance.disk.why_not

@@ -1,4 +1,4 @@
-"""The instance that is harmed: `manage.py up` in a temporary folder, and its processes."""
+"""The instance that faults are injected into: `manage.py up` in a temporary folder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from engine.contract.messages import Heartbeat
 from engine.system.redis_client import sync_client
 
 REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
-#: Of a disaggregated instance: prompts have more tokens than a step, and its disk is small.
+#: For a disaggregated instance: prompts must exceed one step, and its disk is small.
 STEP_TOKENS, TIER_GIB = 16, "0.05"
 ADAPTERS = {ADAPTER, OTHER_ADAPTER}
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
-#: What a process's command line has, by what it is.
+#: Kind of process -> text that its command line contains.
 MARKS = {
     "replica": "--replica-id=",
     "prefill": '"kv_producer"',
@@ -55,16 +55,16 @@ _DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
 
 
 class StartFailed(RuntimeError):
-    """The instance doesn't serve: the message is the end of its log."""
+    """The instance doesn't serve; the message is the end of its log."""
 
 
 class StopFailed(RuntimeError):
-    """All went well until the instance was told to end."""
+    """The instance failed only while it was stopped."""
 
 
 @dataclass
 class Instance:
-    """One that runs."""
+    """A running instance."""
 
     url: str
     api_key: str
@@ -80,21 +80,21 @@ class Instance:
     num_ranks: int = 1
 
     def ranks(self, replica: int) -> list[int]:
-        """The processes that share a replica's model with it."""
+        """Return the processes of a replica's other ranks."""
         return [pid for pid in children(replica) if RANK_MARK in command_line(pid)]
 
     def pids(self, what: str) -> list[int]:
-        """Its processes of one of `MARKS`, the oldest first."""
+        """Return its processes of one kind in `MARKS`, sorted by id."""
         mark = MARKS[what].encode()
         return [pid for pid in children(self.process.pid) if mark in command_line(pid)]
 
     @property
     def tier(self) -> Path:
-        """Folder of the KV blocks of a disaggregated one."""
+        """Folder of the KV blocks of a disaggregated instance."""
         return _tier(self.disk)
 
     def heartbeats(self) -> list[Heartbeat]:
-        """Of all replicas."""
+        """Return the heartbeats of all replicas."""
         with sync_client(socket_url(self.data_dir), timeout_s=2) as client:
             ids = [one.decode() for one in client.smembers(redis_keys.replicas_key())]
             values = (
@@ -103,7 +103,7 @@ class Instance:
         return [protocol.decode_heartbeat(data) for data in values if data is not None]
 
     def is_healthy(self) -> bool:
-        """Whether all processes are there and all replicas are ready."""
+        """Return whether all processes run and all replicas are ready."""
         try:
             beats = self.heartbeats()
         except redis.RedisError:
@@ -118,16 +118,16 @@ class Instance:
         )
 
     def served(self) -> set[str]:
-        """What clients can ask every gateway for: models, and adapters that were checked."""
+        """Return what every gateway serves: models, and adapters that were validated."""
         headers = {"authorization": f"Bearer {self.api_key}"}
         answers = []
-        for _ in range(4 * GATEWAYS):  # each by a connection of its own, at whichever gateway
+        for _ in range(4 * GATEWAYS):  # each connection reaches any of the gateways
             got = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
             answers.append({model["id"].rpartition(":")[2] for model in got.json()["data"]})
         return set.intersection(*answers)
 
     def manage(self, *arguments: str) -> str:
-        """Run a command on its data; what it prints. Raises `StartFailed` with its words."""
+        """Run a management command; return its output. Raises `StartFailed` with that."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=settings.BASE_DIR,
@@ -143,7 +143,7 @@ class Instance:
 
 
 def environment(data_dir: Path, **more: str) -> dict[str, str]:
-    """This process's, without what points to another instance."""
+    """Return this process's environment without variables that refer to another instance."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -153,18 +153,18 @@ def environment(data_dir: Path, **more: str) -> dict[str, str]:
 
 
 def children(pid: int) -> list[int]:
-    """Processes that this one has started, the oldest first."""
+    """Return the direct children of a process, sorted by id."""
     pids: list[int] = []
     try:
         for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
             pids += map(int, (task / "children").read_text().split())
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return sorted(pids)
     return sorted(pids)
 
 
 def command_line(pid: int) -> bytes:
-    """Its arguments, each with a NUL behind it; empty when it has ended."""
+    """Return its arguments, each followed by NUL; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -180,12 +180,12 @@ async def running(
     disaggregated: bool = False,
     num_ranks: int = 1,
 ) -> AsyncIterator[Instance]:
-    """An instance with two replicas, gateways and workers, and a model for pooling.
+    """Run an instance with two replicas, gateways and workers, and a pooling model.
 
-    `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
-    can be set. `disaggregated`: with one replica more, which computes prompts for the two.
+    `log`: where its log is kept; None: nowhere. `postgresql`: use it instead of SQLite. `clock`:
+    make its clock adjustable. `disaggregated`: add a replica that computes prompts for the two.
     `num_ranks`: processes of each replica of the first model. Raises: `StartFailed`, `StopFailed`.
-    However the block ends, nothing of it stays.
+    However the block ends, its processes are stopped and its data is deleted.
     """
     async with (
         _disk() as disk,
@@ -199,7 +199,7 @@ async def running(
 
 @asynccontextmanager
 async def _disk() -> AsyncIterator[Disk]:
-    """In a temporary folder, which is the instance's for all else too."""
+    """Run it in a temporary folder that holds everything it writes."""
     folder = Path(tempfile.mkdtemp(prefix="quire-chaos-"))
     try:
         if not socket_path(folder / "data").is_relative_to(folder):
@@ -249,7 +249,7 @@ async def _started(
     disaggregated: bool,
     num_ranks: int,
 ) -> AsyncIterator[Instance]:
-    """Let it end by itself when all went well; else its processes are killed."""
+    """Stop it gracefully if there was no error; otherwise kill its processes."""
     log = log or disk.folder.parent / "up.log"
     ready = disk.folder.parent / "ready.json"
     more = clock.environment | database.environment
@@ -308,7 +308,7 @@ def _up(
     disaggregated: bool,
     num_ranks: int,
 ) -> subprocess.Popen[bytes]:
-    """The process of the whole instance."""
+    """Start the instance's main process."""
     flags = ["--model", str(settings.QUIRE.demo_model), "--served-model-name", "quire-demo"]
     flags += ["--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
     flags += ["--replicas", str(REPLICAS + disaggregated), "--tensor-parallel-size", str(num_ranks)]
@@ -345,7 +345,7 @@ async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path)
 
 
 async def until(condition: Callable[[], bool], limit_s: float, what: str, log: Path) -> None:
-    """Wait until it holds. Raises `StartFailed`."""
+    """Wait until a condition holds. Raises `StartFailed`."""
     try:
         await holds(condition, limit_s, every_s=0.2)
     except TimeoutError:
@@ -353,7 +353,7 @@ async def until(condition: Callable[[], bool], limit_s: float, what: str, log: P
 
 
 async def holds(condition: Callable[[], bool], limit_s: float, every_s: float = 0.1) -> None:
-    """Return when it holds; it's asked in a thread. Raises TimeoutError."""
+    """Return once a condition holds; it is evaluated in a thread. Raises TimeoutError."""
     async with asyncio.timeout(limit_s):
         for _ in itertools.count():
             if await asyncio.to_thread(condition):
@@ -362,5 +362,5 @@ async def holds(condition: Callable[[], bool], limit_s: float, every_s: float = 
 
 
 def tail(log: Path, max_bytes: int = 4000) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     return log.read_text(encoding="utf-8", errors="replace")[-max_bytes:].strip()

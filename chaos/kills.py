@@ -1,4 +1,4 @@
-"""Replicas killed at random moments under streams of every kind, each of which must be the same."""
+"""Kills replicas at random moments under streams of every kind, whose content must not change."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from chaos.kinds import KINDS, STREAM
 from chaos.run import RECOVERY_TIMEOUT_S, Run, Schedule, Window
 from engine.contract.messages import Heartbeat
 
-#: Seconds between two kills, at the mean: they come at any moment, some right after the other.
+#: Mean seconds between two kills; intervals are random, and some are very short.
 MEAN_S = 2.0
 FAULT = "replica killed"
 STREAMED = [name for name, kind in KINDS.items() if kind.how == STREAM]
 
 
 class Kills(Run):
-    """So many kills of ready replicas, under so many streams, every second one greedy.
+    """Kills ready replicas a number of times under a number of streams, half of them greedy.
 
     Args:
-        max_tokens: of a stream. Streams that end before the last kill are asked for again.
+        max_tokens: of a stream. Streams that end before the last kill are repeated.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Kills(Run):
         return turns
 
     async def _harm(self, instance: Instance, client: Client) -> None:
-        """Kill by kill; nothing has healed before the next one comes."""
+        """Kill replicas without waiting for the instance to recover in between."""
         rng = random.Random(self._seed)
         while len(self._outcome.windows) < self._kills:
             await asyncio.sleep(rng.expovariate(1 / MEAN_S))
@@ -70,8 +70,8 @@ class Kills(Run):
 
 
 def _victims(instance: Instance) -> list[Heartbeat]:
-    """The replicas that streams are at; none while no other one serves or loads: what has not even
-    begun to load may need longer than streams wait.
+    """Return replicas that may be killed: none unless another one serves or loads, since a replica
+    that hasn't begun to load may take longer than streams wait.
     """
     mine = [beat for beat in instance.heartbeats() if beat.model.name == instance.model]
     alive = [beat for beat in mine if command_line(beat.pid)]
@@ -79,7 +79,7 @@ def _victims(instance: Instance) -> list[Heartbeat]:
 
 
 def _kill(pid: int) -> bool:
-    """Whether there was something to kill: a heartbeat outlives its process for a while."""
+    """Return whether the process existed: its heartbeat remains for a while after its death."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

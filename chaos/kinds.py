@@ -1,4 +1,4 @@
-"""The kinds of requests that are sent, and what is the same about each one's answer every time."""
+"""The kinds of requests, and what every response to one must have in common."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-#: How an answer is asked for.
+#: How a response is requested.
 STREAM, UNSTREAMED, BATCH, BACKGROUND = "stream", "whole", "batch", "background"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES = "/v1/responses"
-#: What the pooling model of the instance is called.
+#: Name of the instance's pooling model.
 POOLING_MODEL = "chaos-pooling"
-#: The demo's adapters: the name that is asked for, and whose weights it is turned to as well.
+#: The demo's adapters: the alias that requests name, and the adapter that it is switched to.
 ADAPTER, OTHER_ADAPTER = "pirate", "butler"
-#: Of a batch.
+#: Number of lines in a batch.
 LINES = 4
 
 SCHEMA = {
@@ -38,9 +38,9 @@ class Kind:
 
     Attributes:
         how: `STREAM`, `UNSTREAMED`, `BATCH` or `BACKGROUND`.
-        fields: beside model, messages, length and randomness.
-        has: what of a choice is never empty: text, where the kind isn't about something else.
-        stops: it ends at a piece of what it would have said.
+        fields: fields besides model, messages, length and randomness.
+        has: attribute of a choice that is never empty: text, unless the kind tests another one.
+        stops: a stop string from the unconstrained answer ends the output.
     """
 
     how: str
@@ -79,16 +79,16 @@ KINDS: dict[str, Kind] = {
     "background": Kind(BACKGROUND, RESPONSES),
 }
 
-#: What is asked for under kills alone.
+#: Kinds that are requested while replicas are killed.
 UNDER_KILLS = frozenset({"stop", "penalties"})
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One request: whatever happens around it, its answer is the same.
+    """One request, whose response is the same whatever fault occurs.
 
     Attributes:
-        kind: its name in `KINDS`. number: of the variant.
+        kind: its name in `KINDS`. number: number of the variant.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Asked:
 
 
 def asked_of(kind: str, number: int, model: str, max_tokens: int) -> Asked:
-    """The variant `number` of a kind: even ones are greedy, odd ones drawn with a seed."""
+    """Return variant `number` of a kind: even ones are greedy, odd ones sampled with a seed."""
     about = KINDS[kind]
     question = f"Tell me story {number} of {kind}."
     if about.path == EMBEDDINGS:
@@ -124,8 +124,9 @@ def asked_of(kind: str, number: int, model: str, max_tokens: int) -> Asked:
 
 
 def stopping(asked: Asked, text: str, size: int = 16) -> Asked:
-    """The same, ended at a piece of `text`, its answer, where that stands first: behind the first
-    half if there is such a one, else as late as can be.
+    """Return the request with a stop string from `text`, its answer without one.
+
+    The first occurrence of the string is in the second half if possible, else as late as possible.
     """
     half = len(text) // 2
     offsets = [*range(half, len(text) - size), *reversed(range(1, half)), 0]

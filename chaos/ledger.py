@@ -1,4 +1,4 @@
-"""The usage ledger against what clients received."""
+"""Compares the usage ledger with what clients received."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from chaos.answer import Answer
 from chaos.database import Database
 
-#: Rows of answers that the client knows under other ids: they are compared as a sum.
+#: Endpoint whose responses have other ids for clients; only its total is compared.
 SUMMED = "responses"
-#: Of a prompt, and of its answer.
+#: Tokens of a prompt, and of its answer.
 Tokens = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row. `request_id`: without the number of a part that was settled later."""
+    """One row. `request_id`: without the suffix of a part that was settled later."""
 
     request_id: str
     endpoint: str
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass
 class Difference:
-    """What the ledger has too much or too little, in tokens, and whose it is."""
+    """Tokens that the ledger has in excess or lacks, and the requests that they belong to."""
 
     rows: int = 0
     billed: int = 0
@@ -37,7 +37,7 @@ class Difference:
     differences: list[str] = field(default_factory=list)
 
     def add(self, what: str, billed: Tokens, received: Tokens) -> None:
-        """Note one sum against another: too many of a prompt don't make up for too few else."""
+        """Add one comparison. Differences never cancel out: not even of prompt and answer."""
         self.received += sum(received)
         self.tokens += sum(abs(b - r) for b, r in zip(billed, received, strict=True))
         if billed != received:
@@ -45,7 +45,7 @@ class Difference:
 
 
 def read(database: Database) -> dict[str, Row]:
-    """All rows, by their whole ids."""
+    """Return all rows by their full ids."""
     rows = database.rows(
         "SELECT request_id, endpoint, prompt_tokens, completion_tokens, status "
         "FROM metering_usageentry"
@@ -54,7 +54,7 @@ def read(database: Database) -> dict[str, Row]:
 
 
 def compare(rows: Iterable[Row], answers: Iterable[Answer]) -> Difference:
-    """Answers that were lost count as such, and not here."""
+    """Compare rows with answers. Lost answers are left out, as they are counted elsewhere."""
     rows, difference = list(rows), Difference()
     billed = defaultdict[str, Tokens](lambda: (0, 0))
     for row in rows:

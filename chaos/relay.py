@@ -1,8 +1,8 @@
-"""A wire between replicas and Redis that can be cut, for one process at a time.
+"""A relay between replicas and Redis, which can cut one process's connections.
 
-Each replica's connections go through a Unix socket here, whose kernel tells which process is at the
-other end. While a process is cut off nothing of its connections gets through, in either direction,
-and none is closed: what a broken network looks like.
+Replicas connect to a Unix socket, whose kernel identifies the process at the other end. While a
+process is cut off, its connections transfer nothing in either direction but stay open, like in a
+broken network.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ CHUNK = 1 << 16
 
 
 class Relay:
-    """Carries bytes between `socket` (replicas connect there) and `server` (Redis).
+    """Relays data between `path`, a socket that replicas connect to, and `server` (Redis).
 
     Args:
-        path: of the socket that this makes. server: Redis's own.
+        path: path of the socket to create. server: path of Redis's socket.
     """
 
     def __init__(self, path: Path, server: Path) -> None:
@@ -30,11 +30,11 @@ class Relay:
         self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listen."""
+        """Start listening."""
         self._listener = await asyncio.start_unix_server(self._connected, self.path)
 
     async def stop(self) -> None:
-        """Close everything."""
+        """Close all connections."""
         if self._listener is not None:
             self._listener.close()
         for task in self._carrying:
@@ -42,11 +42,11 @@ class Relay:
         await asyncio.gather(*self._carrying, return_exceptions=True)
 
     def cut(self, pid: int) -> None:
-        """From now on nothing comes through to or from this process."""
+        """Stop transferring data to and from this process."""
         self._cut.add(pid)
 
     def mend(self, pid: int) -> None:
-        """What waited comes through, and everything else."""
+        """Resume, beginning with the data that waited."""
         self._cut.discard(pid)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -60,7 +60,7 @@ class Relay:
         try:
             await self._open(pid)
             redis_reader, redis_writer = await asyncio.open_unix_connection(self._server)
-        except OSError:  # Redis is away
+        except OSError:  # Redis is not running
             writer.close()
             return
         ways = (
@@ -88,13 +88,13 @@ class Relay:
             return
 
     async def _open(self, pid: int) -> None:
-        """Return when the process isn't cut off."""
+        """Return once the process isn't cut off."""
         while pid in self._cut:
             await self._changed.wait()
 
 
 def peer(connection: socket.socket) -> int:
-    """The process at the other end of a Unix socket."""
+    """Return the id of the process at the other end of a Unix socket."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid: int = struct.unpack("3i", credentials)[0]

@@ -1,4 +1,4 @@
-"""The table of a run: fault x kind of request."""
+"""The table of a run's results by fault and kind of request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.run import Outcome, Request, Window
 
 @dataclass
 class Cell:
-    """What became of the requests of a kind that ran beside a fault."""
+    """Results of one kind's requests that ran during a fault."""
 
     count: int = 0
     lost: int = 0
@@ -21,7 +21,7 @@ class Cell:
     pause: float = 0.0
 
     def text(self) -> str:
-        """`12: 1.3 s` where nobody was hurt."""
+        """Return `12: 1.3 s` if all requests succeeded, and otherwise the counts of failures."""
         if not self.count:
             return ""
         hurt = [
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass
 class Totals:
-    """Of the whole run, faults or none."""
+    """Totals of the run, with and without faults."""
 
     requests: int
     lost: int
@@ -44,23 +44,23 @@ class Totals:
 
     @property
     def hurt(self) -> int:
-        """How many weren't served as without faults."""
+        """Number of requests that were not served as without faults."""
         return self.lost + self.doubled + self.changed
 
 
 def totals(outcome: Outcome) -> Totals:
-    """Each request once."""
+    """Return totals that count each request once."""
     cell = _cell(outcome, outcome.requests)
     return Totals(cell.count, cell.lost, cell.doubled, cell.changed, len(outcome.windows))
 
 
 def passed(outcome: Outcome) -> bool:
-    """Whether nobody was hurt, and everything was looked after."""
+    """Return whether no request was affected, no token misbilled and no problem reported."""
     return not (totals(outcome).hurt or outcome.difference.tokens or outcome.problems)
 
 
 def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
-    """(fault, kind) -> what became of the requests that ran at some time of the fault's."""
+    """Return the results by (fault, kind) of requests that overlap with the fault's window."""
     return {
         (fault, kind): _cell(
             outcome,
@@ -77,7 +77,7 @@ def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
 
 
 def table(outcome: Outcome) -> str:
-    """Markdown."""
+    """Return the report as Markdown."""
     by_cell = cells(outcome)
     kinds = [kind for kind in KINDS if any(by_cell[fault, kind].count for fault in FAULTS)]
     lines = ["| fault | times | " + " | ".join(kinds) + " |", "|---|---|" + "---|" * len(kinds)]
@@ -92,7 +92,7 @@ def table(outcome: Outcome) -> str:
 
 
 def summary(outcome: Outcome) -> str:
-    """One line for each of the things that must be zero."""
+    """Return a line for each count that must be zero."""
     sums, ledger = totals(outcome), outcome.difference
     lines = [
         f"{sums.requests} requests beside {sums.faults} faults: "

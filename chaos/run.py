@@ -1,4 +1,4 @@
-"""The run: load of every kind, one fault after another, and what became of each request."""
+"""The run: load of every kind, one fault after another, and the result of every request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from chaos.instance import Instance, StopFailed, holds, running, until
 from chaos.kinds import KINDS, OTHER_ADAPTER, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from chaos.ledger import Difference
 
-#: Of each kind.
+#: Number of variants of each kind.
 VARIANTS = 2
-#: Kinds and numbers that one client asks for in turn.
+#: Kinds and numbers of the requests that one client repeats in turn.
 Schedule = list[tuple[str, int]]
-#: Until all is whole again after a fault, what was asked before has ended, the ledger agrees.
+#: Maximum seconds for recovery from a fault, for earlier requests to end, for the ledger to agree.
 RECOVERY_TIMEOUT_S, FINISH_TIMEOUT_S, SETTLEMENT_TIMEOUT_S = 120.0, 200.0, 60.0
 
 
@@ -38,10 +38,10 @@ class Request:
 
 @dataclass
 class Window:
-    """One fault: from its beginning until all was whole again.
+    """One fault: from its beginning until the instance has recovered.
 
     Attributes:
-        running: sequences that a killed replica had, as it last told, half a second ago at most.
+        running: sequences on the killed replica by its last heartbeat, at most half a second old.
         open: requests that clients waited for when it was killed.
     """
 
@@ -54,11 +54,11 @@ class Window:
 
 @dataclass
 class Outcome:
-    """What a run found.
+    """The results of a run.
 
     Attributes:
-        expected: what was answered without any fault. turned: the same by the weights that the
-            adapter's name is turned to.
+        expected: responses without any fault. turned: the same with the weights that the adapter's
+            alias is switched to.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
     def changed(self, request: Request) -> str:
-        """What is another in its answer than without faults, by the same weights; "": nothing."""
+        """Describe how a response differs from that of the same weights without faults; or ""."""
         key = request.asked.kind, request.asked.number
         calm, other = self.expected[key], self.turned.get(key)
         if other is not None and other.answer.digests == request.answer.digests:
@@ -78,7 +78,7 @@ class Outcome:
         return "" if request.answer.lost else calm.answer.differs(request.answer)
 
     def pause(self, request: Request) -> float:
-        """Seconds for which its client got nothing; for what comes at once: more than usual."""
+        """Return the longest time without data; for unstreamed responses the excess over normal."""
         if request.asked.about.how == STREAM:
             return request.answer.longest
         calm = self.expected[request.asked.kind, request.asked.number]
@@ -86,11 +86,11 @@ class Outcome:
 
 
 class Run(ABC):
-    """One run: what is asked, and what is done meanwhile, say those that derive from it.
+    """One run. Subclasses define the requests and what happens meanwhile.
 
     Args:
-        note: told of what happens. log: where the instance's log stays. postgresql: its rows lie
-            there instead of in SQLite. clock: its processes have one that can be set.
+        note: receives log lines. log: where the instance's log is kept. postgresql: use it instead
+            of SQLite. clock: make the clock of its processes adjustable.
         disaggregated: one replica computes prompts for the others. num_ranks: processes of each
             replica.
     """
@@ -113,14 +113,14 @@ class Run(ABC):
 
     @abstractmethod
     def _turns(self) -> list[Schedule]:
-        """Of the clients, each of which asks until the harm is done."""
+        """Return the schedules of the clients, which send requests until the faults are over."""
 
     @abstractmethod
     async def _harm(self, instance: Instance, client: Client) -> None:
-        """Do it."""
+        """Inject the faults."""
 
     async def run(self) -> Outcome:
-        """Start an instance, harm it, end it. Raises `StartFailed`."""
+        """Start an instance, inject faults, stop it. Raises `StartFailed`."""
         self._log_line("Starting an instance ...")
         try:
             async with (
@@ -133,7 +133,7 @@ class Run(ABC):
         return self._outcome
 
     async def run_on(self, instance: Instance, client: Client) -> Outcome:
-        """Harm an instance that runs."""
+        """Inject faults into a running instance."""
         await self._undisturbed(instance, client)
         previous_rows = await asyncio.to_thread(ledger.read, instance.database)
         load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
@@ -141,7 +141,7 @@ class Run(ABC):
             await self._harm(instance, client)
             self._stopping.set()
             await asyncio.gather(*load)
-        finally:  # who was told to stop, or failed, waits for no answer
+        finally:  # after a failure or a cancellation no client waits for its response
             self._stopping.set()
             for task in load:
                 task.cancel()
@@ -164,10 +164,10 @@ class Run(ABC):
         async with asyncio.TaskGroup() as group:
             for turn in self._turns():
                 group.create_task(one(turn))
-        await asyncio.sleep(3)  # its rows reach the ledger
+        await asyncio.sleep(3)  # until the last usage reaches the ledger
 
     async def _load(self, client: Client, turn: Schedule) -> None:
-        """One request of a turn after another."""
+        """Send the requests of a schedule one after another, repeatedly."""
         for kind, number in itertools.cycle(turn):
             if self._stopping.is_set():
                 return
@@ -188,7 +188,7 @@ class Run(ABC):
         self._log_line(f"  {text}")
 
     async def _compare(self, instance: Instance, previous_ids: set[str]) -> None:
-        """The ledger agrees within the time that settling what dead processes left takes."""
+        """Wait until the ledger agrees; usage of dead processes is settled with a delay."""
         answers = [request.answer for request in self._outcome.requests]
         deadline = time.monotonic() + SETTLEMENT_TIMEOUT_S
         while True:
@@ -201,7 +201,7 @@ class Run(ABC):
 
 
 class Faults(Run):
-    """Every kind of request, beside one fault of every kind after another."""
+    """Requests of every kind during faults of every kind, one after another."""
 
     max_tokens = 120
 
@@ -221,7 +221,7 @@ class Faults(Run):
         return [[(kind, number) for number in range(VARIANTS)] for kind in asked]
 
     async def _harm(self, instance: Instance, client: Client) -> None:
-        """One fault after another, until the time is over."""
+        """Inject one fault after another until the time is over."""
         impossible = faults.impossible(instance)
         self._outcome.skipped = {name: impossible[name] for name in self._names & impossible.keys()}
         names = [name for name in faults.FAULTS if name in self._names - impossible.keys()]
@@ -252,7 +252,7 @@ class Faults(Run):
             await self._await_finished(set(self._open), planned.name)
 
     async def _await_finished(self, requests: set[int], name: str) -> None:
-        """What ran beside the fault has ended, so that the next one isn't to blame for it."""
+        """Wait for requests that overlap with the fault, so that the next isn't blamed for them."""
         try:
             await holds(lambda: not self._open & requests, FINISH_TIMEOUT_S)
         except TimeoutError:
@@ -260,7 +260,7 @@ class Faults(Run):
 
 
 async def _calm(client: Client, asked: Asked) -> Request:
-    """An answer without any fault, as it ought to be. Raises RuntimeError where it isn't."""
+    """Return the expected response, without faults. Raises RuntimeError if it isn't valid."""
     request = Request(asked, time.monotonic())
     await _fulfil(client, request)
     answer, about = request.answer, asked.about
