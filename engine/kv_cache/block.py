@@ -1,6 +1,7 @@
 """KV blocks, the lists of free ones, and the tenants that they are charged to.
 
-Three classes in one module, for each holds the next: a block its owner, an owner its free blocks.
+These classes share a module because they refer to each other: a block to its owner, an owner to
+its free blocks.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 
 class Block:
-    """Bookkeeping of one block, a fixed number of token slots in every layer's cache.
+    """Metadata of one block, a fixed number of token slots in every layer's cache.
 
-    All blocks are made once, when the pool is. The free-list pointers live in the block itself, so
-    that taking one out of the middle of the list (a cache hit on a free block) is O(1) and
+    All blocks are created once, with the pool. The free-list pointers are fields of the block, so
+    that removing one from the middle of the list (a cache hit on a free block) is O(1) and
     allocates nothing.
     """
 
@@ -29,13 +30,13 @@ class Block:
     def __init__(self, block_id: int) -> None:
         #: Index into the KV cache tensors; never changes.
         self.block_id = block_id
-        #: How many sequences' block tables hold this block.
+        #: Number of sequences whose block tables hold this block.
         self.ref_count = 0
         #: Hash of this block's tokens and all before them, once it is full; None when not cached.
         self.block_hash: bytes | None = None
-        #: The tenant that it's charged to; of a free block, the one that used it last.
+        #: The tenant that it's charged to; for a free block, the one that used it last.
         self.charged_to: TenantQuota | None = None
-        #: How often tenants other than the owner use it; None, as nearly always: not at all.
+        #: Number of uses by tenants other than the owner; None, as nearly always: none.
         self.sharers: dict[TenantQuota, int] | None = None
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
@@ -50,15 +51,15 @@ class Block:
         return f"Block({self.block_id}, refs={self.ref_count}, hash={cached})"
 
 
-#: Stands in a block table where the sequence needs no block. Its id is one that kernels take for
-#: valid; they never read it, because what is there lies out of the layer's window.
+#: Fills a block table where the sequence needs no block. Kernels accept its id as valid, but never
+#: read it, because its tokens are outside the layer's window.
 NULL_BLOCK = Block(0)
 
 
 class FreeBlockQueue:
-    """Blocks that no sequence uses, least recently used first. Every operation is O(1) a block.
+    """Blocks that no sequence uses, least recently used first. Every operation is O(1) per block.
 
-    Two sentinels stand at the ends, so that no operation has a special case.
+    Sentinels at both ends avoid special cases.
     """
 
     def __init__(self, blocks: Iterable[Block]) -> None:
@@ -80,7 +81,7 @@ class FreeBlockQueue:
             block = block.next_free
 
     def append(self, block: Block) -> None:
-        """Put a block at the tail: it will be evicted last."""
+        """Append a block at the tail: it is evicted last."""
         last = self._tail.prev_free
         if last is None or block.next_free is not None:
             raise RuntimeError(f"{block} is already in the free list.")
@@ -91,7 +92,7 @@ class FreeBlockQueue:
         self.count += 1
 
     def prepend(self, block: Block) -> None:
-        """Put a block at the head: it will be evicted first."""
+        """Insert a block at the head: it is evicted first."""
         first = self._head.next_free
         if first is None or block.next_free is not None:
             raise RuntimeError(f"{block} is already in the free list.")
@@ -102,7 +103,7 @@ class FreeBlockQueue:
         self.count += 1
 
     def remove(self, block: Block) -> None:
-        """Take a block out from wherever it stands."""
+        """Remove a block from any position."""
         previous, after = block.prev_free, block.next_free
         if previous is None or after is None:
             raise RuntimeError(f"{block} is not in the free list.")
@@ -112,7 +113,7 @@ class FreeBlockQueue:
         self.count -= 1
 
     def pop(self, count: int) -> list[Block]:
-        """Take the least recently used blocks. Raises IndexError when there are fewer."""
+        """Pop the least recently used blocks. Raises IndexError if there are fewer."""
         if count > self.count:
             raise IndexError(f"{count} blocks wanted, {self.count} are in the free list.")
         blocks: list[Block] = []
@@ -146,23 +147,23 @@ class TenantQuota:
 
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
-        #: Blocks in use that are charged to the tenant.
+        #: Number of blocks in use that are charged to the tenant.
         self.used = 0
         #: Free blocks that it used last, least recently used first; many are still cached.
         self.free = FreeBlockQueue(())
-        #: Its sequences, waiting and running, and those of them that run.
+        #: Number of its sequences, waiting and running, and of the running ones.
         self.sequences = 0
         self.running = 0
         self.weight = 1.0
-        #: Blocks that others' new allocations leave to it.
+        #: Number of blocks that other tenants' allocations must leave to it.
         self.reserved = 0
-        #: Most blocks that it may come to use.
+        #: Maximum number of blocks that it may use.
         self.maximum = num_blocks
         self.seen_at = 0.0
 
     @property
     def unused_reserve(self) -> int:
-        """Reserved blocks that it doesn't use."""
+        """Number of reserved blocks that it doesn't use."""
         return max(0, self.reserved - self.used)
 
     def __repr__(self) -> str:

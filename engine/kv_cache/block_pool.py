@@ -1,4 +1,4 @@
-"""The pool of all KV blocks: who uses which, which are cached, which go next."""
+"""The pool of all KV blocks: which are in use, which are cached, which are evicted next."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from engine.contract.metrics import Histograms
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.tenant_quotas import TenantQuotas
 
-#: One allocated block of so many is followed.
+#: One of this many allocated blocks is sampled.
 SAMPLE_EVERY = 64
 
 
 class BlockResidencyMetrics:
-    """Follows every 64th allocated block until it's evicted or taken again.
+    """Samples every 64th allocated block until it's evicted or reallocated.
 
-    A block that held nothing findable when it was taken again was not evicted: only its gaps count.
+    A block that was not cached when it was reallocated wasn't evicted: only its gaps count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._until_next = SAMPLE_EVERY
-        #: Block id -> when it was allocated, when it was used last.
+        #: Block id -> time of allocation, time of last use.
         self._followed: dict[int, tuple[float, float]] = {}
         self.histograms = Histograms(
             "kv_block_lifetime_seconds",
@@ -32,7 +32,7 @@ class BlockResidencyMetrics:
         )
 
     def allocated(self, blocks: list[Block]) -> None:
-        """These blocks were taken, and hold nothing of before."""
+        """Record newly allocated blocks, which have no content yet."""
         if self._followed:
             for block in blocks:
                 self._followed.pop(block.block_id, None)
@@ -43,7 +43,7 @@ class BlockResidencyMetrics:
             self._followed[blocks[-1].block_id] = (now, now)
 
     def on_hit(self, blocks: Iterable[Block]) -> None:
-        """These cached blocks were hit by a prefix."""
+        """Record cached blocks that were hit by a prefix."""
         if not self._followed:
             return
         for block in blocks:
@@ -54,13 +54,13 @@ class BlockResidencyMetrics:
                 self._followed[block.block_id] = (seen[0], now)
 
     def on_free(self, block: Block) -> None:
-        """The last sequence that used this block is done with it."""
+        """Record that the last sequence using this block has released it."""
         seen = self._followed.get(block.block_id)
         if seen is not None:
             self._followed[block.block_id] = (seen[0], self._clock())
 
     def evicted(self, block: Block) -> None:
-        """This block's cached content makes room for another's."""
+        """Record that this block's cached content is evicted."""
         seen = self._followed.pop(block.block_id, None)
         if seen is None:
             return
@@ -69,7 +69,7 @@ class BlockResidencyMetrics:
         self.histograms.observe("kv_block_idle_before_evict_seconds", now - seen[1])
 
     def forget(self) -> None:
-        """The cache was emptied: nothing that is followed will be evicted."""
+        """Stop sampling all blocks: the cache was emptied without evictions."""
         self._followed.clear()
 
 
@@ -77,10 +77,10 @@ class BlockPool:
     """All blocks of a replica.
 
     Every block is either used (`ref_count > 0`) or in its last user's free list. A full block may
-    also be cached under its hash, used or free; a free cached block is evicted when it is taken
-    again. Two blocks may hold the same content (block tables are append-only, so a duplicate isn't
-    replaced); a hash then maps to several blocks. Blocks are counted by tenant, see `quotas`;
-    who doesn't care leaves the quota out.
+    also be cached under its hash, used or free; a free cached block is evicted when it is
+    reallocated. Two blocks may hold the same content (block tables are append-only, so a duplicate
+    isn't replaced); a hash then maps to several blocks. Blocks are counted by tenant, see `quotas`;
+    callers without tenants omit the quota.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class BlockPool:
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.quotas = TenantQuotas(num_blocks, clock)
         self.residency = BlockResidencyMetrics(clock)
-        #: Blocks that can be allocated now, cached ones included.
+        #: Number of blocks that can be allocated now, cached ones included.
         self.num_free_blocks = 0
         self._reset_free_blocks(self.blocks)
         self.enable_caching = enable_caching
-        # Nearly every hash has one block: it's stored bare, a dict only for duplicates.
+        # Nearly every hash has one block: it's stored directly, a dict only for duplicates.
         self._cached: dict[bytes, Block | dict[int, Block]] = {}
         #: Blocks that a prefix could hit.
         self.num_cached = 0
-        #: Ids of blocks that changed, for somebody who watches; None: nobody does.
+        #: Ids of changed blocks, for observers; None: there are none.
         self.changed_block_ids: set[int] | None = None
         #: Called with each key under which no block is cached any more, except by a reset.
         self.on_uncached: Callable[[bytes], None] | None = None
@@ -114,20 +114,22 @@ class BlockPool:
 
     @property
     def free_blocks_in_order(self) -> Iterator[Block]:
-        """The free blocks, tenant by tenant; of one tenant, the next to go first."""
+        """The free blocks, tenant by tenant; within a tenant in order of eviction."""
         yield from self.quotas.unowned.free
         for quota in self.quotas:
             yield from quota.free
 
     def num_available_blocks(self, quota: TenantQuota) -> int:
-        """Blocks that the tenant may take now: within its maximum, without others' reserves."""
+        """Number of blocks that the tenant may allocate: within its maximum and others'
+        reserves.
+        """
         available = quota.maximum - quota.used
         if not self.quotas.tenants_with_reserve:
             return min(available, self.num_free_blocks)
         return min(available, self.num_free_blocks - self.quotas.reserved_by_other_tenants(quota))
 
     def _reset_free_blocks(self, blocks: Iterable[Block]) -> None:
-        """Put blocks that are in no list into the list of those that were never used."""
+        """Put blocks that are in no list into the list of never-used blocks."""
         unowned = self.quotas.unowned
         for block in blocks:
             block.charged_to = unowned
@@ -147,9 +149,9 @@ class BlockPool:
         return cached
 
     def get_new_blocks(self, count: int, quota: TenantQuota | None = None) -> list[Block]:
-        """Take `count` free blocks for a tenant, evicting what they cached.
+        """Allocate `count` free blocks for a tenant, evicting their cached content.
 
-        Raises RuntimeError when fewer are free: callers ask `num_available_blocks` first.
+        Raises RuntimeError if fewer are free: callers check `num_available_blocks` first.
         """
         if count > self.num_free_blocks:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free_blocks} are free.")
@@ -173,12 +175,12 @@ class BlockPool:
         return new_blocks
 
     def _record_change(self, blocks: Sequence[Block]) -> None:
-        """These blocks changed."""
+        """Record changed blocks for observers."""
         if self.changed_block_ids is not None:
             self.changed_block_ids.update(block.block_id for block in blocks)
 
     def touch(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
-        """One more sequence uses these cached blocks; free ones leave the free list."""
+        """Add a reference to cached blocks; free ones leave the free list."""
         quota = quota or self.quotas.get("")
         for block in blocks:
             owner = block.charged_to
@@ -198,10 +200,10 @@ class BlockPool:
             self._record_change(blocks)
 
     def free_blocks(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
-        """One sequence of the tenant stops using these blocks, given in block-table order.
+        """Drop one reference of a tenant to these blocks, given in block-table order.
 
         They are freed in reverse: the last block covers the longest prefix and is the least likely
-        to be hit again, so it is to be evicted first.
+        to be hit again, so it is evicted first.
         """
         quota = quota or self.quotas.get("")
         if self.changed_block_ids is not None:
@@ -222,7 +224,9 @@ class BlockPool:
     def _release_shared(
         self, block: Block, guests: dict[TenantQuota, int], quota: TenantQuota
     ) -> None:
-        """One use fewer of a block that several tenants share; a guest inherits it at the end."""
+        """Drop a reference to a block that tenants share; if its owner leaves, a guest inherits
+        it.
+        """
         owner = block.charged_to
         if quota is not owner:
             guests[quota] -= 1
@@ -238,7 +242,7 @@ class BlockPool:
         block.sharers = guests or None
 
     def cache_block(self, block: Block, block_hash: bytes) -> None:
-        """Make a full block findable by its hash."""
+        """Register a full block under its hash."""
         if not self.enable_caching:
             return
         if block.block_hash is not None:
@@ -256,7 +260,7 @@ class BlockPool:
             self._cached[block_hash] = {cached.block_id: cached, block.block_id: block}
 
     def evict(self, block: Block) -> None:
-        """Forget a block's content."""
+        """Uncache a block."""
         block_hash = block.block_hash
         if block_hash is None:
             return
@@ -275,23 +279,23 @@ class BlockPool:
                 self.on_uncached(block_hash)
 
     def discard(self, block: Block) -> None:
-        """Forget the content of a block that nobody uses; it's the next to be taken."""
+        """Uncache an unused block and make it the next to be allocated."""
         self.evict(block)
         self.evict_first(block)
 
     def evict_first(self, block: Block) -> None:
-        """Have a block be the next of its tenant to be taken, unless somebody uses it."""
+        """Make a block the next of its tenant to be allocated, unless it's in use."""
         if block.ref_count == 0 and block.charged_to is not None:
             block.charged_to.free.remove(block)
             block.charged_to.free.prepend(block)
 
     def uncache_all(self, block_hash: bytes) -> None:
-        """Forget all blocks with this content."""
+        """Uncache all blocks with this content."""
         while (block := self.get_cached_block(block_hash)) is not None:
             self.evict(block)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; False, and nothing done, while any block is in use."""
+        """Drop all cached content; False, without effect, while any block is in use."""
         if self.num_free_blocks != self.num_blocks:
             return False
         for block in self.blocks:
@@ -306,11 +310,12 @@ class BlockPool:
         return True
 
     def check_integrity(self, tables: Iterable[tuple[str, Sequence[Block]]] = ()) -> None:
-        """Raise RuntimeError unless free + used = all and no count is off.
+        """Raise RuntimeError unless free + used = all and all counts are right.
 
         Args:
             tables: the block tables of all live sequences, each with its tenant; reference counts
-                must equal their use.
+            must
+                match them.
         """
         free_ids = [block.block_id for block in self.free_blocks_in_order]
         if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free_blocks:
@@ -336,7 +341,9 @@ class BlockPool:
             raise RuntimeError(f"{entries} cache entries for {cached} cached blocks.")
 
     def _check_quotas(self, uses: dict[int, Counter[str]]) -> None:
-        """Raise RuntimeError unless every used block is charged to one of its users, once."""
+        """Raise RuntimeError unless every used block is charged exactly once, to one of its
+        users.
+        """
         charged: Counter[str] = Counter()
         for block_id, users in uses.items():
             owner, guests = self.blocks[block_id].charged_to, self.blocks[block_id].sharers or {}
@@ -355,6 +362,6 @@ class BlockPool:
                 raise RuntimeError(f"{quota} uses {charged[quota.name]} blocks.")
 
     def _holds(self, block: Block) -> bool:
-        """Whether the block's own hash leads back to it."""
+        """Whether looking up the block's hash returns this block."""
         cached = self._cached.get(block.block_hash or b"")
         return block.block_id in cached if isinstance(cached, dict) else cached is block

@@ -28,10 +28,10 @@ from engine.kv_cache.single_type_managers import (
 )
 from engine.kv_cache.state_manager import StateManager
 
-#: Lookups in the prefix cache that the hit rate of the log is of, vLLM's number.
+#: Number of recent prefix cache lookups for the log's hit rate, as in vLLM.
 NUM_RECENT_LOOKUPS = 1_000
 
-#: Block tables of one sequence, one a KV cache group; their lengths may differ.
+#: Block tables of one sequence, one per KV cache group; their lengths may differ.
 BlockTables = list[BlockTable]
 
 MANAGERS: dict[KVCacheKind, type[SingleTypeManager]] = {
@@ -43,13 +43,13 @@ MANAGERS: dict[KVCacheKind, type[SingleTypeManager]] = {
 
 
 class CachedPrefix(NamedTuple):
-    """Cached blocks that a sequence begins with.
+    """Cached blocks that match a sequence's first tokens.
 
     Attributes:
         num_tokens: number of tokens that need not be computed.
         blocks: by KV cache group.
-        branch: number of tokens whose keys and values are cached; more than `num_tokens` where no
-            state at their end is.
+        branch: number of tokens whose keys and values are cached; more than `num_tokens` if no
+            state is cached at their end.
     """
 
     num_tokens: int
@@ -58,7 +58,7 @@ class CachedPrefix(NamedTuple):
 
 
 class KVCacheCoordinator(ABC):
-    """The managers of a model's KV cache groups over their common pool.
+    """The managers of a model's KV cache groups, over their common pool.
 
     A sequence has block tables from its first `allocate_slots` until `free`.
     `docs/prefix-caching.md` walks through the operations with numbers.
@@ -82,27 +82,27 @@ class KVCacheCoordinator(ABC):
             manager for manager in self.managers if isinstance(manager, CrossAttentionManager)
         ]
         states = [manager for manager in managers if isinstance(manager, StateManager)]
-        #: Of the layers that carry a state; None: none does.
+        #: Manager of the layers that carry a state; None: there are none.
         self.states = states[0] if states else None
         #: Sequence id -> number of its first blocks that have been cached.
         self._num_cached: dict[int, int] = {}
         self._prefix_misses = prefix_cache.PrefixMissTracker(block_size)
-        #: Collects what changes in the prefix cache; None: nobody asks.
+        #: Collects changes of the prefix cache; None: they aren't recorded.
         self.events: KVEventRecorder | None = None
-        #: Prompt tokens looked up in the cache, and those of them that hit, since the start.
+        #: Prompt tokens looked up in the cache, and those that hit, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
-        #: Both totals before each of the last lookups.
+        #: Both totals before each of the recent lookups.
         self._recent_totals: deque[tuple[int, int]] = deque(maxlen=NUM_RECENT_LOOKUPS)
 
     def record_lookup(self, num_tokens: int, num_hits: int) -> None:
-        """Count the tokens of a sequence that starts, and those of them that were cached."""
+        """Count the tokens of a sequence that starts, and the cached ones among them."""
         self._recent_totals.append((self.num_query_tokens, self.num_hit_tokens))
         self.num_query_tokens += num_tokens
         self.num_hit_tokens += num_hits
 
     def reset_lookups(self) -> None:
-        """Start the counts of `record_lookup` anew."""
+        """Reset the counts of `record_lookup`."""
         self.num_query_tokens = self.num_hit_tokens = 0
         self._recent_totals.clear()
 
@@ -115,16 +115,16 @@ class KVCacheCoordinator(ABC):
         return (self.num_hit_tokens - hits) / max(1, self.num_query_tokens - queries)
 
     def max_blocks_per_sequence(self, num_tokens: int, chunk: int) -> int:
-        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
+        """Maximum number of blocks of a sequence that grows to `num_tokens` by `chunk` per step."""
         return sum(
             manager.group.max_blocks(num_tokens, chunk, self.block_size)
             for manager in self.managers
         )
 
     def max_sequence_tokens(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
-        """Length of the longest sequence that can run in `num_blocks`, by `chunk` tokens a step.
+        """Length of the longest sequence that can run in `num_blocks`, by `chunk` tokens per step.
 
-        It may be unbounded where all layers have windows; then `longest`, the model's context.
+        Without bound if all layers have windows; then `longest`, the model's context.
         """
         low, high = 0, max(num_blocks * self.block_size, longest)
         while low < high:
@@ -136,7 +136,7 @@ class KVCacheCoordinator(ABC):
         return low
 
     def get_computed_blocks(self, sequence: CacheableSequence) -> CachedPrefix:
-        """The longest run of cached blocks that a sequence's tokens begin with.
+        """The longest cached prefix of a sequence.
 
         At least one token is always left to compute, because its logits are needed. Nothing is
         allocated; the blocks may be evicted until `allocate_slots` adopts them.
@@ -151,13 +151,15 @@ class KVCacheCoordinator(ABC):
         return CachedPrefix(num_blocks * self.block_size, tables, branch * self.block_size)
 
     def _cached_states(self, sequence: CacheableSequence) -> BlockTables:
-        """The cached blocks of the states that a sequence attends to, by cross-attention group."""
+        """Cached blocks of the encoder states that a sequence attends to, by cross-attention
+        group.
+        """
         tables = [manager.cached_states(sequence.encoder_key) for manager in self._cross]
         return tables if all(tables) else [[] for _ in tables]
 
     @property
     def encoder_length(self) -> int:
-        """Number of states of the encoder that tokens attend to; 0: there is none."""
+        """Number of encoder states that tokens attend to; 0: no cross attention."""
         return self._cross[0].group.encoder_length if self._cross else 0
 
     def needs_encoding(self, prefix: CachedPrefix) -> bool:
@@ -165,8 +167,8 @@ class KVCacheCoordinator(ABC):
         return bool(self._cross) and not prefix.blocks[-1]
 
     def empty_prefix(self, sequence: CacheableSequence | None = None) -> CachedPrefix:
-        """The prefix of a sequence that must compute all of its tokens; an encoder's states may be
-        cached nevertheless.
+        """The prefix of a sequence that must compute all of its tokens; encoder states may still be
+        cached.
         """
         states = [] if sequence is None else self._cached_states(sequence)
         return CachedPrefix(0, [[] for _ in self.managers[len(states) :]] + states)
@@ -174,17 +176,17 @@ class KVCacheCoordinator(ABC):
     @abstractmethod
     def _longest_prefix(self, hashes: list[bytes]) -> tuple[int, BlockTables, int]:
         """The longest prefix of these hashes that is a hit in every group: its number of hashes,
-        its cached blocks, and the number of hashes that is a hit but for a state.
+        its cached blocks, and the number of hashes that would hit if their state were cached, too.
         """
 
     def miss_reason(
         self, sequence: CacheableSequence, prefix: CachedPrefix, *, reads_cache: bool
     ) -> str:
-        """Why a sequence has no cached prefix; called once a sequence, when it starts.
+        """Why a sequence has no cached prefix; called once per sequence, when it starts.
 
         Args:
             sequence: the sequence.
-            prefix: what was found instead.
+            prefix: the prefix that was used instead.
             reads_cache: whether a prefix was looked up at all.
         """
         if not self.enable_caching:
@@ -210,22 +212,23 @@ class KVCacheCoordinator(ABC):
     ) -> BlockTables | None:
         """Allocate the blocks of a sequence's next tokens, and cache those that they fill.
 
-        Later sequences of the same step may hit these blocks at once. That is sound because a step
+        Later sequences of the same step may hit these blocks at once. That is safe because a step
         writes all KV of a layer before any attention reads it. Blocks that have left a window are
-        freed first, even if the others are then too few.
+        freed first, even if the allocation fails afterwards.
 
         Args:
             sequence: the sequence.
-            quota: of its tenant, which is charged.
-            num_computed: its tokens whose KV is computed; with `prefix`, those of the prefix and
-                those that the step loads after it.
-            num_new: tokens after those, computed by the next step; some may not be known yet.
+            quota: the tenant's quota, which is charged.
+            num_computed: number of tokens whose KV is computed; with `prefix`, the prefix and the
+                tokens that the step loads after it.
+            num_new: number of tokens after those that the next step computes; some may not be known
+                yet.
             prefix: the result of `get_computed_blocks`, for a sequence without blocks; else None.
             lookahead: the last tokens are drafts, which may be rejected: no block is cached, none
                 leaves a window, and states before each draft are kept until `StateManager.rewind`.
 
-        Returns the new blocks by group, without the prefix, and an empty list when the sequence
-        needs none; None, with nothing allocated, when the tenant can't have enough.
+        Returns the new blocks by group, without the prefix, and an empty list if the sequence needs
+        none; None, with nothing allocated, if the tenant can't get enough.
         """
         seq_id, managers = sequence.seq_id, self.managers
         if prefix is None and not lookahead:
@@ -238,9 +241,9 @@ class KVCacheCoordinator(ABC):
                 return None
             self.states.keep_until_verified(sequence, quota, num_computed, num_new)
         if prefix is not None and any(prefix.blocks):
-            # First, so that new blocks don't evict them.
+            # Adopt the prefix first, so that new blocks don't evict it.
             for manager, cached_blocks in zip(managers, prefix.blocks, strict=True):
-                # A later state is loaded into the block: a copy would come after it.
+                # The connector loads a later state into the block; a copy would overwrite it.
                 if manager is not self.states or num_computed == prefix.num_tokens:
                     manager.adopt_prefix(seq_id, cached_blocks, quota)
         blocks: BlockTables = []
@@ -270,7 +273,7 @@ class KVCacheCoordinator(ABC):
         num_new: int,
         prefix: CachedPrefix | None = None,
     ) -> bool:
-        """Whether the tenant can have the blocks that `allocate_slots` would take."""
+        """Whether the tenant can get the blocks that `allocate_slots` would take."""
         num_needed = self.num_blocks_to_allocate(seq_id, num_computed, num_new, prefix)
         return num_needed <= self.pool.num_available_blocks(quota)
 
@@ -295,8 +298,8 @@ class KVCacheCoordinator(ABC):
         return num_blocks
 
     def cache_full_blocks(self, sequence: CacheableSequence, num_tokens: int) -> None:
-        """Cache the blocks that a sequence's first `num_tokens` tokens fill, as far as these are
-        known.
+        """Cache the blocks that a sequence's first `num_tokens` tokens fill, as far as the tokens
+        are known.
         """
         if not self.enable_caching:
             return
@@ -313,7 +316,7 @@ class KVCacheCoordinator(ABC):
         self._num_cached[seq_id] = end
 
     def record_events(self) -> None:
-        """Collect events from now on: blocks that are cached already are never named."""
+        """Collect events from now on; there are none for blocks that are cached already."""
         self.events = KVEventRecorder(self.block_size)
         for pool in self._pools:
             pool.on_uncached = self.events.record_removed
@@ -326,7 +329,9 @@ class KVCacheCoordinator(ABC):
         first: int,
         end: int,
     ) -> None:
-        """Record those of a sequence's blocks [first, end) that are cached since now."""
+        """Record events for those of a sequence's blocks [first, end) that have just been
+        cached.
+        """
         hashes, suffix = sequence.block_hashes.values, manager.suffix
         indices = [
             index
@@ -351,19 +356,19 @@ class KVCacheCoordinator(ABC):
         self._num_cached.pop(seq_id, None)
 
     def uncache_from(self, seq_id: int, hashes: BlockHashes, num_tokens: int) -> None:
-        """Uncache a sequence's blocks from token `num_tokens` on: their content never came."""
+        """Uncache a sequence's blocks from token `num_tokens` on: they were never written."""
         cached = hashes.values[: self._num_cached.get(seq_id, 0)]
         for manager in self.managers:
             manager.uncache_from(seq_id, cached, num_tokens // self.block_size)
 
     def get_state_blocks(self, seq_id: int) -> list[int]:
-        """Ids of the blocks of a sequence's encoder states, one cross-attention group after the
-        other.
+        """Ids of the blocks of a sequence's encoder states, all cross-attention groups
+        concatenated.
         """
         return [block.block_id for cross in self._cross for block in cross.tables[seq_id]]
 
     def uncache_states(self, key: bytes) -> None:
-        """Uncache the states of an encoder's input: they never came."""
+        """Uncache the states of an encoder input: they were never written."""
         for cross in self._cross:
             cross.uncache_states(key)
 
@@ -377,7 +382,7 @@ class KVCacheCoordinator(ABC):
         )
 
     def uncache_all(self, hashes: BlockHashes) -> None:
-        """Uncache all blocks that a sequence, now without blocks, has cached."""
+        """Uncache all blocks cached by a sequence that holds no blocks any more."""
         if self.states is not None:
             self.states.drop_pending(hashes)
         for block_hash in hashes.values:
@@ -385,7 +390,7 @@ class KVCacheCoordinator(ABC):
                 manager.pool.uncache_all(block_hash + manager.suffix)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; False, and nothing done, while any block is in use."""
+        """Drop all cached content; False, without effect, while any block is in use."""
         self.start_step()
         pools = self._pools
         if any(pool.num_free_blocks != pool.num_blocks for pool in pools):
@@ -396,26 +401,30 @@ class KVCacheCoordinator(ABC):
 
     @property
     def _pools(self) -> list[BlockPool]:
-        """The common pool, and that of states."""
+        """The common pool, and the pool of states."""
         return list(dict.fromkeys([self.pool, *(manager.pool for manager in self.managers)]))
 
     def record_request(
         self, tenant: str, weight: float, reserved_fraction: float, max_fraction: float
     ) -> TenantQuota:
-        """A tenant's request came, with its share of each pool; its quota of the common one."""
+        """Update a tenant's share of each pool at a request; returns its quota of the common
+        pool.
+        """
         for pool in self._pools:
             pool.quotas.record_request(tenant, weight, reserved_fraction, max_fraction)
         return self.quotas.get(tenant)
 
     def start_step(self) -> None:
-        """A plan is made; the steps before are written when it runs."""
+        """Begin planning a step: cache the checkpoints of earlier steps, which are written by
+        then.
+        """
         if self.states is not None:
             self.states.cache_written_checkpoints()
 
     def check_integrity(self, tenants: Mapping[int, str]) -> None:
-        """Raise RuntimeError unless the pool's books balance.
+        """Raise RuntimeError unless the pool's accounting is consistent.
 
-        `tenants`: the sequences that may hold blocks, and whose they are.
+        `tenants`: the sequences that may hold blocks, with their tenants.
         """
         self.start_step()
         for manager in self.managers:
@@ -433,10 +442,10 @@ class KVCacheCoordinator(ABC):
 def make_coordinator(
     layout: KVCacheConfig | None, num_blocks: int, block_size: int, enable_caching: bool = True
 ) -> KVCacheCoordinator:
-    """The coordinator of a layout; None: one group of full attention."""
+    """The coordinator of a layout; None: one group with full attention."""
     pool = BlockPool(num_blocks, enable_caching)
     groups = (layout or single_group_config(1)).groups
-    # A single group's hashes need no group.
+    # With a single group its index isn't part of the hashes.
     suffixes = [group_key(index) if len(groups) > 1 else b"" for index in range(len(groups))]
     managers = [
         MANAGERS[group.kind](
@@ -467,8 +476,8 @@ class UnitaryKVCacheCoordinator(KVCacheCoordinator):
 class HybridKVCacheCoordinator(KVCacheCoordinator):
     """Several KV cache groups: full attention, sliding windows of several lengths, states.
 
-    A block's key in the pool is its hash and its group: the same tokens are cached, and evicted,
-    group by group.
+    A block's key in the pool is its hash and its group: the same tokens are cached and evicted by
+    group.
     """
 
     def __init__(
@@ -479,7 +488,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
         enable_caching: bool = True,
     ) -> None:
         super().__init__(pool, managers, block_size, enable_caching)
-        #: Those whose blocks hold tokens, or states after tokens.
+        #: Groups whose blocks hold tokens, or states after tokens.
         self._of_tokens = [manager for manager in self.managers if manager not in self._cross]
         attending = [manager for manager in self._of_tokens if manager is not self.states]
         self._types = _attention_types(attending)
@@ -500,7 +509,7 @@ class HybridKVCacheCoordinator(KVCacheCoordinator):
 
 
 def _attention_types(managers: Sequence[SingleTypeManager]) -> list[HitRequirement]:
-    """The groups of equal window together, full attention first."""
+    """The groups with equal windows together, full attention first."""
     by_window: dict[int, list[SingleTypeManager]] = {}
     for manager in managers:
         by_window.setdefault(manager.window, []).append(manager)

@@ -1,8 +1,8 @@
 """Which layers share a block: KV cache groups by attention type, all with the same page size.
 
 A block holds `block_size` tokens of `layers_per_block` layers. Layers that need the same blocks of
-a sequence stand in one group and share its block table; all groups take blocks from one pool. Only
-layers that carry a state have a pool of their own, whose blocks hold one state each.
+a sequence form a group and share its block table; all groups take blocks from one pool. Only layers
+that carry a state have a separate pool, whose blocks hold one state each.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Literal
 #: state.
 KVCacheKind = Literal["full", "window", "cross", "state"]
 
-#: The largest share of a block set that may be padding, where a smaller block would have less.
+#: Maximum padding as a fraction of a block set, if a smaller block would have less.
 _MAX_PADDING = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroupSpec:
-    """Layers with one block table a sequence, whose length is the group's own.
+    """Layers with a common block table per sequence, whose length is specific to the group.
 
     Attributes:
         kind: which blocks its layers need.
-        layers: their indices; the i-th is in the i-th layer slot of a block. () where all that
-            carry a state are meant.
-        window: number of tokens that a token attends to, itself included; 0: all.
-        encoder_length: states of an encoder that every token attends to; 0: of other kinds.
-        num_blocks: size of the group's own pool; 0: its blocks are of the common pool.
+        layers: their indices; the i-th is in the i-th layer slot of a block. () for all layers that
+            carry a state.
+        window: number of tokens that a token attends to, including itself; 0: all.
+        encoder_length: number of encoder states that every token attends to; 0: other kinds.
+        num_blocks: size of the group's separate pool; 0: its blocks are in the common pool.
     """
 
     kind: KVCacheKind
@@ -45,7 +45,7 @@ class KVCacheGroupSpec:
         return -(-(self.encoder_length or num_tokens) // block_size)
 
     def first_needed_block(self, num_computed: int, block_size: int) -> int:
-        """The first block that the token after `num_computed` computed ones attends to."""
+        """Index of the first block that the token after `num_computed` computed ones attends to."""
         if not self.window:
             return 0
         return max(0, num_computed - self.window + 1) // block_size
@@ -59,11 +59,11 @@ class KVCacheGroupSpec:
         return -(-(self.window - 1) // block_size) if self.window else None
 
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Maximum number of blocks of the common pool for a sequence that grows to `num_tokens`, by
-        `chunk` a step.
+        """Maximum number of blocks of the common pool for a sequence that grows to `num_tokens` by
+        `chunk` per step.
 
-        A step writes the keys of all of its `chunk` tokens before it reads any, so a sliding window
-        is longer by them; and it may begin and end in the middle of a block.
+        A step writes the keys of all of its `chunk` tokens before it reads any, so they add to a
+        sliding window, which may also begin and end within a block.
         """
         if self.num_blocks:
             return 0
@@ -79,7 +79,7 @@ class KVCacheConfig:
 
     Attributes:
         groups: full attention first, cross attention and states last.
-        layers_per_block: layer slots of a block; smaller groups leave some empty.
+        layers_per_block: number of layer slots of a block; smaller groups leave some empty.
     """
 
     groups: tuple[KVCacheGroupSpec, ...]
@@ -87,38 +87,40 @@ class KVCacheConfig:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Each group's window."""
+        """Window of each group."""
         return tuple(group.window for group in self.groups)
 
     @property
     def num_layers(self) -> int:
-        """Layers of the model."""
+        """Number of layers of the model."""
         return sum(len(group.layers) for group in self.groups)
 
     @property
     def state_group(self) -> KVCacheGroupSpec | None:
-        """The group of the layers that carry a state; None: no layer does, or not in blocks."""
+        """The group of the layers that carry a state; None: there are none, or not in blocks."""
         return self.groups[-1] if self.groups[-1].kind == "state" else None
 
     def with_states(self, num_blocks: int) -> KVCacheConfig:
-        """The same for a model that has layers which carry a state, of which `num_blocks` fit."""
+        """This layout with a group of layers that carry a state, with room for `num_blocks`
+        states.
+        """
         states = KVCacheGroupSpec("state", (), num_blocks=num_blocks)
         return replace(self, groups=(*self.groups, states))
 
     def table_lengths(self, num_tokens: int, block_size: int) -> list[int]:
-        """Each group's length of the block table of a sequence of `num_tokens`."""
+        """Length of each group's block table for a sequence of `num_tokens`."""
         return [group.table_length(num_tokens, block_size) for group in self.groups]
 
     def max_blocks(self, num_tokens: int, chunk: int, block_size: int) -> int:
-        """Maximum number of blocks of a sequence that grows to `num_tokens`, by `chunk` a step."""
+        """Maximum number of blocks of a sequence that grows to `num_tokens` by `chunk` per step."""
         return sum(group.max_blocks(num_tokens, chunk, block_size) for group in self.groups)
 
     def group_by_layer(self) -> list[int]:
-        """For each layer the index of its group."""
+        """Group index of each layer."""
         return [group for _, group, _ in sorted(self._layer_slots())]
 
     def slot_by_layer(self) -> list[int]:
-        """For each layer its layer slot in a block."""
+        """Layer slot of each layer in its block."""
         return [slot for _, _, slot in sorted(self._layer_slots())]
 
     def _layer_slots(self) -> list[tuple[int, int, int]]:
@@ -131,7 +133,7 @@ class KVCacheConfig:
 
 
 def single_group_config(num_layers: int, window: int = 0) -> KVCacheConfig:
-    """All layers in one group."""
+    """A layout with all layers in one group."""
     return KVCacheConfig((make_group(window, range(num_layers)),), num_layers)
 
 
@@ -141,8 +143,8 @@ def make_group(window: int, layers: Sequence[int]) -> KVCacheGroupSpec:
 
 
 def with_cross_attention(layout: KVCacheConfig, encoder_length: int) -> KVCacheConfig:
-    """The layout of a decoder whose layers attend to an encoder's states, too: these have layers of
-    their own, numbered after the others.
+    """The layout of a decoder with cross attention, whose keys and values have additional layers,
+    numbered after the others.
     """
     layers = range(layout.num_layers, 2 * layout.num_layers)
     size = layout.layers_per_block
@@ -156,13 +158,13 @@ def with_cross_attention(layout: KVCacheConfig, encoder_length: int) -> KVCacheC
 def make_kv_cache_config(
     windows: Sequence[int], num_layers: int, max_model_len: int, hybrid: bool = True
 ) -> KVCacheConfig:
-    """The layout of a model.
+    """The KV cache layout of a model.
 
     Args:
-        windows: each layer's sliding window, 0 for full attention; (): all are full.
-        num_layers: layers of the model.
-        max_model_len: a window that no context outgrows is full attention.
-        hybrid: off: every layer keeps all of its blocks.
+        windows: sliding window of each layer, 0 for full attention; (): all are full.
+        num_layers: number of layers of the model.
+        max_model_len: a window that is at least as long is full attention.
+        hybrid: if False, every layer keeps all of its blocks.
     """
     if not hybrid or not windows:
         return single_group_config(num_layers)
@@ -179,10 +181,10 @@ def make_kv_cache_config(
 
 
 def _layers_per_block(counts: list[int]) -> int:
-    """Layers of a block for so many layers of each type.
+    """Number of layers per block, from the number of layers of each attention type.
 
-    As many as the most frequent type has, else as the least frequent, else the largest divisor of
-    that: the first with little padding. Large blocks mean few groups, and so few tables to keep.
+    That of the most frequent type, else of the least frequent, else the largest divisor of that:
+    the first with little padding. Large blocks mean few groups, and so few tables to maintain.
     """
     min_layers = min(counts)
     divisors = [size for size in range(min_layers, 0, -1) if min_layers % size == 0]

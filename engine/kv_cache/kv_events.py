@@ -1,7 +1,7 @@
-"""KV events: what has changed in the prefix cache, as vLLM's messages say it.
+"""KV events: changes of the prefix cache, in vLLM's message format.
 
-Consumers are routers that follow which replica holds which prefix. A block is named by the last 64
-bits of its hash, as it is by vLLM; nothing is looked up by these.
+Consumers are routers that track which replica holds which prefix. As in vLLM, a block is named by
+the last 64 bits of its hash; the engine never looks blocks up by them.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import msgspec
 
 from engine.kv_cache.kv_cache_config import KVCacheKind
 
-#: vLLM's name of the KV cache on the device, whatever device that is.
+#: vLLM's name of the KV cache on the device, whatever the device is.
 MEDIUM = "GPU"
 
 
 class KVCacheEvent(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
-    """Its name, then its fields in their order."""
+    """The event's name, then its fields in order."""
 
 
 class BlockStored(KVCacheEvent):
-    """Blocks that follow each other in a prompt were cached.
+    """Consecutive blocks of a prompt were cached.
 
     Attributes:
         block_hashes: of the blocks, in the prompt's order.
-        parent_block_hash: of the block before them; None: they begin the prompt.
-        token_ids: of all of them.
-        block_size: tokens of a block.
+        parent_block_hash: of the block before them; None: they are the prompt's first.
+        token_ids: of all blocks.
+        block_size: tokens per block.
         lora_id: None; adapters have names.
-        medium: where the blocks are.
-        lora_name: the adapter as its client called it; None: the model alone.
-        extra_keys: None; they would tell tenants' secrets.
-        group_idx: KV cache group; None: there is one.
-        kv_cache_spec_kind: what the group's layers attend to.
-        kv_cache_spec_sliding_window: tokens that they see; None: all.
+        medium: where the blocks are stored.
+        lora_name: the adapter's name as the client gave it; None: no adapter.
+        extra_keys: None; they would reveal tenants' secrets.
+        group_idx: KV cache group; None: there is only one.
+        kv_cache_spec_kind: attention type of the group's layers.
+        kv_cache_spec_sliding_window: number of tokens that they attend to; None: all.
     """
 
     block_hashes: list[int]
@@ -51,7 +51,7 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    """Blocks aren't cached any more. Attributes: see `BlockStored`."""
+    """Blocks were removed from the cache. Attributes: see `BlockStored`."""
 
     block_hashes: list[int]
     medium: str
@@ -59,16 +59,16 @@ class BlockRemoved(KVCacheEvent):
 
 
 class AllBlocksCleared(KVCacheEvent):
-    """Nothing is cached any more."""
+    """All blocks were removed from the cache."""
 
 
 class KVEventBatch(msgspec.Struct, array_like=True):
-    """What has changed since the batch before.
+    """The changes since the previous batch.
 
     Attributes:
         ts: seconds since 1970.
-        events: in the order in which it happened.
-        data_parallel_rank: 0; each replica has an endpoint of its own.
+        events: in order.
+        data_parallel_rank: 0; each replica has its own endpoint.
     """
 
     ts: float
@@ -76,7 +76,7 @@ class KVEventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
-#: vLLM's names of what layers attend to.
+#: vLLM's names of attention types.
 _SPEC_KINDS: dict[KVCacheKind, str] = {"full": "full_attention", "window": "sliding_window"}
 
 
@@ -84,9 +84,9 @@ class KVEventGroup(msgspec.Struct, frozen=True):
     """A KV cache group whose blocks hold tokens.
 
     Attributes:
-        index: None where it's the only group.
-        kind: what its layers attend to.
-        window: tokens that they see; 0: all.
+        index: index of the group; None: it's the only one.
+        kind: attention type of its layers.
+        window: number of tokens that they attend to; 0: all.
     """
 
     index: int | None
@@ -95,12 +95,12 @@ class KVEventGroup(msgspec.Struct, frozen=True):
 
 
 class KVEventRecorder:
-    """Collects events. Of blocks with the same content the first is stored, the last removed."""
+    """Collects events. Of blocks with equal content, the first is stored and the last removed."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
-        #: Groups of the blocks that were stored and not removed, by their keys in the pool.
+        #: Groups of the stored blocks by their keys in the pool.
         self._stored: dict[bytes, KVEventGroup] = {}
 
     def is_stored(self, key: bytes) -> bool:
@@ -116,9 +116,9 @@ class KVEventRecorder:
         group: KVEventGroup,
         lora_name: str | None,
     ) -> None:
-        """Blocks `indices` of a sequence with these hashes and tokens were cached.
+        """Record that blocks `indices` of a sequence with these hashes and tokens were cached.
 
-        `suffix`: what makes a hash the group's key in the pool.
+        `suffix`: of the KV cache group's keys in the pool.
         """
         size, run_start = self._block_size, 0
         for position, index in enumerate(indices):
@@ -143,10 +143,10 @@ class KVEventRecorder:
             self._events.append(event)
 
     def record_removed(self, key: bytes) -> None:
-        """No block is cached under a key of the pool any more."""
+        """Record that no block is cached under a key of the pool any more."""
         group = self._stored.pop(key, None)
         if group is None:
-            return  # a state's
+            return  # the block of a state
         suffix_length = 0 if group.index is None else 2
         short_hash = _short_hash(key[: len(key) - suffix_length])
         last = self._events[-1] if self._events else None
@@ -156,12 +156,12 @@ class KVEventRecorder:
             self._events.append(BlockRemoved([short_hash], MEDIUM, group.index))
 
     def record_cleared(self) -> None:
-        """Nothing is cached any more."""
+        """Record that nothing is cached any more."""
         self._stored.clear()
         self._events.append(AllBlocksCleared())
 
     def pop_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
-        """The events since the last call."""
+        """Return and clear the events since the last call."""
         events, self._events = self._events, []
         return events
 

@@ -1,12 +1,12 @@
 """Hashes that identify a block by its content and everything before it.
 
-A block's hash covers its parent's hash, its own token ids and the keys of what begins in it beside
-them: in a sequence's first block its scope (cache namespace, adapter), in others an image or
-vectors that stand in the prompt from there on. The chain carries each key onwards, so two tenants'
-equal prompts never share a block, while what stands before an image is shared by all who sent it.
-sha256 leaves no collisions to speak of, which matters because a collision would show one client's
-text to another. Bytes are laid out by us, not by a serialiser, so that hashes are the same in every
-process.
+A block's hash covers its parent's hash, its token ids and the keys of additional content that
+begins in it: in a sequence's first block its scope (cache namespace, adapter), in others an image
+or vectors in the prompt from there on. The chain carries each key onwards, so equal prompts of two
+tenants never share a block, while the prompt before an image is shared by all requests with it.
+sha256 makes collisions practically impossible, which matters because a collision would show one
+client's text to another. We lay out the bytes ourselves, rather than by a serialiser, so that
+hashes are equal in every process.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ IsCached = Callable[[int, bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class HitRequirement:
-    """Groups that attend alike.
+    """KV cache groups with the same attention type.
 
     Attributes:
-        num_required_blocks: blocks before a block's first token that this token sees; None: all of
-        them.
-        suffixes: key suffixes of the groups; a block is a hit when it's cached in each of them.
+        num_required_blocks: number of blocks before a block's first token that this token attends
+            to; None: all of them.
+        suffixes: key suffixes of the groups; a block is a hit if it's cached in each of them.
     """
 
     num_required_blocks: int | None
@@ -41,9 +41,9 @@ def longest_common_hit(types: list[HitRequirement], max_blocks: int, cached: IsC
     """Blocks of the longest prefix, at most `most`, that is a hit in every attention type.
 
     Full attention needs all blocks of the prefix and is searched from the left; it goes first. A
-    window needs only the last blocks and is searched from the right, within what the others left.
-    What shortens one type's hit may spoil another window's, so the windows go round until they
-    agree; a shorter prefix is always a hit in full attention too.
+    window needs only the last blocks and is searched from the right, within the previous results.
+    Shortening one type's hit may invalidate another window's, so the windows are searched in turns
+    until they agree; a shorter prefix is always a hit in full attention, too.
     """
     hit = max_blocks
     while True:
@@ -62,7 +62,7 @@ def longest_common_hit(types: list[HitRequirement], max_blocks: int, cached: IsC
 
 
 def _first_missing_block(kind: HitRequirement, max_blocks: int, cached: IsCached) -> int:
-    """How many of the first blocks are cached."""
+    """Number of first blocks that are cached."""
     for index in range(max_blocks):
         if not all(cached(index, suffix) for suffix in kind.suffixes):
             return index
@@ -72,8 +72,8 @@ def _first_missing_block(kind: HitRequirement, max_blocks: int, cached: IsCached
 def _last_window_hit(kind: HitRequirement, reach: int, max_blocks: int, cached: IsCached) -> int:
     """The largest end <= most such that the `reach` blocks before it are cached (or all, if fewer).
 
-    A miss rules out every window that holds it. So windows are scanned from their left, and one
-    miss usually moves the search by a whole window: a cold prompt costs one look-up a window.
+    A miss rules out every window that contains it. So windows are scanned from their left, and one
+    miss usually moves the search by a whole window: a cold prompt costs one lookup per window.
     """
     end = max_blocks
     cached_start = end  # blocks [known, end) are cached
@@ -89,23 +89,23 @@ def _last_window_hit(kind: HitRequirement, reach: int, max_blocks: int, cached: 
     return 0
 
 
-#: The parent of first blocks; as long as any other, so that tokens never take its place.
+#: Parent of first blocks; as long as any other, so that tokens are never mistaken for it.
 ROOT = bytes(32)
 
 
 class ContentKey(NamedTuple):
-    """What stands in a prompt from one of its tokens on and can't be told from token ids."""
+    """Content of a prompt, from one of its tokens on, that its token ids don't identify."""
 
     #: The first token that depends on it.
     position: int
-    #: sha256 of the content, whole.
+    #: sha256 of the full content.
     digest: bytes
 
 
 def namespace_key(namespace: str, adapter: str = "") -> bytes:
-    """What sets whole sequences apart; length-prefixed, so that fields can't run over.
+    """Key that separates sequences' scopes; length-prefixed, so that fields are unambiguous.
 
-    `adapter` is a digest. Empty when there is nothing to tell apart.
+    `adapter` is a digest. Empty if there is nothing to separate.
     """
     parts = (namespace, adapter)
     return b"".join(map(_prefixed, (part.encode() for part in parts))) if any(parts) else b""
@@ -127,9 +127,9 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
 
 
 def extra_keys(scope: bytes, content: Sequence[ContentKey], start: int) -> bytes:
-    """What the keys that begin in a block add to its hash; empty when none does.
+    """Bytes that the keys which begin in a block add to its hash; empty if there are none.
 
-    `start`: the block's first token, from which positions are counted.
+    `start`: position of the block's first token.
     """
     if not scope and not content:
         return b""
@@ -138,18 +138,18 @@ def extra_keys(scope: bytes, content: Sequence[ContentKey], start: int) -> bytes
 
 
 def group_key(group: int) -> bytes:
-    """What a KV cache group adds to a block's hash to make its key in the pool."""
+    """Suffix that a KV cache group appends to a block's hash to make its key in the pool."""
     return group.to_bytes(2, "little")
 
 
 class BlockHashes:
-    """The hashes of one sequence's full blocks, made as they're asked for.
+    """The hashes of one sequence's full blocks, computed on demand.
 
     They depend on tokens alone, so they survive a preemption.
 
     Attributes:
-        scope: see `namespace_key`; told in the first block.
-        content: in order of position; each is told in the block where it begins.
+        scope: see `namespace_key`; hashed into the first block.
+        content: in order of position; each is hashed into the block where it begins.
         values: the hashes so far.
     """
 
@@ -161,7 +161,7 @@ class BlockHashes:
         self.values: list[bytes] = []
 
     def hash_full_blocks(self, token_ids: list[int], block_size: int) -> list[bytes]:
-        """Hash those of the tokens' full blocks that aren't hashed yet; all hashes."""
+        """Hash the tokens' full blocks that aren't hashed yet; returns all hashes."""
         values = self.values
         for start in range(len(values) * block_size, len(token_ids) - block_size + 1, block_size):
             parent = values[-1] if values else ROOT
@@ -169,7 +169,7 @@ class BlockHashes:
         return values
 
     def hash_partial_block(self, token_ids: list[int], block_size: int, end: int) -> bytes:
-        """Hash of the block that tokens up to `end` fill in part; those before it are hashed."""
+        """Hash of the block that tokens up to `end` fill partially; earlier blocks are hashed."""
         num_full = end // block_size
         start, parent = num_full * block_size, self.values[num_full - 1] if num_full else ROOT
         block_hash = self._hash_block(parent, token_ids, start, end)
@@ -184,13 +184,13 @@ class BlockHashes:
         return hash_block(parent, token_ids[start:end], extra)
 
     def copy(self) -> BlockHashes:
-        """The same for a sequence that goes on from this one's tokens."""
+        """A copy for a sequence that continues this one's tokens."""
         copy = BlockHashes(self.scope, self.content)
         copy.values = self.values.copy()
         return copy
 
     def _started_in(self, start: int, end: int) -> Sequence[ContentKey]:
-        """Keys of what begins at tokens [start, end)."""
+        """Keys of the content that begins at tokens [start, end)."""
         if not self.content:
             return ()
         return self.content[
@@ -224,18 +224,18 @@ def _position(key: ContentKey) -> int:
 
 
 def _prefixed(part: bytes) -> bytes:
-    """Bytes with their length before them."""
+    """The bytes, prefixed with their length."""
     return len(part).to_bytes(4, "little") + part
 
 
-# Why a prompt found nothing in the cache.
+# Why no cached prefix was found for a prompt.
 #
-# Every reason follows from what its own namespace has sent. None tells that the same tokens are
-# known in another one: a number that counts such cases answers the guesses of whoever can read it.
+# Every reason follows from what its own namespace has sent. None reveals that the same tokens are
+# cached in another one: a metric of such cases would confirm guesses of anybody who can read it.
 
 
 CACHING_OFF = "caching_off"
-#: Logprobs or pooled vectors of all prompt tokens are wanted, so all are computed.
+#: Logprobs or pooled vectors of all prompt tokens are requested, so all are computed.
 ALL_TOKENS_NEEDED = "all_tokens_needed"
 SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
 EVICTED = "evicted"
@@ -247,10 +247,10 @@ _REMEMBERED = 8192
 
 
 class PrefixMissTracker:
-    """Remembers the first blocks of the last prompts that started cold.
+    """Remembers the first blocks of recent prompts that started cold.
 
-    Bounded memory: a prompt whose first block is remembered was cached once in this namespace, so
-    it has been evicted since. What was forgotten counts as never shared.
+    Bounded memory: if a prompt's first block is remembered, it was cached once in this namespace,
+    so it has been evicted since. Forgotten ones count as never shared.
     """
 
     def __init__(self, block_size: int, remembered: int = _REMEMBERED) -> None:
@@ -259,7 +259,7 @@ class PrefixMissTracker:
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
 
     def miss_reason(self, token_ids: list[int], hashes: BlockHashes) -> str:
-        """Why nothing was found for a sequence; its first block is remembered from now on.
+        """Why no prefix was found for a sequence; its first block is remembered from now on.
 
         Its hashes must be up to date.
         """

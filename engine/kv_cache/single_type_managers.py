@@ -1,6 +1,7 @@
-"""Managers of one KV cache group each: block tables by sequence id, for layers that attend alike.
+"""Managers of one KV cache group each: block tables by sequence id, for layers of the same
+attention type.
 
-A table grows at its end and is freed whole. All groups take blocks from one pool.
+A table grows at its end and is freed as a whole. All groups take blocks from one pool.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class SingleTypeManager(ABC):
     """Block tables of all sequences for one group of layers.
 
     Args:
-        group: what the layers need.
+        group: what its layers need.
         suffix: appended to a block's hash to make the group's key in the pool.
     """
 
@@ -33,7 +34,7 @@ class SingleTypeManager(ABC):
         self.group = group
         self.window = group.window
         self.suffix = suffix
-        #: By sequence id, of all sequences that hold blocks.
+        #: By sequence id, for all sequences that hold blocks.
         self.tables: dict[int, BlockTable] = {}
 
     @property
@@ -76,8 +77,7 @@ class SingleTypeManager(ABC):
     def num_blocks_after(
         self, seq_id: int, num_tokens: int, num_computed: int, prefix: BlockTable | None
     ) -> int:
-        """Number of blocks that the sequence would hold after `adopt_prefix` and
-        `allocate_new_blocks`."""
+        """Number of blocks of the sequence after `adopt_prefix` and `allocate_new_blocks`."""
 
     @abstractmethod
     def adopt_prefix(self, seq_id: int, prefix: BlockTable, quota: TenantQuota) -> None:
@@ -87,11 +87,11 @@ class SingleTypeManager(ABC):
     def allocate_new_blocks(
         self, seq_id: int, num_tokens: int, num_computed: int, quota: TenantQuota
     ) -> BlockTable:
-        """Append the blocks that `num_tokens` tokens need; returns what was appended."""
+        """Append the blocks that `num_tokens` tokens need; returns the new ones."""
 
     @abstractmethod
     def remove_skipped_blocks(self, seq_id: int, num_computed: int, quota: TenantQuota) -> None:
-        """Free blocks that no later token attends to; null blocks replace them."""
+        """Free blocks that no later token attends to, and put null blocks in their place."""
 
     @abstractmethod
     def cache(self, seq_id: int, hashes: Sequence[bytes], first: int, end: int) -> None:
@@ -99,7 +99,9 @@ class SingleTypeManager(ABC):
 
     @abstractmethod
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
-        """Uncache the sequence's blocks from index `first` on. `hashes`: of all cached ones."""
+        """Uncache the sequence's blocks from index `first` on. `hashes`: of all its cached
+        blocks.
+        """
 
     @abstractmethod
     def free(self, seq_id: int, quota: TenantQuota) -> None:
@@ -111,7 +113,7 @@ class SingleTypeManager(ABC):
 
 
 class FullAttentionManager(SingleTypeManager):
-    """Every token attends to all before it, so a sequence keeps all of its blocks."""
+    """Every token attends to all tokens before it, so a sequence keeps all of its blocks."""
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> BlockTable:
         prefix: BlockTable = []
@@ -173,14 +175,14 @@ class FullAttentionManager(SingleTypeManager):
 
 
 class CrossAttentionManager(FullAttentionManager):
-    """Every token attends to all states of an encoder, whose number never changes.
+    """Every token attends to all states of an encoder, whose number is constant.
 
-    A table is allocated whole when its sequence starts, and shared by all sequences with the same
-    encoder input. Its blocks are cached under the input's key, not under hashes of tokens.
+    A table is allocated completely when its sequence starts, and shared by all sequences with the
+    same encoder input. Its blocks are cached under the input's key, not under hashes of tokens.
     """
 
     def cached_states(self, key: bytes) -> BlockTable:
-        """The cached blocks of an encoder's states; [] unless all of them are cached."""
+        """The cached blocks of the encoder states; [] unless all of them are cached."""
         blocks: BlockTable = []
         for block_key in self._block_keys(key):
             block = self.pool.get_cached_block(block_key)
@@ -190,18 +192,18 @@ class CrossAttentionManager(FullAttentionManager):
         return blocks
 
     def cache_states(self, seq_id: int, key: bytes) -> None:
-        """Cache a sequence's blocks under the key of its encoder's input."""
+        """Cache a sequence's blocks under the key of its encoder input."""
         for block, block_key in zip(self.tables[seq_id], self._block_keys(key), strict=True):
             if block.block_hash is None:
                 self.pool.cache_block(block, block_key)
 
     def uncache_states(self, key: bytes) -> None:
-        """Uncache an encoder's states, which were never computed."""
+        """Uncache encoder states, which were never computed."""
         for block_key in self._block_keys(key):
             self.pool.uncache_all(block_key)
 
     def _block_keys(self, key: bytes) -> list[bytes]:
-        """A key for each block of an encoder's states."""
+        """A key for each block of encoder states."""
         return [
             key + index.to_bytes(4, "little") + self.suffix for index in range(self.table_length(0))
         ]
@@ -214,7 +216,7 @@ class CrossAttentionManager(FullAttentionManager):
 
 
 class SlidingWindowManager(SingleTypeManager):
-    """A token attends to the last ones before it.
+    """A token attends to a window of the last tokens.
 
     Blocks that leave the window are freed while the sequence runs, and a cached prefix takes only
     those that the next token attends to; `NULL_BLOCK` replaces the others.
@@ -274,7 +276,7 @@ class SlidingWindowManager(SingleTypeManager):
                 self.pool.cache_block(block, hashes[index] + suffix)
 
     def uncache_from(self, seq_id: int, hashes: Sequence[bytes], first: int) -> None:
-        # By their hashes, because some may have left the window since.
+        # By hash, because some blocks may have left the window since.
         for block_hash in hashes[first:]:
             self.pool.uncache_all(block_hash + self.suffix)
 
@@ -284,7 +286,7 @@ class SlidingWindowManager(SingleTypeManager):
             self.pool.free_blocks([block for block in table if block is not NULL_BLOCK], quota)
 
     def _first_needed(self, num_computed: int) -> int:
-        """The first block that the token after `num_computed` tokens attends to."""
+        """Index of the first block that the token after `num_computed` tokens attends to."""
         return self.group.first_needed_block(num_computed, self.block_size)
 
     def _missing(
@@ -297,7 +299,7 @@ class SlidingWindowManager(SingleTypeManager):
 
 
 def _get_cached_block(pool: BlockPool, key: bytes) -> Block:
-    """A block that has just been found in the cache."""
+    """A block that has just been looked up and must be cached."""
     block = pool.get_cached_block(key)
     if block is None:
         raise RuntimeError("A cached block went while it was looked up.")

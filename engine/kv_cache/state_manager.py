@@ -1,8 +1,8 @@
-"""States of sequences: a block of the group's pool holds the state of all layers that carry one.
+"""Recurrent states of sequences: a block of the group's pool holds the states of all its layers.
 
-A running sequence has one block, which each step overwrites. A checkpoint is a copy of the state as
-it was after a number of tokens, cached by the hash of these tokens. The kernels write it into a
-block of its own while they pass that token, so no step is cut or added for it.
+A running sequence has one block, which each step overwrites. A checkpoint is a copy of the state
+after some number of tokens, cached by the hash of these tokens. The kernels write it to a separate
+block when they pass that token, so no step is split or added for it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from engine.kv_cache.kv_cache_config import KVCacheGroupSpec
 from engine.kv_cache.prefix_cache import BlockHashes, CacheableSequence
 from engine.kv_cache.single_type_managers import BlockTable, SingleTypeManager
 
-#: Least tokens between two checkpoints of a sequence. Writing one costs about as much as a token's
-#: own pass over the state, so all of them take less than 1/64 of the time that states take.
+#: Minimum number of tokens between two checkpoints of a sequence. Writing one costs about as much
+#: as
+#: a token's own update of the state, so all of them take less than 1/64 of the states' time.
 CHECKPOINT_INTERVAL = 64
-#: A checkpoint is idle once it has waited for so many mean gaps between turns. Simulated chats with
-#: log-normal and constant gaps lose hits to checkpoints of ended chats above two, and to those that
-#: were evicted too early below one and a half.
+#: A checkpoint is idle once it has waited for this many mean gaps between turns. In simulated chats
+#: with log-normal and constant gaps, values above two lose hits to checkpoints of ended chats, and
+#: values below one and a half evict checkpoints too early.
 IDLE_GAPS = 2
-#: Weight of the last gap in their mean.
+#: Weight of the last gap in the mean.
 GAP_WEIGHT = 1 / 16
-#: Prompts that are remembered, for each block of the pool: enough to recognise conversations of
-#: several times more states than fit.
+#: Number of remembered prompts per block of the pool: enough to recognise several times more
+#: conversations than there are blocks for states.
 REMEMBERED_PROMPTS = 8
-#: Shorter prefixes that prompts share are cheaper to compute than to remember, unless a prompt ends
-#: there.
+#: Shorter shared prefixes are cheaper to compute than to remember, unless a prompt ends there.
 MIN_SHARED_TOKENS = 4 * CHECKPOINT_INTERVAL
 
 
 def spaced_positions(end: int) -> Iterator[int]:
-    """Positions below `end` where a prompt's state is kept, in case others share less of it.
+    """Positions below `end` where a prompt's state is saved, in case others share less of it.
 
-    The gap after each is at most a quarter of what is before it. So at least four fifths of any
-    shared prefix of `MIN_SHARED_TOKENS` are reused, and their number grows with the logarithm of a
-    prompt's length.
+    The gap after each position is at most a quarter of the tokens before it. So at least four
+    fifths of any shared prefix of `MIN_SHARED_TOKENS` are reused, and the number of positions grows
+    with the logarithm of a prompt's length.
     """
     position = MIN_SHARED_TOKENS
     while position < end:
@@ -48,12 +48,12 @@ def spaced_positions(end: int) -> Iterator[int]:
 
 
 def checkpoint_positions(start: int, end: int, branch: int) -> list[int]:
-    """Where the state of a prompt is kept, the first position last.
+    """Positions where the state of a prompt is saved, the first one last.
 
     Args:
-        start: tokens that needn't be computed.
-        end: where the prompt ends, in full blocks.
-        branch: where it parts from earlier prompts, as far as is known, in full blocks.
+        start: number of tokens that needn't be computed.
+        end: end of the prompt, in full blocks.
+        branch: where it diverges from earlier prompts, as far as is known, in full blocks.
     """
     needed = {end, branch}
     spaced = {
@@ -66,15 +66,15 @@ def checkpoint_positions(start: int, end: int, branch: int) -> list[int]:
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A state that a step writes.
+    """A state that a step saves.
 
     Attributes:
-        sequence: whose state.
-        record: what is remembered of it, also when it has ended; None without a prefix cache.
-        num_tokens: tokens that it has taken in.
-        block: where it is written.
+        sequence: the sequence.
+        record: its record, also after it has ended; None without a prefix cache.
+        num_tokens: number of tokens that the state includes.
+        block: the block that it is written to.
         quota: the tenant's.
-        planned: the executor knows of it.
+        planned: the executor has been told to write it.
     """
 
     sequence: CacheableSequence
@@ -87,23 +87,23 @@ class Checkpoint:
 
 @dataclass(slots=True)
 class CheckpointedSequence:
-    """What is remembered of a running sequence.
+    """Record of a running sequence, for the choice of its checkpoints.
 
     Attributes:
-        seq_id: its number.
+        seq_id: the sequence's id.
         started_at: number of sequences that had started before it.
-        is_returning: an earlier prompt is a prefix of it, as in a conversation's later turns.
-        num_tokens: how many it had when it started.
-        end: where its prompt ends, in full blocks.
-        branch: where its prompt parts from earlier ones, in full blocks.
+        is_returning: an earlier prompt is a prefix of it, as in later turns of a conversation.
+        num_tokens: number of its tokens when it started.
+        end: end of its prompt, in full blocks.
+        branch: where its prompt diverges from earlier ones, in full blocks.
         positions: where checkpoints are still to be written, the next one last.
-        cached: (number of tokens, key) of those that are cached.
-        num_computed: how many tokens it has after the steps that are planned.
-        latest: the last one in its output, with its key, which the next one replaces.
+        cached: (number of tokens, key) of its cached checkpoints.
+        num_computed: number of its tokens after the planned steps.
+        latest: the last checkpoint in its output, with its key, which the next one replaces.
         previous: the sequence that this one continues, as a conversation's next turn does, until
             this one has a checkpoint.
-        repeats_output: its prompt goes on behind the prompt of `previous` with that one's output;
-            None where there is no `previous`.
+        repeats_output: its prompt contains the output of `previous` after that one's prompt; None
+            without `previous`.
     """
 
     seq_id: int
@@ -121,33 +121,33 @@ class CheckpointedSequence:
 
 
 class StateManager(SingleTypeManager):
-    """Blocks of states. The pool has at least one for each running sequence, so none ever lacks its
-    own; checkpoints take what is left.
+    """Blocks of states. The pool has at least one per running sequence, so each always gets its
+    own; checkpoints use the remaining ones.
 
     Checkpoints that later ones make superfluous are evicted first: those in the middle of a prompt
-    once its end is cached; those of a conversation's turn when the next one has its own, unless
-    prompts part there; and the end of a prompt when its output has one, in a conversation that
-    repeated an output before. What else is evicted says `_make_space`.
+    once its end is cached; those of a conversation's turn once the next turn has its own, unless
+    prompts diverge there; and the end of a prompt once its output has one, in a conversation that
+    repeated an output before. `_make_space` decides about other evictions.
     """
 
     def __init__(
         self, pool: BlockPool, block_size: int, group: KVCacheGroupSpec, suffix: bytes = b""
     ) -> None:
         super().__init__(pool, block_size, group, suffix)
-        # States are cached by the hash of full blocks; both are powers of two.
+        # States are cached by the hash of full blocks; both sizes are powers of two.
         self._interval = max(CHECKPOINT_INTERVAL, block_size)
         self._sequences: dict[int, CheckpointedSequence] = {}
-        #: By the hash of its prompt each sequence that nothing continues yet, the oldest first.
+        #: Sequences that no other continues yet, by the hash of their prompts, oldest first.
         self._last_turns: dict[bytes, CheckpointedSequence] = {}
-        #: Sequences that have started: the clock of all ages here.
+        #: Number of started sequences: the clock of all ages here.
         self._num_started = 0
         #: Mean number of sequences that start between two turns of a conversation.
         self._mean_gap = 0.0
-        #: By block id when the cached checkpoint was used last, and whether prompts came back to
-        #: it; never for those that are superfluous.
+        #: By block id, when the cached checkpoint was last used, and whether prompts returned to
+        #: it; never for superfluous ones.
         self._used_at = [float("-inf")] * pool.num_blocks
         self._is_returned_to = [False] * pool.num_blocks
-        #: Checkpoints of the last plan, and those of earlier ones whose tokens aren't known yet.
+        #: Checkpoints of the last plan, and earlier ones whose tokens aren't known yet.
         self._pending: list[Checkpoint] = []
         self._copies: list[tuple[int, int]] = []
         #: Sequence id -> its states before each draft that isn't verified yet.
@@ -177,7 +177,7 @@ class StateManager(SingleTypeManager):
         self.pool.free_blocks(prefix, quota)
         self._record_use(checkpoint, is_returned_to=True)
         block = self._get_block(quota)
-        # In the smallest pool the block is the checkpoint itself, which is as good.
+        # In the smallest pool the block is the checkpoint itself, which needs no copy.
         if block is not checkpoint:
             self._copies.append((checkpoint.block_id, block.block_id))
         self.tables[seq_id] = [block]
@@ -197,9 +197,11 @@ class StateManager(SingleTypeManager):
         """Do nothing: see `schedule_checkpoints`."""
 
     def start_sequence(self, sequence: CacheableSequence, num_computed: int, branch: int) -> None:
-        """A sequence starts after `num_computed` cached tokens, and shares `branch` with others."""
+        """Start a sequence with `num_computed` cached tokens, sharing `branch` tokens with
+        others.
+        """
         num_tokens, size = len(sequence.token_ids), self.block_size
-        # The last token is computed in any case, so no prompt goes on from behind it.
+        # The last token is always computed, so no prompt can continue after it.
         end = (num_tokens - 1) // size * size
         hashes = sequence.block_hashes.hash_full_blocks(sequence.token_ids, size)[: end // size]
         same_prompt = self._last_turns.pop(hashes[-1], None) if hashes else None
@@ -224,7 +226,7 @@ class StateManager(SingleTypeManager):
         )
         if previous is not None and branch >= previous.end:
             record.repeats_output = branch + size > min(previous.num_computed, end)
-            record.branch = 0  # Nothing parts where the last turn ended.
+            record.branch = 0  # prompts don't diverge at the end of the last turn
         record.positions = [
             position
             for position in checkpoint_positions(num_computed, end, record.branch)
@@ -247,8 +249,8 @@ class StateManager(SingleTypeManager):
     def schedule_checkpoints(
         self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_tokens: int
     ) -> None:
-        """Have the next step keep the sequence's state where it should be kept between
-        `num_computed` tokens and `num_tokens`, as long as there are free blocks.
+        """Have the next step save the sequence's state at its positions between `num_computed` and
+        `num_tokens` tokens, while there are free blocks.
         """
         record = self._sequences[sequence.seq_id]
         record.num_computed = num_tokens
@@ -263,7 +265,7 @@ class StateManager(SingleTypeManager):
     def _keep(self, sequence: CacheableSequence, num_tokens: int, quota: TenantQuota) -> None:
         record = self._sequences[sequence.seq_id]
         if num_tokens >= record.end:
-            # At once, so that it may be written over one of them.
+            # At once, so that the new checkpoint may reuse one of their blocks.
             self._evict_superfluous(record, num_tokens)
         is_returned_to = record.is_returning or num_tokens == record.branch
         if self.pool.num_free_blocks and self._make_space(quota, is_returned_to):
@@ -271,17 +273,18 @@ class StateManager(SingleTypeManager):
             self._pending.append(Checkpoint(sequence, record, num_tokens, block, quota))
 
     def _make_space(self, quota: TenantQuota, is_returned_to: bool) -> bool:
-        """Whether a checkpoint is worth more than the one that it would replace, which then is the
-        next to be evicted.
+        """Whether a new checkpoint is worth more than the one it would replace, which is then made
+        the next to be evicted.
 
-        By the last use alone, conversations that take turns evict each other just before they come
-        back, and none ever hits. So a checkpoint is replaced when it has been idle for longer than
-        conversations usually are, or when nothing has come back to it and the new one is of a
-        conversation that has. Else those that are cached stay, and the new one isn't written.
+        By last use alone, conversations that take turns evict each other just before they return,
+        and none ever hits. So a checkpoint is replaced if it has been idle for longer than
+        conversations usually are, or if no prompt has returned to it while the new one belongs to a
+        conversation that has returned. Otherwise the cached ones stay, and the new one isn't
+        written.
 
         Args:
             quota: the tenant's.
-            is_returned_to: prompts have come back to what the new checkpoint is of.
+            is_returned_to: prompts have returned to the new checkpoint's conversation.
         """
         source, _ = self.pool.quotas.next_to_evict()
         first = next(iter(source.free))
@@ -300,7 +303,9 @@ class StateManager(SingleTypeManager):
         self._is_returned_to[checkpoint.block_id] = is_returned_to
 
     def cache_written_checkpoints(self) -> None:
-        """Cache the checkpoints of the steps before, which are written when the next one runs."""
+        """Cache the checkpoints of earlier steps, which are written before the next step reads
+        them.
+        """
         pending, self._pending = self._pending, []
         for checkpoint in pending:
             sequence, num_tokens = checkpoint.sequence, checkpoint.num_tokens
@@ -326,8 +331,8 @@ class StateManager(SingleTypeManager):
                 record.latest = block, key
 
     def _evict_superfluous(self, record: CheckpointedSequence, num_tokens: int) -> None:
-        """Have those be evicted first that the checkpoint after `num_tokens`, at the end of its
-        prompt or in its output, replaces.
+        """Make the checkpoints that the one after `num_tokens`, at the end of its prompt or in its
+        output, replaces the next to be evicted.
         """
         first_needed = num_tokens if record.repeats_output else record.end
         for sequence in (record, record.previous):
@@ -342,7 +347,7 @@ class StateManager(SingleTypeManager):
         record.previous = None
 
     def pop_checkpoints(self) -> list[tuple[int, int, int]]:
-        """(sequence id, number of tokens, block id) of what the plan just made must keep."""
+        """(sequence id, number of tokens, block id) of the checkpoints of the plan just made."""
         drafted = chain.from_iterable(self._drafted.values())
         planned = [
             checkpoint for checkpoint in chain(self._pending, drafted) if not checkpoint.planned
@@ -362,8 +367,8 @@ class StateManager(SingleTypeManager):
     def keep_until_verified(
         self, sequence: CacheableSequence, quota: TenantQuota, num_computed: int, num_drafts: int
     ) -> None:
-        """Have the next step keep the states before each of the drafts that follow `num_computed`
-        tokens. The pool must have as many free blocks.
+        """Have the next step save the states before each draft that follows `num_computed` tokens.
+        The pool must have as many free blocks.
         """
         quota, record = self._state_quota(quota), self._sequences.get(sequence.seq_id)
         self._drafted[sequence.seq_id] = [
@@ -372,8 +377,8 @@ class StateManager(SingleTypeManager):
         ]
 
     def rewind(self, seq_id: int, num_tokens: int) -> None:
-        """A sequence's drafts are verified, and `num_tokens` of its tokens hold: it goes on from
-        the state after them.
+        """After a sequence's drafts were verified: continue from the state after `num_tokens`
+        tokens, the accepted ones.
         """
         for checkpoint in self._drafted.pop(seq_id, ()):
             if checkpoint.num_tokens == num_tokens and seq_id in self.tables:
@@ -397,7 +402,7 @@ class StateManager(SingleTypeManager):
                 self.pool.uncache_all(key)
 
     def drop_pending(self, hashes: BlockHashes) -> None:
-        """Forget what was to be kept of a sequence: its step failed."""
+        """Drop a sequence's pending checkpoints: its step failed."""
         self._drop(
             checkpoint for checkpoint in self._pending if checkpoint.sequence.block_hashes is hashes
         )
@@ -411,7 +416,7 @@ class StateManager(SingleTypeManager):
         self._sequences.pop(seq_id, None)
         for checkpoint in self._drafted.pop(seq_id, ()):
             self._free(checkpoint)
-        # Tokens that haven't come by now never will.
+        # Tokens that aren't known by now never will be.
         self._drop(
             checkpoint
             for checkpoint in self._pending
@@ -432,7 +437,7 @@ class StateManager(SingleTypeManager):
             self._free(checkpoint)
 
     def _free(self, checkpoint: Checkpoint) -> None:
-        """Its block is evicted by its last use, or at once where it isn't cached."""
+        """Free its block: evicted by its last use, or at once if it isn't cached."""
         self.pool.free_blocks([checkpoint.block], checkpoint.quota)
         if checkpoint.block.block_hash is None:
             self.pool.discard(checkpoint.block)
@@ -443,6 +448,6 @@ class StateManager(SingleTypeManager):
 
     def _get_block(self, quota: TenantQuota) -> Block:
         if not self.pool.num_free_blocks:
-            # Only checkpoints that aren't written yet can stand in the way of a sequence.
+            # Only checkpoints that aren't written yet can occupy the block a sequence needs.
             self._drop(iter(self._pending[-1:]))
         return self.pool.get_new_blocks(1, quota)[0]

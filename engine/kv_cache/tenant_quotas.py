@@ -1,8 +1,8 @@
-"""Whose blocks they are: each tenant's used and free blocks, its reserve and its maximum.
+"""Accounting of blocks by tenant: each tenant's used and free blocks, its reserve and its maximum.
 
-Every block that is in use is charged to exactly one tenant: the one that took it from a free list.
-Others who share it meanwhile (that takes an equal cache namespace) are its guests and pay nothing;
-when the owner lets go first, the block is charged to one of them. A free block stays with the
+Every block in use is charged to exactly one tenant: the one that took it from a free list. Other
+tenants that share it meanwhile (this requires equal cache namespaces) are its guests and aren't
+charged; if the owner releases it first, it is charged to one of them. A free block stays with the
 tenant that used it last, until another one takes it.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterator
 from engine.kv_cache.block import TenantQuota
 from engine.lazy_heap import LazyHeap
 
-#: A tenant's share and its reserve last for so long after its last request.
+#: A tenant's share and reserve expire this long after its last request.
 PRESENT_S = 600.0
 _EXPIRE_EVERY_S = 10.0
-#: Whoever sent a request in so long is about: steps are held short for it.
+#: A tenant that sent a request within this time is active: steps are kept short for it.
 LATELY_S = 60.0
-#: A tenant gives a sixteenth of its blocks before the shares are looked at again.
+#: A tenant loses up to a sixteenth of its blocks before shares are compared again.
 _PART_AT_ONCE = 16
 
 
@@ -33,20 +33,20 @@ class TenantQuotas:
 
     def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_blocks = num_blocks
-        #: Blocks that no reserve takes: what the longest request needs, so that reserves, whatever
-        #: they add up to, make nobody else's request one that can never run.
+        #: Blocks that can't be reserved: what the longest request needs, so that reserves, however
+        #: large their sum, never make another tenant's request impossible to run.
         self.unreservable_blocks = 0
         self._clock = clock
         self._expired_at = clock()
-        #: Who has the blocks that were never used.
+        #: Owner of the blocks that were never used.
         self.unowned = TenantQuota("", num_blocks)
         self._quotas: dict[str, TenantQuota] = {}
-        #: Those with a reserve.
+        #: Tenants with a reserve.
         self.tenants_with_reserve: list[TenantQuota] = []
         self._total_weight = 0.0
-        #: Those that have a share; whoever sent a request last is at the end.
+        #: Tenants with a share; the one that sent a request last is at the end.
         self._present: dict[TenantQuota, None] = {}
-        #: Those with free blocks, most over their share first.
+        #: Tenants with free blocks, the one most over its share first.
         self._evictable = LazyHeap()
 
     def __iter__(self) -> Iterator[TenantQuota]:
@@ -56,7 +56,7 @@ class TenantQuotas:
         return len(self._quotas)
 
     def get(self, name: str) -> TenantQuota:
-        """The tenant's quota, opened when it has none."""
+        """The tenant's quota, created if there is none."""
         quota = self._quotas.get(name)
         if quota is None:
             quota = self._quotas[name] = TenantQuota(name, self.num_blocks)
@@ -69,13 +69,13 @@ class TenantQuotas:
         reserved_fraction: float = 0.0,
         max_fraction: float = 1.0,
     ) -> TenantQuota:
-        """A request of the tenant came, with what it is entitled to as of now.
+        """Update a tenant's entitlement when it sends a request.
 
         Args:
             name: the tenant.
-            weight: its share beside others, > 0.
-            reserved_fraction: of the pool, in [0, 1]. Where all reserves are more than the pool
-                without `unreservable_blocks`, those who came first have theirs whole.
+            weight: its share relative to others, > 0.
+            reserved_fraction: of the pool, in [0, 1]. If all reserves exceed the pool without
+                `unreservable_blocks`, those of earlier tenants are granted in full.
             max_fraction: of the pool, in (0, 1].
         """
         now = self._clock()
@@ -95,13 +95,13 @@ class TenantQuotas:
         return quota
 
     def _add_weight(self, weight: float) -> None:
-        """Somebody came, went or changed; what a reserve is worth changes with it."""
+        """Change the total weight, on which the rank of tenants with a reserve depends."""
         self._total_weight += weight
         for quota in self.tenants_with_reserve:
             self.mark_evictable(quota)
 
     def _reserve(self, quota: TenantQuota, requested: int) -> None:
-        """Reserve as many blocks as wanted, or as others have left."""
+        """Reserve the requested number of blocks, or as many as others have left."""
         if not requested and not quota.reserved:
             return
         reservable = self.num_blocks - self.unreservable_blocks - self.other_reserves(quota)
@@ -113,7 +113,7 @@ class TenantQuotas:
         self.mark_evictable(quota)
 
     def _drop_idle(self, now: float) -> None:
-        """Who hasn't been here for a while has no share and no reserve; empty quotas go."""
+        """Remove shares and reserves of tenants that are idle for long; delete empty quotas."""
         self._expired_at = now
         for quota in list(self._quotas.values()):
             if quota.used or quota.sequences or now - quota.seen_at < PRESENT_S:
@@ -127,12 +127,12 @@ class TenantQuotas:
                 del self._quotas[quota.name]
 
     def has_other_recent_tenants(self, excluded: Collection[TenantQuota]) -> bool:
-        """Whether anybody but these sent a request in the last minute."""
+        """Whether tenants other than these sent a request in the last minute."""
         latest = next((quota for quota in reversed(self._present) if quota not in excluded), None)
         return latest is not None and self._clock() - latest.seen_at < LATELY_S
 
     def drop_idle(self) -> None:
-        """Who uses nothing and has nothing waiting counts as long gone."""
+        """Treat tenants that use nothing and have nothing waiting as idle for long."""
         self._drop_idle(float("inf"))
         self._expired_at = self._clock()
 
@@ -141,47 +141,47 @@ class TenantQuotas:
         return sum(other.reserved for other in self.tenants_with_reserve if other is not quota)
 
     def reserved_by_other_tenants(self, quota: TenantQuota) -> int:
-        """Blocks that must stay free for everyone else's reserve."""
+        """Blocks that must stay free for all other tenants' reserves."""
         return sum(
             other.unused_reserve for other in self.tenants_with_reserve if other is not quota
         )
 
     def uncovered_reserves(self, num_free: int) -> list[TenantQuota]:
-        """Those with a reserve, when fewer blocks are free than they haven't used of it."""
+        """Tenants with a reserve, if fewer blocks are free than their unused reserves."""
         if sum(quota.unused_reserve for quota in self.tenants_with_reserve) <= num_free:
             return []
         return list(self.tenants_with_reserve)
 
     def limit(self, quota: TenantQuota) -> int:
-        """Most blocks that the tenant could ever use, with nobody else there."""
+        """Maximum number of blocks that the tenant could use if no other tenant were active."""
         return min(quota.maximum, self.num_blocks - self.other_reserves(quota))
 
     def weight_fraction(self, quota: TenantQuota) -> float:
-        """The tenant's part of everything, by weight among those present; 0 of who isn't."""
+        """The tenant's fraction by weight among tenants with a share; 0 if it has none."""
         if quota not in self._present or not self._total_weight:
             return 0.0
         return quota.weight / self._total_weight
 
     def fair_share_blocks(self, quota: TenantQuota) -> float:
-        """Blocks that are the tenant's by weight among those present, at least its reserve."""
+        """Number of blocks that are the tenant's by weight, at least its reserve."""
         return max(quota.reserved, self.num_blocks * self.weight_fraction(quota))
 
     def usage_ratio(self, quota: TenantQuota, blocks: int) -> float:
-        """How far over its share a tenant with so many blocks is: 1 is just its share."""
+        """Ratio of `blocks` to the tenant's share; 1: exactly its share."""
         share = self.fair_share_blocks(quota)
         return blocks / share if share else float("inf")
 
     def mark_evictable(self, quota: TenantQuota) -> None:
-        """Say that the tenant has free blocks, or holds more blocks than before."""
+        """Record that the tenant has free blocks, or holds more blocks than before."""
         if quota.free.count:
             self._evictable.put(quota.name, self._rank(quota))
 
     def next_to_evict(self) -> tuple[TenantQuota, int]:
-        """Whose free blocks are taken next, and how many at a time.
+        """The tenant whose free blocks are taken next, and how many at a time.
 
-        Those that nobody ever used, then those of whoever is most over its share, counting what it
-        uses and what it keeps cached; among the absent, of whoever went first. Raises IndexError
-        when there is no free block.
+        First blocks that were never used, then those of the tenant that is most over its share,
+        counting used and cached blocks; tenants without a share are ordered by their last request.
+        Raises IndexError if no block is free.
         """
         if self.unowned.free.count:
             return self.unowned, self.unowned.free.count
@@ -193,7 +193,7 @@ class TenantQuotas:
                 continue
             rank = self._rank(quota)
             if rank != listed:
-                # It has less than when it was listed; who has more is listed anew at once.
+                # It has fewer blocks than when it was listed; one with more is relisted at once.
                 self._evictable.put(name, rank)
                 continue
             if len(self._evictable) == 1 or not self.fair_share_blocks(quota):
@@ -203,9 +203,9 @@ class TenantQuotas:
         raise IndexError("No block is free.")
 
     def _rank(self, quota: TenantQuota) -> tuple[float, float]:
-        """The order of eviction: the excess, but for a factor that all have in common.
+        """The order of eviction: by excess over the share, up to a factor common to all tenants.
 
-        So it doesn't change with whoever else comes and goes, but for those with a reserve.
+        So it doesn't change when other tenants come and go, except for tenants with a reserve.
         """
         num_blocks = quota.used + quota.free.count
         reserve = quota.reserved * self._total_weight / self.num_blocks

@@ -1,11 +1,11 @@
 """One replica as a process: `python -m engine.serving --replica-id ID --model FOLDER`."""
 
-# ruff: noqa: E402 - the collector rests while modules are imported
+# ruff: noqa: E402 - garbage collection is disabled while modules are imported
 
 import gc
 import sys
 
-# They stay: looking through them for garbage meanwhile takes a tenth of that time.
+# They are permanent; collecting garbage meanwhile would take a tenth of the import time.
 gc.disable()
 
 from engine.system.light_imports import import_redis

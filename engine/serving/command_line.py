@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _die_with_thread(args: threading.ExceptHookArgs) -> None:
-    """A replica without one of its threads only looks alive: end it."""
+    """End the process when a thread dies: without it the replica would only seem alive."""
     name = args.thread.name if args.thread else "?"
     if isinstance(args.exc_value, IncarnationReplaced):
         log.critical("%s", args.exc_value)

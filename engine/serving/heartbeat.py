@@ -1,4 +1,4 @@
-"""A replica's heartbeat: its model, its process, and the thread that writes it."""
+"""A replica's heartbeat: the model's facts, the process, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETENTION_S = 30 * 24 * 3600
 def publish_load_report(
     client: redis.Redis, replica_id: str, prefix: str, core: EngineCore
 ) -> None:
-    """Write the load report by layer; a replica serves even if that fails."""
+    """Write the load report by layer; the replica serves even if that fails."""
     layers = [
         LayerInfo(
             layer=layer.layer,
@@ -53,7 +53,7 @@ def publish_load_report(
 
 
 def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
-    """Return the model's facts for gateways; most are empty while it loads."""
+    """Return the model's facts for gateways; most are empty while it is loading."""
     if core is None:
         return ModelInfo(
             name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
@@ -91,7 +91,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
 
 
 def cache_config(config: EngineConfig, core: EngineCore) -> dict[str, str]:
-    """The labels of `vllm:cache_config_info`, those that vLLM has and what is Quire's alone."""
+    """The labels of `vllm:cache_config_info`: vLLM's, and additional ones of Quire."""
     capacity, windows = core.capacity, core.scheduler.kv.windows
     values = {
         "block_size": config.block_size,
@@ -126,7 +126,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def process_stats() -> ProcessStats:
-    """As of now; where there is no /proc, memory and file descriptors stay 0."""
+    """Current values; without /proc, memory and file descriptors are 0."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stats = ProcessStats(
         cpu_seconds=usage.ru_utime + usage.ru_stime,
@@ -150,7 +150,7 @@ def process_stats() -> ProcessStats:
 def _start_time() -> float:
     """Return the start of this process, in seconds since the epoch."""
     try:
-        # After the command's name, which may hold anything but its last bracket.
+        # Split after the command's name, which may contain anything, including brackets.
         fields = (_PROC / "stat").read_text().rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         return time.time() - uptime + int(fields[19]) / _TICKS
@@ -158,8 +158,8 @@ def _start_time() -> float:
         return time.time()
 
 
-#: KEYS: the owner, the heartbeat, the replica ids, who watches the blocks. ARGV: incarnation,
-#: heartbeat, TTL, replica id, whether this is the first, which takes the id from whoever had it.
+#: KEYS: the owner, the heartbeat, the replica ids, the KV map's watch key. ARGV: incarnation,
+#: heartbeat, TTL, replica id, whether this is the first heartbeat, which takes over the id.
 _BEAT = (
     "if ARGV[5] == '0' then\n"
     + WRITE_IF_CURRENT
@@ -176,9 +176,9 @@ return redis.call('GET', KEYS[4]) or 1
 class HeartbeatWriter(threading.Thread):
     """Writes `make()` every interval with a TTL; `write_now()` writes one at once.
 
-    `tell_watched` hears with each beat what stands under `watch_key`, b"" for nothing.
+    `tell_watched` is called after each heartbeat with the value of `watch_key`, b"" if unset.
 
-    Both raise `IncarnationReplaced` once another process serves under the replica's id.
+    Both raise `IncarnationReplaced` once another process serves under the replica id.
     """
 
     def __init__(
@@ -204,15 +204,15 @@ class HeartbeatWriter(threading.Thread):
             self._stopping.wait(protocol.HEARTBEAT_INTERVAL_S)
 
     def write_now(self) -> None:
-        """Write one heartbeat now. Where Redis can't take it, the next one tries again."""
-        # One at a time, lest an older state be written over a newer one.
+        """Write a heartbeat now. If Redis can't accept it, the next heartbeat tries again."""
+        # One at a time, so that no older state overwrites a newer one.
         with self._writing:
             written = self._write(self._make())
         if not written:
             time.sleep(protocol.HEARTBEAT_INTERVAL_S)
 
     def _write(self, heartbeat: Heartbeat) -> bool:
-        """False when Redis couldn't be reached or refused it."""
+        """Returns False if Redis couldn't be reached or refused it."""
         replica_id, prefix = heartbeat.replica_id, self._prefix
         try:
             written = self._script(
@@ -232,7 +232,7 @@ class HeartbeatWriter(threading.Thread):
             )
             self._claimed = True
             if written and heartbeat.state == "ready" != self._written_state:
-                # Requests wait for it: gateways needn't look again to know.
+                # Requests wait for it: the notification saves gateways from polling.
                 self._publish_event(replica_id, heartbeat.incarnation, alive=True)
         except redis.RedisError as error:
             if not is_temporary(error):
@@ -256,9 +256,10 @@ class HeartbeatWriter(threading.Thread):
     def stop(
         self, replica_id: str, *, remove_key: bool, in_flight: list[str] | None = None
     ) -> None:
-        """End; with `remove_key` the key goes at once, so that gateways needn't wait for the TTL.
+        """Stop. With `remove_key` the key is deleted at once, so that gateways needn't wait for the
+        TTL.
 
-        `in_flight`: the requests that the end may be due to.
+        `in_flight`: requests that may have caused the exit.
         """
         self._stopping.set()
         self.join(timeout=2.0)

@@ -1,4 +1,4 @@
-"""Reads a replica's inbox stream in a thread of its own."""
+"""Reads a replica's inbox stream in a separate thread."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from engine.contract.messages import (
 from engine.system.host import request_short_time_slice
 from engine.system.redis_client import is_temporary
 
-# One process at a time serves under a replica's id. A process that was suspended (stopped, swapped
-# out, cut off from Redis) and replaced doesn't know it when it resumes. So a replica's first
-# heartbeat stores its incarnation, and all its writes go through scripts that check it.
+# Only one process at a time serves under a replica id. A process that was suspended (stopped,
+# swapped out, cut off from Redis) and replaced doesn't know that when it resumes. So a replica's
+# first heartbeat stores its incarnation, and all its writes go through scripts that check it.
 
 
-#: The beginning of a script: ends it with 0 unless KEYS[1], the owner, is nobody or ARGV[1].
+#: Start of a script: returns 0 unless KEYS[1], the owner, is unset or equals ARGV[1].
 WRITE_IF_CURRENT = """
 local owner = redis.call('GET', KEYS[1])
 if owner and owner ~= ARGV[1] then return 0 end
 """
-#: Who was silent for so long may have been replaced.
+#: After being suspended for this long, the process may have been replaced.
 _DOUBT_AFTER_S = 1.0
 
 
 class IncarnationReplaced(Exception):
-    """Another process serves under this replica id now."""
+    """Another process now serves under this replica id."""
 
     def __init__(self, replica_id: str) -> None:
         super().__init__(f"Another process serves as {replica_id} by now; this one ends.")
 
 
 class IncarnationFence:
-    """A thread's knowledge of whether the replica's id is still its own.
+    """Checks, for one thread, that this process still owns the replica id.
 
     Args:
         incarnation: this process's.
@@ -61,9 +61,9 @@ class IncarnationFence:
         self._looked_at = time.monotonic()
 
     def check(self) -> None:
-        """Before anything is taken from Redis: look who owns the id, if this thread stood still.
+        """Before reading from Redis: check the owner of the id if this thread was suspended.
 
-        Raises: `IncarnationReplaced`; redis.RedisError, and then the next call looks again.
+        Raises: `IncarnationReplaced`; redis.RedisError, after which the next call checks again.
         """
         now = time.monotonic()
         if now - self._looked_at > _DOUBT_AFTER_S:
@@ -73,17 +73,17 @@ class IncarnationFence:
         self._looked_at = now
 
 
-#: The id of an inbox entry, and what stood in it.
+#: Id and content of an inbox entry.
 ReceivedMessage = InboxMessage | UnreadableRequest
 Entry = tuple[bytes, ReceivedMessage]
 
 
 @dataclass(slots=True)
 class _Epoch:
-    """What came between two words of an operator: by tenant, and by priority.
+    """Messages that arrived between two commands of an operator, by tenant and priority.
 
     Attributes:
-        end: the operator's word behind it; None: more may come.
+        end: the command that ends the epoch; None: it's still open.
     """
 
     lines: OrderedDict[str, dict[int, deque[Entry]]] = field(default_factory=OrderedDict)
@@ -93,7 +93,7 @@ class _Epoch:
         self.lines.setdefault(tenant, {}).setdefault(priority, deque()).append(entry)
 
     def pop(self) -> Entry:
-        """The next tenant's most urgent one, whose turn comes again behind all others'."""
+        """Pop the next tenant's most urgent message; the tenant goes to the end of the rotation."""
         tenant, line = next(iter(self.lines.items()))
         priority = min(line)
         entry = line[priority].popleft()
@@ -108,7 +108,7 @@ class _Epoch:
 
 @dataclass(slots=True)
 class _QueuedRequest:
-    """Where a request waits. `count`: how often; it may have been sent twice."""
+    """Position of a waiting request. `count`: how often; it may have been sent twice."""
 
     round: _Epoch
     tenant: str
@@ -117,12 +117,12 @@ class _QueuedRequest:
 
 
 class TenantInbox:
-    """One thread puts messages, another takes them.
+    """Queue between the thread that puts messages and the one that takes them.
 
-    To take in hundreds of long prompts takes longer than many steps, and of what waits only a few
-    are taken in between two steps. So tenants' requests take turns, and of one tenant's the more
-    urgent come first. An abort comes behind its request, and at once if that was taken. An
-    operator's word comes behind all that was there before, and ahead of all that came later.
+    Admitting hundreds of long prompts takes longer than many steps, and only a few waiting messages
+    are taken between two steps. So the requests of tenants take turns, and within a tenant urgent
+    ones come first. An abort comes after its request, or at once if that was taken already. An
+    operator's command comes after all earlier messages and before all later ones.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class TenantInbox:
                 else:
                     queued.round.add(queued.tenant, queued.priority, entry)
             elif isinstance(message, UnreadableRequest):
-                self._aborts.append(entry)  # like one that nothing has to wait for
+                self._aborts.append(entry)  # its request isn't in the queue: nothing to wait for
             else:
                 self._rounds[-1].end = entry
                 self._rounds.append(_Epoch())
@@ -159,7 +159,7 @@ class TenantInbox:
         queued.round.add(queued.tenant, queued.priority, entry)
 
     def get(self, timeout: float) -> Entry:
-        """The next one. Raises `queue.Empty` when none comes within so many seconds."""
+        """Pop the next message. Raises `queue.Empty` if none comes within `timeout` seconds."""
         with self._changed:
             if not self._changed.wait_for(self._has_any, timeout):
                 raise queue.Empty
@@ -205,11 +205,11 @@ class InboxReader(threading.Thread):
     """Consumer of the group `engine`; puts (entry id, message) into `messages`.
 
     An entry stays pending until `OutboxWriter` acknowledges it, after the request's last output.
-    What stands in the stream is for the process that owns the replica's id; one that was replaced
-    while it stood still ends with `IncarnationReplaced` before it takes any.
-    A reply of Redis that got lost with its connection may have held entries; they are read again.
-    Entries that a former incarnation left pending are dropped at the start: gateways notice the new
-    incarnation and send what they still want, with the tokens they already have.
+    The stream belongs to the process that owns the replica id; a process that was replaced while it
+    was suspended raises `IncarnationReplaced` before it takes any entries.
+    If Redis's reply is lost with the connection, the entries in it are read again.
+    Entries that a former incarnation left pending are dropped at startup: gateways notice the new
+    incarnation and send unfinished requests again, with the tokens they already have.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class InboxReader(threading.Thread):
                 self.progress_at = time.time()
             except redis.RedisError as error:
                 if "NOGROUP" in str(error):
-                    # Redis came back without our stream.
+                    # Redis restarted without our stream.
                     log.warning("The inbox's consumer group is gone; making it anew.")
                     is_first = True
                     self._last_entry_id = b"0"
@@ -288,7 +288,7 @@ class InboxReader(threading.Thread):
         return self._consumer.encode()
 
     def _read(self) -> None:
-        # By an id Redis gives what this consumer was sent after it, by ">" what nobody was sent.
+        # An explicit id returns entries delivered to this consumer before; ">" returns new ones.
         start: bytes | str = self._last_entry_id if self._has_lost_reply else ">"
         reply: Any = self._redis.xreadgroup(
             protocol.CONSUMER_GROUP,
@@ -309,7 +309,7 @@ class InboxReader(threading.Thread):
         try:
             message = decode_message(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            # Whoever wrote it can't be told; keeping it would only make it come again.
+            # Its sender is unknown; if it stayed, it would be delivered again and again.
             log.error("Inbox entry %s isn't a message (%s); deleted.", entry_id.decode(), error)
             self._redis.xack(self._stream, protocol.CONSUMER_GROUP, entry_id)
             self._redis.xdel(self._stream, entry_id)
@@ -320,7 +320,7 @@ class InboxReader(threading.Thread):
 
 
 def decode_message(data: bytes) -> ReceivedMessage:
-    """Decode a message, or of a request that can't be read what is needed to refuse it.
+    """Decode a message; of a request that is invalid, decode what is needed to refuse it.
 
     Raises: msgspec.DecodeError, msgspec.ValidationError.
     """

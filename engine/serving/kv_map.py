@@ -1,6 +1,6 @@
-"""A replica's KV blocks for those who watch: what changed, ten times a second at most.
+"""Live map of a replica's KV blocks for observers: the changes, at most ten times a second.
 
-The pool notes which blocks change only while somebody watches, so that it costs nothing otherwise.
+The pool records changed blocks only while there are observers, so it costs nothing otherwise.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from engine.system.redis_client import is_temporary
 log = logging.getLogger(__name__)
 
 FRAME_S = 0.1
-#: A frame that took long is followed by a pause of so many times that: watching a large pool takes
-#: no more than a fiftieth of the engine's time.
+#: After a slow frame, pause for this many times its duration, so that observing a large pool takes
+#: at most a fiftieth of the engine's time.
 REMAINDER = 50
 
 
 class KVMapPublisher(threading.Thread):
-    """Publishes frames, one at a time. Those that Redis doesn't accept are lost."""
+    """Publishes frames, one at a time. Frames that Redis doesn't accept are lost."""
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
         super().__init__(name="block-map", daemon=True)
@@ -45,7 +45,7 @@ class KVMapPublisher(threading.Thread):
         self.busy = False
 
     def put(self, frame: KVMapFrame) -> None:
-        """Publish it soon; `busy` until then."""
+        """Publish a frame soon; `busy` until then."""
         self.busy = True
         self._queue.put(frame)
 
@@ -62,7 +62,7 @@ class KVMapPublisher(threading.Thread):
 
 
 class KVMapBuilder:
-    """Makes frames in the engine's thread, from a scheduler's pool and block tables.
+    """Makes frames in the engine's thread, from the scheduler's pool and block tables.
 
     `watch` may be called from another thread.
     """
@@ -70,18 +70,19 @@ class KVMapBuilder:
     def __init__(self, publisher: KVMapPublisher, replica_id: str, incarnation: str) -> None:
         self._publisher = publisher
         self._replica_id, self._incarnation = replica_id, incarnation
-        #: As it stands in Redis, b"" when nobody watches; and the one that frames were begun for.
+        #: The watch key's value, b"" without observers; and the value for which frames were
+        #: started.
         self.asked = b""
         self._run = b""
         self._number = 0
         self._next_at = 0.0
-        #: Of blocks that were told: what they cached, the adapter, and the media.
+        #: Per reported block: the hash it cached, the adapter, and the media.
         self._cached: dict[int, bytes] = {}
         self._adapters: dict[int, str] = {}
         self._media: dict[int, str] = {}
 
     def watch(self, number: bytes) -> None:
-        """What stands in Redis as of now."""
+        """Set the current value of the watch key."""
         self.asked = number
 
     def publish_if_due(self, scheduler: Scheduler) -> None:
@@ -108,7 +109,7 @@ class KVMapBuilder:
         self._media.clear()
 
     def frame(self, scheduler: Scheduler) -> KVMapFrame:
-        """What changed since the last one; all that was ever used for those who just came."""
+        """The changes since the last frame; for new observers, all blocks that were ever used."""
         pool, asked = scheduler.kv.pool, self.asked
         is_full = asked != self._run or pool.changed_block_ids is None
         if is_full:
@@ -156,11 +157,11 @@ class KVMapBuilder:
                 tier = connector.find_tier(block.block_hash)
             if mine:
                 self._adapters[block_id] = adapter_name_of(mine[0].request.message.adapter)
-            elif not cached or previous != block.block_hash:  # the names are of what it had before
+            elif not cached or previous != block.block_hash:  # of the former content
                 self._adapters.pop(block_id, None)
                 self._media.pop(block_id, None)
             owner = "" if block.charged_to is None else block.charged_to.name
-            # Whose block it is may learn who uses it, if that's its own request.
+            # Only the block's owner may learn which request uses it, if that's the owner's own.
             owner_requests = [
                 sequence.request for sequence in mine if sequence.request.message.tenant == owner
             ]
@@ -199,7 +200,7 @@ def _tenants(scheduler: Scheduler) -> list[TenantBlocks]:
 
 
 def _users(scheduler: Scheduler) -> tuple[dict[int, list[Sequence]], dict[int, int]]:
-    """By block, the running sequences whose tables hold it, and its index in the first's."""
+    """By block, the running sequences whose tables hold it, and its index in the first's table."""
     users: dict[int, list[Sequence]] = defaultdict(list)
     positions: dict[int, int] = {}
     for sequence in scheduler.running:
@@ -212,7 +213,7 @@ def _users(scheduler: Scheduler) -> tuple[dict[int, list[Sequence]], dict[int, i
 
 
 def _media_name(request: Request, start: int, count: int) -> str:
-    """Kind and digest of the first medium among the tokens [start, start + count); "" for none."""
+    """Kind and digest of the first medium in tokens [start, start + count); "" for none."""
     for item in request.message.media:
         if item.start < start + count and item.end > start:
             return f"{item.kind} {item.digest.hex()[:12]}"

@@ -13,13 +13,13 @@ from engine.lora.adapter_cache import AdapterManager
 
 
 class AdapterControls:
-    """Adapter loads that operators wait for."""
+    """Adapter loads that operators have requested."""
 
     def __init__(self) -> None:
         self._loads: list[tuple[ControlRequest, Future[None]]] = []
 
     def begin_load(self, pool: AdapterManager, message: ControlRequest) -> str:
-        """Start to load; why not, or "": then `settled` has the answer some time."""
+        """Start loading. Returns an error message, or "": then the result follows later."""
         if message.adapter is None:
             return "load_adapter needs an adapter."
         try:
@@ -50,7 +50,7 @@ def _reason(future: Future[None]) -> str:
 
 
 class Pause(PauseMode):
-    """Pause mode of a replica, and the commands that wait until nothing runs."""
+    """Pause mode of a replica, and the commands that wait until nothing is running."""
 
     def __init__(self) -> None:
         super().__init__("The replica is paused until an operator resumes it.")
@@ -69,12 +69,12 @@ class Pause(PauseMode):
         return True, "", deltas
 
     def end(self) -> list[ControlRequest]:
-        """Resume; returns the pauses that were still waiting."""
+        """Resume; returns the pause commands that were still waiting."""
         self._mode = ""
         return self._pop_waiting()
 
     def pop_completed(self, core: EngineCore) -> list[ControlRequest]:
-        """Pauses that are complete by now: nothing runs, and no result is still computed."""
+        """Pause commands that are complete: nothing is running or being aligned any more."""
         is_busy = core.requests or core.is_aligning
         return [] if is_busy or not self._waiting else self._pop_waiting()
 
@@ -84,7 +84,7 @@ class Pause(PauseMode):
 
 
 def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]:
-    """Abort these requests, with all prompts that came with them; [] for every one there is.
+    """Abort these requests, including all prompts that belong to them; []: abort all requests.
 
     Returns the final deltas.
     """
@@ -92,7 +92,8 @@ def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]
     deltas: list[TokenDelta] = []
     for request_id in list(core.requests):
         named = prefilled_request_id(base_request_id(request_id))
-        # Of several prompts each is a request of its own, numbered behind the client's id.
+        # Each prompt of a request with several is a request of its own; its id has a number
+        # appended.
         if not ids or named in ids or named.rpartition("-")[0] in ids:
             deltas += core.abort(request_id)
     for delta in deltas:

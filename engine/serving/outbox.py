@@ -1,4 +1,4 @@
-"""Writes steps' outputs to gateways' streams, in a thread of its own."""
+"""Writes steps' outputs to gateways' streams, in a separate thread."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from engine.system.redis_client import is_temporary
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-#: Steps that are written together at most.
+#: Maximum number of steps whose outputs are written together.
 _MAX_STEPS = 256
-#: KEYS: the owner, the inbox, what is written of open requests, an outbox a batch.
-#: ARGV: incarnation, the consumer group, the most entries of an outbox, its expiry, how many inbox
-#: entries are done, the batches in the order of their outboxes, these inbox entries, and what is
-#: written: fields and values.
-#: A live gateway keeps renewing its stream's expiry. Where there is none, the stream has just been
-#: made anew: its gateway died and it expired, and nobody else would remove it.
+#: KEYS: the owner, the inbox, the token counts of open requests, an outbox per batch.
+#: ARGV: incarnation, the consumer group, maximum length of an outbox, its expiry, number of
+#: completed inbox entries, the batches in the order of their outboxes, these inbox entries, and the
+#: token counts: fields and values.
+#: A live gateway keeps renewing its stream's expiry. A stream without one has just been recreated:
+#: its gateway died and the stream expired, so it is given an expiry, as nothing else would remove
+#: it.
 _WRITE = (
     WRITE_IF_CURRENT
     + """
@@ -52,7 +53,7 @@ return 1
 
 @dataclass(slots=True)
 class StepOutput:
-    """Output of one step: a batch per gateway, and the inbox entries that it completes."""
+    """Output of a step: one batch per gateway, and the inbox entries that are completed by it."""
 
     batches: dict[str, OutboxBatch] = field(default_factory=dict)
     done: list[bytes] = field(default_factory=list)
@@ -69,19 +70,19 @@ class StepOutput:
 
 
 class OutboxWriter(threading.Thread):
-    """Writes `StepOutput`s in order, each in one script: outputs first, then the acks, and what is
-    written by now of each request: the count that the ledger is held against.
+    """Writes `StepOutput`s in order, each in one script: first the outputs, then the acks and the
+    number of tokens written of each request, which the ledger is checked against.
 
-    So an inbox entry is gone only when its last output is written. While Redis is away, or out of
-    memory, everything waits here. What has come while a script ran goes into the next one together:
-    a Redis that answers more slowly than the engine steps would fall behind for ever. Ends with
-    `IncarnationReplaced` when another process serves under the replica's id: what a woken sleeper
-    still
-    has would be other tokens than its successor's.
+    So an inbox entry is removed only when its last output has been written. While Redis is away or
+    out of memory, everything waits here. Outputs that arrive while a script runs are merged into
+    the next one; otherwise a Redis slower than the engine's steps would fall behind forever.
+    Stops with `IncarnationReplaced` when another process serves under the replica id: the tokens of
+    a process that resumes after being replaced could differ from its successor's.
 
     Args:
-        write_heartbeat: called before an operator's reply is written, so that who reads the reply
-            sees its effect in the heartbeat. The engine's thread never waits for Redis.
+        write_heartbeat: called before an operator's reply is written, so that the heartbeat shows
+            the command's effect to whoever reads the reply. The engine's thread never waits for
+            Redis.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class OutboxWriter(threading.Thread):
                 time.sleep(_RETRY_S)
 
     def _next(self) -> StepOutput | None:
-        """All that waits, as one; None at the end."""
+        """All queued outputs, merged into one; None: stop."""
         output = None if self._closing else self._queue.get()
         for _ in range(_MAX_STEPS):
             if output is None or self._queue.empty():
@@ -137,7 +138,7 @@ class OutboxWriter(threading.Thread):
         return output
 
     def _write(self, output: StepOutput) -> bool:
-        """All of it or nothing; False when Redis couldn't be reached or refused it."""
+        """Write all of it or nothing; False if Redis couldn't be reached or refused it."""
         outboxes = [redis_keys.outbox_key(name, self._prefix) for name in output.batches]
         batches = [protocol.encode(batch) for batch in output.batches.values()]
         limits = [protocol.OUTBOX_MAXLEN, protocol.OUTBOX_TTL_S]

@@ -1,5 +1,5 @@
-"""A replica's `/live`, `/ready` and `/metrics` over HTTP, for whoever starts replicas without our
-supervisor, such as Kubernetes. Nothing else is served here: requests come through Redis.
+"""A replica's `/live`, `/ready` and `/metrics` over HTTP, for deployments without our supervisor,
+such as Kubernetes. Nothing else is served here: requests come through Redis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReplicaProgress(NamedTuple):
 
 
 class ProbeServer:
-    """Answers probes in a thread of its own, so that a step that doesn't end is noticed."""
+    """Answers probes in a separate thread, so that a step that hangs is noticed."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class ProbeServer:
         read_progress: Callable[[], ReplicaProgress],
         read_metrics: Callable[[], bytes],
     ) -> None:
-        """Listen on all addresses: a kubelet asks by the pod's.
+        """Listen on all addresses: a kubelet connects to the pod's address.
 
-        Raises: `ConfigError` when the port can't be used.
+        Raises: `ConfigError` if the port can't be bound.
         """
 
         class Handler(_ProbeHandler):
@@ -73,7 +73,7 @@ class _DualStackServer(ThreadingHTTPServer):
 class _ProbeHandler(BaseHTTPRequestHandler):
     progress: Callable[[], ReplicaProgress]
     metrics: Callable[[], bytes]
-    #: Of a connection that says nothing.
+    #: Timeout of an idle connection.
     timeout = 5
 
     def do_GET(self) -> None:
@@ -102,4 +102,4 @@ class _ProbeHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a probe comes every few seconds."""
+        """Log nothing: a probe comes every few seconds."""

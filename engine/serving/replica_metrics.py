@@ -1,4 +1,4 @@
-"""One replica's figures for Prometheus: those that the Gateway API's inference extension reads."""
+"""One replica's metrics for Prometheus, as the Gateway API's inference extension reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _HeartbeatCollector(Collector):
         self._beat = beat
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the extension's model server protocol."""
+        """The metrics of the extension's model server protocol."""
         beat, stats = self._beat, self._beat.stats
         values = {
             "num_requests_waiting": ("Number of requests waiting.", stats.num_requests_waiting),

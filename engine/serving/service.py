@@ -1,7 +1,8 @@
 """One replica as a process: `python -m engine.serving --replica-id ID --model FOLDER`.
 
 Requests come from the replica's inbox stream, outputs go to each gateway's outbox stream, and a
-heartbeat says how it is. SIGTERM drains: nothing new is read, what runs is finished.
+heartbeat reports its state. On SIGTERM it drains: it reads no new requests and finishes the running
+ones.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ from engine.system.step_record import SharedStepWriter
 
 
 class InFlightRecord:
-    """Requests in progress: of steps in flight, with adapters being loaded, or being admitted.
+    """Requests in progress: in steps in flight, waiting for an adapter, or being admitted.
 
-    A request that merely waits isn't among them.
+    Requests that merely wait in the queue aren't recorded.
     """
 
     def __init__(self, recorder: SharedStepWriter) -> None:
         self._recorder = recorder
-        #: Of the list that was written last; None: it wasn't of a step.
+        #: Sequences of the list that was written last; None: it wasn't a step's.
         self._sequences: list[Sequence] | None = None
 
     @property
@@ -83,14 +84,14 @@ class InFlightRecord:
     def record_step(self, under_way: list[Sequence], reading: Iterable[Request]) -> None:
         """Record a step: sequences in flight, and requests whose adapter is being loaded."""
         ids = [request.request_id for request in reading]
-        # Decodes are the same from step to step, mostly.
+        # From step to step the decodes are mostly the same.
         if not ids and under_way == self._sequences:
             return
         self._recorder.write([*dict.fromkeys(ids), *_other_request_ids(ids, under_way)])
         self._sequences = None if ids else under_way
 
     def record_fault(self, reason: str) -> None:
-        """Record why the replica ends."""
+        """Record why the replica stops."""
         self._recorder.write_fault(reason)
 
     def record_request(self, request_id: str, under_way: list[Sequence]) -> None:
@@ -100,7 +101,7 @@ class InFlightRecord:
 
 
 def _other_request_ids(ids: list[str], sequences: list[Sequence]) -> Iterator[str]:
-    """Return the sequences' requests without duplicates and without those excluded."""
+    """Yield the requests of sequences, without duplicates and without those in `ids`."""
     seen = set(ids)
     for sequence in sequences:
         request_id = sequence.request.message.request_id
@@ -115,7 +116,7 @@ log = logging.getLogger("engine.serving")
 def load_core(config: EngineConfig, on_progress: Callable[[float], None]) -> EngineCore:
     """Load and warm up the engine; `on_progress` gets the loaded fraction of its weights."""
     started = time.perf_counter()
-    # A supervisor whose terminal this ends up on says so; else tqdm looks for itself.
+    # A supervisor that forwards this to a terminal says so; otherwise tqdm checks for one itself.
     hidden = False if os.environ.get("QUIRE_TERMINAL") else None
     with tqdm(desc="Loading weights", unit="layer", disable=hidden, file=sys.stderr) as bar:
 
@@ -163,7 +164,7 @@ def _describe(core: EngineCore) -> None:
 
 
 def rejection_deltas(request_id: str, num_sequences: int, error: QuireError) -> list[TokenDelta]:
-    """Return final deltas of every output with the typed error."""
+    """Return a final delta with the error for each output."""
     info = ErrorInfo.of(error)
     return [
         TokenDelta(request_id=request_id, index=index, finish_reason="error", error=info)
@@ -172,14 +173,14 @@ def rejection_deltas(request_id: str, num_sequences: int, error: QuireError) -> 
 
 
 _IDLE_WAIT_S = 0.2
-#: How long messages are handled before the next step.
+#: Maximum time spent on messages between two steps.
 MESSAGE_BUDGET_S = 0.01
 _REMEMBERED_IDS = 8192
-#: How long the step may keep Python from the threads that read requests and write tokens.
+#: Maximum time for which a step keeps the GIL from the threads that read requests and write tokens.
 _SWITCH_INTERVAL_S = 0.0005
-#: After so long in one step its requests are named in the heartbeat.
+#: A step that takes longer has its requests named in the heartbeat.
 _LONG_STEP_S = 5.0
-#: Exit status of a replica that can't go on, and whose model isn't to blame.
+#: Exit status of a replica that can't continue, for a reason other than its model.
 EXIT_FAULT = 70
 
 
@@ -198,7 +199,7 @@ class EngineService:
         endpoint: str = "",
         adapter_fetch_command: str | None = None,
     ) -> None:
-        """Raises: `ConfigError` when `health_port` can't be listened on, or for `endpoint`."""
+        """Raises: `ConfigError` if `health_port` can't be bound, or for `endpoint`."""
         self.config, self.spare, self._endpoint = config, spare, _check_endpoint(endpoint)
         self.replica_id = replica_id
         self.incarnation = uuid.uuid4().hex
@@ -241,7 +242,7 @@ class EngineService:
         self._stat_loggers: StatLoggers | None = None
 
     def run(self, drain_timeout: float) -> int:
-        """Load, serve until told to drain, drain. Returns the process's exit status."""
+        """Load, serve until draining begins, drain. Returns the process's exit status."""
         self._heartbeat.start()
         if self._probes is not None:
             self._probes.start()
@@ -263,7 +264,7 @@ class EngineService:
         self.state = "ready"
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if (connector := self.core.scheduler.kv_connector) and self.core.only_saves_kv:
-            # Another replica loads a prompt's blocks as soon as it is said to be computed.
+            # Once a prompt is reported as computed, another replica loads its blocks at once.
             self._writer.on_write = partial(connector.wait_until_saved, SAVE_TIMEOUT_S)
         self._writer.start()
         self._reader.start()
@@ -274,13 +275,13 @@ class EngineService:
         try:
             self._serve(self.core, drain_timeout)
         except EngineFault as error:
-            # Gateways go on elsewhere, and the supervisor starts another.
+            # Gateways continue on other replicas, and the supervisor starts a new process.
             log.critical("The replica ends: %s", error.message)
             self._in_flight.record_fault(error.message)
             status = EXIT_FAULT
             self._reader.stop()
         self._writer.close(timeout=10.0)
-        # What a drain has left is no fault of theirs.
+        # Requests left over by a drain didn't cause the exit.
         in_flight = self._in_flight.ids if status else []
         self._heartbeat.stop(self.replica_id, remove_key=True, in_flight=in_flight)
         self._stat_loggers.close(self.core.snapshot())
@@ -332,7 +333,7 @@ class EngineService:
                 if not (core.requests or core.is_aligning) or time.time() > deadline:
                     break
         if core.requests:
-            # Gateways see this incarnation end and go on elsewhere with what they have.
+            # Gateways see this incarnation end and continue elsewhere with the tokens they have.
             log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
 
     def _record_step(self, under_way: list[Sequence]) -> None:
@@ -340,9 +341,10 @@ class EngineService:
         self._in_flight.record_step(under_way, reading)
 
     def _handle_messages(self, core: EngineCore, *, wait: bool) -> None:
-        """Handle the messages that are there; when idle, wait a little for the first.
+        """Handle pending messages; when idle, wait a little for the first.
 
-        Of thousands at once a few between two steps: what runs gets its tokens meanwhile.
+        If thousands arrive at once, only a few are handled between two steps, so that running
+        requests keep getting tokens.
         """
         try:
             entry = self._reader.messages.get(timeout=_IDLE_WAIT_S if wait else 0.0)
@@ -392,7 +394,7 @@ class EngineService:
             self._output.done.append(entry_id)
 
     def _control(self, core: EngineCore, message: ControlRequest) -> None:
-        """Run an operator's command and reply if a gateway asked."""
+        """Run an operator's command, and reply if a gateway sent it."""
         ok, detail = True, ""
         if message.command in ("sleep", "wake_up"):
             ok, detail = self._sleep_or_wake(core, message)
@@ -415,7 +417,7 @@ class EngineService:
             ok, detail, deltas = self._pause.begin(core, message)
             self._queue_deltas(deltas)
             if ok and message.mode == "wait":
-                return  # answered once nothing runs any more
+                return  # the reply follows once nothing runs
         elif message.command == "resume":
             for waiting in self._pause.end():
                 self._reply(waiting, ok=False, detail="It was resumed before all had ended.")
@@ -426,7 +428,7 @@ class EngineService:
         elif message.command == "load_adapter":
             detail = self._adapters.begin_load(core.adapters, message)
             if not detail:
-                return  # answered once it's there
+                return  # the reply follows once it is loaded
             ok = False
         elif message.command == "unload_adapter":
             ok, detail = unload(core.adapters, message)
@@ -445,11 +447,11 @@ class EngineService:
             log.warning("%s is refused: %s", message.command, detail)
 
     def _sleep_or_wake(self, core: EngineCore, message: ControlRequest) -> tuple[bool, str]:
-        """Do what the command says: (whether it's done, why not)."""
+        """Run the command; returns (whether it succeeded, error message)."""
         try:
             if message.command == "sleep":
                 core.check_sleep(message.level)
-                gc.unfreeze()  # weights that go may be held by cycles
+                gc.unfreeze()  # reference cycles may hold weights that are to be freed
                 self._queue_deltas(core.sleep(message.level))
                 self._sleep_level = message.level
             else:
@@ -457,7 +459,7 @@ class EngineService:
                 core.wake_up(message.tags or None)
                 if slept and not core.is_sleeping:
                     _freeze()
-                # It may have read new weights.
+                # The weights may have been read again, from changed files.
                 self.numerics = core.executor.read_numerics()
         except QuireError as error:
             log.warning("%s is refused: %s", message.command, error.message)
@@ -468,7 +470,7 @@ class EngineService:
         return True, ""
 
     def _queue_deltas(self, deltas: list[TokenDelta]) -> None:
-        """Add deltas to their gateways' batches."""
+        """Add deltas to the batches of their gateways."""
         for delta in deltas:
             gateway_id = self._gateways.get(delta.request_id)
             if gateway_id is not None:
@@ -495,7 +497,7 @@ class EngineService:
         self._output = StepOutput()
 
     def _forget(self, request_id: str) -> None:
-        """Remember a finished id for a while: a duplicate delivery must not run it again."""
+        """Remember a finished id for a while, so that a duplicate delivery isn't run again."""
         self._gateways.pop(request_id, None)
         self._recent[request_id] = None
         while len(self._recent) > _REMEMBERED_IDS:
@@ -510,7 +512,7 @@ class EngineService:
             state=self.state,
             model=model_info(self.config, core),
             at=time.time(),
-            # Of the slower of the two: a replica whose inbox can't be read serves nobody.
+            # The older of the two: a replica that can't read its inbox serves no requests.
             progress_at=min(self.progress_at, self._reader.progress_at),
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -540,7 +542,7 @@ def _check_endpoint(endpoint: str) -> str:
 
 
 def _freeze() -> None:
-    """Have the collector pass over what was loaded: going through it takes longer than a step."""
+    """Exclude loaded objects from garbage collection: traversing them takes longer than a step."""
     gc.collect()
     gc.freeze()
 
