@@ -1,5 +1,5 @@
-"""Speculation: guesses at coming tokens, which the model checks several at a time.
+"""Speculative decoding: draft tokens, of which the model verifies several in one step.
 
-A draft holds if it is the very token that the target's own draw gives at its position, with its
-seed, penalties, bias and all; so nothing that a client sees depends on drafts, only how soon.
+A draft is accepted if it equals the token that the target model samples at its position, with the
+sequence's seed, penalties and bias. So drafts change only the speed, never the output.
 """

@@ -1,4 +1,4 @@
-"""How likely drafts are to be accepted, by tenant."""
+"""Estimated probabilities that drafts are accepted, by tenant."""
 
 from __future__ import annotations
 
@@ -7,68 +7,68 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp, log
 
-#: Maximum number of tenants that are remembered; the least recently used are forgotten.
+#: Maximum number of tenants with an estimate; the least recently used ones are dropped.
 MAX_TENANTS = 1024
-#: Longer matches, and later positions, count as this one.
+#: Longer matches, and later positions, count as this kind.
 MAX_KIND = 16
-#: Chance of a draft model's or head's draft before any was checked: only checks tell, so a low one
-#: would keep a good model from ever being tried.
+#: Initial acceptance probability of drafts from a draft model or head. It is high, since only
+#: verification corrects it: with a low one a good model might never be tried.
 MODEL_PRIOR = 0.8
-#: By how much one checked draft moves the log odds of its tenant's drafts of that kind, and of its
-#: sequence; and by which part both return to their priors with each step.
+#: Change of the log odds per verified draft, for its tenant's drafts of that kind and for its
+#: sequence, and the rate at which both return to their priors with each step.
 _TENANT_RATE, _SEQUENCE_RATE = 0.25, 0.5
 _TENANT_DECAY, _SEQUENCE_DECAY = 0.0006, 0.01
-#: The drafts chosen of many seem likelier than they are, by these log odds.
+#: Correction of the log odds for selection bias: the best of many drafts look better than they are.
 _SELECTION_BIAS = 0.4
 MAX_LOG_ODDS = 4.0
-#: Drafts less likely than this are dropped.
+#: Drafts with a lower acceptance probability are dropped.
 _MIN_CHANCE = 0.02
-#: A tenant's best log odds are cached for this many steps, or until a draft is checked.
+#: Number of steps for which a tenant's best log odds are cached, unless a draft is verified before.
 _BEST_CACHED_STEPS = 64
 
 
 def match_log_odds(match_length: int) -> float:
-    """Log odds that text goes on as it did behind `match_length` >= 1 equal tokens, before any
-    draft was checked: m times in m + 2.
+    """Return the prior log odds that text continues as it did after `match_length` >= 1 equal
+    tokens: it does in m of m + 2 cases.
     """
     return log(match_length / 2)
 
 
 def model_log_odds(_: int) -> float:
-    """Log odds of a model's draft at any position, before any was checked."""
+    """Return the prior log odds of a model's draft at any position."""
     return log(MODEL_PRIOR / (1.0 - MODEL_PRIOR))
 
 
 @dataclass(slots=True)
 class _TenantOdds:
-    """Log odds by kind, and the highest of all, each with the step in which it was updated."""
+    """Log odds by kind, and the best of all kinds, each with the step of its update."""
 
     by_kind: dict[int, tuple[float, int]] = field(default_factory=dict)
     best: tuple[float, int] | None = None
 
 
 class TenantAcceptance:
-    """Acceptance of each tenant's recent drafts, by kind, as ratings in log odds (Elo).
+    """Acceptance of each tenant's recent drafts by kind, as ratings in log odds (Elo).
 
-    The kind of a draft from text is the number of matching tokens before it, drafts included; that
-    of a model's draft its position. Tenants are kept apart: neither drafts nor their timing tell
-    one what others wrote.
+    The kind of a draft from text is the number of matching tokens before it, including drafts; that
+    of a model's draft is its position. Tenants are separate: neither drafts nor timing reveal what
+    others wrote.
 
     Attributes:
-        step: number of steps planned so far, by which ratings decay.
+        step: number of steps planned so far; ratings decay with it.
     """
 
     def __init__(self, max_match: int) -> None:
-        """`max_match`: longest match that is looked up; 0: a model draws the drafts."""
+        """`max_match`: maximum match length of lookups; 0: drafts come from a model."""
         self.is_model = not max_match
         self.step = 0
         self._prior = model_log_odds if self.is_model else match_log_odds
         self._kinds = range(1) if self.is_model else range(1, max_match + 1)
-        #: Least recently updated first.
+        #: In order of their last update, oldest first.
         self._tenants: OrderedDict[str, _TenantOdds] = OrderedDict()
 
     def log_odds(self, tenant: str, kind: int) -> float:
-        """Log odds of a tenant's next draft of this kind."""
+        """Return the log odds of a tenant's next draft of this kind."""
         prior, odds = self._prior(kind), self._tenants.get(tenant)
         if odds is None or kind not in odds.by_kind:
             return prior
@@ -76,7 +76,7 @@ class TenantAcceptance:
         return prior + (value - prior) * exp(_TENANT_DECAY * (step - self.step))
 
     def best(self, tenant: str) -> float:
-        """Highest log odds of a tenant's drafts of any kind."""
+        """Return the highest log odds of a tenant's drafts over all kinds."""
         odds = self._tenants.get(tenant)
         if odds is None:
             return max(map(self._prior, self._kinds))
@@ -86,7 +86,7 @@ class TenantAcceptance:
         return odds.best[0]
 
     def update(self, tenant: str, kind: int, error: float) -> None:
-        """Move the log odds by a draft's outcome (0 or 1) less its chance."""
+        """Update the log odds by `error`: a draft's outcome (0 or 1) minus its probability."""
         value = _clamp(self.log_odds(tenant, kind) + _TENANT_RATE * error)
         odds = self._tenants.setdefault(tenant, _TenantOdds())
         odds.by_kind[kind], odds.best = (value, self.step), None
@@ -96,7 +96,7 @@ class TenantAcceptance:
 
 
 class AcceptanceEstimate:
-    """Chances of one sequence's drafts: its tenant's log odds and its own offset."""
+    """Acceptance probabilities of one sequence's drafts: its tenant's log odds plus an offset."""
 
     def __init__(self, acceptance: TenantAcceptance, tenant: str) -> None:
         self._acceptance, self._tenant = acceptance, tenant
@@ -108,11 +108,11 @@ class AcceptanceEstimate:
         return self._last_offset * decay
 
     def best_log_odds(self) -> float:
-        """Highest log odds of its next draft, before any is looked for."""
+        """Return an upper bound of the log odds of the next draft, without looking one up."""
         return self._acceptance.best(self._tenant) + self._offset
 
     def chances(self, match_length: int, count: int, bias: float = 0.0) -> list[float]:
-        """Chances that the first, the first two ... of at most `count` drafts are accepted."""
+        """Return the probability that the first n drafts are accepted, for n = 1 ... `count`."""
         accepted, chances, offset = 1.0, list[float](), self._offset - bias
         for kind in self._kinds(match_length, count):
             accepted *= _chance(self._acceptance.log_odds(self._tenant, kind) + offset)
@@ -122,11 +122,11 @@ class AcceptanceEstimate:
         return chances
 
     def cautious_chances(self, match_length: int, count: int) -> list[float]:
-        """`chances` less the bias of choosing the likeliest."""
+        """Return `chances` corrected for the bias of selecting the most likely drafts."""
         return self.chances(match_length, count, _SELECTION_BIAS)
 
     def update(self, match_length: int, num_drafts: int, num_accepted: int) -> None:
-        """Record checked drafts; those behind the first rejected one say nothing."""
+        """Record verified drafts; those after the first rejected one carry no information."""
         num_compared = min(num_drafts, num_accepted + 1)
         for position, kind in enumerate(self._kinds(match_length, num_compared)):
             chance = _chance(self._acceptance.log_odds(self._tenant, kind) + self._offset)

@@ -1,4 +1,4 @@
-"""`DraftModelProposer`: a smaller model says what it would, some tokens ahead of the target."""
+"""`DraftModelProposer`: drafts from a smaller model, which runs some tokens ahead of the target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from engine.speculative.step_times import StepTimes
 
 
 def draft_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """What of the target's choice a draft follows: all but grammars and the caller's functions, of
-    which drafts are told apart afterwards.
+    """Return the sampling parameters that drafts use: all of the target's except grammars and the
+    caller's functions, which are applied to drafts later.
 
-    `vocab_size`: of the drafts; other tokens are left out.
+    `vocab_size`: vocabulary of the drafts; other tokens are left out.
     """
     bias = {
         token: value for token, value in (params.logit_bias or {}).items() if token < vocab_size
@@ -47,22 +47,22 @@ def draft_sampling(params: SamplingParams, vocab_size: int) -> SamplingParams:
 
 log = logging.getLogger(__name__)
 
-#: After so many failed steps one behind the other there are no more drafts.
+#: Drafting is disabled after this many consecutive failures.
 _MAX_FAILURES = 3
-#: The weight of a new step in what a token takes that is read.
+#: Weight of a new measurement in the average time per read token.
 _NEW = 0.3
-#: What it reads for a token that it can't know.
+#: Replaces token ids that the draft model lacks.
 _UNKNOWN = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A sequence as the draft model has it: `num_cached` tokens of its own, then `drafts`.
+    """The draft model's state of a sequence: `num_cached` of the sequence's tokens, then `drafts`.
 
     Attributes:
-        computed: of all of these, those whose KV is there.
-        is_up_to_date: the step that is being made leaves nothing of the sequence's own to compute.
-        num_wanted_drafts: of this round.
+        computed: number of these tokens whose KV is computed.
+        is_up_to_date: whether the planned step computes all remaining tokens of the sequence.
+        num_wanted_drafts: number of drafts requested in this round.
     """
 
     sequence: Sequence
@@ -73,7 +73,7 @@ class _Row:
     num_wanted_drafts: int = 0
 
     def valid(self) -> int:
-        """Computed tokens that are the sequence's, as far as that has come by now."""
+        """Return the number of computed tokens that agree with the sequence's current tokens."""
         matched = 0
         for draft, token in zip(
             self.drafts, self.sequence.token_ids[self.num_cached :], strict=False
@@ -85,16 +85,16 @@ class _Row:
 
 
 class DraftModelProposer:
-    """Drafts of a model with a paged cache of its own, over the sequences that decode.
+    """Drafts from a model with its own paged KV cache, for decoding sequences.
 
-    A sequence's prompt is read when it is first to get drafts, `token_budget` tokens of all of them
-    in a step, so that nobody waits long; whatever of its tokens a finished neighbour, or itself
-    before a preemption, left in the cache is there already. What it draws it draws as the target
-    would: with the same parameters and, at each place, the same random number, so that both choose
-    alike where their probabilities are alike.
+    The draft model reads (prefills) a sequence's prompt when the sequence first gets drafts, with
+    at most `token_budget` tokens per step over all sequences, so that no step takes long. Its
+    prefix cache keeps what finished or preempted sequences computed. Drafts are sampled as the
+    target samples: with the same parameters and the same random number at each position, so that
+    both choose the same token wherever their probabilities agree.
 
     Attributes:
-        costs: of its steps, by rows.
+        costs: times of its steps, by number of rows.
         seconds, reading, following: see `DraftProposer`.
     """
 
@@ -106,19 +106,19 @@ class DraftModelProposer:
         max_num_seqs: int,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
-        """`run`: runs its steps; `max_num_seqs`: rows of its batch."""
+        """`run`: executes a step of the model; `max_num_seqs`: maximum rows of its batch."""
         self._facts = facts
         states = facts.layout.state_group
         self._max_rows = min(max_num_seqs, states.num_blocks // 2) if states else max_num_seqs
         self._ends = frozenset(eos_token_ids)
         self._run = run
-        # States at the ends of prompts aren't kept, so that there is no prefix to go on from.
+        # States at the ends of prompts aren't retained, so there is no prefix to reuse.
         self.kv = make_coordinator(
             facts.layout, facts.num_blocks, block_size, enable_caching=states is None
         )
-        #: Nobody pays for these blocks: whoever is read first has them.
+        #: Not charged to any tenant: blocks are allocated in the order in which sequences are read.
         self._quota = self.kv.quotas.get("drafts")
-        #: Least lately used first.
+        #: Least recently used first.
         self._rows: dict[int, _Row] = {}
         self._removed: list[int] = []
         self._step = 0
@@ -126,15 +126,15 @@ class DraftModelProposer:
         self.costs = StepTimes(is_draft=True)
         self.seconds = self.reading = 0.0
         self.following: HeadTracking | None = None
-        #: Of a token that is read, at the pace that the machine had at first.
+        #: Average seconds per read token, at the machine's initial speed.
         self._token_seconds = 0.0
 
     def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most as many as are wanted for each."""
+        """Return drafts by sequence id, at most the requested number for each."""
         started = time.perf_counter()
         try:
             return self._propose(requests)
-        except Exception:  # whatever it is, the target goes on without drafts
+        except Exception:  # a failing draft model must not fail the target's step
             self._failures += 1
             log.exception("The draft model failed; %d in a row", self._failures)
             self.reset()
@@ -144,45 +144,44 @@ class DraftModelProposer:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether there may be drafts."""
+        """Whether the model may draft: it hasn't failed too often."""
         return self._failures < _MAX_FAILURES
 
     def supports(self, sequence: Sequence) -> bool:
-        """Whether it can read a sequence."""
+        """Whether the model can read the sequence."""
         return not sequence.request.encoder_inputs
 
     def max_drafts(self, sequence: Sequence) -> int:
-        """Drafts of a sequence that its context has room for."""
+        """Return the number of drafts that fit into the model's context."""
         return self._facts.max_model_len - sequence.num_tokens
 
     def num_unread_tokens(self, sequence: Sequence) -> float:
-        """See `DraftProposer`. What others left in its cache is found out when it reads; what a
-        draft
-        reads anyway, its newest token or two, is no reading.
+        """See `DraftProposer`. Doesn't consider cached prefixes, which are only looked up when the
+        sequence is read. The newest one or two tokens don't count: every draft computes them.
         """
         row = self._rows.get(sequence.seq_id)
         num_unread = sequence.num_tokens - (0 if row is None else row.valid())
         return 0.0 if num_unread <= 2 else num_unread * self._token_seconds * self.costs.speed.value
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has left; what was read of it stays cached."""
+        """Free a sequence's blocks; their content stays in the prefix cache."""
         row = self._rows.pop(sequence.seq_id, None)
         if row is not None:
             self.kv.free(sequence.seq_id, self._quota)
             self._removed.append(sequence.seq_id)
 
     def reset(self, *, worker_too: bool = False) -> None:
-        """Forget all sequences and the cache; `worker_too`: the batch has gone as well."""
+        """Forget all sequences and the cache; `worker_too`: the worker's batch is gone too."""
         for row in list(self._rows.values()):
             self.forget(row.sequence)
         self.kv.pool.reset_prefix_cache()
         if self.kv.states is not None:
-            self.kv.states.pop_copies()  # between blocks that are free now
+            self.kv.states.pop_copies()  # their blocks are free now
         if worker_too:
             self._removed.clear()
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless its pool's books balance."""
+        """Raise RuntimeError unless the block pool is consistent."""
         self.kv.check_integrity(dict.fromkeys(self._rows, "drafts"))
 
     def _propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
@@ -199,7 +198,7 @@ class DraftModelProposer:
         started = time.perf_counter()
         rows = self._append_drafts(self._execute(plan), rows)
         took = time.perf_counter() - started
-        if plan.num_tokens <= 2 * len(plan.seq_ids):  # all of them decode, or nearly so
+        if plan.num_tokens <= 2 * len(plan.seq_ids):  # (nearly) all rows decode
             self.costs.record(len(plan.seq_ids), took)
         else:
             self.reading = took
@@ -216,11 +215,11 @@ class DraftModelProposer:
         return {row.sequence.seq_id: list(row.drafts) for row in rows if row.drafts}
 
     def _goes_on(self, row: _Row) -> bool:
-        """Whether one more draft is wanted behind those that a row has."""
+        """Whether a row needs one more draft."""
         return 0 < len(row.drafts) < row.num_wanted_drafts and row.drafts[-1] not in self._ends
 
     def _draw(self, rows: list[_Row]) -> list[_Row]:
-        """One more draft for each."""
+        """Draw one more draft for each row."""
         started, plan = time.perf_counter(), self._new_plan()
         plan.seq_ids = [row.sequence.seq_id for row in rows]
         plan.num_scheduled, plan.num_samples = [1] * len(rows), [1] * len(rows)
@@ -231,14 +230,14 @@ class DraftModelProposer:
         return going
 
     def _append_drafts(self, result: StepResult, rows: list[_Row]) -> list[_Row]:
-        """Take over what was drawn; the rows that may go on."""
+        """Append the sampled drafts; return the rows that may continue."""
         going = []
         for row, token_ids in zip(rows, result.token_ids, strict=True):
             if row.sequence.seq_id in result.errors:
-                self.forget(row.sequence)  # NaN, say: it's read anew, if ever
+                self.forget(row.sequence)  # e.g. NaN: it would be read again from the start
                 continue
             if token_ids and token_ids[0] >= self._facts.vocab_size:
-                row.num_wanted_drafts = 0  # an id that the target lacks
+                row.num_wanted_drafts = 0  # the target lacks this token id
             elif token_ids:
                 row.drafts.append(token_ids[0])
             going.append(row)
@@ -260,8 +259,8 @@ class DraftModelProposer:
     def _scheduled(
         self, plan: StepPlan, sequence: Sequence, count: int, budget: int, busy: set[int]
     ) -> _Row | None:
-        """Put what a sequence is behind into the plan, and room for `count` drafts; None where
-        budget or blocks don't suffice.
+        """Schedule a sequence's unread tokens, with blocks for `count` drafts; return None if the
+        budget or the blocks don't suffice.
         """
         seq_id, total = sequence.seq_id, sequence.num_tokens
         row, prefix = self._rows.pop(seq_id, None), None
@@ -269,9 +268,9 @@ class DraftModelProposer:
             prefix = self.kv.get_computed_blocks(sequence)
             computed = prefix.num_tokens
         else:
-            self._rows[seq_id] = row  # used lately
+            self._rows[seq_id] = row  # most recently used
             if self.kv.states is not None:
-                # The state is taken back to where its drafts began, right or wrong.
+                # Return to the state before the drafts, whether or not they were accepted.
                 self.kv.states.rewind(seq_id, row.num_cached)
                 self.kv.start_step()
                 row.computed, row.drafts = min(row.computed, row.num_cached), []
@@ -309,7 +308,7 @@ class DraftModelProposer:
         busy: set[int],
         prefix: CachedPrefix | None,
     ) -> BlockTables | None:
-        """Blocks for a sequence that has a row or can get one; those idle longest give theirs."""
+        """Allocate blocks for a sequence, evicting the least recently used idle sequences."""
         while True:
             if sequence.seq_id in self._rows or len(self._rows) < self._max_rows:
                 blocks = self.kv.allocate_slots(
@@ -324,8 +323,8 @@ class DraftModelProposer:
             self.forget(idle.sequence)
 
     def _readable(self, sequence: Sequence, start: int = 0) -> list[int]:
-        """A sequence's tokens from `start` on, another one in the place of each that its adapter
-        brings: the draft model has no such token, and what it says behind one is checked as ever.
+        """Return a sequence's tokens from `start` on, with `_UNKNOWN` for tokens that its adapter
+        adds: the draft model lacks them, and drafts after them are verified like any other.
         """
         token_ids, vocab_size = sequence.token_ids[start:], self._facts.vocab_size
         if sequence.request.vocab_size <= vocab_size:
@@ -345,5 +344,5 @@ class DraftModelProposer:
 
 
 def _ids(tables: BlockTables) -> list[list[int]]:
-    """Block ids of tables."""
+    """Return the block ids of tables."""
     return [[block.block_id for block in table] for table in tables]

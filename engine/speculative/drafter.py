@@ -1,4 +1,4 @@
-"""`Drafter`: how many drafts each row of a step gets."""
+"""`Drafter`: decides how many drafts each row of a step gets."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from engine.speculative.shadow_verifier import ShadowVerifier
 from engine.speculative.step_times import StepTimes
 
 Possible = Callable[[Sequence, list[int]], list[int]]
-#: The part of steps' time that lookups may take where drafts don't pay at their expected chance.
+#: Maximum fraction of the steps' time for lookups while no draft is expected to pay.
 PROBE_TIME_FRACTION = 0.003
-#: Steps until a batch in which no draft pays is asked again, unless its rows change; and one in
-#: which none could pay at any chance, or no tenant can bear any.
+#: Number of steps without drafts after a batch in which none pays, unless its rows change; and
+#: after one in which none could pay at any probability, or whose tenants have no budget.
 _PAUSE, _LONG_PAUSE = 8, 32
-#: Tokens within which reading a sequence has to pay: more may never come.
+#: Reading a sequence must pay off within this many tokens, since more may never be generated.
 _MAX_READING_TOKENS = 64
 
 
@@ -40,8 +40,8 @@ class _DraftRow:
     """A sequence that had drafts.
 
     Attributes:
-        match_length: see `Proposal`, of the newest drafts.
-        is_reading: a draft model has started to read it and isn't at its end.
+        match_length: of the newest drafts, see `Proposal`.
+        is_reading: a draft model has begun to read the sequence and hasn't reached its end.
     """
 
     sequence: Sequence
@@ -52,18 +52,18 @@ class _DraftRow:
 
 
 class Drafter:
-    """Gives drafts to the rows where they promise the most tokens for the step's time.
+    """Gives drafts to the rows where they are expected to yield the most tokens per second.
 
-    `AcceptanceEstimate` knows what drafts bring, `StepTimes` what a wider step takes, `LossBound`
-    what each tenant may lose, and `Planner` chooses. In a full batch, where a wider step takes as
-    much longer, there are no drafts and no lookups. Where drafts would pay at a better chance than
-    the expected one, some are looked up now and then and compared with what comes
-    (`ShadowVerifier`).
+    `AcceptanceEstimate` estimates acceptance, `StepTimes` the time of a wider step, `LossBound`
+    limits each tenant's loss, and `Planner` chooses. In a full batch, whose time grows in
+    proportion to its width, there are no drafts and no lookups. Where only a higher acceptance than
+    estimated would make drafts pay, some are looked up now and then and compared with the tokens
+    that follow (`ShadowVerifier`).
 
     Attributes:
         clock: returns seconds.
-        timing: while steps are timed a draft model draws whether that pays or not.
-        costs: of the model's steps.
+        timing: while true, a draft model drafts whether or not that pays, so that it is timed.
+        costs: times of the target model's steps.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Drafter:
         model: DraftProposer | None = None,
     ) -> None:
         """`possible`: cuts drafts to those that the sequence's constraints allow; `model`: computes
-        drafts; None: they come from text.
+        drafts; None: drafts are looked up in text.
         """
         self._config = config
         self._allowed = possible or (lambda sequence, drafts: drafts)
@@ -84,22 +84,22 @@ class Drafter:
         self.clock: Callable[[], float] = time.perf_counter
         self.timing = False
         self.costs = StepTimes(speed=None if model is None else model.costs.speed)
-        #: Average seconds of a row's lookup, seconds of planning since the last step, and steps
-        #: since the last lookup.
+        #: Average seconds of a row's lookup, seconds of planning since the last step, and number of
+        #: steps since the last lookup.
         self._lookup_seconds, self._planning_seconds, self._num_unseen = 0.0, 0.0, 0
-        #: Average seconds of giving a step a model's drafts, drawing excluded.
+        #: Average seconds of planning a model's drafts, without drawing them.
         self._planning = 0.0
-        #: Seconds that tracking took in the last step.
+        #: Seconds of tracking in the last step.
         self._tracking_seconds = 0.0
         self.clear_history()
 
     def clear_history(self) -> None:
-        """Forget texts, acceptance and losses, but not what steps take."""
+        """Forget texts, acceptance and losses, but not the times of steps."""
         max_match = self._config.prompt_lookup_max if self.model is None else 0
         self._acceptance = TenantAcceptance(max_match)
         self._rows: dict[int, _DraftRow] = {}
         self._shadows, self._losses = ShadowVerifier(), LossBound()
-        #: A batch in which no draft pays: its size, its last row, and until which step.
+        #: Batch in which no draft pays: its size, its last row, and the step at which it ends.
         self._pause = 0, 0, 0
         drawing = None if self.model is None else self.model.costs
         max_drafts = self._config.num_speculative_tokens
@@ -112,7 +112,7 @@ class Drafter:
         return None if self.model is None else self.model.following
 
     def untracked_sequences(self, plan: StepPlan, scheduled: list[Sequence]) -> list[int]:
-        """Sequences of a step that a layer head doesn't track from here on."""
+        """Return sequences of the step that a layer head stops tracking."""
         tracking = self._tracking
         if tracking is None or not (plan.new or tracking):
             return []
@@ -125,27 +125,27 @@ class Drafter:
         )
 
     def _can_ever_draft(self, sequence: Sequence) -> bool:
-        """Whether a model may ever draw for a new sequence."""
+        """Whether the model may ever draft for a new sequence."""
         model = self.model
         return model is not None and model.is_healthy and self._max_drawn(sequence, model) > 0
 
     def _token_rate(self, width: int) -> float:
-        """Tokens per second while `width` rows decode without drafts."""
+        """Return tokens per second while `width` rows decode without drafts."""
         return width / self.costs.seconds(width)
 
     def record_tracking(self, seconds: float) -> None:
-        """Record the seconds that tracking took in the last step."""
+        """Record the seconds of tracking in the last step."""
         self._tracking_seconds = seconds
 
     def propose(
         self, decoding: list[Sequence], max_drafts: int, num_prompt_tokens: int = 0
     ) -> dict[int, list[int]]:
-        """Drafts by sequence id.
+        """Return drafts by sequence id.
 
         Args:
-            decoding: the rows of the step that decode.
-            max_drafts: of the step.
-            num_prompt_tokens: in the step.
+            decoding: decoding rows of the step.
+            max_drafts: maximum number of drafts in the step.
+            num_prompt_tokens: number of prompt tokens in the step.
         """
         self._acceptance.step += 1
         if not decoding or self._is_paused(decoding):
@@ -175,7 +175,7 @@ class Drafter:
         )
         if self.model is not None and self.model.seconds:
             self._planning = self._average(self._planning, self._planning_seconds, step)
-        # If it took longer than a step, the machine stood still.
+        # Anything longer than a step means that the machine was interrupted.
         seconds = min(self._planning_seconds, self.costs.seconds(width))
         self._charge(self._losses.charge, seconds / width, rows, step)
         return drafts
@@ -183,7 +183,7 @@ class Drafter:
     def _propose_paying(
         self, rows: list[_DraftRow], step: DraftStep, is_trial_due: bool
     ) -> dict[int, list[int]]:
-        """Drafts of the rows whose drafts may pay; of any where a trial is due."""
+        """Return drafts that may pay; if a trial is due, of any row."""
         if self._is_timed:
             return self._draw(rows, step)
         min_odds = self._planner.min_log_odds(step, step.width * self._lookup_seconds)
@@ -213,11 +213,11 @@ class Drafter:
         return self._pause_drafting([row.sequence for row in rows], pause)
 
     def _is_tracked(self, sequence: Sequence) -> bool:
-        """Whether a sequence may have drafts: a layer head has to track it."""
+        """Whether a sequence may have drafts: if there is a layer head, it must track it."""
         return self._tracking is None or sequence.seq_id in self._tracking
 
     def _is_paused(self, decoding: list[Sequence]) -> bool:
-        """Whether no draft of this batch paid a few steps ago."""
+        """Whether this batch had no paying draft a few steps ago."""
         width, last, end = self._pause
         if self._acceptance.step >= end or self.timing:
             return False
@@ -227,7 +227,7 @@ class Drafter:
     def _pause_drafting(
         self, decoding: list[Sequence], num_steps: int = _PAUSE
     ) -> dict[int, list[int]]:
-        """Give this batch no drafts for some steps."""
+        """Give this batch no drafts for some steps; return none."""
         self._pause = len(decoding), decoding[-1].seq_id, self._acceptance.step + num_steps
         return {}
 
@@ -236,7 +236,7 @@ class Drafter:
         return self.timing and self.model is not None
 
     def _rows_with_lookup_budget(self, rows: list[_DraftRow], step: DraftStep) -> list[_DraftRow]:
-        """Rows whose tenants can bear that nothing is found."""
+        """Return rows whose tenants can afford a lookup without result."""
         price = self._lookup_seconds * self._token_rate(step.width)
         counts = Counter([row.tenant for row in rows])
         able = {
@@ -245,7 +245,7 @@ class Drafter:
         return [row for row in rows if row.tenant in able]
 
     def _look_up_paying(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """Drafts from text: all are looked up, and those that pay are returned."""
+        """Look up drafts in text for all rows, and return those that pay."""
         proposed = self._look_up(rows, step)
         counts = self._num_paying(
             {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, step
@@ -255,7 +255,7 @@ class Drafter:
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
     def _look_up(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """All drafts from text, by sequence id; `ShadowVerifier` gets them."""
+        """Look up drafts in text; return them by sequence id and pass them to `ShadowVerifier`."""
         started, proposed = self.clock(), {}
         for row in rows:
             sequence = row.sequence
@@ -275,8 +275,8 @@ class Drafter:
         return proposed
 
     def _average(self, average: float, seconds: float, step: DraftStep) -> float:
-        """The moving average of a step's part; if it took longer than the step, the machine stood
-        still.
+        """Return the moving average of a part of a step. Anything longer than the step counts as
+        its length, since the machine was interrupted.
         """
         return average + 0.1 * (min(seconds, self.costs.seconds(step.width)) - average)
 
@@ -287,13 +287,13 @@ class Drafter:
         rows: list[_DraftRow],
         step: DraftStep,
     ) -> None:
-        """Charge tenants `row_seconds` for each row, in tokens."""
+        """Charge tenants `row_seconds` per row, converted to tokens."""
         tokens = row_seconds * self._token_rate(step.width)
         for tenant, count in Counter([row.tenant for row in rows]).items():
             charge(tenant, tokens * count)
 
     def _draw(self, rows: list[_DraftRow], step: DraftStep) -> dict[int, list[int]]:
-        """Drafts of a model: how many pay is chosen before they are drawn."""
+        """Draw drafts from a model, after choosing how many pay."""
         model = self.model
         if model is None or not model.is_healthy:
             return {}
@@ -316,13 +316,13 @@ class Drafter:
         return {seq_id: drafts for seq_id, drafts in possible.items() if drafts}
 
     def _possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
-        """The drafts before the first impossible one: an adapter's vocabulary may be smaller."""
+        """Return drafts up to the first invalid one: an adapter's vocabulary may be smaller."""
         if vocab_size := sequence.request.vocab_size:
             drafts = list(takewhile(vocab_size.__gt__, drafts))
         return self._allowed(sequence, drafts)
 
     def _max_drawn(self, sequence: Sequence, model: DraftProposer) -> int:
-        """Maximum number of a model's drafts; below 1: none."""
+        """Return the maximum number of a model's drafts; 0: none."""
         count = min(self._max_drafts(sequence), model.max_drafts(sequence))
         return count if count > 0 and model.supports(sequence) else 0
 
@@ -358,12 +358,12 @@ class Drafter:
                     self._losses.charge(self._rows[seq_id].tenant, count * tokens)
 
     def reset(self, *, worker_too: bool = False) -> None:
-        """Forget what a draft model has cached; `worker_too`: its memory was given back."""
+        """Forget a draft model's cached sequences; `worker_too`: its memory was released."""
         if self.model is not None:
             self.model.reset(worker_too=worker_too)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless a draft model's pool is in order."""
+        """Raise RuntimeError unless a draft model's block pool is consistent."""
         if self.model is not None:
             self.model.check_integrity()
 
@@ -376,7 +376,7 @@ class Drafter:
         return row
 
     def _max_drafts(self, sequence: Sequence) -> int:
-        """Maximum number of drafts: a step gives one token beyond the accepted ones."""
+        """Return the maximum number of drafts: a step yields one token more than it accepts."""
         if not can_verify_drafts(sequence):
             return 0
         remaining = sequence.max_output_tokens - sequence.num_output_tokens
@@ -386,7 +386,7 @@ class Drafter:
         return min(self._config.num_speculative_tokens, remaining - 1)
 
     def _num_paying(self, max_counts: dict[int, int], step: DraftStep) -> dict[int, int]:
-        """Number of drafts that pay by sequence id, of at most `max_counts` each."""
+        """Return the number of paying drafts by sequence id, each at most its `max_counts`."""
         offers = []
         for seq_id, count in max_counts.items():
             row = self._rows[seq_id]
@@ -398,8 +398,8 @@ class Drafter:
         return self._planner.choose(offers, step)
 
     def _reading(self, row: _DraftRow) -> tuple[float, int]:
-        """Seconds of reading a sequence that a draft model hasn't started to read, and the tokens
-        over which that has to pay.
+        """Return the seconds of reading a sequence that a draft model hasn't begun to read, and the
+        number of tokens over which that must pay off.
         """
         if self.model is None or row.is_reading:
             return 0.0, 1
@@ -422,7 +422,7 @@ def _rows_by_tenant(sequences: list[Sequence]) -> dict[str, int]:
 
 
 def can_verify_drafts(sequence: Sequence) -> bool:
-    """Whether a sequence may have drafts: no beam, no prompt log probabilities to compute."""
+    """Whether a sequence may have drafts: not with beam search or prompt log probabilities."""
     beams = sequence.request.message.sampling.use_beam_search
     return not (beams or sequence.wants_prompt_logprobs)
 
@@ -435,10 +435,10 @@ def make_drafter(
     possible: Possible | None = None,
     host: DraftHost,
 ) -> Drafter | None:
-    """The drafter of `config`; None without `speculative_config`.
+    """Return the drafter for `config`; None without `speculative_config`.
 
     Args:
-        overlaps: whether steps are planned before the last one's tokens are known.
+        overlaps: whether steps are planned before the previous step's tokens are known.
         possible: see `Drafter`.
         host: draft model or heads that were loaded with the model.
 

@@ -1,4 +1,4 @@
-"""`HeadProposer`: heads on the model's last hidden states say what comes next."""
+"""`HeadProposer`: drafts from heads on the model's last hidden states."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine.speculative.step_times import StepTimes
 
 log = logging.getLogger(__name__)
 
-#: After so many failed rounds one behind the other there are no more drafts.
+#: Drafting is disabled after this many consecutive failures.
 _MAX_FAILURES = 3
 
 
 class HeadProposer:
-    """A `DraftProposer` that keeps nothing of a sequence: the worker holds its hidden states."""
+    """A `DraftProposer` without per-sequence state: the worker keeps the hidden states."""
 
     def __init__(self, facts: HeadFacts, run: Callable[[HeadPlan], HeadResult]) -> None:
-        """`run`: has the worker's heads draw."""
+        """`run`: draws drafts with the worker's heads."""
         self._facts = facts
         self._run = run
         self._failures = 0
@@ -44,7 +44,7 @@ class HeadProposer:
         )
         try:
             result = self._run(plan)
-        except Exception:  # whatever it is, the model goes on without drafts
+        except Exception:  # failing heads must not fail the model's step
             self._failures += 1
             log.exception("The heads failed; %d in a row", self._failures)
             return {}
@@ -61,7 +61,7 @@ class HeadProposer:
         }
 
     def supports(self, sequence: Sequence) -> bool:
-        """See `DraftProposer`: a hidden state is a hidden state, but a vector is no token."""
+        """See `DraftProposer`: heads need hidden states only, but tracking ones need token ids."""
         return not (self._facts.reads_tokens and sequence.request.encoder_inputs)
 
     def max_drafts(self, sequence: Sequence) -> int:
@@ -72,7 +72,7 @@ class HeadProposer:
         return min(facts.max_drafts, facts.max_model_len - sequence.num_tokens)
 
     def num_unread_tokens(self, sequence: Sequence) -> float:
-        """See `DraftProposer`: heads follow the model's reading."""
+        """See `DraftProposer`: 0, since heads read along with the model."""
         return 0.0
 
     def forget(self, sequence: Sequence) -> None:
@@ -81,7 +81,7 @@ class HeadProposer:
             self.following.remove(sequence.seq_id)
 
     def reset(self, *, worker_too: bool = False) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no state."""
 
     def check_integrity(self) -> None:
-        """There are no books."""
+        """Do nothing: there is no bookkeeping."""

@@ -1,4 +1,4 @@
-"""Which sequences a layer head tracks."""
+"""`HeadTracking`: the sequences that a layer head tracks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from math import inf
 from engine.scheduler import Sequence, StepPlan
 from engine.speculative.loss_bound import LossBound
 
-#: The weight of a new step in the average time of a prompt's token.
+#: Weight of a new step in the average time of a prompt token.
 _PROMPT_RATE = 0.3
 
 
 class HeadTracking:
-    """Sequences that a layer head tracks, for as long as that pays.
+    """Sequences that a layer head tracks, as long as that pays.
 
-    Such a head can draw for a sequence only if it had the model's states of all of its tokens. That
-    takes time whether it draws or not: a little of each step, and more of a prompt, for the model's
-    last layer otherwise computes a prompt's last token alone. So a prompt is tracked while its
-    tenant may read (`LossBound`), and the sequence afterwards while its drafts may cost something.
-    A sequence that was given up isn't tracked again before it is preempted and starts anew.
+    Such a head can draft for a sequence only if it received the model's hidden states of all of its
+    tokens. That costs time even without drafts: a little in each step, and more for a prompt, for
+    which the model's last layer otherwise computes only the last token. So a prompt is tracked
+    while its tenant may read (`LossBound`), and the sequence afterwards while its drafts may have a
+    cost. Once dropped, a sequence isn't tracked again until it is preempted and starts anew.
     """
 
     def __init__(self, cost_fraction: float) -> None:
-        """`cost_fraction`: the states' part of a prompt's time in the model (not measured)."""
+        """`cost_fraction`: cost of the hidden states as a fraction of a prompt's time (assumed)."""
         self._cost_fraction = cost_fraction
         #: Tenants of tracked sequences.
         self._tenants: dict[int, str] = {}
-        #: Tracked tokens of prompts in the step, by tenant.
+        #: Number of tracked prompt tokens in the step, by tenant.
         self._prompt_tokens = Counter[str]()
-        #: Seconds of a prompt's token; inf: unknown, so one prompt a step is tried.
+        #: Seconds per prompt token; inf: unknown, so one prompt per step is tried.
         self._token_seconds = inf
 
     def __contains__(self, seq_id: int) -> bool:
@@ -51,13 +51,13 @@ class HeadTracking:
         losses: LossBound | None,
         token_rate: float,
     ) -> list[int]:
-        """The sequences of a step that aren't tracked from here on.
+        """Return the sequences of a step that are no longer tracked.
 
         Args:
-            plan: without drafts yet.
+            plan: the step, without drafts yet.
             scheduled: its sequences.
             can_draft: whether a new sequence may get drafts at all.
-            losses: of the tenants, in this step; None: all are tracked.
+            losses: losses of the tenants in this step; None: all sequences are tracked.
             token_rate: tokens per second.
         """
         new = {row.seq_id: len(row.token_ids) - row.num_computed_tokens for row in plan.new}
@@ -92,7 +92,7 @@ class HeadTracking:
         losses: LossBound,
         token_rate: float,
     ) -> None:
-        """Charge a step of `seconds`, and those that went into keeping its states."""
+        """Charge tenants for a step of `seconds`, and for the seconds of saving its states."""
         tokens = self._prompt_tokens.total()
         if tracking_seconds and tokens:
             total = tracking_seconds + self._cost_fraction * seconds * tokens / plan.num_tokens

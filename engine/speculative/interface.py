@@ -1,4 +1,4 @@
-"""`DraftProposer`: whoever computes drafts, which takes time before the step."""
+"""`DraftProposer`: the interface of draft models and heads, which draft between steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from engine.speculative.step_times import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
-    """What drafts are planned with.
+    """Facts about a draft model.
 
     Attributes:
-        max_model_len: longer sequences get no drafts.
-        vocab_size: columns of its logits; those that the target lacks are never drafts.
+        max_model_len: maximum length of sequences that get drafts.
+        vocab_size: number of its logits; tokens that the target lacks are never drafts.
         num_blocks: of its own KV cache; 0: not allocated yet.
-        layout: of that.
-        token_budget: most tokens of one of its steps.
+        layout: layout of that cache.
+        token_budget: maximum number of tokens in one of its steps.
     """
 
     max_model_len: int
@@ -37,14 +37,15 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What the core knows of them.
+    """Facts about heads.
 
     Attributes:
-        max_drafts: drafts of a sequence.
-        max_model_len: longer sequences get no drafts; 0: any do.
-        reads_tokens: each draft comes from all tokens, so they are to be followed, and vectors in
-            their place are in the way.
-        cost_fraction: of the time of a prompt, what its states take that nobody but heads asks for.
+        max_drafts: maximum number of drafts per sequence.
+        max_model_len: maximum length of sequences that get drafts; 0: unlimited.
+        reads_tokens: each draft depends on all tokens, so the head must track sequences, and can't
+            track prompts with embeddings in place of tokens.
+        cost_fraction: cost of the hidden states that only heads need, as a fraction of a prompt's
+            time.
     """
 
     max_drafts: int
@@ -54,19 +55,20 @@ class HeadFacts:
 
 
 class HeadPlan(msgspec.Struct):
-    """Drafts that are wanted: at most `counts[i]`, >= 1, of the sequence `seq_ids[i]`."""
+    """Requests at most `counts[i]`, >= 1, drafts of the sequence `seq_ids[i]`."""
 
     seq_ids: list[int]
     counts: list[int]
 
 
 class HeadResult(msgspec.Struct):
-    """What heads drew.
+    """Drafts from heads.
 
     Attributes:
-        drafts: by sequence, in the order of `HeadPlan.seq_ids`; none where nothing is known of it.
-        lost: sequences of which nothing will be known any more.
-        reading: seconds that went into tokens that they hadn't read yet.
+        drafts: of each sequence, in the order of `HeadPlan.seq_ids`; empty if its hidden states
+            are missing.
+        lost: sequences whose hidden states can't be obtained any more.
+        reading: seconds spent on tokens that the heads hadn't read yet.
     """
 
     drafts: list[list[int]]
@@ -75,11 +77,11 @@ class HeadResult(msgspec.Struct):
 
 
 class DraftHost(Protocol):
-    """A draft model, heads on the model's hidden states, or neither.
+    """Runs a draft model, heads on the model's hidden states, or neither.
 
     Attributes:
-        model: the draft model of `speculative_config`; None without one.
-        heads: the heads of it; None without any.
+        model: facts about the draft model of `speculative_config`; None without one.
+        heads: facts about its heads; None without any.
     """
 
     @property
@@ -89,13 +91,13 @@ class DraftHost(Protocol):
     def heads(self) -> HeadFacts | None: ...
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step of the draft model, which has a batch of its own; as `Executor.execute`."""
+        """Run one step of the draft model, which has a separate batch; as `Executor.execute`."""
 
     def propose(self, plan: HeadPlan) -> HeadResult:
-        """Have the heads draw for sequences that decode, between two steps."""
+        """Draw drafts from the heads for decoding sequences, between two steps."""
 
 
-#: Settings of the model that hold for its draft, too.
+#: Settings of the model that apply to its draft model too.
 _SHARED = (
     "device", "dtype", "block_size", "max_num_seqs", "num_threads", "cpu_threads_bind",
     "cpu_kernels", "round_activations", "trust_remote_code", "batch_invariant", "download_dir",
@@ -104,7 +106,7 @@ _SHARED = (
 
 
 def draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
-    """The settings of the draft beside a model with `config`."""
+    """Return the settings of the draft model of a model with `config`."""
     shared = {name: getattr(config, name) for name in _SHARED}
     return EngineConfig(
         model=speculative.model, quantization=speculative.quantization, enable_lora=False, **shared
@@ -112,14 +114,14 @@ def draft_config(config: EngineConfig, speculative: SpeculativeConfig) -> Engine
 
 
 class DraftProposer(Protocol):
-    """A draft model, or heads on the model's hidden states.
+    """Computes drafts with a draft model, or with heads on the model's hidden states.
 
     Attributes:
-        costs: of one draft for each of some rows, by how many these are.
-        seconds: that the last round took; the drafter sets it back.
-        reading: of those, what went into tokens that it was behind by.
-        is_healthy: whether there may be drafts.
-        following: the sequences that it must read along; None: it can read each when it's to draw.
+        costs: seconds of one draft for a number of rows, by that number.
+        seconds: seconds of the last round; the drafter resets it.
+        reading: the part of those seconds spent on tokens that hadn't been read yet.
+        is_healthy: whether it may draft.
+        following: sequences that it must track in every step; None: it can read a sequence later.
     """
 
     costs: StepTimes
@@ -131,22 +133,22 @@ class DraftProposer(Protocol):
     def is_healthy(self) -> bool: ...
 
     def propose(self, requests: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
-        """Drafts by sequence id, at most as many as are wanted for each."""
+        """Return drafts by sequence id, at most the requested number for each."""
 
     def supports(self, sequence: Sequence) -> bool:
-        """Whether a sequence may have any."""
+        """Whether a sequence may have drafts."""
 
     def max_drafts(self, sequence: Sequence) -> int:
-        """How many it may have."""
+        """Return the maximum number of drafts of a sequence."""
 
     def num_unread_tokens(self, sequence: Sequence) -> float:
-        """Seconds that it takes to read what it doesn't know of a sequence, about."""
+        """Return the approximate seconds of reading a sequence's unread tokens."""
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has left."""
+        """Forget a sequence that has left the batch."""
 
     def reset(self, *, worker_too: bool = False) -> None:
-        """Forget all sequences; `worker_too`: the batch has gone as well."""
+        """Forget all sequences; `worker_too`: the worker's batch is gone too."""
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless its books balance."""
+        """Raise RuntimeError unless its bookkeeping is consistent."""

@@ -1,4 +1,4 @@
-"""What drafts may cost each tenant."""
+"""`LossBound`: limits the time that each tenant may lose by drafts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from engine.speculative.acceptance import MAX_TENANTS
 
-# Limits of a tenant's loss, in tokens per row: while it is below, drafts may cost something, looks
-# for drafts in text may, and another sequence may be read.
+# Upper limits of a tenant's loss in tokens per row, at which drafts may still have a cost, texts
+# may still be searched for drafts, and another sequence may still be read.
 _MAX_LOSS, _MAX_LOSS_TO_LOOK_UP, _MAX_LOSS_TO_READ = 0.55, 0.4, 0.4
-#: Savings that count, and those that outlast the sequence whose drafts brought them.
+#: Maximum savings, and the maximum that remains after the sequence that achieved them.
 _MAX_SAVINGS, _MAX_LASTING_SAVINGS = 2.0, 0.3
-#: The loss is reduced by this part of each token, so that drafts are tried again.
+#: Reduction of the loss per step, so that drafts are tried again.
 _RECOVERY = 0.006
 
 
@@ -21,10 +21,10 @@ class _Loss:
     """A tenant's loss.
 
     Attributes:
-        rows: the tenant's, in this step.
-        tokens: per row, at `step`; below 0: savings.
-        max_tokens: drafts may cost something up to here: `_MAX_LOSS`, and the longest reading since
-            the loss was 0, for drafts are what brings that back.
+        rows: number of the tenant's rows in this step.
+        tokens: loss per row in tokens, as of `step`; negative: savings.
+        max_tokens: limit of the loss: `_MAX_LOSS` plus the longest reading since the loss was 0,
+            which only drafts can recover.
     """
 
     rows: int
@@ -34,11 +34,12 @@ class _Loss:
 
 
 class LossBound:
-    """Bounds what drafts cost each tenant, for chances may be wrong for as long as texts deceive.
+    """Limits the cost of drafts per tenant, since some texts mislead the estimated acceptance.
 
-    A tenant's loss is the time that its drafts took less the time that they saved, in tokens per
-    row: many rows may lose more than one, few rows don't start with the loss of many, nor many with
-    new credit. No tenant pays for another, and one's drafts don't depend on another's texts.
+    A tenant's loss is the time that its drafts took minus the time that they saved, in tokens per
+    row. Per row, so that the limit grows with the rows, and a change of their number neither
+    multiplies a loss nor adds credit. No tenant pays for another, and a tenant's drafts don't
+    depend on the texts of others.
     """
 
     def __init__(self) -> None:
@@ -58,36 +59,36 @@ class LossBound:
                 self._losses.popitem(last=False)
 
     def end_sequence(self, tenant: str) -> None:
-        """Take back a finished sequence's part of the savings: the next text may be another."""
+        """Remove a finished sequence's part of the savings: the next text may differ."""
         if (loss := self._losses.get(tenant)) is not None:
             loss.tokens += max(0.0, -loss.tokens - _MAX_LASTING_SAVINGS) / loss.rows
 
     def budget(self, tenant: str) -> float:
-        """Tokens that its drafts may cost in this step."""
+        """Return the number of tokens that the tenant's drafts may cost in this step."""
         loss = self._losses[tenant]
         return (loss.max_tokens - loss.tokens) * loss.rows
 
     def can_look_up(self, tenant: str, tokens: float) -> bool:
-        """Whether looking for drafts may take the time of `tokens`."""
+        """Whether a lookup may cost as much time as `tokens` tokens."""
         loss = self._losses[tenant]
         return loss.tokens + tokens / loss.rows <= _MAX_LOSS_TO_LOOK_UP
 
     def can_read(self, tenant: str, pending: float = 0.0) -> bool:
-        """Whether one more sequence may be read, beside others that take `pending` tokens."""
+        """Whether another sequence may be read, besides those that cost `pending` tokens."""
         loss = self._losses[tenant]
         return loss.tokens + pending / loss.rows <= _MAX_LOSS_TO_READ
 
     def can_draft(self, tenant: str) -> bool:
-        """Whether its drafts may cost anything."""
+        """Whether the tenant's drafts may have a cost."""
         return self.budget(tenant) > 0.0
 
     def charge(self, tenant: str, tokens: float) -> None:
-        """Add what its drafts took; below 0: what they saved."""
+        """Add the cost of the tenant's drafts in tokens; negative: savings."""
         if (loss := self._losses.get(tenant)) is not None:
             loss.tokens += tokens / loss.rows
 
     def charge_reading(self, tenant: str, tokens: float) -> None:
-        """Add what reading its sequences took, which leaves its drafts their budget."""
+        """Add the cost of reading sequences, and raise the limit so that drafts keep a budget."""
         self.charge(tenant, tokens)
         loss = self._losses[tenant]
         loss.max_tokens = max(loss.max_tokens, _MAX_LOSS + tokens / loss.rows)

@@ -1,4 +1,4 @@
-"""Where drafts come from."""
+"""Drafts from text: prompt lookup, and lookup in a tenant's earlier outputs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from engine.speculative.acceptance import MAX_KIND
 
 
 class NgramIndex:
-    """Where each short run of tokens stood last in a text that grows at its end.
+    """Index of the last occurrence of each n-gram in a text that grows at its end.
 
-    Prompt lookup decoding (Saxena 2023): what is edited, quoted or repeated follows again.
+    Prompt lookup decoding (Saxena 2023): edited, quoted or repeated text continues the same way.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
-        """Runs of `shortest` to `longest` tokens are known; both at least 1."""
+        """Index n-grams of `shortest` to `longest` tokens; both at least 1."""
         self._lengths = range(longest, shortest - 1, -1)
-        #: By length: run -> where the token after it stood last.
+        #: By length: n-gram -> index of the token after its last occurrence.
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._lengths}
         self._num_indexed = 0
-        #: Tokens whose runs it knows: about 450 bytes each.
+        #: Number of indexed tokens, each of which takes about 450 bytes.
         self.size = 0
 
     def clear(self) -> None:
-        """Forget all runs. What is appended from here on is taken note of."""
+        """Forget all n-grams; only tokens that are appended later will be indexed."""
         self._after = {length: {} for length in self._lengths}
         self.size = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take note of a text that begins with what it was before."""
+        """Index the new tokens of a text that begins with the previous one."""
         for length, after in self._after.items():
             for end in range(max(self._num_indexed, length), len(tokens)):
                 after[tuple(tokens[end - length : end])] = end
@@ -41,9 +41,8 @@ class NgramIndex:
         self._num_indexed = len(tokens)
 
     def find(self, newest: Sequence[int]) -> int | None:
-        """Where the token after the longest run stands that `latest_request_at` ends with, in the
-        text as it
-        was extended.
+        """Return the index of the token after the longest n-gram that `newest` ends with; None
+        without a match.
         """
         for length, after in self._after.items():
             if length <= len(newest):
@@ -54,24 +53,24 @@ class NgramIndex:
 
 
 class MultiTextNgramIndex:
-    """Where each short run of tokens stood last in any of some texts."""
+    """Index of the last occurrence of each n-gram in several texts."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         """See `NgramIndex`."""
         self._lengths = range(longest, shortest - 1, -1)
-        #: By length: run -> the newest text that has it, and where the token after it stood last.
+        #: By length: n-gram -> the newest text with it, and the index of the token after it there.
         self._after: dict[int, dict[tuple[int, ...], tuple[list[int], int]]] = {
             length: {} for length in self._lengths
         }
 
     def add(self, tokens: list[int]) -> None:
-        """A newer text than all others; it is known by its identity."""
+        """Index a text that is newer than all others; it is identified by its object identity."""
         for length, after in self._after.items():
             for end in range(length, len(tokens)):
                 after[tuple(tokens[end - length : end])] = tokens, end
 
     def drop(self, tokens: list[int]) -> None:
-        """Forget a text."""
+        """Remove a text from the index."""
         for length, after in self._after.items():
             for end in range(length, len(tokens)):
                 run = tuple(tokens[end - length : end])
@@ -79,7 +78,7 @@ class MultiTextNgramIndex:
                     del after[run]
 
     def find(self, newest: Sequence[int]) -> tuple[list[int], int] | None:
-        """Where the token after the longest run stands that `latest_request_at` ends with."""
+        """Return the text and index of the token after the longest n-gram that ends `newest`."""
         for length, after in self._after.items():
             if length <= len(newest):
                 match = after.get(tuple(newest[-length:]))
@@ -89,7 +88,7 @@ class MultiTextNgramIndex:
 
 
 def copy_continuation(tokens: Sequence[int], start: int, count: int) -> list[int]:
-    """`count` tokens from `start` on; where the text ends, what was copied goes on as its end."""
+    """Copy `count` tokens from `start` on; after the text's end, repeat what was copied."""
     copied = list(tokens[start : start + count])
     period = len(tokens) - start
     while len(copied) < count:
@@ -97,15 +96,14 @@ def copy_continuation(tokens: Sequence[int], start: int, count: int) -> list[int
     return copied
 
 
-#: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
+#: Maximum number of indexed tokens of running sequences, and of cached outputs for "suffix": about
 #: 115 MB each.
 MAX_TOKENS = 1 << 18
 
 
 class Proposal(NamedTuple):
-    """Tokens that may follow; `match_length`: how many of the newest stood before those copied, of
-    which
-    no more than `MAX_KIND` are counted.
+    """Tokens that may follow. `match_length`: number of the sequence's newest tokens that equal
+    those before the copied ones, at most `MAX_KIND`.
     """
 
     tokens: list[int]
@@ -113,21 +111,21 @@ class Proposal(NamedTuple):
 
 
 class Proposer(ABC):
-    """Guesses at the tokens that follow a sequence's newest one."""
+    """Proposes tokens that may follow a sequence's newest one."""
 
     @abstractmethod
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
-        """At most `count` tokens; none where it has no idea."""
+        """Return at most `count` tokens; none without a match."""
 
     @abstractmethod
     def forget(self, sequence: EngineSequence) -> None:
-        """The sequence has left."""
+        """Forget a sequence that has finished."""
 
 
 class NgramProposer(Proposer):
-    """From the sequence's own prompt and output.
+    """Copies from the sequence's prompt and output.
 
-    Of many long sequences, `MAX_TOKENS` together, the longest forget what they said so far.
+    If running sequences exceed `MAX_TOKENS` together, the longest lose their indexed tokens.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -144,7 +142,7 @@ class NgramProposer(Proposer):
         return Proposal(copy_continuation(tokens, start, count), _matched(tokens, tokens, start))
 
     def lookup_of(self, sequence: EngineSequence) -> NgramIndex:
-        """The sequence's own, up to date."""
+        """Return the sequence's index, up to date."""
         lookup = self._lookups.get(sequence.seq_id)
         if lookup is None:
             lookup = self._lookups[sequence.seq_id] = NgramIndex(*self._lengths)
@@ -164,8 +162,8 @@ class NgramProposer(Proposer):
 
 
 class _Outputs:
-    """What was said in a namespace. Its runs are looked at once somebody looks for one: in a full
-    batch nobody does.
+    """Outputs of one namespace. They are indexed at the first lookup, since full batches look
+    nothing up.
     """
 
     def __init__(self, lengths: tuple[int, int]) -> None:
@@ -193,11 +191,11 @@ class _Outputs:
 
 
 class SuffixProposer(Proposer):
-    """From earlier outputs of the same tenant too, where more of the newest tokens stand in one of
-    those than in its own (after Oliaro et al. 2024, "SuffixDecoding").
+    """Copies from earlier outputs of the same tenant too, if these match more of the newest tokens
+    than the sequence does (after Oliaro et al. 2024, "SuffixDecoding").
 
-    They hold `MAX_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
-    namespace's: what others were told shows neither in a draft nor in its time.
+    Outputs have at most `MAX_TOKENS` together; the oldest are dropped first. They are only matched
+    within their cache namespace, so that neither drafts nor timing reveal them to other tenants.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -210,7 +208,7 @@ class SuffixProposer(Proposer):
         self._size = 0
 
     def propose(self, sequence: EngineSequence, count: int) -> Proposal:
-        """The continuation of the longest run found anywhere; of equals, the sequence's own."""
+        """Return the continuation of the longest match; the sequence itself wins ties."""
         proposal, tokens = self._ngrams.propose(sequence, count), sequence.token_ids
         outputs = self._outputs.get(_namespace(sequence))
         if proposal.match_length >= MAX_KIND or outputs is None:
@@ -221,7 +219,7 @@ class SuffixProposer(Proposer):
         return Proposal(copy_continuation(*match, count), matched)
 
     def forget(self, sequence: EngineSequence) -> None:
-        """Keep what it said."""
+        """Keep the sequence's output for later sequences."""
         self._ngrams.forget(sequence)
         output = sequence.token_ids[sequence.num_prompt_tokens :]
         if not self._max_outputs or len(output) <= self._lengths[0]:
@@ -242,8 +240,9 @@ class SuffixProposer(Proposer):
 
 
 def _matched(newest: list[int], source: list[int], start: int) -> int:
-    """How many tokens before `start` are those that `latest_request_at` ends with, `MAX_KIND` at
-    most."""
+    """Return how many tokens before `start` equal those that `newest` ends with, at most
+    `MAX_KIND`.
+    """
     matched, limit = 0, min(MAX_KIND, start, len(newest))
     while matched < limit and source[start - matched - 1] == newest[-matched - 1]:
         matched += 1
@@ -251,7 +250,7 @@ def _matched(newest: list[int], source: list[int], start: int) -> int:
 
 
 def _namespace(sequence: EngineSequence) -> tuple[str, str]:
-    """Whose outputs may meet: those that may share cached prefixes, of the same adapter."""
+    """Return the scope within which outputs are matched: that of cached prefixes."""
     return sequence.request.message.cache_scope
 
 

@@ -1,4 +1,4 @@
-"""`Planner`: which drafts of a step pay."""
+"""`Planner`: chooses the drafts of a step that pay."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class DraftStep(NamedTuple):
     """A step that may get drafts.
 
     Attributes:
-        width: its rows that decode.
+        width: number of decoding rows.
         max_drafts: maximum number of drafts.
-        prompt_tokens: tokens of prompts in the step.
-        planning: seconds that the host takes to give it a model's drafts.
+        prompt_tokens: number of prompt tokens in the step.
+        planning: seconds of planning a model's drafts.
     """
 
     width: int
@@ -32,9 +32,9 @@ class DraftOffer(NamedTuple):
     """Possible drafts of a sequence.
 
     Attributes:
-        chances: that the first, the first two ... are accepted.
+        chances: probability that the first n drafts are accepted, for n = 1, 2 ...
         reading: seconds that the draft model takes to read the sequence first.
-        reading_tokens: tokens over which that has to pay.
+        reading_tokens: number of tokens over which that must pay off.
     """
 
     chances: list[float]
@@ -44,45 +44,45 @@ class DraftOffer(NamedTuple):
     reading_tokens: int = 1
 
 
-#: Drafts must promise this many times the tokens per second, for no measurement is exact.
+#: Minimum factor by which drafts must raise the expected tokens per second, as a safety margin.
 _MIN_GAIN = 1.03
-#: After at most this many steps with drafts one goes without, to be compared: where drafts promise
-#: less than `_SURE_GAIN` times the tokens per second, and otherwise.
+#: Maximum number of steps with drafts before one without, for comparison: if drafts promise a gain
+#: of less than `_SURE_GAIN`, and otherwise.
 _SURE_GAIN, _MAX_UNSURE_RUN, _MAX_RUN = 1.2, 6, 48
-#: The part of steps' time that trials of wider steps, and of draws, may take.
+#: Maximum fraction of the steps' time for trials of wider steps and of drawing.
 _TRIAL_SHARE = 0.003
-#: Its chance, its position among its sequence's drafts, and whose it is.
+#: Acceptance probability, position among the sequence's drafts, and the offer.
 _Draft = tuple[float, int, DraftOffer]
 
 
 class Planner:
-    """Adds drafts, the likeliest first, up to where tokens per second are highest, or where their
-    tenant couldn't bear that none is accepted (`LossBound`).
+    """Adds drafts in order of probability, as long as tokens per second grow and the tenant could
+    afford the rejection of all of its drafts (`LossBound`).
 
     Attributes:
-        pays: whether any of the drafts offered last would pay.
-        is_exhausted: whether none was chosen last because no tenant could bear any.
-        is_trial: whether those chosen last don't pay and are a trial.
-        charged: number of drafts chosen last by sequence, trials excluded.
+        pays: whether any draft of the last call would pay.
+        is_exhausted: whether the last call chose none because no tenant had enough budget.
+        is_trial: whether the drafts chosen last don't pay and are a trial.
+        charged: number of drafts chosen last by sequence, without trials.
     """
 
     def __init__(
         self, costs: StepTimes, drawing: StepTimes | None, losses: LossBound, max_drafts: int
     ) -> None:
-        """`drawing`: steps of a draft model; `max_drafts`: of a row."""
+        """`drawing`: times of a draft model's steps; `max_drafts`: maximum per row."""
         self._costs, self._drawing, self._losses = costs, drawing, losses
         self._max_drafts = max_drafts
-        #: Steps with drafts since one went without, and after how many the next one is to.
+        #: Number of steps with drafts since the last one without, and the limit before the next.
         self._num_drafted, self._run = 0, 1
         self.charged = Counter[int]()
         self.pays = self.is_exhausted = self.is_trial = False
 
     def can_pay(self, step: DraftStep) -> bool:
-        """Whether drafts would pay if all were accepted and only the wider step took time."""
+        """Whether drafts would pay if all were accepted and drawing them took no time."""
         return self._min_chance(step, None) < 1.0
 
     def min_log_odds(self, step: DraftStep, lookup_seconds: float) -> float:
-        """Log odds that each draft needs to pay; inf: none can."""
+        """Return the log odds that each draft needs to pay; inf: none can."""
         chance = self._min_chance(step, self._drawing, lookup_seconds + step.planning)
         if chance <= 0.0:
             return -inf
@@ -91,7 +91,7 @@ class Planner:
     def _min_chance(
         self, step: DraftStep, drawing: StepTimes | None, extra_seconds: float = 0.0
     ) -> float:
-        """Chance that each draft needs, where one is drawn, or as many as possible."""
+        """Return the probability that each draft needs to pay, for one draft or the maximum."""
         width, costs = step.width, self._costs
         now = costs.seconds(width) / _MIN_GAIN
         count = min(step.max_drafts, width * self._max_drafts)
@@ -105,10 +105,10 @@ class Planner:
         return chance
 
     def num_trial_drafts(self, step: DraftStep, num_paying: int = 0, reading: float = 0.0) -> int:
-        """Drafts beyond the `num_paying` that a step should have to measure wider steps; 0: none.
+        """Return how many drafts to add to the `num_paying` to measure wider steps; 0: none.
 
-        Each is taken to cost as much as a row, for old measurements say little; so there are no
-        more than rows. `reading`: seconds that reading a sequence for them takes.
+        Each is assumed to cost as much as a row, since old measurements are unreliable; so there
+        are at most as many as rows. `reading`: seconds of reading a sequence for them.
         """
         width, draw_age, seconds = step.width + num_paying, 0, 0.0
         if self._drawing is not None and not num_paying:
@@ -122,7 +122,7 @@ class Planner:
         return max(0, min(int(budget / seconds), width, step.max_drafts - num_paying))
 
     def choose(self, offers: list[DraftOffer], step: DraftStep) -> Counter[int]:
-        """Number of drafts by sequence: those that pay, and a few more where a trial is due."""
+        """Return the number of drafts by sequence: those that pay, plus those of a due trial."""
         counts = Counter([offer.seq_id for _, _, offer in self._paying(offers, step)])
         self.charged = counts.copy()
         trials = self._trials(offers, counts, step)
@@ -131,7 +131,7 @@ class Planner:
         return counts
 
     def _paying(self, offers: list[DraftOffer], step: DraftStep) -> list[_Draft]:
-        """The drafts that pay, the likeliest first."""
+        """Return the drafts that pay, most probable first."""
         costs, width = self._costs, step.width
         budgets = {offer.tenant: self._losses.budget(offer.tenant) for offer in offers}
         readable = self._readable(offers, step)
@@ -143,7 +143,7 @@ class Planner:
         return [] if self._num_drafted >= min(max_run, self._run) else drafts
 
     def _readable(self, offers: list[DraftOffer], step: DraftStep) -> list[DraftOffer]:
-        """Offers without reading, and as many others, the likeliest, as their tenants may read."""
+        """Return offers without reading, and the most probable others that tenants can afford."""
         if not any(offer.reading for offer in offers):
             return offers
         token_rate = step.width / self._costs.seconds(step.width)
@@ -162,8 +162,8 @@ class Planner:
         step: DraftStep,
         min_rate: float,
     ) -> tuple[list[_Draft], float]:
-        """The drafts that give the most tokens per second within their tenants' budgets, and how
-        many; none if that isn't more than `min_rate`.
+        """Return the drafts with the most tokens per second within the tenants' budgets, and that
+        rate; no drafts unless it exceeds `min_rate`.
         """
         costs, width, now = self._costs, step.width, self._costs.seconds(step.width)
         drafts = [
@@ -171,7 +171,7 @@ class Planner:
             for offer in offers
             for position, chance in enumerate(offer.chances)
         ]
-        drafts.sort(key=itemgetter(0), reverse=True)  # stable: a row's stay in order
+        drafts.sort(key=itemgetter(0), reverse=True)  # stable: keeps the order within a row
         drafts = drafts[: step.max_drafts]
         counts = range(1, len(drafts) + 1)
         verifying = [costs.seconds_with_drafts(width, n, step.prompt_tokens) for n in counts]
@@ -205,8 +205,8 @@ class Planner:
     def _draft_seconds(
         self, drafts: list[_Draft], step: DraftStep
     ) -> tuple[list[float], list[float]]:
-        """Seconds of the first draft, the first two ...: of planning and drawing them, and the
-        step's part of reading.
+        """Return seconds for the first n drafts, n = 1, 2 ...: of planning and drawing them, and
+        the step's share of reading.
         """
         if self._drawing is None:
             return [step.planning] * len(drafts), [0.0] * len(drafts)
@@ -221,8 +221,8 @@ class Planner:
         return drawing, list(accumulate(reading))
 
     def _trials(self, offers: list[DraftOffer], counts: Counter[int], step: DraftStep) -> list[int]:
-        """Sequences of the drafts that are a trial. A model draws them for one sequence, the one
-        that it has to read least of.
+        """Return the sequence id of each trial draft. A model drafts for one sequence only, the one
+        with the least to read.
         """
         num_paying = counts.total()
         if not self.num_trial_drafts(step, num_paying):
@@ -247,7 +247,7 @@ class Planner:
             self._num_drafted, self._run = 0, min(2 * self._run, _MAX_RUN)
 
     def draft_tokens(self, step: DraftStep) -> float:
-        """Tokens' time that each draft of a step with `max_drafts` drafts costs."""
+        """Return the cost in tokens of each draft of a step with `max_drafts` drafts."""
         now, count = self._costs.seconds(step.width), step.max_drafts
         wider = self._costs.seconds_with_drafts(step.width, count, step.prompt_tokens)
         return max(0.0, wider / now - 1.0) * step.width / count
@@ -256,7 +256,7 @@ class Planner:
 def _affordable(
     drafts: list[_Draft], prices: list[float], budgets: dict[str, float]
 ) -> list[_Draft]:
-    """The drafts that their tenants can bear; `prices`: of each of the first one, two ..."""
+    """Return the drafts that tenants can afford; `prices[n - 1]`: of each of the first n drafts."""
     counts, exhausted, affordable = Counter[str](), set[str](), list[_Draft]()
     for draft, price in zip(drafts, prices, strict=False):
         tenant = draft[2].tenant

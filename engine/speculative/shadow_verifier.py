@@ -1,4 +1,4 @@
-"""`ShadowVerifier`: drafts that are compared with later tokens instead of being verified."""
+"""`ShadowVerifier`: compares drafts with later tokens instead of having the model verify them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.scheduler import Sequence
 
 
 class ShadowResult(NamedTuple):
-    """Outcome of drafts that were compared with later tokens instead of being verified."""
+    """Outcome of drafts that were compared with later tokens."""
 
     sequence: Sequence
     match_length: int
@@ -25,10 +25,9 @@ class _Shadow(NamedTuple):
 
 
 class ShadowVerifier:
-    """Compares drafts with the tokens that come, without wider steps.
+    """Compares drafts with the tokens that follow, without wider steps.
 
-    Where drafts don't pay at their expected chance, nothing else would tell that they hold more
-    often.
+    While drafts aren't expected to pay, this is the only way to notice that acceptance has risen.
     """
 
     def __init__(self) -> None:
@@ -38,12 +37,12 @@ class ShadowVerifier:
         return seq_id in self._shadows
 
     def add(self, sequence: Sequence, match_length: int, drafts: list[int]) -> None:
-        """Watch drafts that may follow a sequence's newest token."""
+        """Compare these drafts with the tokens after a sequence's newest one."""
         position = len(sequence.token_ids)
         self._shadows[sequence.seq_id] = _Shadow(sequence, match_length, drafts, position)
 
     def remove(self, seq_id: int) -> None:
-        """Stop watching a sequence: its drafts are verified, or it has finished."""
+        """Stop comparing for a sequence that has finished or whose drafts the model verifies."""
         self._shadows.pop(seq_id, None)
 
     def pop_results(self) -> list[ShadowResult]:

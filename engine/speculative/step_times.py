@@ -1,4 +1,4 @@
-"""How long steps take, by their width."""
+"""Expected times of steps, by their width."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
-#: The minimum weight of a new step in its width's average, and its weight in the machine's speed.
+#: Minimum weight of a new step in its width's average, and its weight in the speed factor.
 _WIDTH_RATE, _SPEED_RATE = 0.1, 0.15
-#: A width is known after this many steps of it: one slow step mustn't end all drafts.
+#: A width is known after this many steps, so that one slow step doesn't end drafting.
 _MIN_STEPS = 3
 #: A step counts as at most this many times slower or faster than expected.
 _MAX_OUTLIER = 2.0
-#: Steps may be this many tokens wider than the widest known one, or an eighth.
+#: A step may be this many tokens, or an eighth, wider than the widest known one.
 _MAX_WIDER = 4
-#: A width not seen for so many steps is tried again, for the machine may be another by then; after
-#: each trial it waits twice as long, up to the second bound.
+#: A width not measured for this many steps is tried again, as the machine may have changed; the
+#: interval doubles after each trial, up to the second value.
 _TRIAL_INTERVAL, _MAX_TRIAL_INTERVAL = 128, 4096
-#: An old width that now takes less than this part of its time was measured on a busy machine.
+#: A width that now takes less than this fraction of its old time was measured on a busy machine.
 _BUSY = 0.75
-#: Mean relative deviation of steps before any were measured, the weight of a new one in it, and by
-#: how many deviations one step is in doubt; n steps are by the root of n less.
+#: Initial mean relative deviation of steps, weight of a new deviation, and the number of deviations
+#: that one step is uncertain by; for n steps that is divided by sqrt(n).
 _NOISE, _NOISE_RATE, _DOUBT = 0.15, 0.04, 2.0
 
 
 @dataclass(slots=True)
 class _Width:
-    """Steps of one width.
+    """Measurements of one width.
 
     Attributes:
-        seconds: of a step, at the machine's initial speed.
-        last: number of the last such step.
+        seconds: average seconds of a step, at the machine's initial speed.
+        last: number of the last step of this width.
         first: seconds of the steps before the width was known.
-        num_compared: steps that came directly behind those of another width, the first included.
+        num_compared: number of steps right after a step of another width, including the first.
         last_trial: number of the step before the last trial.
-        interval: steps until the next trial.
+        interval: number of steps until the next trial.
     """
 
     seconds: float
@@ -49,11 +49,11 @@ class _Width:
 
 @dataclass(slots=True)
 class SpeedFactor:
-    """How many times as long as at first everything takes now.
+    """Current time of steps relative to their initial time.
 
     Attributes:
-        num_steps: steps run so far, a draft model's excluded.
-        last_width: the `StepTimes` and width of the step that updated it last.
+        num_steps: number of steps so far, without those of a draft model.
+        last_width: the `StepTimes` and width of the last step that updated it.
     """
 
     value: float = 1.0
@@ -62,20 +62,20 @@ class SpeedFactor:
 
 
 class StepTimes:
-    """Seconds of steps in which all rows decode, by width (tokens that they compute).
+    """Seconds of steps in which all rows decode, by width (number of tokens that they compute).
 
-    A machine's speed changes with its other work, and wide steps are rare: so a step is compared
+    A machine's speed changes with its other load, and wide steps are rare. So each step is compared
     with the steps just before it, and one `SpeedFactor`, which follows the newest steps, applies to
-    all widths, and to a draft model's steps, too.
+    all widths, and to a draft model's steps too.
 
-    Widths are separate up to 31, then in steps of a sixteenth of a power of two. Between two known
-    widths time grows linearly; beyond the widest known one as from the known one of half that
-    width, or not at all where there is none, so that wider steps are tried and become known.
+    Widths are distinct up to 31, then in steps of a sixteenth of a power of two. Between two known
+    widths time is interpolated linearly. Beyond the widest one it grows as from the known width of
+    half that size; without one it stays constant, so that wider steps are tried and measured.
     """
 
     def __init__(self, speed: SpeedFactor | None = None, *, is_draft: bool = False) -> None:
         """`speed`: shared with other steps on the machine; `is_draft`: of a draft model, whose
-        steps are part of another's and seem free before any width is known.
+        steps are part of another step and seem free before any width is known.
         """
         self._is_draft, self._unknown = is_draft, 0.0 if is_draft else 1.0
         self._measured_widths: list[int] = []
@@ -100,8 +100,8 @@ class StepTimes:
         self.speed.last_width = id(self), width
 
     def trial_age(self, width: int) -> int:
-        """Steps since the next wider known width was measured or tried, if it is to be tried again;
-        else 0.
+        """Return the number of steps since the next wider known width was measured or tried, if a
+        new trial is due; else 0.
         """
         index = bisect_right(self._measured_widths, _rounded(width)) if width else 0
         if index == len(self._measured_widths):
@@ -111,7 +111,7 @@ class StepTimes:
         return age if age >= entry.interval else 0
 
     def record_trial(self, width: int, count: int) -> None:
-        """The next step is `count` tokens wider than `width`, as a trial."""
+        """Record that the next step is a trial, `count` tokens wider than `width`."""
         first = bisect_right(self._measured_widths, _rounded(width)) if width else 0
         last = bisect_left(self._measured_widths, _rounded(width + count))
         for measured in self._measured_widths[first : last + 1]:
@@ -120,8 +120,8 @@ class StepTimes:
             entry.interval = min(2 * entry.interval, _MAX_TRIAL_INTERVAL)
 
     def _replace_if_busy(self, width: int, seconds: float) -> bool:
-        """Whether the old measurement of such steps came from a busy machine; then this step
-        replaces it, and old ones that are wider or seem slower are forgotten.
+        """Whether the old measurement of this width was taken on a busy machine. If so, this step
+        replaces it, and old measurements that are wider or seem slower are dropped.
         """
         index = bisect_left(self._measured_widths, width)
         if index == len(self._measured_widths) or not self._is_old(self._measured_widths[index]):
@@ -154,16 +154,16 @@ class StepTimes:
             self._measured_widths.insert(index, width)
 
     def _update(self, entry: _Width, width: int, factor: float) -> None:
-        """`factor`: the step's seconds over the width's."""
+        """`factor`: the step's seconds divided by the width's."""
         speed = self.speed.value
         factor = min(max(factor, speed / _MAX_OUTLIER), speed * _MAX_OUTLIER)
         self._noise += _NOISE_RATE * (abs(factor / speed - 1.0) - self._noise)
-        if self.speed.last_width != (id(self), width):  # steps of another width set the speed
+        if self.speed.last_width != (id(self), width):  # only other widths show the speed
             entry.num_compared += 1
             rate = max(_WIDTH_RATE, 1.0 / (1 + entry.num_compared))
             change = 1.0 + rate * (factor / speed - 1.0)
             entry.seconds *= change
-            factor /= change  # the rest is the machine's
+            factor /= change  # the remainder is the machine's speed
         self.speed.value += _SPEED_RATE * (factor - self.speed.value)
 
     def clear(self) -> None:
@@ -181,14 +181,14 @@ class StepTimes:
         return self.widest + max(_MAX_WIDER, self.widest // 8)
 
     def seconds(self, width: int) -> float:
-        """Expected seconds of a step of `width` tokens."""
+        """Return the expected seconds of a step of `width` tokens."""
         measured = self._measured_widths
         if not measured:
             return self._unknown
         index = bisect_left(measured, width)
         if index == len(measured):
             seconds = self._widths[measured[-1]].seconds
-            if measured[0] <= measured[-1] // 2:  # else too near to tell
+            if measured[0] <= measured[-1] // 2:  # otherwise too close for a slope
                 seconds += self._slope() * (width - measured[-1])
             return self.speed.value * seconds
         above = measured[index]
@@ -200,15 +200,15 @@ class StepTimes:
         return self.speed.value * seconds
 
     def seconds_with_drafts(self, width: int, count: int, prompt_tokens: int = 0) -> float:
-        """Expected seconds of a step of `width` rows with `count` drafts. Beside prompts a draft
-        takes what a token takes in wide steps, for the weights are read for the prompts anyway.
+        """Return the expected seconds of a step of `width` rows with `count` drafts. In a step with
+        prompts a draft costs what a token costs in wide steps: the weights are read anyway.
         """
         if not prompt_tokens:
             return self.seconds(width + count)
         return self.seconds(width) + self.speed.value * count * self._slope()
 
     def uncertainty(self, width: int) -> float:
-        """By which part `seconds` may be off: of many widths one always seems too fast."""
+        """Relative uncertainty of `seconds`: among many widths, one always seems too fast."""
         if not self._measured_widths:
             return 0.0
         if width > self.widest:
@@ -218,7 +218,7 @@ class StepTimes:
         return _DOUBT * self._noise / sqrt(count)
 
     def _slope(self) -> float:
-        """Seconds of one token more in the widest known steps."""
+        """Return the seconds per additional token in the widest known steps."""
         if not self._measured_widths:
             return self._unknown
         widest = self._measured_widths[-1]
@@ -231,5 +231,5 @@ class StepTimes:
 
 
 def _rounded(width: int) -> int:
-    """The width that a width counts as."""
+    """Return the width under which a width is measured."""
     return width >> (shift := max(0, width.bit_length() - 5)) << shift
