@@ -1,6 +1,6 @@
-"""Alerts for operators: rules that are checked each minute, notices when something begins.
+"""Alerts for operators: rules checked every minute, and notifications about new problems.
 
-Budgets have alerts of their own, for their tenants: `metering.alerts`.
+Budgets have separate alerts for their tenants: `metering.alerts`.
 """
 
 from __future__ import annotations
@@ -31,37 +31,38 @@ from tenants.models import ApiKey, User
 
 logger = logging.getLogger(__name__)
 
-#: Age of the requests and samples that rules look at.
+#: Maximum age of the requests and samples that rules examine.
 RECENT = timedelta(minutes=10)
 MAX_REQUESTS = 1000
-#: Requests from which a share or a percentile says something.
+#: Minimum number of requests for a share or percentile to be meaningful.
 MIN_REQUESTS = 20
-#: Share of requests that failed.
+#: Minimum share of failed requests.
 ERROR_SHARE = 0.05
-#: The 95th percentile of the time to first token: both this much, and this many times yesterday's.
+#: Minimum 95th percentile of the time to first token, and its minimum ratio to yesterday's.
 SLOW_TTFT_MS, SLOW_FACTOR = 2000.0, 3.0
-#: Mean number of waiting requests, and how many times as many as run.
+#: Minimum mean number of waiting requests, and its minimum ratio to the running ones.
 MIN_WAITING, WAITING_FACTOR = 10.0, 2.0
-#: Free share of the data dir's disk.
+#: Minimum free share of the data dir's disk.
 MIN_FREE_SHARE = 0.05
-#: Keys that were used lately and expire this soon.
+#: Recently used keys that expire within this time are reported.
 KEY_EXPIRES_WITHIN = timedelta(days=7)
-#: Certificates that expire this soon; of short-lived ones a third of their life.
+#: Certificates that expire within this time are reported; short-lived ones within the last third
+#: of their lifetime.
 CERTIFICATE_EXPIRES_WITHIN = timedelta(days=14)
-#: Unexpected exits of a replica within an hour.
+#: Minimum number of unexpected exits of a replica within an hour.
 MIN_EXITS = 3
 RETENTION = timedelta(days=90)
-#: After which the mail of a check that has died is sent by another one.
+#: Time after which another check may send the mail of a check that died.
 MAIL_CLAIM_LIFETIME = timedelta(minutes=10)
 #: Minimum time between two mails, or two events, about the same rule and subject.
 NOTIFY_INTERVAL = timedelta(hours=1)
 
-#: Subject and text of a problem.
+#: Subject and description of a problem.
 Finding = tuple[str, str]
 
 
 def failed_replicas() -> Iterator[Finding]:
-    """Replicas of loaded models that failed."""
+    """Yield failed replicas of loaded models."""
     failed = _replicas_of_loaded_models().filter(
         exits_last_hour__lt=MIN_EXITS, state=ReplicaState.FAILED
     )
@@ -71,7 +72,7 @@ def failed_replicas() -> Iterator[Finding]:
 
 
 def crash_loops() -> Iterator[Finding]:
-    """Replicas of loaded models that ended unexpectedly again and again within an hour."""
+    """Yield replicas of loaded models that exited unexpectedly several times within an hour."""
     for row in _replicas_of_loaded_models().filter(exits_last_hour__gte=MIN_EXITS):
         reason = " ".join(row.last_exit.split())[:300]
         text = f"{row.served_model.name}: {row.replica_id} ended {row.exits_last_hour} times"
@@ -79,13 +80,13 @@ def crash_loops() -> Iterator[Finding]:
 
 
 def _replicas_of_loaded_models() -> QuerySet[Replica]:
-    """Replicas of models that shall be served."""
+    """Replicas of models whose desired state is loaded, except stopped ones."""
     replicas = Replica.objects.filter(served_model__desired_state=DesiredState.LOADED)
     return replicas.exclude(state=ReplicaState.STOPPED).select_related("served_model")
 
 
 def error_rate() -> Iterator[Finding]:
-    """Models of which many requests fail."""
+    """Yield models with a high share of failed requests."""
     for model, entries in _recent_requests().items():
         failed = sum(entry.status >= 500 for entry in entries)
         if len(entries) >= MIN_REQUESTS and failed >= ERROR_SHARE * len(entries):
@@ -94,7 +95,7 @@ def error_rate() -> Iterator[Finding]:
 
 
 def slow_first_tokens() -> Iterator[Finding]:
-    """Models whose first tokens come much later than a day ago."""
+    """Yield models whose time to first token is much longer than the day before."""
     now = timezone.now()
     previous_day_requests = RequestEntry.objects.filter(
         started_at__gte=now - timedelta(days=1), started_at__lt=now - RECENT
@@ -114,7 +115,7 @@ def slow_first_tokens() -> Iterator[Finding]:
 
 
 def long_queues() -> Iterator[Finding]:
-    """Models at which many more requests wait than run."""
+    """Yield models with many more waiting than running requests."""
     since = (timezone.now() - RECENT).timestamp()
     rows = PoolSample.objects.filter(width=60, start__gte=since)
     pools: dict[str, list[PoolSample]] = {}
@@ -129,7 +130,7 @@ def long_queues() -> Iterator[Finding]:
 
 
 def full_disk() -> Iterator[Finding]:
-    """The data dir's disk, when little of it is free."""
+    """Yield the data dir if little of its disk is free."""
     usage = shutil.disk_usage(settings.DATA_DIR)
     if usage.free < MIN_FREE_SHARE * usage.total:
         free = f"{usage.free >> 20} MB ({100 * usage.free / usage.total:.1f} %)"
@@ -137,7 +138,7 @@ def full_disk() -> Iterator[Finding]:
 
 
 def expiring_keys() -> Iterator[Finding]:
-    """API keys in use that expire soon; those made for less than a week are meant to."""
+    """Yield API keys in use that expire soon, except keys created for less than a week."""
     now = timezone.now()
     keys = ApiKey.objects.filter(
         revoked_at=None,
@@ -152,7 +153,7 @@ def expiring_keys() -> Iterator[Finding]:
 
 
 def expiring_certificates() -> Iterator[Finding]:
-    """Certificates of gateways and of the proxy that expire soon, or have expired."""
+    """Yield certificates of gateways and of the proxy that expire soon or have expired."""
     now = timezone.now()
     for certificate in served_certificates():
         notice = min(CERTIFICATE_EXPIRES_WITHIN, certificate.lifetime / 3)
@@ -175,9 +176,9 @@ RULES: dict[str, Callable[[], Iterator[Finding]]] = {
 
 
 def check_rules() -> int:
-    """Open alerts for new problems, end those that are over, notify operators.
+    """Open alerts for new problems, end those of solved problems, and notify operators.
 
-    Returns: how many are open.
+    Returns: number of problems.
     """
     problems = {
         (rule, subject[:255]): text for rule, find in RULES.items() for subject, text in find()
@@ -188,7 +189,7 @@ def check_rules() -> int:
             if key not in problems:
                 alert.finished_at = timezone.now()
                 alert.save(update_fields=["finished_at"])
-        # Another check that runs at the same time may open the same ones.
+        # A concurrent check may open the same alerts.
         Alert.objects.bulk_create(
             [
                 Alert(rule=rule, subject=subject, text=text)
@@ -203,19 +204,20 @@ def check_rules() -> int:
 
 
 def open_alerts() -> QuerySet[Alert]:
-    """Alerts whose problem lasts."""
+    """Alerts whose problem persists."""
     return Alert.objects.filter(finished_at=None)
 
 
 def access_alerts(user: Actor | User) -> QuerySet[Alert]:
-    """All alerts, newest first. Raises `PermissionDenied` for all but operators."""
+    """All alerts, newest first. Raises `PermissionDenied` unless the user is an operator."""
     require_operator(to_actor(user))
     return Alert.objects.all()
 
 
 @transaction.atomic
 def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
-    """Send no mail about the alert's rule and subject for some hours, and no event but its end.
+    """Suppress mails and opening events for the alert's rule and subject for some hours; the event
+    of its end is still sent.
 
     Raises `PermissionDenied`.
     """
@@ -226,18 +228,18 @@ def silence_alert(*, actor: Actor | User, alert: Alert, hours: int) -> None:
 
 
 def forget_old_alerts() -> int:
-    """Remove alerts that ended long ago; returns how many."""
+    """Remove alerts that ended long ago; return their number."""
     return remove_rows(Alert.objects.filter(finished_at__lt=timezone.now() - RETENTION))
 
 
 def _mail_operators() -> None:
-    """Mail each open alert once, in one message; one that no operator got is tried again."""
+    """Mail new alerts to operators in one message; retry later if no operator could be reached."""
     pending = _pending_alerts("mailed_at")
     operators = User.objects.filter(is_superuser=True, is_active=True).exclude(email="")
     addresses = list(operators.values_list("email", flat=True))
     if not pending or not addresses or not settings.QUIRE.smtp_url:
         return
-    # Another check that runs at the same time sends what it claimed first.
+    # A concurrent check may have claimed some of them.
     pending = [alert for alert in pending if _claim_mail(alert)]
     if not pending:
         return
@@ -246,7 +248,7 @@ def _mail_operators() -> None:
         subject = f"{len(pending)} alerts, the first: {subject}"
     text = "\n".join(f"{alert.started_at:%H:%M} UTC  {alert.text}" for alert in pending)
     num_sent = 0
-    for address in addresses:  # nobody learns the others' addresses
+    for address in addresses:  # one mail per recipient, to hide the other addresses
         try:
             num_sent += send_mail(f"Quire: {subject}", f"{text}\n", None, [address])
         except (SMTPException, OSError) as error:
@@ -259,7 +261,7 @@ def _mail_operators() -> None:
 
 
 def _call_webhook() -> None:
-    """Send the operators' webhook an event for the begin of each alert, and for its end."""
+    """Send the operators' webhook an event when an alert opens and when it ends."""
     webhook = Webhook.objects.filter(tenant=None).first()
     if webhook is None:
         return
@@ -275,7 +277,7 @@ def _call_webhook() -> None:
 
 @transaction.atomic
 def _send_event(kind: str, alert: Alert, field: str) -> None:
-    """Note the event and its time in `field`. Raises `RateLimited`, and changes nothing then."""
+    """Create the event; store its time in `field`. Raises `RateLimited`, then changes nothing."""
     if not _mark(alert, field):
         return
     values = {
@@ -290,7 +292,7 @@ def _send_event(kind: str, alert: Alert, field: str) -> None:
 
 
 def _claim_mail(alert: Alert) -> bool:
-    """Claim an alert for mailing; False if a check that runs at the same time has."""
+    """Claim an alert for mailing; return False if a concurrent check has claimed it."""
     now = timezone.now()
     is_free = Q(mail_claimed_at=None) | Q(mail_claimed_at__lt=now - MAIL_CLAIM_LIFETIME)
     unsent = Alert.objects.filter(is_free, pk=alert.pk, mailed_at=None)
@@ -298,15 +300,15 @@ def _claim_mail(alert: Alert) -> bool:
 
 
 def _mark(alert: Alert, field: str) -> bool:
-    """Set a time of notification; False if a check that runs at the same time has."""
+    """Store the time of the notification; return False if a concurrent check has done so."""
     unsent = Alert.objects.filter(pk=alert.pk, **{field: None})
     return bool(unsent.update(**{field: timezone.now()}))
 
 
 def _pending_alerts(field: str) -> list[Alert]:
-    """Open alerts to notify of, whose time of notification is in `field`."""
+    """Open alerts without a notification; `field` holds the time of the notification."""
     now = timezone.now()
-    # Something that begins and ends again and again would be sent each minute.
+    # A problem that keeps starting and ending would otherwise be reported every minute.
     is_silent = Q(silenced_until__gt=now) | Q(**{f"{field}__gt": now - NOTIFY_INTERVAL})
     silenced = set(Alert.objects.filter(is_silent).values_list("rule", "subject").distinct())
     return [
@@ -327,7 +329,7 @@ def _recent_requests() -> dict[str, list[RequestEntry]]:
 
 
 def _p95_ttft(values: list[float | None]) -> float | None:
-    """95th percentile in milliseconds; None of too few."""
+    """95th percentile in milliseconds; None if there are too few values."""
     measured = [value for value in values if value is not None]
     if len(measured) < MIN_REQUESTS:
         return None

@@ -1,4 +1,4 @@
-"""Benchmarks of models: started and stopped by operators, run by workers, kept for comparison."""
+"""Benchmarks of models: operators start and stop them, workers run them, results are stored."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tenants.actors import SYSTEM_ACTOR, Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import Tenant, User
 
-#: The tenant of all benchmarks, so that none is on another's bill or in its cache.
+#: Tenant of all benchmarks, so that they affect no other tenant's bill or cache.
 TENANT = "quire-benchmarks"
 MAX_LEVELS, MAX_CONCURRENCY = 8, 256
 MAX_REQUESTS, MAX_TOKENS = 1000, 100_000
-#: Kept of a model; older ones go.
+#: Maximum number of runs stored per model; older ones are removed.
 MAX_RUNS = 50
 
 
 def access_benchmarks(user: Actor | User, model: ServedModel) -> QuerySet[BenchmarkRun]:
-    """A model's benchmarks, newest first. Raises `PermissionDenied` for all but operators."""
+    """A model's benchmarks, newest first. Raises `PermissionDenied` unless an operator asks."""
     require_operator(to_actor(user))
     return BenchmarkRun.objects.filter(served_model=model)
 
 
 def access_benchmark(user: Actor | User, model: ServedModel, public_id: str) -> BenchmarkRun:
-    """Raises `PermissionDenied`, `NotFound`."""
+    """Return a benchmark. Raises `PermissionDenied`, `NotFound`."""
     run = access_benchmarks(user, model).filter(public_id=public_id).first()
     if run is None:
         raise NotFound("Benchmark not found.")
@@ -53,10 +53,10 @@ def start_benchmark(
     output_tokens: int,
     num_requests: int,
 ) -> BenchmarkRun:
-    """Queue a benchmark. Its requests belong to a tenant of their own and cost nothing.
+    """Queue a benchmark. Its requests belong to a dedicated tenant and cost nothing.
 
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for a model that isn't
-    loaded, or that is being measured.
+    loaded or that already has an open benchmark.
     """
     actor = to_actor(actor)
     require_operator(actor)
@@ -104,7 +104,7 @@ def _check_levels(levels: Sequence[int]) -> None:
 
 
 def _share_with_benchmarks(model: ServedModel) -> None:
-    """Let the benchmarks' tenant, created by the first one, use a model of some tenants."""
+    """Let the benchmarks' tenant use a model that isn't public; create the tenant if needed."""
     tenant = Tenant.objects.filter(slug=TENANT).first()
     if tenant is None:
         tenant = create_tenant(actor=SYSTEM_ACTOR, name="Benchmarks", slug=TENANT)
@@ -114,7 +114,7 @@ def _share_with_benchmarks(model: ServedModel) -> None:
 
 @transaction.atomic
 def stop_benchmark(*, actor: Actor | User, run: BenchmarkRun) -> BenchmarkRun:
-    """End a benchmark; what it has measured stays. Raises `PermissionDenied`, `Conflict`."""
+    """Stop a benchmark; results so far remain. Raises `PermissionDenied`, `Conflict`."""
     actor = to_actor(actor)
     require_operator(actor)
     if not finish_benchmark(run, BenchmarkStatus.STOPPED):
@@ -124,17 +124,17 @@ def stop_benchmark(*, actor: Actor | User, run: BenchmarkRun) -> BenchmarkRun:
     return run
 
 
-# What workers do.
+# The following functions are for workers.
 
 
 def waiting_benchmarks() -> list[str]:
-    """Open benchmarks that no worker runs, oldest first."""
+    """Open benchmarks that no worker is running, oldest first."""
     rows = BenchmarkRun.objects.filter(lease_is_free(), status__in=OPEN_BENCHMARKS)
     return list(rows.order_by("pk").values_list("public_id", flat=True)[:100])
 
 
 def claim_benchmark(*, public_id: str, owner: str, seconds: float) -> BenchmarkRun | None:
-    """The benchmark if it's open and no other worker runs it, else None."""
+    """Claim a benchmark; return None if it has finished or another worker is running it."""
     rows = BenchmarkRun.objects.filter(public_id=public_id, status__in=OPEN_BENCHMARKS)
     until = timezone.now() + timedelta(seconds=seconds)
     claimed = rows.filter(lease_is_free()).update(
@@ -146,21 +146,21 @@ def claim_benchmark(*, public_id: str, owner: str, seconds: float) -> BenchmarkR
 
 
 def is_benchmark_open(run: BenchmarkRun) -> bool:
-    """Whether nobody has stopped it, or removed its model."""
+    """Return whether it hasn't been stopped and its model still exists."""
     return BenchmarkRun.objects.filter(pk=run.pk, status__in=OPEN_BENCHMARKS).exists()
 
 
 def save_results(run: BenchmarkRun, results: list[dict[str, Any]]) -> None:
-    """Store the figures of the levels that are done."""
+    """Store the results of the levels completed so far."""
     BenchmarkRun.objects.filter(pk=run.pk, status__in=OPEN_BENCHMARKS).update(results=results)
 
 
 def complete_benchmark(run: BenchmarkRun, error: str = "") -> None:
-    """End it: all levels are done, or it failed."""
+    """Finish it: completed, or failed if there is an error."""
     finish_benchmark(run, BenchmarkStatus.FAILED if error else BenchmarkStatus.COMPLETED, error)
 
 
 def finish_benchmark(run: BenchmarkRun, status: BenchmarkStatus, error: str = "") -> bool:
-    """End it with a status, unless it has ended."""
+    """Finish it with a status; return False if it had already finished."""
     rows = BenchmarkRun.objects.filter(pk=run.pk, status__in=OPEN_BENCHMARKS)
     return bool(rows.update(status=status, error=error[:1000], finished_at=timezone.now()))

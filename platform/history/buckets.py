@@ -1,10 +1,11 @@
-"""Counts of gateways that aren't in the database yet: a Redis hash for each bucket.
+"""Gateways' counts that aren't in the database yet: one Redis hash per bucket of time.
 
     {prefix}:history:{start}    hash: [tenant id, model, adapter, what] as JSON -> count
-    {prefix}:history            sorted set of the starts that are there
+    {prefix}:history            sorted set of the start times of existing buckets
 
-`what` is one of `SUMS`, or "t12", "g30": a place of the spread of first tokens or gaps. Gateways
-add to the bucket of now; a worker writes those that are over into the database.
+`what` is one of `SUMS`, or "t12", "g30": a bucket of the histogram of times to first token or of
+gaps between tokens. Gateways add to the current bucket; a worker writes past ones into the
+database.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 from engine.contract.redis_keys import KEY_PREFIX
 
-# Histograms of durations that can be added up: four buckets per doubling, from half a millisecond
-# to half an hour, so that a percentile is off by less than a tenth.
+# Latency histograms that can be added up: four buckets per doubling, from half a millisecond to
+# half an hour, so that a percentile's error is below 10%.
 
 MIN_DURATION_S = 0.0005
 BUCKETS_PER_DOUBLING = 4
 LAST_BUCKET = 87
-#: Place of a count -> how often.
+#: Bucket index -> count.
 LatencyHistogram = Mapping[int, int]
 
 
@@ -35,7 +36,7 @@ def bucket_index(seconds: float) -> int:
 
 
 def percentile(spread: LatencyHistogram, fraction: float) -> float | None:
-    """Seconds that `fraction` of the durations stay below; None for no durations."""
+    """The duration in seconds that `fraction` of the durations stay below; None if empty."""
     total = sum(spread.values())
     if not total:
         return None
@@ -50,20 +51,20 @@ def percentile(spread: LatencyHistogram, fraction: float) -> float | None:
 
 
 def merge_histograms(into: dict[int, int], spread: Mapping[int, int] | Mapping[str, int]) -> None:
-    """Add counts; JSON has their places as text."""
+    """Add the counts of `spread`, whose keys are text if it comes from JSON."""
     for bucket, count in spread.items():
         into[int(bucket)] = into.get(int(bucket), 0) + count
 
 
-#: Seconds of a bucket -> seconds that buckets of that width are kept, the finest first. Each width
-#: is a multiple of the one before.
+#: Width of a bucket in seconds -> retention in seconds, finest first. Each width is a multiple of
+#: the previous one.
 RETENTION_BY_WIDTH = {10: 2 * 3600, 60: 26 * 3600, 600: 8 * 86_400, 7200: 93 * 86_400}
 MIN_WIDTH_S = min(RETENTION_BY_WIDTH)
 
 
 @dataclass(frozen=True)
 class TimeRange:
-    """A stretch of time up to now, as a page offers it: how long, in points how far apart."""
+    """A time range up to now that a page offers: its length and the distance of its points."""
 
     name: str
     title: str
@@ -72,7 +73,7 @@ class TimeRange:
 
     @property
     def width(self) -> int:
-        """The coarsest buckets that its points can be made of and that are kept long enough."""
+        """The widest buckets that divide `step` and whose retention covers the range."""
         fit = [
             w
             for w, retention in RETENTION_BY_WIDTH.items()
@@ -97,33 +98,33 @@ RANGES = {
 
 
 def start_of(moment: float, width: int) -> int:
-    """The beginning of the bucket that a moment (seconds since 1970) lies in."""
+    """The start of the bucket that contains `moment` (seconds since the epoch)."""
     return int(moment // width) * width
 
 
 FIRST_TOKEN, GAP = "t", "g"
-#: Tenant, model, adapter. Tenant 0: what was too much to be told apart.
+#: Tenant id, model, adapter. Tenant 0: sum of a gateway's series beyond its limit, by model.
 Series = tuple[int, str, str]
-#: A gateway may still add to a bucket so long after its end.
+#: Seconds after a bucket's end during which gateways may still add to it.
 GRACE_S = 4
-#: While no worker writes, Redis keeps as much as the database would of this width.
+#: Retention in Redis while no worker writes: that of the finest width in the database.
 TTL_S = RETENTION_BY_WIDTH[MIN_WIDTH_S]
 
 
 def index_key(prefix: str = KEY_PREFIX) -> str:
-    """Key of the set of buckets."""
+    """Redis key of the sorted set of buckets."""
     return f"{prefix}:history"
 
 
 def bucket_key(start: int, prefix: str = KEY_PREFIX) -> str:
-    """Key of a bucket."""
+    """Redis key of a bucket."""
     return f"{prefix}:history:{start}"
 
 
 def add_counts(
     pipeline: Any, counts: dict[tuple[Series, str], int], now: float, prefix: str
 ) -> None:
-    """Put the commands that add counts into a pipeline."""
+    """Add the commands that add `counts` to a pipeline."""
     start = start_of(now, MIN_WIDTH_S)
     key = bucket_key(start, prefix)
     for ((tenant, model, adapter), what), count in counts.items():
@@ -134,7 +135,7 @@ def add_counts(
 
 
 def read_counts(fields: dict[bytes, bytes]) -> dict[Series, dict[str, int]]:
-    """A bucket's hash, by series."""
+    """Parse a bucket's hash into counts by series."""
     counts: dict[Series, dict[str, int]] = {}
     for field, count in fields.items():
         tenant, model, adapter, what = json.loads(field)

@@ -1,6 +1,6 @@
-"""When the certificates expire that clients see.
+"""Expiry times of the TLS certificates that clients see.
 
-Gateways that speak TLS themselves say in Redis which one they serve; a proxy is asked for its own.
+Gateways that terminate TLS publish theirs in Redis; a proxy's is fetched by connecting to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from metering.redis_scripts import redis_key, sync_client
 logger = logging.getLogger(__name__)
 
 PUBLISH_INTERVAL_S = 60.0
-#: A gateway that was silent for this long serves no more.
+#: A certificate not published for this long belongs to a gateway that has stopped.
 MAX_SILENCE_S = 600.0
 CONNECT_TIMEOUT_S = 2.0
 HTTPS_PORT = 443
@@ -35,7 +35,7 @@ HTTPS_PORT = 443
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate in use. `name`: where, such as a host; `lifetime`: from its first moment."""
+    """A certificate in use. `name`: where it's served, such as a host; `lifetime`: validity."""
 
     name: str
     expires_at: datetime
@@ -43,9 +43,9 @@ class Certificate:
 
 
 class PublishedCertificate(msgspec.Struct):
-    """A gateway's certificate in Redis, without the file: that may have the private key too.
+    """A gateway's certificate in Redis, without its PEM file, which may contain the private key.
 
-    `published_at`: when the gateway said so, in seconds since the epoch.
+    `published_at`: time of publication, in seconds since the epoch.
     """
 
     certificate: Certificate
@@ -53,9 +53,9 @@ class PublishedCertificate(msgspec.Struct):
 
 
 class CertificatePublisher(LoopThread):
-    """Says, as long as a gateway runs, which certificate it serves.
+    """Publishes a gateway's certificate periodically while the gateway runs.
 
-    The file is read once: a renewed one is served after the next start.
+    The file is read once: a renewed certificate is only served after a restart.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class CertificatePublisher(LoopThread):
 
 
 def served_certificates() -> Iterator[Certificate]:
-    """Those of the gateways, then of the proxy by public host name."""
+    """Yield the certificates of the gateways, then those of the proxy for each public host name."""
     with sync_client() as client:
         fields = cast("dict[bytes, bytes]", client.hgetall(_key()))
         for name, value in fields.items():
@@ -98,20 +98,20 @@ def _key() -> str:
 
 
 def _parse(name: str, pem: bytes) -> Certificate:
-    """The first certificate of a chain. Raises ValueError."""
+    """Parse the first certificate of a chain. Raises ValueError."""
     certificate = x509.load_pem_x509_certificates(pem)[0]
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return Certificate(name, end, end - start)
 
 
 def _ask_for_certificate(host: str) -> bytes:
-    """What a client gets, trusted or not: also one that has expired. Raises OSError."""
+    """Fetch a server's certificate without verifying it: it may be expired. Raises OSError."""
     address = (host, HTTPS_PORT)
     return ssl.get_server_certificate(address, timeout=CONNECT_TIMEOUT_S).encode()
 
 
 def _is_public_name(host: str) -> bool:
-    """Whether it names a host: no pattern, no address of this machine."""
+    """Return whether it is a host name: not a pattern, and not an address of this machine."""
     if host.startswith((".", "*")) or host == "localhost":
         return False
     try:

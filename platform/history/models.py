@@ -8,10 +8,10 @@ from tenants.models import Tenant
 
 
 class PoolSample(models.Model):
-    """KV pool use of a model's replicas, sampled once a bucket; wider buckets have the mean.
+    """KV pool usage of a model's replicas, sampled once per bucket; wider buckets store the mean.
 
-    `active_blocks` are held by running requests, `cached_blocks` by nobody but the prefix cache;
-    what is left of `blocks` is empty.
+    Running requests use `active_blocks`, and only the prefix cache holds `cached_blocks`; the rest
+    of `blocks` is empty.
     """
 
     width = models.PositiveIntegerField(help_text="Seconds.")
@@ -30,7 +30,7 @@ class PoolSample(models.Model):
         ]
 
 
-#: What is summed.
+#: Columns that are summed.
 SUMS = (
     *("requests", "errors", "refused"),
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
@@ -40,8 +40,8 @@ SUMS = (
 class TrafficSample(models.Model):
     """Traffic of a tenant, model and adapter ("" for none); tenant 0: all tenants, by model.
 
-    Requests, errors, refusals and prompts count when a request has ended, tokens of answers as they
-    come. `first_token` and `gaps` are spreads (`history.buckets`) as JSON.
+    Requests, errors, refusals and prompt tokens are counted when a request has finished, output
+    tokens as they are generated. `first_token` and `gaps` are histograms (`history.buckets`).
     """
 
     width = models.PositiveIntegerField(help_text="Seconds.")
@@ -70,9 +70,9 @@ class TrafficSample(models.Model):
 
 
 class Alert(models.Model):
-    """Something that operators should know of, from when it began until it was over.
+    """A problem that operators should know about, from its start to its end.
 
-    At most one of a rule and subject is open. While `silenced_until` lies ahead nobody is notified.
+    At most one alert per rule and subject is open. No one is notified before `silenced_until`.
     """
 
     rule = models.CharField(max_length=40)
@@ -101,7 +101,7 @@ class Alert(models.Model):
 
 
 class BenchmarkStatus(models.TextChoices):
-    """States of a benchmark. Only the first two are open."""
+    """States of a benchmark. Only the first two count as open."""
 
     QUEUED = "queued", "Queued"
     RUNNING = "running", "Running"
@@ -114,12 +114,12 @@ OPEN_BENCHMARKS = (BenchmarkStatus.QUEUED, BenchmarkStatus.RUNNING)
 
 
 class BenchmarkRun(models.Model):
-    """A benchmark of a model: its throughput and latency with ever more requests in flight.
+    """A benchmark of a model: throughput and latency at increasing concurrency.
 
     Attributes:
-        levels: numbers of requests in flight, one after the other. results: figures of those that
-            are done, in this order (`benchmarks.http_load.Results.row`).
-        input_tokens, output_tokens: of each request. num_requests: of each level.
+        levels: numbers of concurrent requests, run one after the other. results: figures of the
+            completed levels, in the same order (`benchmarks.http_load.Results.row`).
+        input_tokens, output_tokens: per request. num_requests: per level.
     """
 
     public_id = models.CharField(max_length=64, unique=True)
@@ -154,10 +154,10 @@ class BenchmarkRun(models.Model):
 
     @property
     def progress(self) -> str:
-        """Changes with each step, for an open page."""
+        """A text that changes with each step; open pages compare it."""
         return f"{self.public_id} {self.status} {len(self.results)}"
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether it is waiting or running."""
         return self.status in OPEN_BENCHMARKS

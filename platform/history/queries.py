@@ -1,4 +1,4 @@
-"""Queries for charts: service by tenant against its weight, and history by range."""
+"""Queries for charts: traffic history by range, and tenants' service relative to their weights."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ from tenants.actors import to_actor
 from tenants.models import Tenant
 
 DEFAULT_RANGE = "30m"
-#: What lines can be told apart by -> the column that holds it.
+#: Dimension to group by -> its column.
 GROUP_BY = {"model": "model", "tenant": "tenant_id", "adapter": "adapter"}
 
 
 def get_traffic_history(reader: AccessSubject, params: Mapping[str, str]) -> dict[str, Any]:
-    """`range` of `RANGES`, `tenant` (operators: none is all), `model`, `adapter`, `by`.
+    """Return the traffic history for charts.
 
-    Returns: {"at": seconds since 1970 of each point, "step", "seconds": how long each point has
-    been, "sums": {name: [...]}, "first_token" and "gaps": {percentile: [ms or None]}, "pools":
-    {name: [... or None]}, "groups": [{"name", "requests", "tokens"}]}.
+    Args:
+        params: `range` of `RANGES`, `tenant` (operators see all without it), `model`, `adapter`,
+            `by`.
+
+    Returns: {"at": start of each point in seconds since the epoch, "step", "seconds": duration of
+    each point so far, "sums": {name: [...]}, "first_token" and "gaps": {percentile: [ms or None]},
+    "pools": {name: [... or None]}, "groups": [{"name", "requests", "tokens"}]}.
     """
     tenant = resolve_tenant_scope(reader, params)
     stretch = resolve_range(params)
@@ -66,14 +70,14 @@ def get_traffic_history(reader: AccessSubject, params: Mapping[str, str]) -> dic
 
 
 class NoTenant(NotFound):
-    """The reader belongs to no tenant: a page says so instead of calling it a mistake."""
+    """The reader belongs to no tenant. Pages show this as information rather than as an error."""
 
     def __init__(self) -> None:
         super().__init__("You belong to no tenant.")
 
 
 def resolve_tenant_scope(reader: AccessSubject, params: Mapping[str, str]) -> Tenant | None:
-    """The tenant that the query names or implies; None: all, for operators."""
+    """Return the tenant that the query names or implies; None, for operators, means all."""
     if named := params.get("tenant"):
         return access_tenant(reader, named)
     if to_actor(reader).is_operator:
@@ -85,7 +89,7 @@ def resolve_tenant_scope(reader: AccessSubject, params: Mapping[str, str]) -> Te
 
 
 def resolve_range(params: Mapping[str, str]) -> TimeRange:
-    """The time range that the query names. Raises `InvalidRequest`."""
+    """Return the time range that the query names. Raises `InvalidRequest`."""
     name = params.get("range") or DEFAULT_RANGE
     if name not in RANGES:
         raise InvalidRequest(f"range must be one of {', '.join(RANGES)}.", param="range")
@@ -93,8 +97,8 @@ def resolve_range(params: Mapping[str, str]) -> TimeRange:
 
 
 def _pools(query: TrafficQuery, tenant: Tenant | None, timestamps: Sequence[int]) -> dict[str, Any]:
-    """Pools are whole models': a tenant sees those of the models that it may use, and of these
-    nothing of the cache, which holds what others have asked too.
+    """KV pools are shared by a model's tenants: a tenant sees those of models available to it, and
+    nothing about the cache, whose content includes other tenants' prompts.
     """
     if tenant is None:
         return pools(query, timestamps)
@@ -121,17 +125,17 @@ def _groups(query: TrafficQuery, by: str, timestamps: Sequence[int]) -> list[dic
     ]
 
 
-#: Tenants that the table shows, those with the most service first.
+#: Maximum number of tenants in the table, those with the most service first.
 MAX_ROWS = 100
-#: So many others must have had service before a tenant is told of it: one's would be its own.
+#: Minimum number of other active tenants whose total a tenant may see: one's would be identifiable.
 MIN_OTHER_TENANTS = 2
 
 
 @dataclass
 class Row:
-    """A tenant, or all other tenants together (`tenant` None).
+    """Service of a tenant, or of all other tenants together (`tenant` is None).
 
-    `tokens_served` None: not told; then nobody's share of it is, either.
+    `tokens_served`: None if hidden; shares are then hidden in all rows.
     """
 
     name: str
@@ -144,15 +148,15 @@ class Row:
 
 @dataclass
 class TokenService:
-    """Computed tokens at each point, by tenant's id."""
+    """Computed tokens at each point, by tenant id."""
 
     timestamps: list[int]
     by_tenant: dict[int, list[int]]
 
 
 def get_fairness(reader: AccessSubject, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Tokens over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
-    "whole": whether all that had service are there}.
+    """Return tokens over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
+    "whole": whether the rows include all service}.
     """
     tenant, stretch = resolve_tenant_scope(reader, asked), resolve_range(asked)
     service = token_service(stretch)
@@ -185,12 +189,12 @@ def get_fairness(reader: AccessSubject, asked: Mapping[str, str]) -> dict[str, A
 
 
 def reserved_sum(tenants: Any) -> float:
-    """Percent of each KV pool that these reserve together."""
+    """Percentage of each KV pool that the tenants reserve together."""
     return 100 * math.fsum(tenants.values_list("kv_reserved_fraction", flat=True))
 
 
 def token_service(stretch: TimeRange) -> TokenService:
-    """Prompt tokens that weren't cached, and tokens of answers: what the scheduler counts."""
+    """Uncached prompt tokens plus output tokens, which is what the scheduler counts."""
     timestamps = time_points(stretch)
     groups = group_traffic(TrafficQuery(range=stretch), "tenant_id", timestamps)
     by_tenant = {
@@ -209,9 +213,9 @@ def token_service(stretch: TimeRange) -> TokenService:
 
 
 def fairness_rows(service: TokenService, tenant: Tenant | None, *, all_tenants: bool) -> list[Row]:
-    """Most service first. For one tenant: its own row, and one of all others without names.
+    """Rows sorted by service. For one tenant: its row, and a nameless one of all other tenants.
 
-    `told`: of the others' service even where it is a single tenant's.
+    `all_tenants`: show the others' service even if it is that of a single tenant.
     """
     totals = {pk: sum(values) for pk, values in service.by_tenant.items()}
     active = list(Tenant.objects.filter(active=True))
@@ -232,7 +236,7 @@ def fairness_rows(service: TokenService, tenant: Tenant | None, *, all_tenants: 
 
 
 def _add_shares(rows: list[Row]) -> list[Row]:
-    """The rows in order, with each one's share."""
+    """Set the rows' shares and sort them."""
     is_complete = all(row.tokens_served is not None for row in rows)
     service, weights = (
         sum(row.tokens_served or 0 for row in rows),

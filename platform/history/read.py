@@ -1,5 +1,5 @@
-"""Reading history: one line of points for each group, in any of `RANGES`. Who may see it is checked
-by `history.access`."""
+"""Reads the history as series of points in any of `RANGES`. `history.queries` checks
+permissions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from history.buckets import (
 from history.models import SUMS, PoolSample, TrafficSample
 from history.write import GAUGES
 
-#: Groups that are told apart; the rest is "other".
+#: Maximum number of separate groups; the rest are added up as "other".
 MAX_GROUPS = 8
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 GROUPS = ("model", "tenant_id", "adapter")
@@ -34,10 +34,10 @@ class TrafficQuery:
     """A query of the traffic history.
 
     Attributes:
-        range: of `RANGES`.
-        tenants: these alone; None for all of the installation's.
-        models: these alone; None for all.
-        adapter: this alone; None for all and none.
+        range: one of `RANGES`.
+        tenants: ids to include; None for all.
+        models: names to include; None for all.
+        adapter: name to include; None for requests with any adapter or none.
     """
 
     range: TimeRange
@@ -47,13 +47,13 @@ class TrafficQuery:
 
     @property
     def is_all_tenants(self) -> bool:
-        """Whether rows of all tenants together tell it."""
+        """Whether the rows that sum up all tenants answer the query."""
         return self.tenants is None and self.adapter is None
 
 
 @dataclass
 class Series:
-    """Sums by the number of the point; what has none is 0 there."""
+    """Sums by index of the point; 0 where there is no data."""
 
     sums: dict[str, list[int]]
     first_token: list[dict[int, int]] = field(default_factory=list)
@@ -67,19 +67,19 @@ def complete_until(now: float | None = None) -> int:
 
 
 def latest(tenant_id: int) -> dict[str, int]:
-    """Up to which moment there's history: the topic `history`."""
+    """Data of the topic `history`: the time up to which the history is complete."""
     return {"until": complete_until()}
 
 
 def time_points(time_range: TimeRange, now: float | None = None) -> list[int]:
-    """Start of each point, oldest first; the last one may still be running."""
+    """Start times of the points, oldest first; the last point may be incomplete."""
     last = start_of(complete_until(now) - 1, time_range.step)
     count = -(-time_range.seconds // time_range.step)
     return [last - n * time_range.step for n in reversed(range(count))]
 
 
 def traffic(query: TrafficQuery, timestamps: Sequence[int]) -> Series:
-    """Everything that was asked and answered, with spreads, at the points of `time_points`."""
+    """Return traffic sums and latency histograms at the points of `time_points`."""
     line = Series(
         {name: [0] * len(timestamps) for name in SUMS},
         [{} for _ in timestamps],
@@ -99,7 +99,9 @@ def traffic(query: TrafficQuery, timestamps: Sequence[int]) -> Series:
 def group_traffic(
     query: TrafficQuery, by: str, timestamps: Sequence[int]
 ) -> dict[Any, dict[str, list[int]]]:
-    """Sums at each point by model, tenant_id or adapter: the largest groups, the others as None."""
+    """Return sums by model, tenant_id or adapter at each point; smaller groups are added up under
+    None.
+    """
     groups: dict[Any, dict[str, list[int]]] = {}
     for rows in _ranges_by_width(TrafficSample, query.range, timestamps[0]):
         narrow = _narrowed(rows, query, by_tenant=by != "model")
@@ -114,7 +116,7 @@ def group_traffic(
 
 
 def pools(query: TrafficQuery, timestamps: Sequence[int]) -> dict[str, list[float | None]]:
-    """Use of the models' pools at each point; None where there is no sample."""
+    """Return KV pool usage at each point; None where there is no sample."""
     seen: list[dict[int, dict[str, float]]] = [{} for _ in timestamps]
     for rows in _ranges_by_width(PoolSample, query.range, timestamps[0]):
         if query.models is not None:
@@ -128,7 +130,7 @@ def pools(query: TrafficQuery, timestamps: Sequence[int]) -> dict[str, list[floa
 
 
 def percentiles(spreads: Sequence[dict[int, int]]) -> dict[str, list[float | None]]:
-    """Milliseconds at each point, by the names of `PERCENTILES`."""
+    """Return milliseconds at each point for each of `PERCENTILES`."""
     return {
         name: [None if (s := percentile(spread, part)) is None else s * 1000 for spread in spreads]
         for name, part in PERCENTILES.items()
@@ -142,9 +144,9 @@ def _mean(samples: dict[int, dict[str, float]], name: str) -> float | None:
 
 
 def _ranges_by_width(model: Any, time_range: TimeRange, begin: int) -> Iterator[Any]:
-    """The rows since `begin`: the coarsest that fit, then finer ones where those end.
+    """Yield the rows since `begin`: the widest suitable buckets, then finer ones after their end.
 
-    A wide bucket is written when it's over; until then the finer ones tell of it.
+    A wide bucket is written only when it's over; until then finer buckets cover its time.
     """
     widths = sorted((w for w in RETENTION_BY_WIDTH if w <= time_range.width), reverse=True)
     edge = begin
@@ -169,7 +171,7 @@ def _narrowed(rows: Any, query: TrafficQuery, *, by_tenant: bool = False) -> Any
 
 
 def _largest(groups: dict[Any, dict[str, list[int]]]) -> dict[Any, dict[str, list[int]]]:
-    """Those with the most tokens; the rest added up."""
+    """Return the groups with the most tokens; the rest are added up under None."""
 
     def size(group: Any) -> int:
         line = groups[group]

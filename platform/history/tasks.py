@@ -1,4 +1,4 @@
-"""Celery's tasks of this app."""
+"""Celery tasks of this app."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @shared_task(name="history.write")
 def write() -> None:
-    """Write down what is over, and tell pages that are open."""
+    """Write past buckets to the database and notify open pages."""
     client = sync_client()
     try:
         if starts := write_history(client):
@@ -28,13 +28,13 @@ def write() -> None:
 
 @shared_task(name="history.forget")
 def forget() -> None:
-    """Remove what is kept no longer."""
+    """Remove rows whose retention has expired."""
     if removed := delete_expired() + forget_old_alerts():
         logger.debug("removed %d old samples and alerts", removed)
 
 
 @shared_task(name="history.alerts")
 def alerts() -> None:
-    """Look at the rules of alerts, and notify operators of what is new."""
+    """Check the rules of alerts and notify operators of new ones."""
     if num_open := check_rules():
         logger.info("%d alerts are open", num_open)

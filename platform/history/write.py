@@ -1,6 +1,6 @@
-"""Writing history down: buckets that are over, pools as they are, wider buckets from finer ones.
+"""Writes the history: past buckets, samples of the pools, and wider buckets from finer ones.
 
-Any number of workers may do it at once or again: a row that is there stays as it is.
+Several workers may do this at the same time or repeatedly: existing rows are left unchanged.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Key = tuple[int, str, str]
 
 
 def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
-    """Write all that is over and not yet written. Returns the starts of new buckets.
+    """Write all past buckets that aren't written yet. Returns the start times of new buckets.
 
-    Raises: redis.RedisError, DatabaseError; then the next time takes it up.
+    Raises: redis.RedisError, DatabaseError; the next call then continues.
     """
     now = time.time() if now is None else now
     prefix = settings.QUIRE.key_prefix
@@ -60,7 +60,7 @@ def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
 
 
 def delete_expired(now: float | None = None) -> int:
-    """Remove what is older than its width is kept, and return how many rows that were."""
+    """Remove rows older than the retention of their width; return their number."""
     now = time.time() if now is None else now
     removed = 0
     for model in (TrafficSample, PoolSample):
@@ -75,7 +75,7 @@ def _insert(model: type[Model], rows: Iterable[Model]) -> None:
 
 
 def _samples(start: int, fields: dict[bytes, bytes]) -> list[TrafficSample]:
-    """A bucket's rows: each series, and by model what all tenants together did."""
+    """Build a bucket's rows: one per series, and one per model for all tenants together."""
     rows: dict[Key, TrafficSample] = {}
     for (tenant, model, adapter), counts in read_counts(fields).items():
         for key in {(tenant, model, adapter), (0, model, "")}:
@@ -112,13 +112,13 @@ def _pools(start: int, beats: Iterable[Heartbeat]) -> list[PoolSample]:
         row.waiting += stats.num_requests_waiting
         row.blocks += stats.num_blocks
         row.active_blocks += active
-        # Of the cached ones some are in use too; those aren't only cache.
+        # Some cached blocks are also in use: count only those that aren't.
         row.cached_blocks += min(max(0, stats.num_cached_blocks - active), stats.num_free_blocks)
     return list(rows.values())
 
 
 def _roll_up(finer: int, wider: int, now: float) -> None:
-    """Make the wider buckets that are over and aren't there."""
+    """Create the past buckets of the wider width that don't exist yet."""
     end = start_of(now - MIN_WIDTH_S - GRACE_S, wider)
     for model, make in ((TrafficSample, _widen_traffic), (PoolSample, _widen_pools)):
         last = model._default_manager.filter(width=wider).aggregate(Max("start"))["start__max"]
