@@ -1,1 +1,1 @@
-"""Authentication of users with django-allauth: log-in, second factors, sign-on, sessions."""
+"""Authentication with django-allauth: login, second factors, single sign-on, sessions."""

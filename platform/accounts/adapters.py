@@ -1,4 +1,4 @@
-"""allauth's hooks for accounts, second factors and OpenID Connect."""
+"""django-allauth's adapters for accounts, second factors and OpenID Connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tenants.models import Membership, User
 
 
 class AccountAdapter(DefaultAccountAdapter):
-    """Accounts are made by operators, invitations and single sign-on, never by strangers."""
+    """Accounts are created by operators, invitations and single sign-on; there is no sign-up."""
 
     error_messages = {
         **DefaultAccountAdapter.error_messages,
@@ -32,31 +32,31 @@ class AccountAdapter(DefaultAccountAdapter):
     }
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
-        """Nobody signs up by themselves."""
+        """Return False: the sign-up form is closed."""
         return False
 
     def get_client_ip(self, request: HttpRequest) -> str:
-        """The address that the server saw; it reads a proxy's header where it's told to."""
-        return request.META.get("REMOTE_ADDR") or "0.0.0.0"  # noqa: S104 - nobody's address
+        """Return the client's address. The server has already applied trusted proxy headers."""
+        return request.META.get("REMOTE_ADDR") or "0.0.0.0"  # noqa: S104 - unknown address
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
-        """Count by name and address, so that nobody can lock another user out."""
+        """Count attempts by name and address, so that no one can lock another user out."""
         name = super()._get_login_attempts_cache_key(request, **credentials)
         return f"{name}@{self.get_client_ip(request)}"
 
     def set_password(self, user: User, password: str) -> None:
-        """Through the actions: sessions end, and the audit log says who did it."""
+        """Set the password with our action, which ends sessions and writes the audit log."""
         saved = actions.set_password(actor=user, user=user, password=password)
         user.password, user.session_epoch = saved.password, saved.session_epoch
 
     def send_mail(self, template_prefix: str, email: str, context: dict[str, Any]) -> None:
-        """Only where mail is set up."""
+        """Send a mail only if a mail server is configured."""
         if settings.QUIRE.smtp_url:
             super().send_mail(template_prefix, email, context)
 
 
 class SecondFactorAdapter(DefaultMFAAdapter):
-    """Secrets of authenticators are encrypted with a key that isn't in the database."""
+    """Encrypts authenticators' secrets with a key that isn't in the database."""
 
     def encrypt(self, text: str) -> str:
         """Encrypt a secret for the database."""
@@ -68,21 +68,22 @@ class SecondFactorAdapter(DefaultMFAAdapter):
 
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
-    """The provider's groups decide; whoever has no group that we know, and no tenant, stays out."""
+    """Grants access by the provider's groups: users without a known group or tenant are refused."""
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
-        """Whether somebody new may come in: their groups give them something."""
+        """Return whether a new user's groups grant any role."""
         return bool(roles_from_groups(groups_of(sociallogin), settings.QUIRE.oidc_roles))
 
     def is_auto_signup_allowed(self, request: HttpRequest, sociallogin: SocialLogin) -> bool:
-        """Never by a form: an address that somebody else has is left out, not asked for."""
+        """Return True: no sign-up form. An email address in use is left out, not asked for."""
         return True
 
     def authenticate_by_email(self, sociallogin: SocialLogin) -> Any:
-        """Somebody we know by a verified address. Staff and operators connect it themselves.
+        """Find the user by a verified email address. Staff and operators must connect their
+        identity themselves.
 
-        An account that another identity of the provider is connected with is that one's: whoever
-        has an invitation's link can make an account in somebody else's name, and wait for them.
+        An account already connected to another identity of the provider isn't used: anyone with an
+        invitation link could have created it with this person's address.
         """
         user_and_address = super().authenticate_by_email(sociallogin)
         if user_and_address is None:
@@ -94,7 +95,7 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
         return None if other.exclude(uid=account.uid).exists() else user_and_address
 
     def pre_social_login(self, request: HttpRequest, sociallogin: SocialLogin) -> None:
-        """Give somebody we know what their groups are worth today."""
+        """Apply the roles of a known user's current groups."""
         if sociallogin.state.get("process") == "connect":
             return
         if not sociallogin.is_existing:
@@ -113,11 +114,11 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
             store_refresh_token(sociallogin)
 
     def get_requests_session(self) -> ProviderSession:
-        """A session that obeys the egress rules."""
+        """Return a session that obeys the egress rules."""
         return ProviderSession()
 
     def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
-        """Somebody new, with what their groups are worth."""
+        """Create a user with the roles of their groups."""
         with transaction.atomic():
             user: User = super().save_user(request, sociallogin, form)
             changes = {"username": [None, user.username], "email": [None, user.email]}
@@ -131,11 +132,11 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
 
 def _is_email_in_use(sociallogin: SocialLogin) -> bool:
-    """Whether somebody here has this address, and we can't know that it's the same person."""
+    """Return whether the email address belongs to an account that may be another person's."""
     addresses = [address.email for address in sociallogin.email_addresses]
     return any(filter_users_by_email(address) for address in addresses)
 
 
 def groups_of(sociallogin: SocialLogin) -> set[str]:
-    """The groups that the provider names at a sign-in."""
+    """Return the groups that the provider named at sign-in."""
     return groups_in(sociallogin.account.extra_data)

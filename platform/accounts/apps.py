@@ -1,14 +1,14 @@
-"""The app of log-in, which adapts django-allauth."""
+"""The app of logins, which adapts django-allauth."""
 
 from django.apps import AppConfig
 
 
 class AccountsConfig(AppConfig):
-    """Log-in with django-allauth. It has no models of its own."""
+    """Login with django-allauth. This app has no models."""
 
     name = "accounts"
     verbose_name = "Accounts"
 
     def ready(self) -> None:
-        """Listen to what allauth does by itself."""
-        from accounts import reauthentication, signals  # noqa: F401 - they register by being imported
+        """Connect the signal receivers."""
+        from accounts import reauthentication, signals  # noqa: F401 - importing connects receivers

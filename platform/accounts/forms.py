@@ -1,4 +1,4 @@
-"""Codes of authenticator apps: taken a step late or early, and never twice."""
+"""One-time codes of authenticator apps: accepted one step early or late, and only once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from django.core.cache import cache
 
 
 def consume_code(authenticator: Authenticator, code: str) -> None:
-    """Raise ValidationError for a code that was used while it may still be accepted.
+    """Raise ValidationError for a code that was already used.
 
-    allauth forgets used codes after one step, though it accepts them for `TOTP_TOLERANCE` steps
-    more on both sides.
+    allauth remembers a used code for one step only, although it accepts codes for `TOTP_TOLERANCE`
+    more steps on both sides.
     """
     if authenticator.type != Authenticator.Type.TOTP:
         return
@@ -26,24 +26,24 @@ def consume_code(authenticator: Authenticator, code: str) -> None:
 
 
 class OneTimeCodeForm(AuthenticateForm):
-    """The second step of the login."""
+    """The second step of a login."""
 
     authenticator: Any
 
     def clean_code(self) -> str:
-        """The code, when it's right and new."""
+        """Return the code if it's valid and unused."""
         code = super().clean_code()
         consume_code(self.authenticator, code)
         return code
 
 
 class ReauthOneTimeCodeForm(ReauthenticateForm):
-    """The proof before something dangerous."""
+    """Confirms the user's identity before a sensitive action."""
 
     authenticator: Any
 
     def clean_code(self) -> str:
-        """The code, when it's right and new."""
+        """Return the code if it's valid and unused."""
         code = super().clean_code()
         consume_code(self.authenticator, code)
         return code

@@ -1,8 +1,8 @@
-"""Whether people who came by single sign-on still are in their groups.
+"""Checks that single sign-on users still belong to their groups.
 
-Groups are applied at each sign-in, but somebody who is let go doesn't sign in again. Where the
-provider gives a refresh token, workers ask it every few minutes, and what it says holds at once.
-Where it gives none, sessions end after `SESSION`, so that people sign in anew.
+Groups are applied at each sign-in, but someone who has left doesn't sign in again. If the provider
+issues a refresh token, workers query it every few minutes and apply its answer at once. Otherwise
+sessions end after `SESSION`, so that users must sign in again.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from tenants.models import User
 logger = logging.getLogger(__name__)
 
 PROVIDER = "sso"
-#: How long until groups are asked for again, and so how long somebody who was let go stays.
+#: Interval between checks of a user's groups: how long someone who has left may keep access.
 EVERY = timedelta(minutes=5)
-#: How long a session lasts whose person can't be asked for.
+#: Lifetime of the session of a user without a refresh token.
 SESSION = timedelta(hours=12)
-#: The scope that gives refresh tokens that outlive the session at the provider.
+#: The scope for refresh tokens that outlive the session at the provider.
 OFFLINE = "offline_access"
 TOKEN_PARTS = ("userinfo", "id_token")
 CHECK = "console.check_user"
-#: How often workers look whose time has come.
+#: Interval at which workers look for users whose check is due.
 POLL_INTERVAL_S = 60.0
 CHECKS_PER_S = 10
 MAX_CHECKS = int(CHECKS_PER_S * POLL_INTERVAL_S)
-#: What is wrong with one person; the provider has answered.
+#: Errors about a single user; the provider itself has answered.
 _ABOUT_ONE = (OAuth2Error, QuireError, ValueError, KeyError)
-#: A provider that doesn't answer is left in peace: its people keep what they have meanwhile.
+#: Pauses requests to a provider that doesn't answer; its users keep their roles meanwhile.
 breaker = CircuitBreaker("identity")
 
 
 def groups_in(data: dict[str, Any]) -> set[str]:
-    """The groups that the provider names, in the id token or the user's own data."""
+    """Return the groups in the ID token and the user info."""
     groups: set[str] = set()
     for part in TOKEN_PARTS:
         named = (data.get(part) or {}).get(settings.QUIRE.oidc_groups_claim)
@@ -74,7 +74,7 @@ def groups_in(data: dict[str, Any]) -> set[str]:
 
 
 def store_refresh_token(sociallogin: SocialLogin) -> None:
-    """Keep what the provider can be asked with again, encrypted. For an account that is saved."""
+    """Store the encrypted refresh token. The account must have been saved."""
     secret = sociallogin.token.token_secret if sociallogin.token else ""
     SocialToken.objects.filter(account=sociallogin.account).delete()
     if secret:
@@ -87,14 +87,14 @@ def store_refresh_token(sociallogin: SocialLogin) -> None:
 
 @receiver(user_logged_in, dispatch_uid="accounts.group_sync")
 def _bound_session(request: HttpRequest, user: User, **details: Any) -> None:
-    """End the session by itself where there is no refresh token."""
+    """Limit the session's lifetime if there is no refresh token."""
     login = details.get("sociallogin")
     if login is not None and not SocialToken.objects.filter(account=login.account).exists():
         request.session.set_expiry(timezone.now() + SESSION)
 
 
 def check_due_users() -> int:
-    """Have workers ask for those whose time has come, as many as they can until the next call."""
+    """Queue the checks that are due, at most as many as fit before the next call."""
     due = [] if breaker.is_open else list(_due().values_list("pk", flat=True)[:MAX_CHECKS])
     for pk in due:
         send_task_best_effort(CHECK, pk, expires=POLL_INTERVAL_S)
@@ -102,12 +102,12 @@ def check_due_users() -> int:
 
 
 def check_user(pk: int) -> None:
-    """Ask for the person of a token, if their time has come and the provider answers. May block."""
+    """Check the user of a token if that is due and the provider is available. May block."""
     token = _due().filter(pk=pk).first()
     if token is None or breaker.is_open:
         return
     mine = SocialToken.objects.filter(pk=pk, expires_at=token.expires_at)
-    if not mine.update(expires_at=timezone.now() + EVERY):  # another worker asks
+    if not mine.update(expires_at=timezone.now() + EVERY):  # another worker has claimed it
         return
     breaker.attempt()
     try:
@@ -128,7 +128,7 @@ def _check(token: SocialToken) -> None:
     account: SocialAccount = token.account
     try:
         secret = _box().decrypt(token.token_secret.encode()).decode()
-    except InvalidToken:  # the secret key was replaced
+    except InvalidToken:  # the secret key was replaced: the token can't be decrypted
         _sign_out(token)
         return
     provider = OpenIDConnectOAuth2Adapter(None, PROVIDER)
@@ -152,7 +152,7 @@ def _check(token: SocialToken) -> None:
 
 
 def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, Any] | None:
-    """New tokens; None when the provider takes this one no more. Raises RequestException."""
+    """Return new tokens; None if the provider has revoked this one. Raises RequestException."""
     app = provider.get_provider().app
     form = {"grant_type": "refresh_token", "refresh_token": secret}
     auth = (app.client_id, app.secret) if provider.basic_auth else None
@@ -170,7 +170,7 @@ def _refreshed(provider: OpenIDConnectOAuth2Adapter, secret: str) -> dict[str, A
 
 
 def _user_info(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> dict[str, Any]:
-    """The provider's current claims about the user, by their source."""
+    """Return the provider's current claims about the user, by source."""
     data = {"userinfo": provider._fetch_user_info(answer["access_token"])}
     if signed := answer.get("id_token"):
         provider.did_fetch_access_token = True
@@ -179,9 +179,10 @@ def _user_info(provider: OpenIDConnectOAuth2Adapter, answer: dict[str, Any]) -> 
 
 
 def _provider_lists_groups(account: SocialAccount, data: dict[str, Any]) -> bool:
-    """Whether no groups means none: they are named where they were at the sign-in.
+    """Return whether missing groups mean that the user has none: the answer includes a source that
+    contained groups at sign-in.
 
-    Some providers put them into the id token alone, and send none when they are asked again.
+    Some providers put groups only into the ID token, and omit it when tokens are refreshed.
     """
     claim = settings.QUIRE.oidc_groups_claim
     parts = {part for part in TOKEN_PARTS if claim in (account.extra_data.get(part) or {})}
@@ -189,10 +190,10 @@ def _provider_lists_groups(account: SocialAccount, data: dict[str, Any]) -> bool
 
 
 def _handle_revoked(token: SocialToken) -> None:
-    """The provider takes the token no more: the person was let go, or it only ended by time.
+    """Handle a token that the provider rejects: the user has left, or the token has expired.
 
-    Tokens for offline access end with the right to come. Others end with the session at the
-    provider: then the person signs in anew, and that says what their groups are.
+    Offline tokens only end with the user's access. Others also end with the session at the
+    provider: the user then signs in again, which updates their groups.
     """
     user = token.account.user
     app = get_adapter().get_app(None, provider=PROVIDER)
@@ -216,16 +217,16 @@ def _box() -> Any:
     return fernet_for("sign-on tokens")
 
 
-# The provider's discovery document names its other URLs, so those are untrusted too: their hosts
+# The provider's discovery document names its other URLs, so these are untrusted too: their hosts
 # are resolved once and must be public (or in `QUIRE_EGRESS_NETWORKS`), and redirects aren't
 # followed.
 
-#: Where a provider may run beside this process, when the operator has named it so.
+#: Allowed loopback hosts of a provider, if the operator has configured one of them as the issuer.
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class ProviderSession(requests.Session):
-    """Raises `requests.RequestException` for what may not be asked, too."""
+    """A session that also raises `requests.RequestException` for forbidden addresses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,7 +236,7 @@ class ProviderSession(requests.Session):
         self.request = timed  # type: ignore[method-assign]
 
     def get_adapter(self, url: str | bytes) -> HTTPAdapter:
-        """An adapter that connects to the checked address."""
+        """Return an adapter that connects to the checked address."""
         try:
             target = check_url(str(url))
             local = target.host in LOOPBACK and target.host in _issuers()
@@ -246,26 +247,26 @@ class ProviderSession(requests.Session):
 
 
 def _issuers() -> set[str]:
-    """Hosts of the providers that the operator has named."""
+    """Return the hosts of the issuers that the operator has configured."""
     apps: list[dict[str, Any]] = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"]
     return {urlsplit(app["settings"]["server_url"]).hostname or "" for app in apps}
 
 
 class _Pinned(HTTPAdapter):
-    """Connects to a checked address; the name is for the certificate and the `Host` header."""
+    """Connects to a checked address; the host name is used for TLS and the `Host` header."""
 
     def __init__(self, target: Target, address: Address | str) -> None:
         self._target, self._address = target, str(address)
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """The certificate is the name's."""
+        """Verify the certificate against the host name."""
         if self._target.scheme == "https":
             kwargs |= {"server_hostname": self._target.host, "assert_hostname": self._target.host}
         super().init_poolmanager(*args, **kwargs)
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> Any:
-        """Send with the address in place of the name."""
+        """Send the request to the address instead of the host name."""
         parts = urlsplit(str(request.url))
         request.headers["Host"] = parts.netloc
         host = f"[{self._address}]" if ":" in self._address else self._address

@@ -1,4 +1,4 @@
-"""Invitations by mail."""
+"""Mails of invitations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def mail_invitation(invitation: Invitation, link: str) -> bool:
-    """Whether the link is on its way: mail may be off, or its server away."""
+    """Mail a link; return False if mail is disabled or its server can't be reached."""
     if not settings.QUIRE.smtp_url:
         return False
     inviter = invitation.created_by

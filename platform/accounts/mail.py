@@ -1,6 +1,7 @@
 """Mail settings from a single URL.
 
-Pages hand mails to a worker (`accounts.mail_backend`), so that nobody waits for a mail server.
+Web processes hand mails to a worker (`accounts.mail_backend`), so no request waits for a mail
+server.
 """
 
 from urllib.parse import unquote, urlsplit
@@ -10,9 +11,9 @@ TIMEOUT_S = 10
 
 
 def mail_settings(url: str, sender: str) -> dict[str, object]:
-    """Django's settings for `smtp://user:password@host:port`; nothing is sent without a URL.
+    """Return Django's settings for `smtp://user:password@host:port`; without a URL no mail is sent.
 
-    `smtps://` speaks TLS from the start, `smtp+starttls://` asks for it.
+    `smtps://` uses TLS from the start, `smtp+starttls://` uses STARTTLS.
     """
     if not url:
         return {"EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend"}

@@ -1,4 +1,4 @@
-"""Django's mail, handed to a worker: a request is answered before a mail server is asked."""
+"""Django mail backend that hands mails to a worker, so that no request waits for their delivery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELDS = ("subject", "body", "from_email", "to", "cc", "bcc", "reply_to")
 
 
 class QueuedBackend(BaseEmailBackend):
-    """Puts mails into the queue. Raises OSError when that can't be reached."""
+    """Puts mails into the task queue. Raises OSError if the queue can't be reached."""
 
     def send_messages(self, email_messages: Sequence[EmailMessage]) -> int:
         """Queue messages; return their number."""
@@ -33,9 +33,9 @@ class QueuedBackend(BaseEmailBackend):
 
 
 def packed(message: EmailMessage) -> str:
-    """A mail as a task's argument: encrypted, for it may hold a link that lets somebody in.
+    """Serialize a mail for a task, encrypted because it may contain a login link.
 
-    Raises: TypeError for attachments, which nothing of ours sends.
+    Raises: TypeError for attachments, which Quire's mails never have.
     """
     if message.attachments:
         raise TypeError("Mails with attachments can't be queued.")
@@ -47,7 +47,7 @@ def packed(message: EmailMessage) -> str:
 
 
 def unpacked(text: str) -> EmailMultiAlternatives:
-    """The mail of a task's argument. Raises cryptography's InvalidToken."""
+    """Deserialize a task's mail. Raises cryptography's InvalidToken."""
     values = json.loads(fernet_for("mail").decrypt(text.encode()))
     values["alternatives"] = [(content, kind) for content, kind in values["alternatives"]]
     return EmailMultiAlternatives(**values, connection=get_connection(SMTP))

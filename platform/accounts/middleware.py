@@ -1,4 +1,4 @@
-"""Second factors that a role asks for; log-in while Redis is away, or after too many attempts."""
+"""Middleware for required second factors, and for logins without Redis or after many attempts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from common.errors import PermissionDenied
 from inference.errors import error_response
 from tenants.sessions import needs_second_factor
 
-#: What somebody reaches who has yet to set one up: their account, and the way out.
+#: Paths open to a user who must still set up a second factor: their account, and the logout.
 OPEN = ("/account/", "/login/", "/logout/", "/static/", "/invitation/")
-#: Seconds after which it may be asked again, by status, where the answer doesn't say.
+#: Status -> default `Retry-After` in seconds.
 AGAIN_S = {429: 60, 503: 1}
 
 
 class IdentityMiddleware:
-    """The last of them all: below it are only views, which are synchronous anyway."""
+    """The innermost middleware. It is synchronous, as are the views below it."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Send whoever lacks a second factor to where they set one up."""
+        """Redirect users who lack a required second factor to the page to set one up."""
         user = request.user
         if (
             not request.path_info.startswith(OPEN)
@@ -46,7 +46,7 @@ class IdentityMiddleware:
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        """Attempts at logging in are counted in Redis: without it nobody is let in."""
+        """Answer 503 without Redis: it counts login attempts, so no login is possible."""
         if isinstance(error, redis.RedisError):
             return render(request, "503.html", status=503)
         return None

@@ -1,4 +1,4 @@
-"""Dangerous acts ask for the password again when the last time is a while ago."""
+"""Sensitive actions require a recent login or confirmation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _record_login(request: HttpRequest, **_: object) -> None:
 
 
 def is_recently_authenticated(request: HttpRequest) -> bool:
-    """Whether the session's user has logged in, or confirmed it, within the last minutes.
+    """Return whether the session's user logged in or confirmed their identity recently.
 
-    Users without a password and second factor (single sign-on) can't confirm it here.
+    Users without a password or second factor (single sign-on) can't confirm it, so True for them.
     """
     user: Any = request.user
     moments = [request.session.get(SESSION_KEY) or 0.0]
@@ -39,7 +39,7 @@ def is_recently_authenticated(request: HttpRequest) -> bool:
 def reauthentication_required(
     view: Callable[..., HttpResponseBase],
 ) -> Callable[..., HttpResponseBase]:
-    """Require a recent login for a POST, which is repeated once the user has logged in again."""
+    """Require a recent login for a POST, which is repeated after the user has confirmed it."""
 
     @wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:

@@ -1,15 +1,15 @@
-"""Settings of django-allauth, and of an identity provider."""
+"""Settings of django-allauth, and of the identity provider."""
 
 from __future__ import annotations
 
 from common.settings import QuireSettings
 
-#: Wrong passwords from one address in five minutes, whatever the names.
+#: Minimum limit of failed logins per address in five minutes, for all names together.
 ADDRESS_ATTEMPTS = 40
 
 
 def identity_settings(settings: QuireSettings) -> dict[str, object]:
-    """All of them by their names."""
+    """Return the settings by name."""
     attempts = settings.login_attempts
     return {
         "ACCOUNT_ADAPTER": "accounts.adapters.AccountAdapter",
@@ -20,8 +20,7 @@ def identity_settings(settings: QuireSettings) -> dict[str, object]:
         "ACCOUNT_LOGOUT_REDIRECT_URL": "login",
         "ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS": False,
         "ACCOUNT_LOGIN_ON_PASSWORD_RESET": False,
-        # Guessing passwords: so many wrong ones for a name from an address, and from an address
-        # for all names together, then a pause.
+        # Against password guessing: limits of failed logins per address, and per name and address.
         "ACCOUNT_RATE_LIMITS": {
             "login": "120/m/ip",
             "login_failed": f"{max(ADDRESS_ATTEMPTS, attempts)}/5m/ip,{attempts}/5m/key",
@@ -30,20 +29,20 @@ def identity_settings(settings: QuireSettings) -> dict[str, object]:
         "MFA_SUPPORTED_TYPES": ["totp", "webauthn", "recovery_codes"],
         "MFA_RECOVERY_CODES_SHOW_ONCE": True,
         "MFA_TOTP_ISSUER": "Quire",
-        # RFC 6238, 5.2: codes are typed in near the end of their 30 seconds, and clocks differ.
+        # RFC 6238, 5.2: users type codes near the end of their 30 seconds, and clocks differ.
         "MFA_TOTP_TOLERANCE": 1,
         "MFA_FORMS": {
             "authenticate": "accounts.forms.OneTimeCodeForm",
             "reauthenticate": "accounts.forms.ReauthOneTimeCodeForm",
         },
         "MFA_ALLOW_UNVERIFIED_EMAIL": True,
-        # Without TLS browsers offer security keys on localhost alone.
+        # Without TLS, browsers support security keys only on localhost.
         "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN": settings.tls == "off",
         "SOCIALACCOUNT_ADAPTER": "accounts.adapters.SocialAccountAdapter",
         "SOCIALACCOUNT_AUTO_SIGNUP": True,
         "SOCIALACCOUNT_EMAIL_AUTHENTICATION": True,
         "SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT": True,
-        # A form's redirect to the provider would not pass the pages' own policy.
+        # The pages' Content-Security-Policy would block a form that redirects to the provider.
         "SOCIALACCOUNT_LOGIN_ON_GET": True,
         "SOCIALACCOUNT_STORE_TOKENS": False,
         "SOCIALACCOUNT_PROVIDERS": {

@@ -1,4 +1,4 @@
-"""Audit rows for what allauth does by itself: second factors, connected accounts, log-ins."""
+"""Audit entries for allauth's own actions: second factors, connected accounts, logins."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def _logged_in(user: User, **_: object) -> None:
 
 @receiver(post_save, sender=Authenticator, dispatch_uid="accounts.audit")
 def _added(instance: Authenticator, created: bool, **_: object) -> None:
-    """Write the audit row, in the same transaction."""
+    """Write the audit entry in the same transaction."""
     if created:
         _log_event(instance.user, "second_factor.add", type=instance.type)
 
 
 @receiver(post_delete, sender=Authenticator, dispatch_uid="accounts.audit")
 def _removed(instance: Authenticator, origin: object, **_: object) -> None:
-    if not isinstance(origin, User):  # who is deleted takes theirs along
+    if not isinstance(origin, User):  # not if it is deleted along with its user
         _log_event(instance.user, "second_factor.remove", type=instance.type)
 
 

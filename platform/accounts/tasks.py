@@ -1,4 +1,4 @@
-"""Celery tasks of accounts."""
+"""Celery tasks of this app."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 
 @shared_task(name="console.sign_on")
 def sign_on() -> None:
-    """Look for people who came by single sign-on and are to be asked for again."""
+    """Queue the group checks of single sign-on users that are due."""
     if due := group_sync.check_due_users():
         logger.debug("the identity provider is asked for %d people", due)
 
 
 @shared_task(name=group_sync.CHECK, rate_limit=f"{group_sync.CHECKS_PER_S}/s")
 def check_user(pk: int) -> None:
-    """See whether somebody who came by single sign-on still is in their groups."""
+    """Check whether a single sign-on user still belongs to their groups."""
     group_sync.check_user(pk)
 
 
 @shared_task(name="accounts.clear_sessions")
 def clear_sessions() -> None:
-    """Remove sessions that have expired, and what people are shown of them."""
+    """Remove expired sessions and their entries in users' session lists."""
     expired = Session.objects.filter(expire_date__lt=timezone.now())
     if removed := delete_in_batches(expired):
         logger.info("removed %d expired sessions", removed)
@@ -42,7 +42,7 @@ def clear_sessions() -> None:
     delete_in_batches(UserSession.objects.exclude(session_key__in=sessions))
 
 
-#: Seconds until the first try again; each later one waits twice as long, half an hour at most.
+#: Delay before the first retry in seconds; it doubles up to the maximum.
 RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_ATTEMPTS = 5, 1800, 12
 
 
@@ -55,5 +55,5 @@ RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_ATTEMPTS = 5, 1800, 12
     max_retries=MAX_ATTEMPTS,
 )
 def send_mail(task: Any, text: str) -> None:
-    """Send a mail; while its server is away, again and again for some hours."""
+    """Send a mail; retry for some hours while the mail server can't be reached."""
     unpacked(text).send()

@@ -1,4 +1,4 @@
-"""Log-in, passwords, second factors, sessions, single sign-on. No page signs strangers up."""
+"""Login, passwords, second factors, sessions, single sign-on. There is no sign-up page."""
 
 from allauth.account import views as account
 from django.urls import include, path, re_path

@@ -1,4 +1,4 @@
-"""Pages of accounts: an invitation's link, a forgotten password, the end of a session."""
+"""Pages of accounts: accept an invitation, reset a password, end a session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tenants.audit import log_action
 
 
 class JoinForm(forms.Form):
-    """A name and a password for somebody new."""
+    """Username and password of a new user."""
 
     username = forms.CharField(
         max_length=150, widget=forms.TextInput(attrs={"class": "input", "autocomplete": "username"})
@@ -44,7 +44,7 @@ class JoinForm(forms.Form):
 @sensitive_post_parameters("password")
 @never_cache
 def invitation(request: HttpRequest, token: str) -> HttpResponse:
-    """Anybody who has the link; it works once."""
+    """Accept an invitation; anyone with the link can, once."""
     user: Any = request.user
     form = JoinForm(request.POST if request.method == "POST" and user.is_anonymous else None)
     try:
@@ -66,7 +66,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def password_reset(request: HttpRequest) -> HttpResponse:
-    """allauth's page; without a mail server, what to do instead."""
+    """Show allauth's page, or without a mail server, what to do instead."""
     if settings.QUIRE.smtp_url:
         return reset_by_mail(request)
     return render(request, "account/password_reset_by_operator.html")
@@ -75,7 +75,7 @@ def password_reset(request: HttpRequest) -> HttpResponse:
 @require_POST
 @login_required
 def end_session(request: HttpRequest, pk: int) -> HttpResponse:
-    """End it; its sockets end within two seconds. Raises Http404 for somebody else's."""
+    """End a session; its sockets close within two seconds. Raises Http404 for another user's."""
     user: Any = request.user
     session = UserSession.objects.filter(user=user, pk=pk).first()
     if session is None:

@@ -16,7 +16,7 @@ from tenants.cli import add_role_option, find_tenant
 
 
 class Command(QuireCommand):
-    """Invite somebody into a tenant."""
+    """Invite a person into a tenant."""
 
     help = (
         "Invite a user to a tenant and print the link once. The link works once, for a week. "
@@ -36,7 +36,7 @@ class Command(QuireCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Make, mail and print it."""
+        """Create, mail and print the invitation."""
         base = options["url"] or instance_url(settings.DATA_DIR)
         if not base.startswith(("http://", "https://")):
             raise CommandError("Name --url: no instance runs in this data dir.")
