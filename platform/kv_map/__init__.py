@@ -1,1 +1,1 @@
-"""The KV map: a replica's blocks as they are now, for whom they may be shown to."""
+"""The KV map: a live view of a replica's KV blocks, limited to what the viewer may see."""

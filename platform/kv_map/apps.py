@@ -4,7 +4,7 @@ from django.apps import AppConfig
 
 
 class KvMapConfig(AppConfig):
-    """The map of a replica's KV blocks: no models."""
+    """The map of a replica's KV blocks. This app has no models."""
 
     name = "kv_map"
     verbose_name = "KV map"

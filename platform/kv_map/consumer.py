@@ -1,8 +1,8 @@
 """`KvConsumer`: the KV map's WebSocket, `/ws/kv/`.
 
-The page says once what it looks at: `{"replica": ID, "tenant": SLUG or ""}`, and again when that
-changes. Frames are those of `kv_map.state`, ten a second at most; one that the page has no time
-for is left out, and a whole one follows.
+The page sends `{"replica": ID, "tenant": SLUG or ""}` to choose what it shows, and again to change
+it. It receives the frames of `kv_map.state`, at most ten a second; frames that a slow page can't
+take are merged into the next one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kv_map.state import BlockView, Mirror
 
 NOT_FOUND = 4404
 FRAME_S = 0.1
-#: Blocks that a page is told at once as it opens, and the pause before the next of them: ten
-#: thousand in one piece would hold up every answer of this process.
+#: Blocks per frame when a page opens, and the pause in seconds before the next frame: sending ten
+#: thousand at once would delay every response of this process.
 SLICE, SLICE_S = 1000, 0.01
-#: How often it's asked again whether the viewer may still look.
+#: Interval between checks whether the viewer still has access.
 RECHECK_S = 2.0
 
 
 class KvConsumer(SessionConsumer):
-    """The socket of one page, which shows one replica."""
+    """The WebSocket of one page, which shows one replica."""
 
     max_frame_chars = 1000
     max_bad_frames = 1
@@ -50,7 +50,7 @@ class KvConsumer(SessionConsumer):
         self._showing = asyncio.create_task(self._show(replica, tenant))
 
     async def send_error(self, error: QuireError) -> None:
-        """Nothing: all that this page takes is frames, and the close code tells it enough."""
+        """Send nothing: the page only handles frames, and the close code is enough for it."""
 
     async def _stop(self) -> None:
         if self._showing is not None:
@@ -59,7 +59,7 @@ class KvConsumer(SessionConsumer):
             self._showing = None
 
     async def _show(self, replica: str, tenant: str) -> None:
-        """Frames until it's cancelled, or the viewer may look no more."""
+        """Send frames until cancelled or until the viewer loses access."""
         try:
             sight = await run_in_db_thread(access_block_view, self.user, replica, tenant)
             view = View(sight)
@@ -87,7 +87,7 @@ class KvConsumer(SessionConsumer):
 
 
 class View:
-    """Changes since the viewer's last frame; frames that can't be sent are merged."""
+    """The changes since the viewer's last frame, merged until they can be sent."""
 
     def __init__(self, sight: BlockView) -> None:
         self._sight = sight
@@ -95,11 +95,11 @@ class View:
         self._evicted = 0
         self._news = asyncio.Event()
         self._is_started = False
-        #: Blocks that a page which began doesn't know yet.
+        #: Blocks that a newly opened page hasn't received yet.
         self.pending_blocks: list[int] = []
 
     def hear(self, mirror: Mirror, changed: set[int] | None, evicted: int) -> None:
-        """The hub has a frame."""
+        """Called by the hub with each frame."""
         if changed is None:
             self._is_started = False
         else:
@@ -108,7 +108,7 @@ class View:
         self._news.set()
 
     async def news(self, wait_s: float) -> None:
-        """Wait for a frame, for at most so long."""
+        """Wait for a frame, at most `wait_s` seconds."""
         if self.pending_blocks:
             return
         try:
@@ -117,7 +117,7 @@ class View:
             return
 
     def next_frame(self, mirror: Mirror) -> dict[str, Any] | None:
-        """The next frame to send, or None."""
+        """Return the next frame to send, or None."""
         if mirror.frame is None or not (self.pending_blocks or self._news.is_set()):
             return None
         if not self._is_started:
@@ -133,6 +133,6 @@ class View:
         return self._sight.delta(mirror, changed, evicted)
 
     def _slice(self) -> list[int]:
-        """The next of those that are left."""
+        """Remove and return the next pending blocks."""
         blocks, self.pending_blocks = self.pending_blocks[:SLICE], self.pending_blocks[SLICE:]
         return blocks

@@ -1,7 +1,7 @@
-"""Subscribes to replicas' block maps, once a process and replica, for all who look at them.
+"""Subscribes to replicas' block maps, once per process and replica, for all viewers.
 
-A replica tells of its blocks only while `watch_key` is there, and it's renewed only while somebody
-looks.
+A replica publishes its blocks only while `watch_key` exists, and the key is renewed only while
+there are viewers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 RETRY_S = 1.0
-#: A whole frame that was asked for comes within a heartbeat. Else the replica took the question for
-#: an old one: the count begins anew when nobody looked for a while.
+#: Seconds to wait for a requested full frame, which normally arrives within a heartbeat. If it
+#: doesn't, the replica took the request for an old one: the key's counter restarts when it expires.
 PATIENCE_S = 3.0
-#: Blocks of a whole frame that are taken in before requests have their turn.
+#: Blocks of a full frame that are processed before other tasks of the event loop run.
 SLICE = 1000
 
-#: Called with the mirror and what changed; None: everything may have.
+#: Called with the mirror, the changed blocks (None: all may have changed), and the evicted count.
 Listener = Callable[[Mirror, set[int] | None, int], None]
 
 
 class Watch:
-    """A replica's frames, for its listeners."""
+    """Receives a replica's frames for its listeners."""
 
     def __init__(self, replica_id: str) -> None:
         prefix = settings.QUIRE.key_prefix
@@ -81,7 +81,7 @@ class Watch:
                 await self._ask(redis, again=False)
 
     async def _ask(self, redis: Redis, *, again: bool) -> None:
-        """Go on looking. `again`: begin with a whole frame."""
+        """Renew the subscription. `again`: request a full frame."""
         if again:
             self._asked_at = asyncio.get_running_loop().time()
         if again or not await redis.expire(self._key, WATCH_TTL_S):
@@ -91,7 +91,7 @@ class Watch:
                 await pipe.execute()
 
     async def _apply_frame(self, data: bytes) -> bool:
-        """False for a frame that doesn't follow the one before."""
+        """Apply a frame; return False if a full frame must be requested."""
         try:
             frame: KVMapFrame = decode_frame(data)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -102,7 +102,7 @@ class Watch:
         if frame.whole:
             await self._begin(frame)
         elif (changed := self.mirror.apply_frame(frame)) is None:
-            # Frames of a run that began before we looked: the whole one is on its way.
+            # Frames of a run that began before we subscribed: the full frame is on its way.
             waited = asyncio.get_running_loop().time() - self._asked_at
             return not began and waited < PATIENCE_S
         for listener in list(self.listeners):
@@ -110,7 +110,7 @@ class Watch:
         return True
 
     async def _begin(self, frame: KVMapFrame) -> None:
-        """All of a pool's blocks, a few at a time. Until then the mirror stays as it was."""
+        """Apply a full frame in slices; the mirror only changes at the end."""
         cells: Cells = {}
         for start in range(0, len(frame.blocks), SLICE):
             cells |= cells_of(frame, frame.blocks[start : start + SLICE])
@@ -119,13 +119,13 @@ class Watch:
 
 
 class BlockHub:
-    """This process's watches, of one event loop."""
+    """This process's watches, by event loop and replica."""
 
     def __init__(self) -> None:
         self._watches: dict[tuple[int, str], Watch] = {}
 
     def join(self, replica_id: str, listener: Listener) -> Mirror:
-        """Hear of a replica's blocks from now on; what is known of them already."""
+        """Subscribe to a replica's blocks; return the current mirror."""
         loop = asyncio.get_running_loop()
         name = (id(loop), replica_id)
         watch = self._watches.get(name)
@@ -136,7 +136,7 @@ class BlockHub:
         return watch.mirror
 
     def leave(self, replica_id: str, listener: Listener) -> None:
-        """Hear no more. The last one to leave ends the watch."""
+        """Unsubscribe. The watch ends with its last listener."""
         name = (id(asyncio.get_running_loop()), replica_id)
         watch = self._watches.get(name)
         if watch is None:

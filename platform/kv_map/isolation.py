@@ -1,8 +1,8 @@
-"""Proof, on the running system, that one tenant's cached prompts are no other's.
+"""A check on the running system that tenants don't share cached prompts.
 
-A text that nobody has sent is asked by one tenant, twice, and by another, twice, as any request of
-theirs: by limits, ledger and engine. The first tenant's second request finds it cached; the
-other's first one must not.
+One tenant sends a new random text twice, then another tenant sends it twice. The requests are
+ordinary ones: they go through limits, ledger and engine. The first tenant's second request must hit
+the cache; the other tenant's first request must not.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tenants.authentication import Caller, caller_for_user
 from tenants.models import Role, Tenant, User
 
 ENDPOINT = "isolation"
-#: Of the text: long enough for several blocks, short enough for a small model.
+#: Length of the text: enough for several blocks, short enough for a small model.
 WORDS = 120
-#: With several replicas the requests may meet different ones, which proves nothing: try again.
+#: With several replicas the requests may reach different ones, which proves nothing: try again.
 ATTEMPTS = 4
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-#: What stands for a second tenant where somebody has only one.
+#: Display name of the second tenant if the user has only one.
 UNUSED_NAMESPACE = "an unused namespace"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A request of the proof."""
+    """A request of the check."""
 
     who: str
     request_id: str
@@ -48,12 +48,12 @@ class Step:
     replica: str
 
     def to_json(self) -> dict[str, Any]:
-        """The step as JSON."""
+        """Return the step as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def can_run_isolation_check(user: User | Actor, tenant: Tenant | None) -> bool:
-    """Operators anywhere, admins and owners in their tenant."""
+    """Return whether the user is an operator, or an admin or owner of the tenant."""
     actor = to_actor(user)
     if actor.is_operator:
         return True
@@ -62,12 +62,14 @@ def can_run_isolation_check(user: User | Actor, tenant: Tenant | None) -> bool:
 
 
 def generates(beat: Heartbeat) -> bool:
-    """Whether the replica's model can be asked."""
+    """Return whether the replica's model generates text."""
     return GENERATE in beat.model.tasks
 
 
 def check_prover(user: User | Actor, *slugs: str) -> None:
-    """Raise `NotFound` for a stranger to any of these tenants, `PermissionDenied` for no admin."""
+    """Raise `NotFound` for a tenant that the user has no access to, and `PermissionDenied` unless
+    they are an admin of each.
+    """
     for slug in slugs:
         tenant = access_tenant(user, slug)
         require_role(to_actor(user), tenant, Role.ADMIN)
@@ -76,13 +78,13 @@ def check_prover(user: User | Actor, *slugs: str) -> None:
 
 
 async def run_isolation_check(user: User, *, tenant: str, other: str, model: str) -> dict[str, Any]:
-    """Run the proof; what came of it. `check_prover` has said that the user may.
+    """Run the check and return its steps and verdict. Call `check_prover` first.
 
     Args:
-        tenant: who asks first. other: who asks for the same then; "" for a namespace that is
-            nobody's, asked and billed as the first one's.
+        tenant: sends the text first. other: sends it afterwards; "" for an unused cache namespace,
+            whose requests are sent and billed as those of `tenant`.
 
-    Raises: what the API refuses or fails with.
+    Raises: the errors of ordinary requests.
     """
     first = await caller_for_user(user, tenant)
     if other and other != tenant:
@@ -104,7 +106,7 @@ async def run_isolation_check(user: User, *, tenant: str, other: str, model: str
 
 
 def _verdict(steps: list[Step]) -> dict[str, Any]:
-    """The verdict of the four requests."""
+    """Return the verdict on the four requests."""
     _, again, other_tenant, other_tenant_again = steps
     if len({step.replica for step in steps[:3]}) > 1:
         text = "The requests reached different replicas, which share no cache. Try again."
@@ -128,12 +130,12 @@ def _verdict(steps: list[Step]) -> dict[str, Any]:
 
 
 def _capitalize(text: str) -> str:
-    """The text with a capital first letter."""
+    """Return the text with a capital first letter."""
     return text[0].upper() + text[1:]
 
 
 def _random_text() -> str:
-    """Words that nobody has sent before."""
+    """Return random words, which can't be in any cache."""
     return " ".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(WORDS))
 
 

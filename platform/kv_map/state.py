@@ -1,7 +1,7 @@
-"""A mirror of a replica's KV blocks, and the views that operators and tenants get of it.
+"""A mirror of a replica's KV blocks, and the views of it for operators and tenants.
 
-Operators see all blocks. Tenants see their own blocks under slot numbers of their own, since block
-ids would reveal what others have cached; of all other blocks they see only the total.
+Operators see all blocks. Tenants see only their own, numbered by slots of the view instead of block
+ids, which would reveal what other tenants have cached; of other blocks they see only the total.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Cells = dict[int, Cell]
 
 @dataclass(slots=True)
 class Mirror:
-    """All blocks that were ever used; the others are free and empty. `frame`: the last one."""
+    """All blocks that were ever used; other blocks are free and empty. `frame`: the latest one."""
 
     cells: Cells = field(default_factory=dict)
     frame: KVMapFrame | None = None
@@ -51,7 +51,7 @@ class Mirror:
         return set(cells)
 
     def follows(self, frame: KVMapFrame) -> bool:
-        """Whether a frame directly follows the last one."""
+        """Return whether a frame directly follows the last one."""
         last = self.frame
         return (
             last is not None
@@ -64,13 +64,13 @@ class Mirror:
         self.frame, self.cells = frame, cells
 
     def tenant(self, name: str) -> TenantBlocks | None:
-        """A tenant's counts in the last frame."""
+        """Return a tenant's counts in the last frame."""
         tenants = self.frame.tenants if self.frame is not None else []
         return next((tenant for tenant in tenants if tenant.name == name), None)
 
 
 def cells_of(frame: KVMapFrame, states: Iterable[KVMapBlock]) -> Cells:
-    """Blocks of a frame by block id."""
+    """Return the blocks of a frame by block id."""
     words = frame.words
     return {
         state.block_id: Cell(
@@ -90,23 +90,23 @@ VisibleBlocks = dict[str, Any]
 
 
 class BlockView(Protocol):
-    """View of the blocks for one viewer."""
+    """The blocks as one viewer sees them."""
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
-        """The blocks that the viewer may see."""
+        """Return the ids of the blocks that the viewer may see."""
 
     def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
-        """A full frame of all visible blocks, or of `blocks`; the rest follows as deltas.
+        """Return a full frame of all visible blocks, or of `blocks` if the rest follows as deltas.
 
-        Raises: ValueError if `mirror` has had no frame yet.
+        Raises: ValueError if `mirror` has received no frame yet.
         """
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
-        """The changes among `changed` blocks; None if nothing visible changed."""
+        """Return the visible changes among `changed` blocks; None if there are none."""
 
 
 class OperatorBlockView:
-    """All blocks."""
+    """Shows all blocks."""
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
         return list(mirror.cells)
@@ -138,7 +138,7 @@ class OperatorBlockView:
 
 
 class TenantBlockView:
-    """The blocks of one tenant."""
+    """Shows the blocks of one tenant."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
@@ -147,7 +147,7 @@ class TenantBlockView:
         self._last: Any = None
 
     def visible_blocks(self, mirror: Mirror) -> list[int]:
-        """The tenant's blocks only, so that the sizes of frames reveal nothing of others."""
+        """Return only the tenant's blocks, so that frame sizes reveal nothing about others."""
         return sorted(block_id for block_id, cell in mirror.cells.items() if self._owns(cell))
 
     def full_frame(self, mirror: Mirror, blocks: Iterable[int] | None = None) -> VisibleBlocks:
@@ -160,7 +160,7 @@ class TenantBlockView:
         return {**frame_json, "whole": True, "evicted": 0}
 
     def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> VisibleBlocks | None:
-        """Changed and removed blocks of the tenant; `evicted` counts only its own."""
+        """Return changed and removed blocks of the tenant; `evicted` counts only its own."""
         frame_json = self._frame_json(mirror, changed)
         seen = (frame_json["tenants"], frame_json["num_cells"])
         if not frame_json["blocks"] and not frame_json["gone"] and seen == self._last:
@@ -197,7 +197,7 @@ class TenantBlockView:
         return cell.owner == self._tenant and bool(cell.refs or cell.cached)
 
     def _slot(self, block_id: int) -> int:
-        """The viewer's slot of a block; a new block gets the lowest free slot."""
+        """Return the viewer's slot of a block; a new block gets the lowest free slot."""
         slot = self._slots.get(block_id)
         if slot is None:
             slot = heapq.heappop(self._vacant) if self._vacant else len(self._slots)
@@ -206,8 +206,8 @@ class TenantBlockView:
 
 
 def _cells(cells: Iterable[tuple[int, Cell]]) -> VisibleBlocks:
-    """Blocks as [number, refs, cached, owner, users, adapter, tier, media]; the last five index
-    words.
+    """Return blocks as [number, refs, cached, owner, users, adapter, tier, media]; the last five
+    are indices into `words`.
     """
     words: dict[str, int] = {}
     blocks = [
@@ -231,5 +231,5 @@ def _tenant(blocks: TenantBlocks) -> VisibleBlocks:
 
 
 def _without_recent_cache(blocks: TenantBlocks) -> VisibleBlocks:
-    """A tenant's counts without `free`, which its cells show already."""
+    """Return a tenant's counts without `free`, which can be counted from its cells."""
     return {name: value for name, value in _tenant(blocks).items() if name != "free"}

@@ -1,4 +1,4 @@
-"""Replicas' KV blocks, and the proof of isolation, in the management API."""
+"""Replicas' KV blocks and the isolation check in the management API, and the page of the KV map."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tenants.sessions import UserRequest
 
 
 class BlockMapViewSet(ManagementViewSet):
-    """A replica's KV blocks as they are now."""
+    """The current KV blocks of a replica."""
 
     queryset = Replica.objects.none()
     serializer_class = serializers.Serializer
@@ -53,9 +53,9 @@ class BlockMapViewSet(ManagementViewSet):
         ],
     )
     def retrieve(self, request: Request, replica: str) -> Response:
-        """Each block as [number, references, cached, owner, requests, adapter, tier, media], the
-        last five as places in `words`. A tenant sees its own blocks, and of the rest how many there
-        are.
+        """Each block as [number, references, cached, owner, requests, adapter, tier, media]; the
+        last five are indices into `words`. A tenant sees its own blocks and the total number of
+        others.
         """
         tenant = request.query_params.get("tenant", "")
         try:
@@ -66,7 +66,7 @@ class BlockMapViewSet(ManagementViewSet):
 
 
 class IsolationCheckSerializer(serializers.Serializer):
-    """The first and the second tenant; without `other` an unused namespace."""
+    """The first and the second tenant; without `other`, an unused namespace."""
 
     tenant = serializers.CharField(max_length=63)
     other = serializers.CharField(max_length=63, required=False, allow_blank=True, default="")
@@ -74,11 +74,11 @@ class IsolationCheckSerializer(serializers.Serializer):
 
 
 class IsolationCheckViewSet(ManagementViewSet):
-    """Proof, on the running system, that one tenant's cached prompts are no other's."""
+    """A check on the running system that tenants don't share cached prompts."""
 
     queryset = Replica.objects.none()
     serializer_class = IsolationCheckSerializer
-    # It changes nothing, and asks for no more than the playground does.
+    # It changes nothing and needs no more rights than the playground.
     permission_classes = (IsAuthenticated,)
     filter_backends = ()
 
@@ -87,8 +87,9 @@ class IsolationCheckViewSet(ManagementViewSet):
 
     @extend_schema(request=IsolationCheckSerializer, responses={200: OpenApiTypes.OBJECT})
     def create(self, request: Request) -> Response:
-        """A new text is asked twice by one tenant and twice by another; the answer has what each
-        found cached, with timings. For operators, and admins of both tenants, in person.
+        """Send a new text twice as one tenant and twice as another; the response has the cached
+        tokens and timings of each request. For operators, and for admins of both tenants, logged
+        in.
         """
         values = self.validate_body(IsolationCheckSerializer)
         user = self.actor.user
@@ -104,7 +105,7 @@ class IsolationCheckViewSet(ManagementViewSet):
 @never_cache
 @login_required
 def kv_map(request: UserRequest) -> HttpResponse:
-    """The page of a replica's blocks; its frames come over a socket."""
+    """The page of a replica's blocks; frames arrive over a WebSocket."""
     user = request.user
     operator = to_actor(user).is_operator
     context: dict[str, Any] = {"operator": operator, "socket_path": mounted("/ws/kv/")}
