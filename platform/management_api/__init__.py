@@ -1,1 +1,1 @@
-"""The management API below `/api/`: what the console does, for programs. Django REST framework."""
+"""The management API below `/api/`: the console's functions for programs, with DRF."""

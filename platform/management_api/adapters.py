@@ -1,4 +1,4 @@
-"""Adapters in the management API: uploads in pieces, versions, names, and who answered."""
+"""Adapters in the management API: chunked uploads, versions, aliases, and a request's digest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHUNK = 1 << 16
 
 
 class RawBodyParser(BaseParser):
-    """A piece of a file: read by the view, bit by bit."""
+    """Leaves the body, a chunk of a file, to the view, which reads it in small parts."""
 
     media_type = "application/octet-stream"
 
@@ -41,7 +41,7 @@ class RawBodyParser(BaseParser):
 
 
 def find_model(tenant: Tenant | None, name: str) -> ServedModel:
-    """A model that the tenant may use. Raises `NotFound`."""
+    """Return a model that the tenant may use. Raises `NotFound`."""
     rows = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     model = rows.filter(name=name).first()
     if model is None:
@@ -50,7 +50,7 @@ def find_model(tenant: Tenant | None, name: str) -> ServedModel:
 
 
 class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """A tenant's adapters and those shared with it. Members add versions, admins take them live."""
+    """A tenant's adapters and those shared with it. Members add versions; admins promote them."""
 
     queryset = Adapter.objects.all()
     serializer_class = serializers.AdapterSerializer
@@ -58,7 +58,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     @property
     def owner(self) -> Tenant | None:
-        """Owner of adapters that are created here; None for shared ones."""
+        """Owner of new adapters; None for shared ones."""
         return self.tenant
 
     def get_visible_queryset(self) -> QuerySet[Adapter]:
@@ -69,8 +69,8 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         responses={201: serializers.AdapterVersionSerializer},
     )
     def create(self, request: Request, **where: Any) -> Response:
-        """A version from the hub, or for operators from a folder of the server's. It's checked by
-        a worker. Files of one's own are uploaded.
+        """Add a version from the hub, or, for operators, from a folder on the server. A worker
+        validates it. Use the uploads for local files.
         """
         owner = self.owner
         values = self.validate_body(serializers.AdapterCreateSerializer)
@@ -139,7 +139,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     )
     @action(detail=True, methods=["delete"], url_path=r"aliases/(?P<name>[A-Za-z0-9._@/-]{1,100})")
     def alias(self, request: Request, pk: str, name: str, **where: Any) -> Response:
-        """Take a name away."""
+        """Delete an alias."""
         alias_row = access.access_alias(self.actor, self.row(), name)
         actions.delete_alias(actor=self.actor, alias=alias_row)
         return Response(status=status.HTTP_204_NO_CONTENT)
@@ -185,7 +185,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
     def version_action(
         self, request: Request, pk: str, number: str, operation: str, **where: Any
     ) -> Response:
-        """Check a version once more, or keep it from being promoted."""
+        """Revalidate a version, or retire it so that it can't be promoted."""
         version_row = access.access_version(self.actor, self.row(), int(number))
         doing = actions.revalidate_version if operation == "check" else actions.retire_version
         return self._version(doing(actor=self.actor, version=version_row))
@@ -198,7 +198,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
         return Response(serializers.AdapterAliasSerializer(alias).data)
 
     def get_serializer_context(self) -> dict[str, Any]:
-        """Add `operator`: only operators see paths on the server."""
+        """Add `operator`: only operators may see paths on the server."""
         context = dict(super().get_serializer_context())
         if getattr(self, "swagger_fake_view", False):
             return context
@@ -206,7 +206,7 @@ class AdapterViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
 
 class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """Files under way, in pieces: what a dropped connection lost is sent again from `offset` on."""
+    """Uploads in chunks. After a lost connection, resume at the file's `offset`."""
 
     queryset = AdapterUpload.objects.all()
     serializer_class = serializers.AdapterUploadSerializer
@@ -227,7 +227,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
         responses={201: serializers.AdapterUploadSerializer},
     )
     def create(self, request: Request, **where: Any) -> Response:
-        """Announce an adapter's files with their bytes."""
+        """Announce the files of an adapter with their sizes in bytes."""
         owner, values = self.owner, self.validate_body(serializers.AdapterUploadCreateSerializer)
         model = find_model(owner, values.pop("model"))
         upload = actions.begin_upload(
@@ -241,7 +241,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, **where: Any) -> Response:
-        """Give it up."""
+        """Cancel the upload."""
         actions.cancel_upload(actor=self.actor, upload=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
@@ -255,7 +255,7 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
     )
     @action(detail=True, methods=["patch"], url_path=r"files/(?P<file>[^/]{1,200})")
     def piece(self, request: Request, file: str, **where: Any) -> Response:
-        """Append bytes to a file. 409 with `Upload-Offset` when they begin at the wrong place."""
+        """Append bytes to a file. 409 with `Upload-Offset` if they don't start at its end."""
         upload = self.row()
         offset = request.META.get("HTTP_UPLOAD_OFFSET", "")
         if not (offset.isascii() and offset.isdigit() and len(offset) < 16):
@@ -275,13 +275,13 @@ class AdapterUploadViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Ten
     @extend_schema(request=None, responses={201: serializers.AdapterVersionSerializer})
     @action(detail=True, methods=["post"])
     def finish(self, request: Request, **where: Any) -> Response:
-        """All bytes are there: make a version, which a worker checks."""
+        """Create a version from the complete upload; a worker validates it."""
         version = actions.finish_upload(actor=self.actor, upload=self.row())
         return Response(serializers.AdapterVersionSerializer(version).data, status.HTTP_201_CREATED)
 
 
 class SharedAdapterViewSet(AdapterViewSet):
-    """Adapters that all who may use their model share. For operators."""
+    """Adapters shared with all users of their model. For operators."""
 
     @property
     def owner(self) -> Tenant | None:
@@ -297,7 +297,7 @@ class SharedAdapterUploadViewSet(AdapterUploadViewSet):
 
 
 class RequestStoryViewSet(TenantMixin):
-    """A request's ledger row, by its id."""
+    """The ledger entry of a request, by its id."""
 
     queryset = UsageEntry.objects.all()
     serializer_class = serializers.RequestSerializer
@@ -308,7 +308,7 @@ class RequestStoryViewSet(TenantMixin):
         return UsageEntry.objects.none()
 
     def retrieve(self, request: Request, tenant: str, request_id: str) -> Response:
-        """Which model, adapter and digest answered it, and what it used."""
+        """The model, adapter and digest that answered the request, and its usage."""
         entry = access_request(self.actor, self.tenant, request_id)
         return Response(serializers.RequestSerializer(entry).data)
 

@@ -1,10 +1,10 @@
-"""REST for what the console does."""
+"""The app of the management API."""
 
 from django.apps import AppConfig
 
 
 class ManagementApiConfig(AppConfig):
-    """REST for what the console does: no models."""
+    """REST API for the console's functions. This app has no models."""
 
     name = "management_api"
     verbose_name = "Management API"

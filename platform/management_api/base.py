@@ -36,10 +36,10 @@ class ApiKeyUser:
 
 
 class ManagementKeyAuthentication(BaseAuthentication):
-    """`Authorization: Bearer sk-quire-...`, or `x-api-key`."""
+    """Authenticates `Authorization: Bearer sk-quire-...` or `x-api-key`."""
 
     def authenticate(self, request: Request) -> tuple[ApiKeyUser, Actor] | None:
-        """The key as an actor; None without one. Raises 401, 403 and 429 errors."""
+        """Return the key as an actor; None without a key. Raises 401, 403 and 429 errors."""
         header = get_authorization_header(request).decode("latin1") or None
         x_api_key = request.META.get("HTTP_X_API_KEY")
         if header is None and x_api_key is None:
@@ -56,15 +56,15 @@ class ManagementKeyAuthentication(BaseAuthentication):
         return ApiKeyUser(key), key_actor(key)
 
     def authenticate_header(self, request: Request) -> str:
-        """Value of `WWW-Authenticate`."""
+        """Return the value of `WWW-Authenticate`."""
         return 'Bearer realm="quire"'
 
 
 class RequiresRecentLogin(BasePermission):
-    """Changes by a session require a recent login; API keys don't."""
+    """Requires a recent login for changes made with a session, but not for API keys."""
 
     def has_permission(self, request: Request, view: Any) -> bool:
-        """Raises: `PermissionDenied` with the code `recent_authentication_required`."""
+        """Raises `PermissionDenied` with the code `recent_authentication_required`."""
         if request.method in SAFE_METHODS or isinstance(request.auth, Actor):
             return True
         if not is_recently_authenticated(request):
@@ -76,21 +76,21 @@ class RequiresRecentLogin(BasePermission):
 
 
 def get_actor(request: Request) -> Actor:
-    """The actor of a request."""
+    """Return the actor of a request."""
     if isinstance(request.auth, Actor):
         return request.auth
     return to_actor(cast(User, request.user))
 
 
-#: Largest primary key.
+#: Maximum value of a primary key.
 MAX_ID = 2**63 - 1
 
 
 def row_number(column: str) -> filters.NumberFilter:
-    """A filter by a foreign key that doesn't look the other row up.
+    """Return a filter by foreign key that doesn't look up the related row.
 
-    django-filter's own does: 400 for a missing row but an empty list for another tenant's would
-    reveal which ids exist.
+    django-filter's own filter does: its 400 for a missing row, but an empty list for another
+    tenant's row, would reveal which ids exist.
     """
     return filters.NumberFilter(
         field_name=column, min_value=1, max_value=MAX_ID, decimal_places=0, max_digits=19
@@ -98,7 +98,7 @@ def row_number(column: str) -> filters.NumberFilter:
 
 
 class KeyFilter(filters.FilterSet):
-    """Keys by name, and by the service account that holds the key."""
+    """Filters keys by name and by the service account that holds them."""
 
     service_account = row_number("service_account_id")
 
@@ -108,7 +108,7 @@ class KeyFilter(filters.FilterSet):
 
 
 class BudgetFilter(filters.FilterSet):
-    """Budgets by key, model and period."""
+    """Filters budgets by key, model and period."""
 
     api_key = row_number("api_key_id")
 
@@ -118,18 +118,18 @@ class BudgetFilter(filters.FilterSet):
 
 
 class ManagementPagination(LimitOffsetPagination):
-    """`?limit=` (50, at most 500) and `?offset=`."""
+    """Pagination with `?limit=` (default 50, at most 500) and `?offset=`."""
 
     default_limit = 50
     max_limit = 500
 
     def get_limit(self, request: Request) -> int:
-        """The page size, at most `max_limit`. Raises: `InvalidRequest`."""
+        """Return the page size, at most `max_limit`. Raises: `InvalidRequest`."""
         limit = _number(request, "limit", self.default_limit, low=1)
         return min(limit, self.max_limit)
 
     def get_offset(self, request: Request) -> int:
-        """The offset. Raises: `InvalidRequest`."""
+        """Return the offset. Raises: `InvalidRequest`."""
         return _number(request, "offset", 0, low=0)
 
 
@@ -148,13 +148,13 @@ logger = logging.getLogger(__name__)
 
 
 class ManagementThrottle(ScopedRateThrottle):
-    """Limits calls per minute of a user or key.
+    """Limits calls per minute by user or key.
 
-    Without Redis nobody is counted: whoever must revoke a key can't wait for it.
+    Without Redis there is no limit: revoking a key must not have to wait for Redis.
     """
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        """Whether it's not too often."""
+        """Return whether the call is within the limit."""
         try:
             return bool(super().allow_request(request, view))
         except RedisError as error:

@@ -21,10 +21,10 @@ from tenants.access import access_key
 
 
 class PriceSerializer(serializers.ModelSerializer):
-    """Prices of a model from a time on, in decimals: of a million tokens, an image and a minute of
-    audio.
+    """Prices of a model from a point in time on, as decimals: per million tokens, per image and per
+    minute of audio.
 
-    `warning`: of one that was just set, that no model or adapter is called so today; else "".
+    `warning`: after setting a price, that no model or adapter has this name today; otherwise "".
     """
 
     warning = serializers.SerializerMethodField()
@@ -34,12 +34,12 @@ class PriceSerializer(serializers.ModelSerializer):
         fields = ("id", "model", "valid_from", *PRICE_FIELDS, "warning")
 
     def get_warning(self, price: Price) -> str:
-        """A warning for the operator who sets it; others must not learn names of adapters."""
+        """Warn only the operator who sets it: adapter names must stay hidden from others."""
         return unknown_name_warning(price.model, self.context.get("known_names", (price.model,)))
 
 
 class PriceCreateSerializer(serializers.Serializer):
-    """Decimals as text; `valid_from` is now by default."""
+    """Prices are decimals as text; `valid_from` defaults to now."""
 
     model = serializers.CharField(max_length=200)
     valid_from = serializers.DateTimeField(required=False, allow_null=True)
@@ -51,10 +51,10 @@ class PriceCreateSerializer(serializers.Serializer):
 
 
 class _BudgetList(serializers.ListSerializer):
-    """Budgets of one tenant: their counters are read at once."""
+    """A tenant's budgets, whose counters are read together."""
 
     def to_representation(self, data: Any) -> list[Any]:
-        """Read the counters of all rows at once."""
+        """Read the counters of all rows at once, then serialize them."""
         rows = list(data)
         cast(dict[str, Any], self.context)["states"] = {
             state.budget.pk: state for state in states_of(rows)
@@ -63,9 +63,9 @@ class _BudgetList(serializers.ListSerializer):
 
 
 class BudgetSerializer(serializers.ModelSerializer):
-    """A budget with what is spent of it in the present period.
+    """A budget with its spending in the current period.
 
-    `warning`: "", or that no model or adapter of the tenant's is called so today.
+    `warning`: that no model or adapter of the tenant has this name today; otherwise "".
     """
 
     key = serializers.IntegerField(source="api_key_id", read_only=True)
@@ -84,10 +84,10 @@ class BudgetSerializer(serializers.ModelSerializer):
         )
 
     def to_representation(self, instance: Budget) -> dict[str, Any]:
-        """The row, and its counters."""
+        """Return the row and its counters."""
         states = self.context.get("states", {})
         state = states.get(instance.pk) or states_of([instance])[0]
-        if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
+        if "known_names" not in self.context:  # once per response, whose rows are one tenant's
             cast(dict[str, Any], self.context)["known_names"] = names_for(instance.tenant)
         return {
             **{name: getattr(instance, name) for name in ("id", "model", "period", "tokens")},
@@ -103,7 +103,7 @@ class BudgetSerializer(serializers.ModelSerializer):
 
 
 class BudgetCreateSerializer(serializers.Serializer):
-    """One for the same key, model and period is changed. `key`: its id; null for all of them."""
+    """Replaces a budget with the same key, model and period. `key`: its id; null for all keys."""
 
     key = serializers.IntegerField(required=False, allow_null=True, default=None)
     model = serializers.CharField(required=False, allow_blank=True, default="", max_length=200)
@@ -114,7 +114,7 @@ class BudgetCreateSerializer(serializers.Serializer):
 
 
 class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """Prices of what one may use, each model's newest first. Operators see and set all."""
+    """Prices of the available models, newest first for each. Operators see and set all prices."""
 
     queryset = Price.objects.all()
     serializer_class = PriceSerializer
@@ -132,13 +132,13 @@ class PriceViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementV
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Delete a price by which nothing was billed."""
+        """Delete a price that nothing was billed at."""
         actions.delete_price(actor=self.actor, price=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class BudgetViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """A tenant's budgets. Operators set the tenant's, its admins those of its keys."""
+    """A tenant's budgets. Operators set the tenant's, and its admins those of its keys."""
 
     queryset = Budget.objects.all()
     serializer_class = BudgetSerializer
@@ -149,7 +149,7 @@ class BudgetViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
     @extend_schema(request=BudgetCreateSerializer, responses={201: BudgetSerializer})
     def create(self, request: Request, tenant: str) -> Response:
-        """Set or change one."""
+        """Create or change a budget."""
         where, values = self.tenant, self.validate_body(BudgetCreateSerializer)
         named = values.pop("key")
         key = None if named is None else access_key(self.actor, where, named)

@@ -23,7 +23,7 @@ from tenants.models import Tenant
 
 
 class McpServerSerializer(serializers.ModelSerializer):
-    """An MCP server. `tools`: those that may run, as of the last successful test."""
+    """An MCP server. `tools`: the approved ones, as of the last successful test."""
 
     tenants: serializers.SlugRelatedField[Tenant] = serializers.SlugRelatedField(
         "slug", many=True, read_only=True
@@ -36,7 +36,7 @@ class McpServerSerializer(serializers.ModelSerializer):
 
 
 class McpServerSetSerializer(serializers.Serializer):
-    """Fields to set; what is left out stays. A new server needs a URL."""
+    """Fields to set; omitted ones stay unchanged. A new server needs a URL."""
 
     url = serializers.CharField(max_length=2000, required=False, help_text=FIELDS["url"])
     authorization = serializers.CharField(
@@ -62,9 +62,9 @@ class McpServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Managem
 
     @extend_schema(request=McpServerSetSerializer, responses=McpServerSerializer)
     def update(self, request: Request, name: str) -> Response:
-        """Add a server, or change what is named. Its tools run once it was tested."""
+        """Add a server or change the given fields. Its tools may run once it has been tested."""
         values = self.validate_body(McpServerSetSerializer)
-        access_mcp_servers(self.actor)  # before names of tenants are looked up
+        access_mcp_servers(self.actor)  # check permissions before looking up tenants by name
         if (slugs := values.pop("tenants", None)) is not None:
             values["tenants"] = [access_tenant(self.actor, slug) for slug in slugs]
         server = set_mcp_server(actor=self.actor, name=name, **values)
@@ -79,6 +79,6 @@ class McpServerViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Managem
     @extend_schema(request=None, responses=McpServerSerializer)
     @action(detail=True, methods=["post"])
     def test(self, request: Request, name: str) -> Response:
-        """List its tools, and allow them as they are."""
+        """List the server's tools and approve them in their current form."""
         server = check_mcp_server(actor=self.actor, server=self.row())
         return Response(McpServerSerializer(server).data)

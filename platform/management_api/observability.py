@@ -38,7 +38,7 @@ STRETCH = OpenApiParameter("range", str, enum=list(RANGES), description="Time ra
 
 
 class TrafficReportViewSet(ManagementViewSet):
-    """Figures, of which there is one page."""
+    """Figures without pagination."""
 
     serializer_class = serializers.Serializer
     pagination_class = None
@@ -50,7 +50,7 @@ class OverviewViewSet(TrafficReportViewSet):
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE])
     def list(self, request: Request) -> Response:
-        """The models that a tenant may use with their states, and the load of their replicas."""
+        """States of the models that a tenant may use, and the load of their replicas."""
         try:
             return Response(overview_of(self.actor, request.query_params.get("tenant")))
         except redis.RedisError as error:
@@ -71,16 +71,16 @@ class TrafficHistoryViewSet(TrafficReportViewSet):
         ],
     )
     def list(self, request: Request) -> Response:
-        """Requests, tokens, percentiles of times, pools: each as one value a point of `at`."""
+        """Requests, tokens, latency percentiles and KV pools; one value for each point in `at`."""
         return Response(get_traffic_history(self.actor, _asked(request)))
 
 
 class FairnessViewSet(TrafficReportViewSet):
-    """Service by tenant against its weight."""
+    """Tenants' service relative to their weights."""
 
     @extend_schema(responses={200: OpenApiTypes.OBJECT}, parameters=[WHOSE, STRETCH])
     def list(self, request: Request) -> Response:
-        """Computed tokens over time. A tenant sees its own, and all others as one."""
+        """Computed tokens over time. A tenant sees its own, and the sum of all others."""
         return Response(get_fairness(self.actor, _asked(request)))
 
 
@@ -89,7 +89,7 @@ def _asked(request: Request) -> dict[str, Any]:
 
 
 class RequestEntrySerializer(serializers.ModelSerializer):
-    """A request in a list. `id` is the ledger's; `request_id` is its `x-request-id`."""
+    """A request in a list. `id` is the ledger's id; `request_id` is the `x-request-id`."""
 
     id = serializers.CharField(source="request_id")
     request_id = serializers.CharField(source="header_id")
@@ -107,7 +107,7 @@ class RequestEntrySerializer(serializers.ModelSerializer):
 
 
 class RequestFilter(filters.FilterSet):
-    """By tenant, key, person, model, status and time; `id`: any id that a client has seen."""
+    """Filters by tenant, key, user, model, status and time; `id`: any id that a client received."""
 
     id = filters.CharFilter(method="by_id")
     status = filters.CharFilter(method="by_status", help_text="429, 2xx, 4xx, 5xx or refused.")
@@ -122,18 +122,18 @@ class RequestFilter(filters.FilterSet):
         fields = ("model", "endpoint", "adapter", "code")
 
     def by_id(self, rows: QuerySet[RequestEntry], name: str, value: str) -> QuerySet[RequestEntry]:
-        """Any of its ids."""
+        """Filter by any of the request's ids."""
         return rows.filter(called(value))
 
     def by_status(
         self, rows: QuerySet[RequestEntry], name: str, value: str
     ) -> QuerySet[RequestEntry]:
-        """A status, or a class of them. Raises `InvalidRequest`."""
+        """Filter by a status or a class of statuses. Raises `InvalidRequest`."""
         return of_status(rows, value)
 
 
 class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
-    """Requests of the tenants that one belongs to, newest first; of all for operators."""
+    """Requests of the user's tenants, newest first; operators see all."""
 
     queryset = RequestEntry.objects.all()
     serializer_class = RequestEntrySerializer
@@ -149,10 +149,10 @@ class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
         parameters=[OpenApiParameter("id", str, "path", description="Any id a client has seen.")],
     )
     def retrieve(self, request: Request, id: str) -> Response:
-        """All that is known of one: its limits, queue, chunks, replicas, tokens over time, price.
+        """Details of a request: limits, queue, chunks, replicas, tokens over time, price.
 
-        What was asked and answered is there where the tenant keeps it, for admins, owners and
-        whoever asked.
+        The prompt and the answer are included if the tenant stores them; only for admins, owners
+        and the user who sent the request.
         """
         entry = access_request_entry(self.actor, id)
         fields: dict[str, Any] = dict(RequestEntrySerializer(entry).data)
@@ -160,16 +160,16 @@ class RequestEntryViewSet(mixins.ListModelMixin, ManagementViewSet):
 
 
 class SavedViewSerializer(serializers.ModelSerializer):
-    """A saved view of the list of requests. `query`: filters and order of the page's address."""
+    """A saved view of the request list. `query`: filters and order as in the page's URL."""
 
     class Meta:
         model = SavedSearch
         fields = ("id", "name", "query")
-        validators = ()  # a view of the same name is replaced
+        validators = ()  # a view with the same name is replaced
 
 
 class SavedViewViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """Saved views of the list of requests: those of the person, or of the key's holder."""
+    """Saved views of the request list, of the user or of the key's holder."""
 
     queryset = SavedSearch.objects.all()
     serializer_class = SavedViewSerializer
@@ -177,7 +177,7 @@ class SavedViewViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Managem
 
     @property
     def person(self) -> User:
-        """Raises `PermissionDenied` for a key that no person holds."""
+        """Return the user. Raises `PermissionDenied` for a key without a user."""
         if self.actor.user is None:
             raise PermissionDenied("Saved views are a person's, and nobody holds this key.")
         return self.actor.user
@@ -186,7 +186,7 @@ class SavedViewViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Managem
         return access_searches(self.person)
 
     def create(self, request: Request) -> Response:
-        """Save a view, or replace the one of this name."""
+        """Save a view, replacing one with the same name."""
         row = save_search(actor=self.person, **self.validate_body(SavedViewSerializer))
         return Response(SavedViewSerializer(row).data, status=status.HTTP_201_CREATED)
 
@@ -198,7 +198,7 @@ class SavedViewViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Managem
 
 
 class SettingSerializer(serializers.Serializer):
-    """A setting; for secrets `value` says whether it is set."""
+    """A setting; for a secret, `value` only says whether it is set."""
 
     name = serializers.CharField()
     group = serializers.CharField()
@@ -210,14 +210,14 @@ class SettingSerializer(serializers.Serializer):
 
 
 class SettingViewSet(ManagementViewSet):
-    """Settings of the gateway that answers. For operators."""
+    """Settings of the gateway that responds. For operators."""
 
-    queryset = ServedModel.objects.none()  # it has no rows
+    queryset = ServedModel.objects.none()  # there are no rows; DRF requires a queryset
     serializer_class = SettingSerializer
     pagination_class = None
 
     @extend_schema(responses=SettingSerializer(many=True))
     def list(self, request: Request) -> Response:
-        """All of them, with their values and where these came from."""
+        """All settings with their values and sources."""
         require_operator(self.actor)
         return Response(SettingSerializer(in_force(), many=True).data)

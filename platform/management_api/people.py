@@ -39,7 +39,7 @@ from tenants.models import AuditEntry, Tenant, User
 
 
 class ManagementViewSet(GenericViewSet):
-    """Base of viewsets: authentication, throttling, look-up of rows."""
+    """Base class of the viewsets: authentication, throttling, row lookup."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
     permission_classes: Sequence[type[BasePermission]] = (IsAuthenticated, RequiresRecentLogin)
@@ -48,7 +48,7 @@ class ManagementViewSet(GenericViewSet):
     pagination_class: type[BasePagination] | None = ManagementPagination
     filter_backends: Sequence[type[BaseFilterBackend]] = (filters.DjangoFilterBackend,)
     lookup_value_regex = r"[0-9]{1,18}"
-    #: For the document alone; rows come from `get_visible_queryset`.
+    #: Only for the OpenAPI document; rows come from `get_visible_queryset`.
     queryset: Any = None
 
     @property
@@ -57,22 +57,22 @@ class ManagementViewSet(GenericViewSet):
         return get_actor(self.request)
 
     def get_queryset(self) -> QuerySet[Any]:
-        """Rows that the actor may see. Raises `NotFound` for a stranger."""
+        """Rows that the actor may see. Raises `NotFound` for a tenant they have no access to."""
         if getattr(self, "swagger_fake_view", False):
             return self.queryset.model.objects.none()
         return self.get_visible_queryset()
 
     def get_visible_queryset(self) -> QuerySet[Any]:
-        """Rows that the actor may see; each viewset defines it."""
+        """Rows that the actor may see; defined by each viewset."""
         raise NotImplementedError
 
     def validate_body(self, shape: type[Serializer]) -> dict[str, Any]:
-        """The body, checked."""
+        """Return the validated body."""
         return self.validated(shape(data=self.request.data))
 
     def validated(self, serializer: Serializer) -> dict[str, Any]:
-        """Validated data of a serializer. Raises `InvalidRequest` for an unknown field: a misspelt
-        limit must not be ignored.
+        """Return a serializer's validated data. Raises `InvalidRequest` for an unknown field,
+        because a misspelt limit must not be ignored.
         """
         data: Any = self.request.data
         for name in sorted(set(data) - set(serializer.fields)) if isinstance(data, Mapping) else ():
@@ -81,7 +81,7 @@ class ManagementViewSet(GenericViewSet):
         return dict(serializer.validated_data)
 
     def row(self) -> Any:
-        """The row that is named, among those that the actor may see. Raises `NotFound`."""
+        """Return the requested row if the actor may see it. Raises `NotFound`."""
         rows = self.get_queryset().filter(**{self.lookup_field: self.kwargs[self.lookup_field]})
         row = rows.first()
         if row is None:
@@ -89,21 +89,21 @@ class ManagementViewSet(GenericViewSet):
         return row
 
     def get_object(self) -> Any:
-        """`row()`, under the name that Django REST framework uses."""
+        """Return `row()`; this is DRF's name for it."""
         return self.row()
 
 
 class TenantMixin(ManagementViewSet):
-    """Below `/api/tenants/<tenant>/`."""
+    """Base class of the viewsets below `/api/tenants/<tenant>/`."""
 
     @property
     def tenant(self) -> Tenant:
-        """Raises `NotFound` for a stranger's."""
+        """The tenant in the path. Raises `NotFound` if the actor has no access to it."""
         return access.access_tenant(self.actor, self.kwargs["tenant"])
 
 
 class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """People who log in. For operators."""
+    """Users. For operators."""
 
     queryset = User.objects.all()
     serializer_class = serializers.UserSerializer
@@ -148,7 +148,7 @@ class UserViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementVi
 
 
 class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """A tenant's people. Admins change them, up to their own role."""
+    """Members of a tenant. Admins change members up to their own role."""
 
     queryset = access.Membership.objects.all()
     serializer_class = serializers.MemberSerializer
@@ -161,7 +161,7 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         request=serializers.MemberCreateSerializer, responses={201: serializers.MemberSerializer}
     )
     def create(self, request: Request, tenant: str) -> Response:
-        """Add somebody who has an account: operators' to do. Others invite."""
+        """Add a user who has an account. For operators; others send invitations."""
         where = self.tenant
         require_operator(self.actor)
         values = self.validate_body(serializers.MemberCreateSerializer)
@@ -175,7 +175,7 @@ class MemberViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
     @extend_schema(request=serializers.RoleSerializer, responses=serializers.MemberSerializer)
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
-        """Change the role; a lower one ends sessions, sockets and keys."""
+        """Change a member's role. A lower role ends sessions and sockets and revokes keys."""
         values = self.validate_body(serializers.RoleSerializer)
         saved = actions.change_role(actor=self.actor, membership=self.row(), **values)
         return Response(serializers.MemberSerializer(saved).data)
@@ -202,7 +202,7 @@ class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Tenant
         responses={201: serializers.InvitationWithLinkSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
-        """A link for somebody, mailed where mail is set up."""
+        """Create an invitation link; it is mailed if a mail server is configured."""
         where = self.tenant
         values = self.validate_body(serializers.InvitationSerializer)
         created = actions.invite(actor=self.actor, tenant=where, **values)
@@ -219,7 +219,7 @@ class InvitationViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Tenant
 
 
 class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """A tenant's programs. Admins change them."""
+    """A tenant's service accounts. Admins change them."""
 
     queryset = access.ServiceAccount.objects.all()
     serializer_class = serializers.ServiceAccountSerializer
@@ -233,7 +233,7 @@ class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Te
         responses={201: serializers.ServiceAccountSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
-        """A program that keys can be made for."""
+        """Create a service account, which can hold keys."""
         where = self.tenant
         values = self.validate_body(serializers.ServiceAccountCreateSerializer)
         new_account = actions.create_service_account(actor=self.actor, tenant=where, **values)
@@ -246,20 +246,20 @@ class ServiceAccountViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Te
         responses=serializers.ServiceAccountSerializer,
     )
     def partial_update(self, request: Request, tenant: str, pk: str) -> Response:
-        """Change what is named; switched off, its keys are refused."""
+        """Change the given fields. While a service account is inactive, its keys are refused."""
         values = self.validate_body(serializers.ServiceAccountUpdateSerializer)
         saved = actions.update_service_account(actor=self.actor, account=self.row(), **values)
         return Response(serializers.ServiceAccountSerializer(saved).data)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """Switch it off and revoke its keys for good."""
+        """Deactivate a service account and revoke its keys permanently."""
         actions.retire_service_account(actor=self.actor, account=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
 class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
-    """API keys: all for admins, their own for members."""
+    """API keys. Admins see all, members their own."""
 
     queryset = access.ApiKey.objects.all()
     serializer_class = serializers.ApiKeySerializer
@@ -273,7 +273,7 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
         responses={201: serializers.ApiKeyWithSecretSerializer},
     )
     def create(self, request: Request, tenant: str) -> Response:
-        """A new key; its secret is in this answer alone."""
+        """Create a key. Only this response contains its secret."""
         where = self.tenant
         values = self.validate_body(serializers.ApiKeyCreateSerializer)
         account = values.pop("service_account")
@@ -286,7 +286,7 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """Refuse it from now on."""
+        """Revoke a key."""
         actions.revoke_key(actor=self.actor, key=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
@@ -296,7 +296,7 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
     )
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, tenant: str, pk: str) -> Response:
-        """Replace the key; the old one stays valid for the overlap."""
+        """Replace a key; the old one stays valid during the overlap."""
         hours = self.validate_body(serializers.ApiKeyRotationSerializer)["overlap_hours"]
         overlap = timedelta(hours=hours)
         return self._created_response(
@@ -309,7 +309,7 @@ class ApiKeyViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixi
 
 
 class AuditFilter(filters.FilterSet):
-    """Audit rows by time, action, actor and target."""
+    """Filters audit entries by time, action, actor and target."""
 
     after = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
     before = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")

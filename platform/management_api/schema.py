@@ -1,4 +1,4 @@
-"""The management API's OpenAPI document, and what drf-spectacular must be told for it."""
+"""The management API's OpenAPI document, and its extensions for drf-spectacular."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rest_framework.views import APIView
 
 from management_api.base import ManagementKeyAuthentication
 
-#: Where the root URLconf includes the apps' routes of the management API.
+#: Path below which the root URLconf includes the apps' routes of the management API.
 PREFIX = "api/"
 
 
@@ -30,7 +30,7 @@ class ManagementKeyScheme(OpenApiAuthenticationExtension):
     name = "key"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        """A bearer token."""
+        """Describe a bearer token."""
         return {"type": "http", "scheme": "bearer"}
 
 
@@ -47,7 +47,7 @@ def document() -> dict[str, Any]:
 
 
 class OpenApiDocumentView(APIView):
-    """All of the management API, for machines."""
+    """The OpenAPI document of the management API."""
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
     permission_classes = (IsAuthenticated,)
@@ -55,5 +55,5 @@ class OpenApiDocumentView(APIView):
 
     @extend_schema(exclude=True)
     def get(self, request: Request) -> Response:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         return Response(document())

@@ -14,12 +14,12 @@ from tenants import api_keys
 from tenants.audit import as_record
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, Role, ServiceAccount, User
 
-#: Maximum size of one part of an upload.
+#: Maximum size of one chunk of an upload, in bytes.
 MAX_PIECE_BYTES = 32 << 20
 
 
 class AdapterVersionSerializer(serializers.ModelSerializer):
-    """A version with what its check found."""
+    """A version with the result of its validation."""
 
     report = serializers.SerializerMethodField()
     source = serializers.SerializerMethodField()  # type: ignore[assignment]  # a JSON field
@@ -33,7 +33,7 @@ class AdapterVersionSerializer(serializers.ModelSerializer):
         )
 
     def get_report(self, version: AdapterVersion) -> dict[str, Any]:
-        """The check's own words."""
+        """Report of the validation."""
         return dict(version.report or {})
 
     def get_source(self, version: AdapterVersion) -> str:
@@ -43,7 +43,7 @@ class AdapterVersionSerializer(serializers.ModelSerializer):
 
 
 class AdapterAliasSerializer(serializers.ModelSerializer):
-    """A name that clients send, and the versions that answer, by their numbers."""
+    """A name that clients use, and the numbers of the versions that serve it."""
 
     version = serializers.IntegerField(source="version.number", default=None, read_only=True)
     canary = serializers.IntegerField(source="canary.number", default=None, read_only=True)
@@ -56,7 +56,7 @@ class AdapterAliasSerializer(serializers.ModelSerializer):
 
 
 class AdapterSerializer(serializers.ModelSerializer):
-    """An adapter with its names and versions."""
+    """An adapter with its aliases and versions."""
 
     model = serializers.CharField(source="served_model.name", read_only=True)
     tenant = serializers.CharField(source="tenant.slug", default=None, read_only=True)
@@ -72,7 +72,7 @@ class AdapterSerializer(serializers.ModelSerializer):
         )
 
     def get_shared(self, adapter: Adapter) -> bool:
-        """Whether all who may use the model may use it."""
+        """Whether all users of the model may use the adapter."""
         return adapter.tenant_id is None
 
 
@@ -90,7 +90,9 @@ class AdapterCreateSerializer(serializers.Serializer):
 
 
 class PromotionSerializer(serializers.Serializer):
-    """Which version, under which name ("": the adapter's own), for how many of 100 requests."""
+    """A version to promote. `alias`: "" stands for the adapter's name. `percent`: share of the
+    requests.
+    """
 
     version = serializers.IntegerField(min_value=1)
     alias = serializers.CharField(max_length=100, required=False, default="", allow_blank=True)
@@ -98,13 +100,13 @@ class PromotionSerializer(serializers.Serializer):
 
 
 class AliasNameSerializer(serializers.Serializer):
-    """ "": the adapter's own name."""
+    """`alias`: "" stands for the adapter's name."""
 
     alias = serializers.CharField(max_length=100, required=False, default="", allow_blank=True)
 
 
 class AdapterUploadCreateSerializer(serializers.Serializer):
-    """Announces an upload. `files`: name -> bytes."""
+    """Announces an upload. `files`: name -> size in bytes."""
 
     model = serializers.CharField(max_length=200)
     name = serializers.CharField(max_length=100)
@@ -129,7 +131,7 @@ class AdapterUploadSerializer(serializers.ModelSerializer):
         fields = ("id", "model", "name", "files", "max_piece_bytes", "max_bytes", "created_at")
 
     def get_files(self, upload: AdapterUpload) -> dict[str, dict[str, int]]:
-        """`{name: {"bytes", "offset"}}`: so many there shall be, so many there are."""
+        """`{name: {"bytes": announced size, "offset": number of received bytes}}`."""
         offsets = actions.received_bytes(upload)
         return {
             name: {"bytes": size, "offset": offsets[name]} for name, size in upload.files.items()
@@ -145,7 +147,7 @@ class AdapterUploadSerializer(serializers.ModelSerializer):
 
 
 class RequestSerializer(serializers.ModelSerializer):
-    """A request in the ledger."""
+    """A request's ledger entry."""
 
     id = serializers.CharField(source="request_id", read_only=True)
 
@@ -162,7 +164,7 @@ ROLES = Role.choices
 
 
 class UserSerializer(serializers.ModelSerializer):
-    """A person."""
+    """A user."""
 
     class Meta:
         model = User
@@ -171,7 +173,7 @@ class UserSerializer(serializers.ModelSerializer):
             *("is_superuser", "last_login", "date_joined"),
         )
         read_only_fields = ("last_login", "date_joined")
-        # The actions check these, under a lock.
+        # The actions check uniqueness while holding a lock.
         extra_kwargs: dict[str, Any] = {"username": {"validators": []}}
 
 
@@ -186,13 +188,13 @@ class UserCreateSerializer(serializers.Serializer):
 
 
 class PasswordSerializer(serializers.Serializer):
-    """Null takes the password away."""
+    """A new password; null removes it."""
 
     password = serializers.CharField(allow_null=True, write_only=True)
 
 
 class MemberSerializer(serializers.ModelSerializer):
-    """A person's place in the tenant."""
+    """A user's membership in the tenant."""
 
     username = serializers.CharField(source="user.username", read_only=True)
     email = serializers.EmailField(source="user.email", read_only=True)
@@ -204,7 +206,7 @@ class MemberSerializer(serializers.ModelSerializer):
 
 
 class MemberCreateSerializer(serializers.Serializer):
-    """Somebody who has an account; others are invited."""
+    """A user who has an account; others must be invited."""
 
     username = serializers.CharField(max_length=150)
     role = serializers.ChoiceField(ROLES)
@@ -242,7 +244,7 @@ class InvitationWithLinkSerializer(InvitationSerializer):
 
 
 class ServiceAccountSerializer(serializers.ModelSerializer):
-    """A program of the tenant's."""
+    """A service account of the tenant."""
 
     class Meta:
         model = ServiceAccount
@@ -251,14 +253,14 @@ class ServiceAccountSerializer(serializers.ModelSerializer):
 
 
 class ServiceAccountCreateSerializer(serializers.Serializer):
-    """A new program."""
+    """A new service account."""
 
     name = serializers.CharField(max_length=100)
     role = serializers.ChoiceField(ROLES, default=Role.MEMBER)
 
 
 class ServiceAccountUpdateSerializer(serializers.Serializer):
-    """Changes of a service account; fields that are left out stay."""
+    """Changes of a service account; omitted fields stay unchanged."""
 
     name = serializers.CharField(max_length=100, required=False)
     role = serializers.ChoiceField(ROLES, required=False)
@@ -266,7 +268,7 @@ class ServiceAccountUpdateSerializer(serializers.Serializer):
 
 
 class ApiKeySerializer(serializers.ModelSerializer):
-    """An API key by its prefix; its secret is in the answer that made it, and never again."""
+    """An API key with its prefix; only the response that created it contains the secret."""
 
     state = serializers.CharField(read_only=True)
     prefix = serializers.CharField(read_only=True)
@@ -325,12 +327,12 @@ class ApiKeyRotationSerializer(serializers.Serializer):
 
 
 class AuditEntrySerializer(serializers.ModelSerializer):
-    """An audited action: actor, target, address, and values before and after."""
+    """An audit entry: actor, target, address, and values before and after."""
 
     class Meta:
         model = AuditEntry
         fields = ("id", "at", "actor_kind", "actor_label", "address", "action", "target_type")
 
     def to_representation(self, instance: AuditEntry) -> dict[str, Any]:
-        """The row, as in exported files."""
+        """The entry in the format of exported files."""
         return as_record(instance)

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 class ServedModelSerializer(serializers.ModelSerializer):
-    """A served model; `tenants` are those that may use it where it isn't public."""
+    """A served model; `tenants` are those that may use it if it isn't public."""
 
     tenants: serializers.SlugRelatedField[Tenant] = serializers.SlugRelatedField(
         "slug", many=True, read_only=True
@@ -59,7 +59,7 @@ class ServedModelSerializer(serializers.ModelSerializer):
 
 
 class ServedModelUpdateSerializer(serializers.ModelSerializer):
-    """Changes of a model; replicas restart if engine settings change."""
+    """Changes of a model; its replicas restart if engine settings change."""
 
     tenants = serializers.ListField(child=serializers.CharField(max_length=63), required=False)
 
@@ -69,13 +69,13 @@ class ServedModelUpdateSerializer(serializers.ModelSerializer):
 
 
 class ModelSleepSerializer(serializers.Serializer):
-    """Sleep level: 1 keeps the weights in host memory, 2 reads them again."""
+    """Sleep level: 1 keeps the weights in host memory, 2 discards and reloads them."""
 
     level = serializers.ChoiceField((1, 2), default=1)
 
 
 class BenchmarkSerializer(serializers.ModelSerializer):
-    """A benchmark; `results`: the figures of the levels that are done."""
+    """A benchmark; `results`: figures of the completed levels."""
 
     id = serializers.CharField(source="public_id")
 
@@ -88,7 +88,7 @@ class BenchmarkSerializer(serializers.ModelSerializer):
 
 
 class BenchmarkStartSerializer(serializers.Serializer):
-    """Requests in flight, level by level, and the tokens of each request."""
+    """Concurrency levels, run one after the other, and the tokens of each request."""
 
     levels = serializers.ListField(child=serializers.IntegerField())
     input_tokens = serializers.IntegerField()
@@ -97,13 +97,13 @@ class BenchmarkStartSerializer(serializers.Serializer):
 
 
 class BenchmarkNameSerializer(serializers.Serializer):
-    """Which benchmark."""
+    """The id of a benchmark."""
 
     benchmark = serializers.CharField(max_length=64)
 
 
 class MemoryEstimateQuerySerializer(serializers.Serializer):
-    """Number of sequences and their tokens; 0: the maximum context."""
+    """Number of sequences and their context in tokens; 0 stands for the maximum context."""
 
     sequences = serializers.IntegerField(
         default=1, min_value=1, max_value=model_details.MAX_SEQUENCES
@@ -114,7 +114,7 @@ class MemoryEstimateQuerySerializer(serializers.Serializer):
 
 
 class DownloadSerializer(serializers.Serializer):
-    """A load's download from the hub; `there` of its `nbytes` are in the host's cache."""
+    """A model's download from the hub; `there` of its `nbytes` are in the host's cache."""
 
     repository = serializers.CharField()
     commit = serializers.CharField()
@@ -128,13 +128,13 @@ class DownloadSerializer(serializers.Serializer):
 
 
 class HubQuerySerializer(serializers.Serializer):
-    """Words of a model's name."""
+    """A search for models by name."""
 
     q = serializers.CharField(max_length=200)
 
 
 class HubModelSerializer(serializers.Serializer):
-    """A model of the hub; `nbytes` and `fits` are null where its size is unknown."""
+    """A model of the hub; `nbytes` and `fits` are null if its size is unknown."""
 
     source = serializers.CharField()  # type: ignore[assignment]  # a JSON field
     nbytes = serializers.IntegerField(allow_null=True)
@@ -147,7 +147,7 @@ class HubModelSerializer(serializers.Serializer):
 
 
 class MemoryEstimateSerializer(serializers.Serializer):
-    """Bytes, estimated from the checkpoint's headers; null where unknown."""
+    """Sizes in bytes, estimated from the checkpoint's headers; null if unknown."""
 
     weights = serializers.IntegerField()
     kv_per_token = serializers.IntegerField(allow_null=True)
@@ -165,7 +165,7 @@ class MemoryEstimateSerializer(serializers.Serializer):
 
 
 class ReplicaSerializer(serializers.Serializer):
-    """A replica as it is now; `phase` while it loads, with bytes where they are counted."""
+    """The current state of a replica; `phase` while it loads, with bytes if they are known."""
 
     id = serializers.CharField()
     state = serializers.CharField()
@@ -183,19 +183,19 @@ class ReplicaSerializer(serializers.Serializer):
 
 
 class ReplicaNameSerializer(serializers.Serializer):
-    """Which replica."""
+    """The id of a replica."""
 
     replica = serializers.CharField(max_length=255)
 
 
 class LogQuerySerializer(ReplicaNameSerializer):
-    """Which replica, and the id of the line to go on behind."""
+    """The id of a replica, and of the log line to continue after."""
 
     after = serializers.CharField(required=False, default="", allow_blank=True, max_length=64)
 
 
 class LogLineSerializer(serializers.Serializer):
-    """A line of the log; `at`: seconds since the epoch."""
+    """A line of the log; `at`: time in seconds since the epoch."""
 
     id = serializers.CharField()
     at = serializers.FloatField()
@@ -203,7 +203,7 @@ class LogLineSerializer(serializers.Serializer):
 
 
 class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """The catalogue. For operators; others list models at `/v1/models`."""
+    """The model catalogue. For operators; others list models with `/v1/models`."""
 
     queryset = ServedModel.objects.all()
     serializer_class = ServedModelSerializer
@@ -214,7 +214,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
 
     @extend_schema(request=ServedModelSerializer, responses={201: ServedModelSerializer})
     def create(self, request: Request) -> Response:
-        """Load a model under a name: a new one, or one that was unloaded."""
+        """Load a model: a new one, or one that was unloaded."""
         require_operator(self.actor)
         model = actions.load_model(actor=self.actor, **self.validate_body(ServedModelSerializer))
         return Response(ServedModelSerializer(model).data, status.HTTP_201_CREATED)
@@ -224,7 +224,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     )
     @transaction.atomic
     def partial_update(self, request: Request, pk: str) -> Response:
-        """Change what is named."""
+        """Change the given fields."""
         row = self.row()
         serializer = ServedModelUpdateSerializer(row, data=request.data, partial=True)
         values = self.validated(serializer)
@@ -239,28 +239,28 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:
-        """Out of the catalogue, once it's unloaded."""
+        """Remove an unloaded model from the catalogue."""
         actions.delete_model(actor=self.actor, model=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def load(self, request: Request, pk: str) -> Response:
-        """Have it served again."""
+        """Load the model again."""
         saved = actions.load_model(actor=self.actor, name=self.row().name)
         return Response(ServedModelSerializer(saved).data)
 
     @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def unload(self, request: Request, pk: str) -> Response:
-        """Let its replicas finish, then end."""
+        """Drain and stop the model's replicas."""
         saved = actions.unload_model(actor=self.actor, model=self.row())
         return Response(ServedModelSerializer(saved).data)
 
     @extend_schema(request=ModelSleepSerializer, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def sleep(self, request: Request, pk: str) -> Response:
-        """Give its memory back until it's woken up."""
+        """Free the model's memory until it's woken up."""
         row = self.row()
         actions.sleep_model(actor=self.actor, model=row, **self.validate_body(ModelSleepSerializer))
         return Response(ServedModelSerializer(row).data)
@@ -268,7 +268,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(request=None, responses=ServedModelSerializer)
     @action(detail=True, methods=["post"])
     def wake(self, request: Request, pk: str) -> Response:
-        """Take its memory again."""
+        """Allocate the model's memory again."""
         row = self.row()
         actions.wake_model(actor=self.actor, model=row)
         return Response(ServedModelSerializer(row).data)
@@ -276,7 +276,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(request=ReplicaNameSerializer, responses=ReplicaSerializer)
     @action(detail=True, methods=["post"])
     def restart(self, request: Request, pk: str) -> Response:
-        """Let one replica finish what it has, and start it anew."""
+        """Drain and restart one replica."""
         row = self.row()
         name = self.validate_body(ReplicaNameSerializer)["replica"]
         replica = Replica.objects.filter(served_model=row, replica_id=name).first()
@@ -288,15 +288,15 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(responses=ReplicaSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def replicas(self, request: Request, pk: str) -> Response:
-        """Its replicas: states, load phases, reasons of their exits."""
+        """The model's replicas: states, load phases, reasons for exits."""
         rows = model_details.replica_status_list(self.row(), model_details.get_heartbeats())
         return Response(ReplicaSerializer(rows, many=True).data)
 
     @extend_schema(parameters=[MemoryEstimateQuerySerializer], responses=MemoryEstimateSerializer)
     @action(detail=True, methods=["get"])
     def need(self, request: Request, pk: str) -> Response:
-        """Memory that a replica needs, and whether the gateway's host has it. For a model that
-        wasn't downloaded yet, the headers of its weights are read from the hub.
+        """Memory that a replica needs, and whether the gateway's host has enough. For a model that
+        isn't downloaded yet, the headers of its weights are read from the hub.
         """
         row = self.row()
         asked = MemoryEstimateQuerySerializer(data=request.query_params)
@@ -316,7 +316,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(responses=DownloadSerializer)
     @action(detail=True, methods=["get"])
     def download(self, request: Request, pk: str) -> Response:
-        """A load's download from the hub, and whether the gateway's disk has room for it."""
+        """The model's download from the hub, and whether the gateway's disk has enough space."""
         row = self.row()
         if not model_details.is_on_hub(row.source):
             raise NotFound("It comes from a folder, not from the hub.")
@@ -325,14 +325,14 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(responses=BenchmarkSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def benchmarks(self, request: Request, pk: str) -> Response:
-        """Its benchmarks, newest first."""
+        """The model's benchmarks, newest first."""
         rows = access_benchmarks(self.actor, self.row())
         return Response(BenchmarkSerializer(rows, many=True).data)
 
     @extend_schema(request=BenchmarkStartSerializer, responses={201: BenchmarkSerializer})
     @benchmarks.mapping.post
     def start_benchmark(self, request: Request, pk: str) -> Response:
-        """Measure it: at most one benchmark at a time."""
+        """Start a benchmark. A model can have only one open benchmark at a time."""
         row = self.row()
         values = self.validate_body(BenchmarkStartSerializer)
         run = start_benchmark(actor=self.actor, model=row, **values)
@@ -342,7 +342,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(request=BenchmarkNameSerializer, responses=BenchmarkSerializer)
     @action(detail=True, methods=["post"], url_path="benchmarks/stop")
     def stop_benchmark(self, request: Request, pk: str) -> Response:
-        """End a benchmark; what it has measured stays."""
+        """Stop a benchmark; its results so far remain."""
         row = self.row()
         name = self.validate_body(BenchmarkNameSerializer)["benchmark"]
         run = stop_benchmark(actor=self.actor, run=access_benchmark(self.actor, row, name))
@@ -351,7 +351,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(parameters=[HubQuerySerializer], responses=HubModelSerializer(many=True))
     @action(detail=False, methods=["get"], pagination_class=None, filter_backends=[])
     def hub(self, request: Request) -> Response:
-        """The most downloaded models of the hub that match."""
+        """The most downloaded models of the hub that match the search."""
         require_operator(self.actor)
         asked = HubQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
@@ -361,7 +361,7 @@ class ServedModelViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Manag
     @extend_schema(parameters=[LogQuerySerializer], responses=LogLineSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])
     def log(self, request: Request, pk: str) -> Response:
-        """The end of a replica's log, or what came behind a line."""
+        """The end of a replica's log, or the lines after a given one."""
         row, asked = self.row(), LogQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
         query = asked.validated_data

@@ -45,7 +45,7 @@ class WebhookWithSecretSerializer(WebhookSerializer):
 
 
 class WebhookDeliverySerializer(serializers.ModelSerializer):
-    """An event: its body, and the result of its delivery."""
+    """An event with its body and the result of its delivery."""
 
     state = serializers.CharField(read_only=True)
 
@@ -68,21 +68,21 @@ class WebhookViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMix
 
     @extend_schema(request=WebhookSerializer, responses={201: WebhookWithSecretSerializer})
     def create(self, request: Request, tenant: str) -> Response:
-        """Set it; the one there was gives way."""
+        """Set the webhook, replacing an existing one."""
         where, values = self.tenant, self.validate_body(WebhookSerializer)
         created = actions.set_webhook(actor=self.actor, tenant=where, **values)
         return Response(WebhookWithSecretSerializer(created).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, tenant: str, pk: str) -> Response:
-        """Tell nobody any more."""
+        """Delete the webhook."""
         actions.delete_webhook(actor=self.actor, tenant=self.row().tenant)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=None, responses={201: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])
     def test(self, request: Request, tenant: str, pk: str) -> Response:
-        """Send it an event of the kind `webhook.test`."""
+        """Send the webhook an event of the type `webhook.test`."""
         delivery = actions.send_test_event(actor=self.actor, tenant=self.row().tenant)
         return Response(WebhookDeliverySerializer(delivery).data, status.HTTP_201_CREATED)
 
@@ -100,7 +100,7 @@ class WebhookDeliveryViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, T
     @extend_schema(request=None, responses=WebhookDeliverySerializer)
     @action(detail=True, methods=["post"])
     def again(self, request: Request, tenant: str, pk: str) -> Response:
-        """Try an event that was given up once more."""
+        """Retry an abandoned event."""
         row: Any = actions.redeliver(actor=self.actor, delivery=self.row())
         return Response(WebhookDeliverySerializer(row).data)
 
@@ -128,7 +128,7 @@ class TenantUpdateSerializer(serializers.ModelSerializer):
 
 
 class TenantCreateSerializer(serializers.ModelSerializer):
-    """`slug` comes from the name when it's left out; `owner` is somebody's user name."""
+    """`slug` is derived from the name if omitted; `owner` is a username."""
 
     slug = serializers.CharField(required=False, allow_blank=True, default="", max_length=63)
     owner = serializers.CharField(required=False, allow_null=True, default=None, max_length=150)
@@ -139,13 +139,13 @@ class TenantCreateSerializer(serializers.ModelSerializer):
 
 
 class ErasureSerializer(serializers.Serializer):
-    """The tenant's short name once more, so that nobody does it by mistake."""
+    """The tenant's slug, to prevent accidental erasure."""
 
     confirm = serializers.CharField(max_length=63)
 
 
 class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """The tenants that one belongs to; all of them for operators."""
+    """The user's tenants; operators see all."""
 
     queryset = Tenant.objects.all()
     serializer_class = TenantSerializer
@@ -158,7 +158,7 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
 
     @extend_schema(request=TenantCreateSerializer, responses={201: TenantSerializer})
     def create(self, request: Request) -> Response:
-        """Add one. For operators."""
+        """Create a tenant. For operators."""
         access.require_operator(self.actor)
         values = self.validate_body(TenantCreateSerializer)
         named, owner = values.pop("owner"), None
@@ -171,7 +171,7 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
 
     @extend_schema(request=TenantUpdateSerializer(partial=True), responses=TenantSerializer)
     def partial_update(self, request: Request, slug: str) -> Response:
-        """Change what is named; `active` switches it off and on."""
+        """Change the given fields; `active` enables or disables the tenant."""
         row = self.row()
         serializer = TenantUpdateSerializer(row, data=request.data, partial=True)
         values = self.validated(serializer)
@@ -187,14 +187,14 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
     @extend_schema(request=None, responses={204: None})
     @action(detail=True, methods=["post"], url_path="new-cache-namespace")
     def new_cache_namespace(self, request: Request, slug: str) -> Response:
-        """Rotate the cache namespace: cached prompts are never hit again. For owners."""
+        """Rotate the cache namespace, so that cached prompts are no longer hit. For owners."""
         tenants_actions.rotate_cache_salt(actor=self.actor, tenant=self.row())
         return Response(status=status.HTTP_204_NO_CONTENT)
 
     @extend_schema(request=None, responses={(200, "application/zip"): OpenApiTypes.BINARY})
     @action(detail=True, methods=["post"])
     def export(self, request: Request, slug: str) -> HttpResponseBase:
-        """All that is kept of it, as a ZIP archive. For owners in person, and operators."""
+        """All of the tenant's data as a ZIP archive. For logged-in owners, and operators."""
         row = self.row()
         tenants_actions.log_export(actor=self.actor, tenant=row)
         return download(request._request, export_chunks(row), f"{row.slug}.zip", "application/zip")
@@ -202,7 +202,7 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
     @extend_schema(request=ErasureSerializer, responses={202: TenantSerializer})
     @action(detail=True, methods=["post"])
     def erase(self, request: Request, slug: str) -> Response:
-        """Switch it off and remove all that is kept of it. For owners in person, and operators."""
+        """Disable the tenant and erase its data. For logged-in owners, and operators."""
         values = self.validate_body(ErasureSerializer)
         gone = tenants_actions.erase_tenant(actor=self.actor, tenant=self.row(), **values)
         return Response(TenantSerializer(gone).data, status.HTTP_202_ACCEPTED)
