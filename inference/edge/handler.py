@@ -224,13 +224,13 @@ class GatewayHandler(ASGIHandler):
     ) -> None:
         """Run the view and send its response; cancel both when the client disconnects."""
         task = asyncio.current_task()
-        gone = False
+        is_disconnected = False
 
         async def watch() -> None:
-            nonlocal gone
+            nonlocal is_disconnected
             while (await receive())["type"] != "http.disconnect":
                 pass
-            gone = True
+            is_disconnected = True
             while task is not None:
                 task.cancel()
                 # Cancel repeatedly: Python 3.11's `wait_for`, below the Redis client, swallows a
@@ -243,7 +243,7 @@ class GatewayHandler(ASGIHandler):
             response = await self.get_response_async(request)
             await self.send_response(response, send)
         except asyncio.CancelledError:
-            if not gone or task is None:
+            if not is_disconnected or task is None:
                 raise
             # Our own cancellation: the client has closed the connection.
             while task.uncancel():

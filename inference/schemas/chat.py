@@ -224,8 +224,8 @@ class Message(FailFastModel):
     @model_validator(mode="after")
     def _has_content(self) -> Self:
         """Check that content is present; null means none, which is valid only with calls."""
-        called = self.role == "assistant" and (self.tool_calls or self.function_call)
-        if "content" not in self.model_fields_set and not called:
+        has_calls = self.role == "assistant" and (self.tool_calls or self.function_call)
+        if "content" not in self.model_fields_set and not has_calls:
             raise ValueError(f"a message of role '{self.role}' needs content.")
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of role 'tool' needs a tool_call_id.")

@@ -205,8 +205,8 @@ async def _resolve(caller: Caller, name: str) -> bool:
     imported = False
     refused = ""
     for base, short in _candidate_names(caller, name, await tenant_cards(caller.tenant_id)):
-        sought = AdapterLookup(caller.tenant_id, base, short)
-        outcome = await _outcomes.get(sought, partial(_resolve_once, sought))
+        lookup = AdapterLookup(caller.tenant_id, base, short)
+        outcome = await _outcomes.get(lookup, partial(_resolve_once, lookup))
         imported = imported or outcome.exists
         refused = refused or outcome.refused
     if refused and not imported:

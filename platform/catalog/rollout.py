@@ -128,8 +128,8 @@ def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float)
 def wait_until_gone(model: ServedModel, timeout: float) -> None:
     """Block until no replica holds the model. Raises `ServiceUnavailable` on timeout."""
     deadline = time.monotonic() + timeout
-    gone = (ReplicaState.STOPPED, ReplicaState.FAILED)
-    while any(row.state not in gone for row in _rows(model)):
+    stopped_states = (ReplicaState.STOPPED, ReplicaState.FAILED)
+    while any(row.state not in stopped_states for row in _rows(model)):
         if time.monotonic() > deadline:
             raise ServiceUnavailable(f"{model.name} still drains after {timeout:.0f} s.")
         time.sleep(POLL_S)

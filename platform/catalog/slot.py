@@ -77,8 +77,8 @@ class ReplicaSlot:
         #: Shared record that the process writes before each step.
         self.record: SharedStepRecord | None = None
         self.last_pid = 0
-        #: An incarnation that replaces one whose process hasn't sent a heartbeat yet.
-        self.mark = ""
+        #: Placeholder incarnation of a process that hasn't sent a heartbeat yet.
+        self.pending_incarnation = ""
         self.restarts = self.failures = 0
         self.exit_detail = self.last_exit = ""
         self._exit_times: list[float] = []
@@ -129,7 +129,8 @@ class ReplicaSlot:
             return
         if self.last_pid:
             self.restarts += 1
-        self.last_pid, self.mark = self.process.pid, f"coming-{uuid.uuid4().hex}"
+        self.last_pid = self.process.pid
+        self.pending_incarnation = f"coming-{uuid.uuid4().hex}"
         self.exit_detail, self.ready_since = "", None
         logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
 

@@ -52,7 +52,7 @@ def is_starting_silently(slot: ReplicaSlot, beat: Heartbeat | None) -> bool:
     """Whether a slot's process runs and hasn't sent a heartbeat yet."""
     if slot.process is None or slot.stopping:
         return False
-    return beat is None or beat.incarnation == slot.mark
+    return beat is None or beat.incarnation == slot.pending_incarnation
 
 
 def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSlot) -> None:
@@ -60,7 +60,7 @@ def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSl
     now = time.time()
     beat = Heartbeat(
         replica_id=slot.replica_id,
-        incarnation=slot.mark,
+        incarnation=slot.pending_incarnation,
         state="loading",
         model=ModelInfo(name=slot.model_name, path="", max_model_len=0, vocab_size=0, dtype=""),
         at=now,
@@ -73,7 +73,7 @@ def publish_starting_heartbeat(client: redis.Redis, prefix: str, slot: ReplicaSl
         2,
         redis_keys.replica_key(slot.replica_id, prefix),
         redis_keys.replicas_key(prefix),
-        slot.mark,
+        slot.pending_incarnation,
         messages.encode(beat),
         int(messages.HEARTBEAT_TTL_S * 1000),
         slot.replica_id,

@@ -204,5 +204,5 @@ class TenantViewSet(mixins.ListModelMixin, mixins.RetrieveModelMixin, Management
     def erase(self, request: Request, slug: str) -> Response:
         """Disable the tenant and erase its data. For logged-in owners, and operators."""
         values = self.validate_body(ErasureSerializer)
-        gone = tenants_actions.erase_tenant(actor=self.actor, tenant=self.row(), **values)
-        return Response(TenantSerializer(gone).data, status.HTTP_202_ACCEPTED)
+        erased = tenants_actions.erase_tenant(actor=self.actor, tenant=self.row(), **values)
+        return Response(TenantSerializer(erased).data, status.HTTP_202_ACCEPTED)

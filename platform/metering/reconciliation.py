@@ -199,9 +199,9 @@ def prune_counters(client: redis.Redis, lost: Iterable[str] = ()) -> None:
     if old:
         client.hdel(sums_key(), *old)
     written = written_tokens_key(settings.QUIRE.key_prefix)
-    gone = set(lost)
+    lost_requests = set(lost)
     fields = cast("list[bytes]", client.hkeys(written))
-    if lost_fields := [field for field in fields if _request_of(field) in gone]:
+    if lost_fields := [field for field in fields if _request_of(field) in lost_requests]:
         client.hdel(written, *lost_fields)
 
 

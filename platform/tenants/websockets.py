@@ -100,20 +100,20 @@ class SessionMonitor:
         while self._sockets:
             await asyncio.sleep(POLL_INTERVAL_S)
             # A socket that is added during the query wasn't part of it, and stays.
-            looked_at = dict(self._sockets)
+            checked = dict(self._sockets)
             try:
-                living = await run_in_db_thread(filter_valid_sessions, set(looked_at.values()))
+                valid = await run_in_db_thread(filter_valid_sessions, set(checked.values()))
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("session check of open sockets failed: %s", error)
                 continue
-            gone = [
+            expired = [
                 on_end
-                for on_end, seen in looked_at.items()
-                if seen not in living and on_end in self._sockets
+                for on_end, seen in checked.items()
+                if seen not in valid and on_end in self._sockets
             ]
-            for on_end in gone:
+            for on_end in expired:
                 self.remove(on_end)
-            await asyncio.gather(*(on_end() for on_end in gone), return_exceptions=True)
+            await asyncio.gather(*(on_end() for on_end in expired), return_exceptions=True)
 
 
 session_monitor = SessionMonitor()

@@ -128,12 +128,12 @@ class MessageBuilder:
 
     def end(self) -> dict[str, Any]:
         """The stop reason, for the last event."""
-        called = any(block["type"] == "tool_use" for block in self._content)
+        has_tool_calls = any(block["type"] == "tool_use" for block in self._content)
         sequence = self._stop if isinstance(self._stop, str) else None
         reason = "end_turn"
         if self._finish_reason == "length":
             reason = "max_tokens"
-        elif called:
+        elif has_tool_calls:
             reason = "tool_use"
         elif sequence is not None:
             reason = "stop_sequence"

@@ -119,8 +119,8 @@ async def run_batch(public_id: str, owner: str) -> None:
         try:
             source = await asyncio.to_thread(open_blob, row.tenant_id, row.input_file_id)
         except FileNotFoundError:
-            gone = {"code": "file_not_found", "message": "The input file is gone."}
-            errors = [{**gone, "param": "input_file_id", "line": None}]
+            error = {"code": "file_not_found", "message": "The input file is gone."}
+            errors = [{**error, "param": "input_file_id", "line": None}]
             await run_in_db_thread(fail_batch, row=row, errors=errors)
             return
         with source:

@@ -108,9 +108,9 @@ class Messages:
         if item["type"] == "custom_tool_call":
             kind, text = "custom", "input"
         call = {"id": _needed(item, "call_id", param), "type": kind}
-        called = {name: _needed(item, name, param) for name in ("name", text)}
-        called["name"] = name_for_model(item.get("namespace"), called["name"])
-        message.setdefault("tool_calls", []).append({**call, kind: called})
+        function = {name: _needed(item, name, param) for name in ("name", text)}
+        function["name"] = name_for_model(item.get("namespace"), function["name"])
+        message.setdefault("tool_calls", []).append({**call, kind: function})
 
     def _assistant(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -199,8 +199,8 @@ def drop_oldest_messages(messages: list[dict[str, Any]], count: int) -> list[dic
     Outputs of dropped calls are dropped too.
     """
     spoken = [index for index, message in enumerate(messages) if message["role"] not in SYSTEM]
-    gone = set(spoken[:-1][:count])
-    remaining = [message for index, message in enumerate(messages) if index not in gone]
+    dropped = set(spoken[:-1][:count])
+    remaining = [message for index, message in enumerate(messages) if index not in dropped]
     calls = {call["id"] for message in remaining for call in message.get("tool_calls") or ()}
     return [
         m

@@ -315,8 +315,8 @@ def post_action(function: Action) -> Callable[..., HttpResponseBase]:
         except QuireError as error:
             return show_list(request, error) if model is None else show_one(request, model, error)
         store_one_time(request, text=text)
-        gone = not ServedModel.objects.filter(pk=pk).exists()
-        return redirect("models") if gone else redirect("model", pk)
+        exists = ServedModel.objects.filter(pk=pk).exists()
+        return redirect("model", pk) if exists else redirect("models")
 
     return view
 

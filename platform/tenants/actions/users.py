@@ -27,6 +27,10 @@ from tenants.actors import Actor, require_operator, to_actor
 from tenants.audit import log_action
 from tenants.models import Membership, Role, Tenant, User
 
+logger = logging.getLogger(__name__)
+
+SSO_ACTOR = Actor("single sign-on")
+OPERATOR = "operator"
 PROFILE = ("username", "email", "first_name", "last_name", "is_active")
 #: Fields that make somebody staff or an operator; only operators may set them.
 ROLE_FIELDS = ("is_staff", "is_superuser")
@@ -218,12 +222,6 @@ def _deleted(instance: User, **_: object) -> None:
     """Runs however a row is deleted."""
     if instance.is_active and instance.is_superuser:
         _check_last_operator()
-
-
-logger = logging.getLogger(__name__)
-
-SSO_ACTOR = Actor("single sign-on")
-OPERATOR = "operator"
 
 
 def roles_from_groups(groups: Collection[str], roles: Mapping[str, str]) -> dict[str, str]:
