@@ -1,1 +1,1 @@
-"""Where steps run: loads the model, sizes the KV cache, hands plans to workers."""
+"""Runs the engine's steps: loads the model, sizes the KV cache, sends plans to workers."""

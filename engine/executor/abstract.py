@@ -1,4 +1,4 @@
-"""`Executor`: what the engine core asks of whatever runs its steps."""
+"""`Executor`: the engine core's interface to whatever runs its steps."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from engine.speculative.interface import DraftHost
 
 
 class StepFuture(Protocol):
-    """A step's result, which may be still to come."""
+    """A step's result, possibly still pending."""
 
     def result(self) -> StepResult:
         """Wait for the result. Raises the step's error."""
 
     def exception(self) -> BaseException | None:
-        """Wait for the step; its error, if any."""
+        """Wait for the step; returns its error, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a step and the KV cache hold.
+    """Capacity of a step and of the KV cache.
 
     Attributes:
         num_blocks: number of blocks of the KV pool.
         layout: the model's KV cache groups.
-        kv_bytes_per_token: bytes of the pool that a token takes over all layers.
+        kv_bytes_per_token: bytes of the pool per token over all layers.
         token_budget: maximum number of tokens of a step.
         max_stateful_sequences: number of sequences whose states fit into memory; None: sequences
             have no states.
@@ -52,16 +52,16 @@ class Capacity:
 class Executor(Protocol):
     """Runs a model's workers: in this process, in other processes, on other machines.
 
-    `load`, `determine_available_blocks` and `allocate_cache` are called once, in this order. One
-    thread calls everything but `send_bitmask`.
+    `load`, `determine_available_blocks` and `allocate_cache` are called once, in this order. All
+    calls except `send_bitmask` come from one thread.
 
     Attributes:
-        supports_async_scheduling: steps are planned while the previous one runs, unless the
-            settings say otherwise.
-        measures_prefill_pace: prompts are timed at the start, so that they leave time for decodes.
+        supports_async_scheduling: steps are planned while the previous one runs, by default.
+        measures_prefill_pace: prompts are timed at startup, so that their share of a step can be
+            limited.
         is_sleeping: some memory is released, and no step can be run.
-        collective_s: seconds that this rank has waited in collectives for others.
-        adapters, drafts: what is on the device besides the model.
+        collective_s: seconds that this rank has waited for others in collectives.
+        adapters, drafts: what is on the device in addition to the model.
     """
 
     @property
@@ -89,34 +89,34 @@ class Executor(Protocol):
         """
 
     def determine_available_blocks(self) -> Capacity:
-        """Size the KV cache by the free memory. Raises `ConfigError` where that is too little."""
+        """Size the KV cache by the free memory. Raises `ConfigError` if there isn't enough."""
 
     def allocate_cache(self) -> None:
         """Allocate the KV cache; steps can be run from now on."""
 
     @property
     def kv_connector(self) -> KVConnectorBase | None:
-        """Where blocks are saved and loaded outside the KV cache; None: nowhere."""
+        """Saves and loads blocks outside the KV cache; None: nothing does."""
 
     def on_serving(self) -> None:
-        """The engine is warm: use idle time to prepare for later steps."""
+        """Called after warm-up: use idle time to prepare for later steps."""
 
     def read_numerics(self) -> Numerics | None:
-        """What decides the bits of the model's tokens, once it is loaded; None, with a warning in
-        the log, where the model's files can't be read any more.
+        """What determines the bits of the model's tokens, once it is loaded; None, with a logged
+        warning, if the model's files can't be read any more.
         """
 
     def attach(self, value: Any) -> int:
-        """Store an object that plans name by the returned handle, until `detach`.
+        """Store an object that plans refer to by the returned handle, until `detach`.
 
-        A tensor, or functions, which only an executor in this process takes (TypeError elsewhere).
+        A tensor, or functions, which are supported only in this process (TypeError elsewhere).
         """
 
     def detach(self, handle: int) -> None:
-        """Remove an attachment that no later plan names."""
+        """Remove an attachment that no later plan refers to."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises whatever the model raises; the batch stays usable."""
+        """Run one step. Raises what the model raises; the batch stays usable."""
 
     def apply_plan(self, plan: StepPlan) -> None:
         """Apply the changes of a plan that has no sequences to run."""
@@ -128,12 +128,12 @@ class Executor(Protocol):
         """
 
     def send_bitmask(self, output: GrammarOutput) -> None:
-        """Send the grammar bitmasks that a step waits for. May be called in any thread."""
+        """Send the grammar bitmasks that a step waits for. May be called from any thread."""
 
     def resume(self) -> None:
-        """Run steps again after one has failed; all must be done.
+        """Resume running steps after one has failed; all must be done.
 
-        Raises what a device says that is lost for good: then this process is of no use any more.
+        Raises the device's error if the device is permanently lost: then this process is unusable.
         """
 
     def check_sleep(self) -> None:
@@ -145,7 +145,7 @@ class Executor(Protocol):
     def wake_up(self, tags: Collection[str]) -> None:
         """Restore the memory of `tags`; once nothing sleeps any more, steps can be run.
 
-        Raises `ModelLoadError` where the weights can't be read; then they still sleep.
+        Raises `ModelLoadError` if the weights can't be read; then they stay asleep.
         """
 
     def collective_rpc(
@@ -154,13 +154,14 @@ class Executor(Protocol):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of each worker, or a function with each worker; the results by rank.
+        """Call a method of each worker, or a function with each worker; returns the results by
+        rank.
 
         Raises `InvalidRequest` for a method that workers don't have.
         """
 
     def check_health(self) -> None:
-        """Raise `EngineFault` when no step can ever be run again."""
+        """Raise `EngineFault` if no further step can be run."""
 
     def shutdown(self) -> None:
-        """End threads and processes, and release memory. Nothing else is called afterwards."""
+        """Stop threads and processes, and release memory. Nothing else is called afterwards."""

@@ -1,4 +1,4 @@
-"""`DraftWorker`: a draft model beside the model, on the same device."""
+"""`DraftWorker`: a draft model on the same device as the model."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from engine.worker.input_batch import InputBatch
 from engine.worker.interface import BitmaskInbox, Runner
 
 _PARAM = "speculative_config"
-#: Tokens that it reads in a step, at most.
+#: Maximum number of tokens that it processes per step.
 _MAX_STEP_TOKENS = 2048
 
 
 class DraftWorker:
     """Loads a draft model and runs steps of it, one at a time.
 
-    Its KV cache is its own: of the model's tokens it holds those that it has read, which is fewer,
-    and it takes no block from the model's requests. Where it is short of blocks there are fewer
-    drafts, and nothing waits.
+    It has a separate KV cache with those of the model's tokens that it has processed, which takes
+    no blocks from the model's requests. If its blocks don't suffice, there are fewer drafts, and
+    nothing waits.
 
-    Raises `ConfigError` or `ModelLoadError` where it can't be a draft of `target`.
+    Raises `ConfigError` or `ModelLoadError` if it can't draft for `target`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DraftWorker:
 
     @property
     def facts(self) -> DraftFacts:
-        """What the core plans with."""
+        """The facts that the engine core plans with."""
         return DraftFacts(
             max_model_len=self._max_model_len,
             vocab_size=min(self.loaded.spec.vocab_size, self._target.spec.vocab_size),
@@ -72,7 +72,7 @@ class DraftWorker:
 
     @property
     def cache_requirements(self) -> CacheRequirements:
-        """What it asks for, beside the model."""
+        """Memory that it needs in addition to the model."""
         loaded, size = self.loaded, self._config.block_size
         layout = self._layout
         return CacheRequirements(
@@ -86,12 +86,12 @@ class DraftWorker:
 
     @property
     def _token_budget(self) -> int:
-        """Of a step: a prompt is read while nobody else is served."""
+        """Token budget of a step: prompts are processed while no request is served."""
         return min(self._device.token_budget, _MAX_STEP_TOKENS)
 
     def size_cache(self, num_blocks: int, block_bytes: int) -> None:
-        """Take a share beside the model's cache of `num_blocks` blocks, `block_bytes` each: as many
-        tokens, in at most a quarter as many bytes, but enough for one sequence.
+        """Size its cache relative to the model's of `num_blocks` blocks, `block_bytes` each: as
+        many tokens, in at most a quarter of the bytes, but enough for one sequence.
         """
         need = self.cache_requirements
         draft_block_bytes, one = (
@@ -102,7 +102,7 @@ class DraftWorker:
         self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
 
     def allocate_cache(self) -> None:
-        """Make the cache; from now on steps can be run."""
+        """Allocate the cache; from now on steps can be run."""
         layout, size = self._layout, self._config.block_size
         self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
         batch = InputBatch(self._config.max_num_seqs, self._max_model_len, size, layout)
@@ -117,12 +117,12 @@ class DraftWorker:
         return self._runner.execute(plan)
 
     def sleep(self, level: int) -> None:
-        """Give memory back, as `Executor.sleep`; all of its sequences are lost."""
+        """Release memory, as `Executor.sleep`; all of its sequences are lost."""
         self._runner = cast(Any, None)
         self._sleeper.sleep(level)
 
     def wake_weights(self) -> None:
-        """Bring the weights back, if they sleep."""
+        """Load the weights again, if they sleep."""
         self._sleeper.reload_weights()
 
     def _make_layout(self) -> KVCacheConfig:
@@ -134,12 +134,12 @@ class DraftWorker:
             num_states = self._device.max_states(spec.state_bytes)
         if num_states is None:
             return layout
-        # Of each row the state after its drafts, and the one before them.
+        # Each row's state after its drafts, and the one before them.
         return layout.with_states(2 * min(self._config.max_num_seqs, max(1, num_states // 2)))
 
 
 def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
-    """Raise `ConfigError` for a model whose tokens can't stand for the target's."""
+    """Raise `ConfigError` for a model whose token ids differ from the target's."""
     name, why = draft.spec.architecture, ""
     if draft.pooler is not None:
         why = f"{name} generates no text"
@@ -154,9 +154,9 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
 
 
 def first_vocabulary_mismatch(draft: LoadedModel, target: LoadedModel) -> str:
-    """The first token that the two know by different ids, as a clause; "": there is none.
+    """The first token whose ids differ between the two, as a clause; "": there is none.
 
-    Without tokenizers (`skip_tokenizer_init`) the sizes alone are compared.
+    Without tokenizers (`skip_tokenizer_init`) only the sizes are compared.
     """
     ours, theirs = target.read_tokenizer(), draft.read_tokenizer()
     if ours is None or theirs is None:
@@ -179,10 +179,10 @@ def _first_difference(ours: Tokenizer, theirs: Tokenizer) -> str:
 
 
 class DraftWorkers:
-    """See `DraftHost`: the draft model or the heads that the settings name, if either.
+    """See `DraftHost`: the draft model or heads of the settings, if there are any.
 
     Attributes:
-        of_model, of_heads: what runs them; at most one of the two.
+        of_model, of_heads: the workers; at most one of the two is set.
     """
 
     def __init__(self, begin: Callable[[], None]) -> None:
@@ -200,10 +200,10 @@ class DraftWorkers:
         overlaps: bool,
         is_first_rank: bool = True,
     ) -> None:
-        """Load what the settings name beside `loaded`, where drafts can be checked.
+        """Load what the settings name in addition to `loaded`, if drafts can be verified.
 
         `overlaps`: steps may be planned before their tokens are known. `is_first_rank`: other ranks
-        have no draft model, because plans name drafts by their tokens. Raises `ConfigError` or
+        have no draft model, because plans contain the drafts' tokens. Raises `ConfigError` or
         `ModelLoadError`.
         """
         if config.speculative_config is None or config.uses_async_scheduling(overlaps):
@@ -244,18 +244,18 @@ class DraftWorkers:
         return self.of_heads.propose(plan)
 
     def check(self, layout: KVCacheConfig) -> None:
-        """Raise `ConfigError` where the model's cache isn't one that heads can go by."""
+        """Raise `ConfigError` unless the heads support the layout of the model's cache."""
         if self.of_heads is not None:
             self.of_heads.check(layout)
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token takes beside the model's own cache."""
+        """Bytes per token in addition to the model's cache."""
         return 0 if self.of_heads is None else self.of_heads.bytes_per_token
 
     @property
     def need(self) -> CacheRequirements | None:
-        """What the draft model's own cache asks for."""
+        """Bytes of the draft model's separate cache."""
         return None if self.of_model is None else self.of_model.cache_requirements
 
     @property
@@ -269,33 +269,33 @@ class DraftWorkers:
             self.of_model.size_cache(num_blocks, block_bytes)
 
     def allocate_cache(self) -> None:
-        """Make the draft model's cache."""
+        """Allocate the draft model's cache."""
         if self.of_model is not None:
             self.of_model.allocate_cache()
 
     def attach(
         self, batch: InputBatch, num_blocks: int, layout: KVCacheConfig
     ) -> HiddenStateStore | None:
-        """See `HeadWorker.attach`; None: nothing is to be kept."""
+        """See `HeadWorker.attach`; None: there are no states to save."""
         if self.of_heads is None:
             return None
         return self.of_heads.attach(batch, num_blocks, layout)
 
     def sleep(self, level: int) -> None:
-        """Give memory back, as `Executor.sleep`."""
+        """Release memory, as `Executor.sleep`."""
         for worker in (self.of_model, self.of_heads):
             if worker is not None:
                 worker.sleep(level)
 
     def wake_weights(self) -> None:
-        """Bring the weights back, if they sleep."""
+        """Load the weights again, if they sleep."""
         for worker in (self.of_model, self.of_heads):
             if worker is not None:
                 worker.wake_weights()
 
 
 def _check_device(device: Device, method: str) -> None:
-    """Raise `ConfigError` where the device can't draw drafts like that."""
+    """Raise `ConfigError` if the device doesn't support this way of drafting."""
     if method in device.draft_head_methods or (method not in HEADS and device.runs_draft_models):
         return
     draft_models: tuple[str, ...] = ("draft_model",) if device.runs_draft_models else ()

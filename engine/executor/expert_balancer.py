@@ -1,4 +1,4 @@
-"""`ExpertBalancer`: moves experts between ranks by what tokens they get."""
+"""`ExpertBalancer`: moves experts between ranks according to their load in tokens."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class ExpertBalancer:
-    """All ranks run the same steps and count the same tokens, so each finds the same placement by
-    itself. Each layer has a step of its own in which its experts move, so that none waits long.
+    """All ranks run the same steps and count the same tokens, so each computes the same placement
+    independently. The experts of different layers move in different steps, to keep waits short.
     """
 
     def __init__(self, loaded: LoadedModel, settings: EPLBConfig) -> None:
@@ -27,11 +27,11 @@ class ExpertBalancer:
 
     @property
     def _model(self) -> NativeDecoder:
-        """Another one after a model has slept, which has given its weights back."""
+        """The current model: a new one after a sleep that has released its weights."""
         return cast(NativeDecoder, self._loaded.model)
 
     def _layers(self) -> list[tuple[int, MixtureOfExperts]]:
-        """Those with experts, and their numbers."""
+        """The layers with experts, and their indices."""
         return [
             (index, weights.experts)
             for index, weights in enumerate(self._model.weights)
@@ -39,7 +39,7 @@ class ExpertBalancer:
         ]
 
     def begin_step(self, step: int) -> None:
-        """Count, or move a layer's experts, where it's time. Called on all ranks."""
+        """Count tokens, or move a layer's experts when it is due. Called on all ranks."""
         layers, settings = self._layers(), self._settings
         interval = settings.step_interval
         if step % interval < len(layers):
@@ -65,7 +65,7 @@ class ExpertBalancer:
         loaded, error = dict[int, tuple[LinearLayer, LinearLayer]](), None
         try:
             loaded = self._model.load_experts(index, missing)
-        except Exception as failure:  # other ranks must leave theirs as well
+        except Exception as failure:  # other ranks must not move theirs either
             error = failure
         failed = torch.tensor([[float(error is not None)]])
         if ranks.gather(failed, range(ranks.size + 1)).any():
@@ -81,6 +81,6 @@ class ExpertBalancer:
             )
 
     def reset(self) -> None:
-        """A step has failed: ranks may have counted differently."""
+        """Reset the counts after a failed step: ranks may have counted differently."""
         for _, experts in self._layers():
             experts.loads[:] = 0

@@ -1,7 +1,7 @@
-"""`ExternalExecutor`: one rank of a model, in a process that a launcher such as torchrun started.
+"""`ExternalExecutor`: one rank of a model, in a process started by a launcher such as torchrun.
 
-Every rank has an engine of its own, which is asked for the same outputs by the same program: their
-plans are equal, because nothing that a plan depends on is measured.
+Every rank has its own engine, and the same program requests the same outputs from each: their plans
+are equal, because nothing that a plan depends on is measured.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.executor.uniproc_executor import UniProcExecutor
 from engine.scheduler.plan import StepPlan, StepResult
 
 _PARAM = "distributed_executor_backend"
-#: Engines of a process, which all ranks start in the same order.
+#: Numbers the engines of a process, which all ranks create in the same order.
 _groups = itertools.count()
 
 
 class ExternalExecutor(UniProcExecutor):
-    """Runs this process's worker; the others are run by the engines of their own processes.
+    """Runs this process's worker; the engines of the other processes run the others.
 
-    Raises `ConfigError` for settings that ranks of a launcher can't follow, or without a launcher.
+    Raises `ConfigError` for settings that don't work with a launcher, or without a launcher.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -61,7 +61,7 @@ class ExternalExecutor(UniProcExecutor):
         return False
 
     def determine_available_blocks(self) -> Capacity:
-        """The first rank's, for all."""
+        """The first rank's value, for all ranks."""
         if self._rendezvous.state.rank == 0:
             capacity = super().determine_available_blocks()
             self._rendezvous.write("capacity", msgspec.json.encode(capacity).decode())
@@ -78,12 +78,12 @@ class ExternalExecutor(UniProcExecutor):
         return RankedStep(self, plan.step, super().execute_async(plan))
 
     def finish(self, step: int, launched: StepFuture) -> StepFuture:
-        """A launched step, whose tokens are chosen when its result is asked for."""
+        """A launched step, whose tokens are sampled when its result is requested."""
         return launched
 
     @contextmanager
     def explain_failure(self, step: int) -> Iterator[None]:
-        """A block that runs a step, or waits for it: after an error engines would differ.
+        """Context that runs a step, or waits for it: after an error the engines would diverge.
 
         Raises `EngineFault`.
         """
@@ -106,10 +106,10 @@ class ExternalExecutor(UniProcExecutor):
 
 
 def launched_state(config: EngineConfig, environ: Mapping[str, str]) -> ParallelState:
-    """This process among the ranks of its model, by the launcher's variables.
+    """This process's rank in its model, from the launcher's variables.
 
-    Of WORLD_SIZE processes each `world_size` share a model: there may be several models, for data
-    parallelism. Raises `ConfigError`.
+    Of WORLD_SIZE processes, each `world_size` share a model; several models mean data parallelism.
+    Raises `ConfigError`.
     """
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if missing := [name for name in names if not environ.get(name)]:

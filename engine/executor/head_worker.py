@@ -1,4 +1,4 @@
-"""`HeadWorker`: heads on the model's hidden states, on the same device."""
+"""`HeadWorker`: draft heads on the model's hidden states, on the same device."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _PARAM = "speculative_config"
 
 
 def resolve_head_method(config: EngineConfig, requested: SpeculativeConfig) -> SpeculativeConfig:
-    """`requested` with the method that the checkpoint is for, where only a model was named.
+    """`requested` with the method of its checkpoint, if only a model was named.
 
-    Raises `ConfigError` for a method that isn't run.
+    Raises `ConfigError` for an unsupported method.
     """
     if requested.method != "draft_model":
         return requested
@@ -56,9 +56,9 @@ def resolve_head_method(config: EngineConfig, requested: SpeculativeConfig) -> S
 
 
 class HeadWorker:
-    """Loads heads, and draws drafts from the hidden states that the runner saves.
+    """Loads heads, and drafts from the hidden states that the runner saves.
 
-    Raises `ConfigError` or `ModelLoadError` where they can't be heads of `target`.
+    Raises `ConfigError` or `ModelLoadError` if the heads don't fit `target`.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class HeadWorker:
         self._batch: InputBatch | None = None
         self._hidden: HiddenStateStore | None = None
         self._sampler: HeadSampler | None = None
-        #: Row -> the parameters of its sequence, and what drafts follow of them.
+        #: Row -> its sequence's parameters, and the drafting state derived from them.
         self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
         reads_tokens = isinstance(self._heads, LayerDraftHeads)
-        # Without heads the last layer may compute a prompt's last token alone; taps come before it.
+        # Without heads the last layer may compute only a prompt's last token; taps are before it.
         extra_layer = reads_tokens and not device.returns_all_hidden_states and not self.taps
         self.facts = HeadFacts(
             max_drafts=self._heads.max_drafts,
@@ -115,7 +115,9 @@ class HeadWorker:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
 
     def _load_mtp(self, folder: Path, target: TargetModel) -> Mtp:
-        """The draft layer of the model's checkpoint, quantized as that is, or of another one."""
+        """The draft layer of the model's checkpoint, quantized like the model, or of another
+        one.
+        """
         config = self._config
         raw = apply_overrides(read_config(folder), config)
         quantization = resolve_quantization(folder, raw, config)
@@ -133,7 +135,7 @@ class HeadWorker:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that a token takes besides the model's cache: its entry, and a part of a state."""
+        """Bytes per token in addition to the model's cache: its entry, and a part of a state."""
         heads = self._heads
         if not isinstance(heads, LayerDraftHeads):
             return 0
@@ -142,7 +144,7 @@ class HeadWorker:
 
     @property
     def _state_dtype(self) -> torch.dtype:
-        """dtype of the states that a layer continues from: that of its activations."""
+        """dtype of the states from which a layer continues: that of its activations."""
         return self._device.kernels.activation_dtype(self._target.dtype)
 
     @property
@@ -160,7 +162,7 @@ class HeadWorker:
             )
 
     def attach(self, batch: InputBatch, num_blocks: int, layout: KVCacheConfig) -> HiddenStateStore:
-        """Draw for this batch from now on; returns the store of states that its runner fills.
+        """Start drafting for this batch; returns the store of states that its runner fills.
 
         `num_blocks`, `layout`: of the model's cache.
         """
@@ -184,7 +186,7 @@ class HeadWorker:
         return self._hidden
 
     def propose(self, plan: HeadPlan) -> HeadResult:
-        """Drafts of sequences that the batch holds."""
+        """Drafts for sequences of the batch."""
         batch, hidden, sampler = self._batch, self._hidden, self._sampler
         if batch is None or hidden is None or sampler is None:
             raise RuntimeError("There is no batch to draw for.")
@@ -207,7 +209,7 @@ class HeadWorker:
         return result
 
     def _state(self, batch: InputBatch, row: int) -> RequestSamplingState:
-        """The sampling state of a row's drafts: a copy, which they extend."""
+        """The sampling state of a row's drafts: a copy, which drafting extends."""
         state = batch.state(row)
         cached = self._sampling.get(row)
         if cached is None or cached[0] is not state.params:
@@ -218,7 +220,7 @@ class HeadWorker:
         )
 
     def sleep(self, level: int) -> None:
-        """Release memory, as `Executor.sleep`: at level 2 the weights too."""
+        """Release memory, as `Executor.sleep`: at level 2 also the weights."""
         self._batch = self._hidden = self._sampler = None
         if level == 2:
             self._heads = None

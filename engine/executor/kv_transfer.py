@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class KVTransfer:
-    """Calls a connector before and after the steps that it has a part in.
+    """Calls a connector before and after the steps that involve it.
 
     Layers aren't loaded or saved one by one: all before, and all after the forward pass.
     """
@@ -56,7 +56,7 @@ class KVTransfer:
 
     @property
     def ec_connector(self) -> ECConnector | None:
-        """What saves and loads outputs of encoders; None: nothing does."""
+        """Saves and loads encoder outputs; None: nothing does."""
         connectors = [self.connector]
         if isinstance(self.connector, MultiConnector):
             connectors = self.connector.connectors
@@ -76,7 +76,7 @@ class KVTransfer:
 
     @contextmanager
     def step(self, kv_meta: bytes) -> Iterator[None]:
-        """Within it the step runs. `kv_meta`: see `StepPlan`. Raises `KVLoadError`."""
+        """Context in which a step runs. `kv_meta`: see `StepPlan`. Raises `KVLoadError`."""
         connector = self.connector
         metadata = msgspec.msgpack.decode(kv_meta, type=connector.metadata_type)
         connector.bind_connector_metadata(metadata)
@@ -129,7 +129,7 @@ def make_kv_transfer(config: EngineConfig, worker: Worker) -> KVTransfer | None:
 def _make_connector(
     settings: KVTransferConfig, config: EngineConfig, worker: Worker
 ) -> KVConnectorBase:
-    """A connector. Raises `ConfigError`."""
+    """Create a connector. Raises `ConfigError`."""
     if settings.kv_connector == OFFLOADING_CONNECTOR:
         return _make_offloading_connector(settings, config, worker)
     return _load_connector(settings, worker)
@@ -138,7 +138,7 @@ def _make_connector(
 def _make_offloading_connector(
     settings: KVTransferConfig, config: EngineConfig, worker: Worker
 ) -> OffloadingConnector:
-    """The connector to the tiers. Raises `ConfigError`."""
+    """Create the connector to the tiers. Raises `ConfigError`."""
     offloads, swaps = config.kv_offloading_size > 0, config.swaps
     if not (offloads or swaps):
         raise ConfigError(
@@ -157,7 +157,7 @@ def _make_offloading_connector(
     backend = config.kv_offloading_backend
     has_storage = offloads and backend != NATIVE
     if has_storage:
-        # What waits to be written or was read ahead; no more could be in the KV cache at once.
+        # Blocks to be written or read ahead; more could never be in the KV cache at once.
         host_bytes += min(size, worker.capacity.num_blocks * block_bytes)
     host, storage = HostTier(host_bytes), None
     if has_storage:
@@ -185,7 +185,7 @@ def _make_offloading_connector(
         ec_connector=ec_connector,
         saves=offloads and settings.saves,
         loads=offloads and settings.loads,
-        # The state of a sequence whose drafts are being verified isn't that after its tokens.
+        # While a sequence's drafts are being verified, its state isn't that after its tokens.
         swaps=swaps and not (layout.state_group and config.speculative_config),
         max_in_flight=int(config.uses_async_scheduling(worker.supports_async_scheduling)),
         has_other_ranks=config.world_size > 1,
@@ -193,8 +193,8 @@ def _make_offloading_connector(
 
 
 def _host_bytes(config: EngineConfig) -> int:
-    """Capacity of a rank's tier in host memory: its own swap space, and its share of the tier that
-    is no storage's.
+    """Capacity of a rank's tier in host memory: its own swap space, and its share of the memory
+    tier that belongs to no storage.
     """
     num_bytes = _gib(config.swap_space) if config.swaps else 0
     if config.kv_offloading_backend == NATIVE:
@@ -228,7 +228,7 @@ def _gib(size: float) -> int:
 
 
 def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
-    """Why a model's blocks can't be saved and loaded; "": they can."""
+    """Why a model's blocks can't be saved and loaded, as a message; "": they can."""
     loaded = worker.loaded
     name = loaded.spec.architecture
     if config.world_size > 1 and (reason := _ranks_reason(config)):
@@ -247,7 +247,7 @@ def _unsupported_reason(config: EngineConfig, worker: Worker) -> str:
 
 
 def _ranks_reason(config: EngineConfig) -> str:
-    """Why several ranks' blocks can't be saved and loaded; "": they can."""
+    """Why several ranks' blocks can't be saved and loaded, as a message; "": they can."""
     if config.pipeline_parallel_size > 1:
         return f"{config.pipeline_parallel_size} stages have the KV cache of other layers each"
     if config.distributed_executor_backend == "external_launcher":
@@ -260,7 +260,7 @@ def _ranks_reason(config: EngineConfig) -> str:
 
 
 def _load_connector(settings: KVTransferConfig, worker: Worker) -> KVConnectorBase:
-    """A connector from elsewhere. Raises `ConfigError`."""
+    """Create a connector of another package. Raises `ConfigError`."""
     module, name = str(settings.kv_connector_module_path), settings.kv_connector
     try:
         kind = getattr(importlib.import_module(module), name)

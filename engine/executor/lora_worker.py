@@ -1,4 +1,4 @@
-"""`LoraWorker`: the adapters of a model on the device that an executor has."""
+"""`LoraWorker`: the adapters of a model on the executor's device."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from engine.pooling.heads import ClassifierHeadFactory
 
 
 def _host_bytes(config: EngineConfig) -> int:
-    """Bytes of this rank's adapters that wait in host memory, which all ranks share."""
+    """Maximum bytes of this rank's adapters in host memory, which all ranks share."""
     return adapter_bytes(32, 1) // config.tensor_parallel_size
 
 
 class LoraWorker:
-    """See `AdapterHost`. Between `prepare` and `clear_host` there may be some."""
+    """See `AdapterHost`. It holds adapters between `prepare` and `clear_host`."""
 
     def __init__(
         self, config: EngineConfig, device: Device, dtypes: Mapping[str, torch.dtype]
     ) -> None:
-        """`dtypes`: by the names that settings have for them."""
+        """`dtypes`: by their names in the settings."""
         self._config, self._device = config, device
         self._loaded: LoadedModel | None = None
         self._obstacle = ""
@@ -43,13 +43,13 @@ class LoraWorker:
         )
 
     def prepare(self, loaded: LoadedModel) -> None:
-        """A model is on the device, whose adapters these are from here on."""
+        """Set the model on the device, whose adapters are loaded from here on."""
         self._loaded = loaded
         self._obstacle = self._device.prepare_adapters(loaded)
 
     @property
     def by_digest(self) -> Mapping[str, AdapterWeights]:
-        """Those that steps may name."""
+        """The adapters that steps may use."""
         return self._store.device
 
     @property
@@ -82,16 +82,16 @@ class LoraWorker:
         return self._store.load(ref, *self._target)
 
     def stage(self, ref: AdapterRef) -> PackedAdapter:
-        """Read and pack an adapter, which no step finds before `publish`. Raises as `load`."""
+        """Read and pack an adapter, which steps can't use before `publish`. Raises as `load`."""
         return self._store.stage(ref, *self._target)
 
     def publish(self, packed: PackedAdapter) -> None:
-        """Let steps find an adapter that is staged."""
+        """Make a staged adapter available to steps."""
         self._store.publish(packed)
 
     @property
     def _target(self) -> tuple[AdaptableModel, ClassifierHeadFactory | None]:
-        """What adapters are packed for."""
+        """The layout for which adapters are packed."""
         if self._loaded is None:
             raise RuntimeError("There is no model yet.")
         pooler = self._loaded.pooler
@@ -108,5 +108,5 @@ class LoraWorker:
         return self._store.has_host_copy(digest)
 
     def clear_host(self) -> None:
-        """Let go of what host memory has: it may hold parts of weights that go."""
+        """Drop all host copies: they may refer to parts of weights that are released."""
         self._store.clear_host()

@@ -1,7 +1,7 @@
-"""`MultiprocExecutor`: a model that several processes share.
+"""`MultiprocExecutor`: a model shared by several processes.
 
-The first rank's worker is in this process, whose results are the executor's. The other ranks run
-the same plans: all of them have the same logits, to the bit, and so choose the same tokens.
+The first rank's worker is in this process; its results are the executor's. The other ranks run the
+same plans: all have bitwise equal logits, and so sample the same tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from kernels.interface import RankGroup
 
 
 class _FailureScope:
-    """Around a step: where it fails no rank waits for the others, and the error names the rank."""
+    """Context of a step: on failure no rank waits for the others, and the error names the rank."""
 
     def __init__(self, executor: MultiprocExecutor, step: int) -> None:
         self._executor, self._step = executor, step
@@ -61,8 +61,8 @@ class _FailureScope:
 class RankedAdapters:
     """The adapters of a model that ranks share; see `AdapterHost`.
 
-    Ranks read them while steps run. Where plans may name one is said in the order of plans, so that
-    all ranks have it in the same steps.
+    Ranks read them while steps run. They are published in the order of plans, so that all ranks can
+    use them from the same step on.
     """
 
     def __init__(self, local: LoraWorker, ranks: RankProcesses) -> None:
@@ -107,8 +107,8 @@ class RankedAdapters:
 class RankedDrafts:
     """The drafts of a model that ranks share; see `DraftHost`.
 
-    A draft model is the first rank's alone, because plans name drafts by their tokens. Heads run on
-    all ranks: they read the model's embedding and output layer, of which each rank has a part.
+    Only the first rank has a draft model, because plans contain the drafts' tokens. Heads run on
+    all ranks: they use the model's embedding and output layer, of which each rank has a part.
     """
 
     def __init__(self, local: DraftWorkers, ranks: RankProcesses) -> None:
@@ -131,9 +131,9 @@ class RankedDrafts:
 
 
 class MultiprocExecutor(UniProcExecutor):
-    """Runs one worker here and the others in processes of their own.
+    """Runs one worker in this process and the others in separate processes.
 
-    Raises `ConfigError` for settings that several ranks can't follow.
+    Raises `ConfigError` for settings that don't work with several ranks.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -167,7 +167,7 @@ class MultiprocExecutor(UniProcExecutor):
             raise
 
     def _join_groups(self, ops: KernelSet) -> list[RankGroup]:
-        """The group of this rank's stage, then those of the others."""
+        """The group of this rank's stage, then those of the other stages."""
         if self.worker.ranks is None:
             return []
         memory = self._ranks.memory
@@ -191,7 +191,7 @@ class MultiprocExecutor(UniProcExecutor):
                     f"{PIPELINE_PARAM}. Use ngram, or leave it out.",
                     param="speculative_config",
                 )
-            # However long a disk takes: ranks are watched.
+            # No timeout, however slow a disk is: ranks are watched.
             self._ranks.collect("load", None)
         except BaseException:
             self._ranks.close()
@@ -231,7 +231,7 @@ class MultiprocExecutor(UniProcExecutor):
         super().detach(handle)
 
     def send_bitmask(self, output: GrammarOutput) -> None:
-        # First here: a step of this rank waits for it, whatever has become of the others.
+        # First on this rank: its steps wait for it, whatever happens to the others.
         super().send_bitmask(output)
         self._ranks.broadcast("send_bitmask", output)
 
@@ -249,23 +249,23 @@ class MultiprocExecutor(UniProcExecutor):
         return RankedStep(self, plan.step, super().execute_async(plan))
 
     def finish(self, step: int, launched: StepFuture) -> StepFuture:
-        """Have the tokens of a launched step be chosen, where that isn't part of the launch."""
+        """Sample the tokens of a launched step, if that isn't part of the launch."""
         if self.worker.stage is None:
             return launched
         self._ranks.broadcast("finish", step)
-        # In a thread: an interrupt would leave a half of the logits unread.
+        # In a thread: an interrupt would leave the logits half read.
         return self._finishers.submit(launched.result)
 
     def explain_failure(self, step: int) -> _FailureScope:
-        """A block that runs a step, or waits for it."""
+        """Context that runs a step, or waits for it."""
         return _FailureScope(self, step)
 
     def record_completed(self, step: int) -> None:
-        """A step has run here."""
+        """Record that a step has run on this rank."""
         self._completed = max(self._completed, step)
 
     def raise_failure(self, step: int, error: BaseException) -> None:
-        """A step has failed here: nobody waits any more. Raises `EngineFault` for a lost rank."""
+        """Handle a failed step: no rank waits any more. Raises `EngineFault` for a lost rank."""
         self.worker.fail_ranks()
         if self._ranks.watch.failure:
             raise EngineFault(f"{self._ranks.watch.failure} It was in step {step}.") from error
@@ -345,9 +345,9 @@ class MultiprocExecutor(UniProcExecutor):
 def start_ranks(
     config: EngineConfig, state: ParallelState, num_bytes: int, ops: KernelSet
 ) -> RankProcesses:
-    """Have the other ranks be started, by whom the settings say.
+    """Start the other ranks with the launcher that the settings name.
 
-    Raises `ConfigError`, and OSError where the system refuses it.
+    Raises `ConfigError`, and OSError if the system refuses to.
     """
     if config.distributed_executor_backend == "ray":
         num_cpus = rank_config(config, 0, config.ranks_per_node, ops).num_threads or 1
@@ -365,7 +365,7 @@ def start_ranks(
 
 
 def make_executor(config: EngineConfig) -> Executor:
-    """What runs a model by these settings.
+    """Create the executor for these settings.
 
     Raises `ConfigError` for a device that isn't available.
     """

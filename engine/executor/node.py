@@ -1,6 +1,6 @@
-"""`python -m engine.executor.node`: the ranks of a machine, of which another one has the first.
+"""`python -m engine.executor.node`: the ranks of a machine that doesn't run the first rank.
 
-Its argument is settings as JSON, of which those about ranks count: the first rank sends the others.
+Its argument is settings as JSON, of which those about ranks matter: the first rank sends the rest.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from engine.executor.remote_ranks import NodeRank
 
 log = logging.getLogger(__name__)
 
-#: Before the first rank's engine is looked for again.
+#: Delay before it looks for the first rank's engine again.
 _RETRY_S = 1.0
 
 
 def node_ranks(config: EngineConfig, node_rank: int) -> range:
-    """The ranks of a node: as many on each, in their order."""
+    """The ranks of a node: nodes have equal numbers of ranks, in order."""
     size = config.world_size // config.nnodes
     return range(node_rank * size, (node_rank + 1) * size)
 
 
 def start_node_ranks(config: EngineConfig, arguments: JoinArguments) -> list[RankHandle]:
-    """Start the other ranks of the first one's node; those of other nodes come by themselves."""
+    """Start the other ranks on the first one's node; those of other nodes connect by themselves."""
     local = node_ranks(config, 0)
     return [
         start_rank(arguments, rank) if rank in local else NodeRank()
@@ -41,13 +41,13 @@ def start_node_ranks(config: EngineConfig, arguments: JoinArguments) -> list[Ran
 
 
 def start_rank(arguments: JoinArguments, rank: int) -> LocalRank:
-    """A process of this machine, which joins as `arguments` say. Raises OSError."""
+    """A process on this machine, which joins with `arguments`. Raises OSError."""
     return LocalRank(msgspec.structs.replace(arguments, state=replace(arguments.state, rank=rank)))
 
 
 def run_node(config: EngineConfig) -> None:
-    """Run this node's ranks until SIGTERM or SIGINT. Whenever they end, with the engine of the
-    first rank, they wait for the next one.
+    """Run this node's ranks until SIGTERM or SIGINT. When they exit, with the first rank's engine,
+    they wait for the next engine.
     """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

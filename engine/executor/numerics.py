@@ -1,4 +1,4 @@
-"""What decides the bits of a replica's tokens; gateways choose a stream's next replica by it."""
+"""What determines the bits of a replica's tokens; gateways choose a stream's next replica by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.model_loader.loader import resolve_folder
 
 log = logging.getLogger(__name__)
 
-#: Settings that change numbers and have no field of their own in `Numerics`.
+#: Settings that change numerical results and have no field of their own in `Numerics`.
 _SETTINGS = (
     "attention_backend",
     "batch_invariant",
@@ -39,8 +39,8 @@ _SETTINGS = (
 def read_numerics(
     config: EngineConfig, arithmetic: tuple[str, str], dtype: torch.dtype
 ) -> Numerics | None:
-    """The numerics of a loaded model; None, with a warning in the log, where its files can't be
-    read any more.
+    """The numerics of a loaded model; None, with a logged warning, if its files can't be read any
+    more.
 
     `arithmetic`: instruction set or GPU, and the kernels' build. `dtype`: of the linear weights.
     """
@@ -61,7 +61,7 @@ def read_numerics(
         isa=isa,
         kernels=kernels,
         dtype=str(dtype).removeprefix("torch."),
-        # A checkpoint's own format is the weights', named or not; bitsandbytes rounds others.
+        # The checkpoint's format is that of the weights, named or not; bitsandbytes rounds others.
         quantization=config.quantization
         if config.quantization in (*ONLINE_METHODS, "bitsandbytes")
         else "",

@@ -1,7 +1,7 @@
-"""`python -m engine.executor.rank_process`: a rank that runs what the first one sends.
+"""`python -m engine.executor.rank_process`: a rank that runs the first rank's commands.
 
-Its argument is `RankArguments` or `JoinArguments`, as JSON. It ends when the socket of commands is
-closed, so that no rank outlives the first.
+Its argument is `RankArguments` or `JoinArguments`, as JSON. It exits when the command socket is
+closed, so that no rank outlives the first one.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ from engine.worker.interface import PendingStep
 log = logging.getLogger(__name__)
 
 BEAT_INTERVAL_S = 0.1
-#: Of the first rank: without it no rank has anything to do.
+#: Missed heartbeats of the first rank after which this one exits: it would have nothing to do.
 MAX_MISSED_BEATS = 100
 _POLL_S = 60.0
 
 
 class JoinArguments(msgspec.Struct, tag=True):
-    """The store where a rank meets the others, which may be on other machines."""
+    """The store through which ranks on different machines find each other."""
 
     host: str
     port: int
     state: ParallelState
 
     def join(self) -> RankArguments:
-        """Meet them. Raises `EngineFault`."""
+        """Connect to the other ranks. Raises `EngineFault`."""
         store = open_store(self.host, self.port)
         meeting = Rendezvous(dist.PrefixStore(STORE_PREFIX, store), self.state, self.host)
         memory = meeting.share_memory(int(meeting.read(MEMORY_KEY, 0)))
@@ -81,12 +81,12 @@ class JoinArguments(msgspec.Struct, tag=True):
 
 
 class RankArguments(msgspec.Struct, tag=True):
-    """A rank's arguments, and the descriptors that it has.
+    """A rank's arguments, and its file descriptors.
 
     Attributes:
-        stage_sockets: its connections to other stages.
-        memory, commands, adapters: of the shared memory and of sockets, for steps and for adapters.
-        beats: of a socket for signs of life; None: those in the memory reach the first rank.
+        stage_sockets: connections to other stages.
+        memory, commands, adapters: of the shared memory, and of the sockets for steps and adapters.
+        beats: of a socket for heartbeats; None: the shared memory carries them to the first rank.
     """
 
     state: ParallelState
@@ -98,7 +98,7 @@ class RankArguments(msgspec.Struct, tag=True):
 
 
 class RemoteCall(msgspec.Struct):
-    """A method of workers, and what it takes."""
+    """A call of a worker's method."""
 
     method: str
     args: list[Any] = []
@@ -106,8 +106,8 @@ class RemoteCall(msgspec.Struct):
 
 
 class StagedAdapter(msgspec.Struct):
-    """An adapter to read, and the number by which it is published: by then the same adapter may be
-    on the way out, or be read again.
+    """An adapter to read, and the number by which it is published: meanwhile the same adapter may
+    be being unloaded, or loaded again.
     """
 
     number: int
@@ -121,7 +121,7 @@ class PackedTensor(msgspec.Struct):
     data: bytes
 
 
-#: Commands that are answered, and their bodies.
+#: Commands with replies, and the types of their bodies.
 CALLS: dict[str, Any] = {
     "start": dict[str, Any],
     "load": None,
@@ -134,7 +134,7 @@ CALLS: dict[str, Any] = {
     "collective_rpc": RemoteCall,
     "stage_adapter": StagedAdapter,
 }
-#: Those that aren't: what goes wrong in a step is said at the next reset.
+#: Commands without replies: an error in a step is reported at the next reset.
 CASTS: dict[str, Any] = {
     "execute": StepPlan,
     "launch": StepPlan,
@@ -154,7 +154,7 @@ CASTS: dict[str, Any] = {
 
 
 class RankProcess:
-    """Another rank than the first. Each command is a method of its name."""
+    """A rank other than the first. Each command is a method of the same name."""
 
     def __init__(self, arguments: RankArguments) -> None:
         self._channel, self._adapters = (
@@ -166,7 +166,7 @@ class RankProcess:
         if arguments.beats is not None:
             self._beats = BeatLink(socket.socket(fileno=arguments.beats))
         self._stage_sockets = arguments.stage_sockets
-        #: By step, of several stages.
+        #: Launched steps by number, with several pipeline stages.
         self._launched: dict[int, PendingStep] = {}
         self._commands: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
         self._failed_steps: list[int] = []
@@ -174,7 +174,7 @@ class RankProcess:
         self.worker: Worker | None = None
 
     def run(self) -> None:
-        """Run commands until the first rank ends."""
+        """Run commands until the first rank exits."""
         threading.Thread(target=self._receive, name="commands", daemon=True).start()
         threading.Thread(target=self._stage_adapters, name="adapters", daemon=True).start()
         if self._beats is not None:
@@ -189,7 +189,7 @@ class RankProcess:
                 self._channel.send(self._call(message))
 
     def _call(self, message: RankMessage) -> bytes:
-        """Run a command that is answered; the frame of its reply."""
+        """Run a command that has a reply; returns the reply's frame."""
         try:
             reply = getattr(self, message.command)(*_decode(message)) or RankReply()
         except Exception as error:  # sent to the first rank, which raises it
@@ -198,7 +198,9 @@ class RankProcess:
         return encode_reply(reply)
 
     def _stage_adapters(self) -> None:
-        """Read adapters while steps run; the first rank says between which two they appear."""
+        """Read adapters while steps run; the first rank decides from which step on they may be
+        used.
+        """
         while True:
             try:
                 data = self._adapters.receive(_POLL_S)
@@ -206,10 +208,10 @@ class RankProcess:
                     message = msgspec.msgpack.decode(data, type=RankMessage)
                     self._adapters.send(self._call(message))
             except ChannelClosed:
-                return  # the other channel is closed as well, which ends the process
+                return  # the other channel is closed, too, which ends the process
 
     def _exchange_beats(self, link: BeatLink) -> None:
-        """Let the first rank know that this one lives, and each other of failures."""
+        """Exchange heartbeats with the first rank, and report failures in both directions."""
         latest, missed = 0, 0
         while missed < MAX_MISSED_BEATS:
             try:
@@ -224,7 +226,7 @@ class RankProcess:
         os._exit(1)
 
     def _receive(self) -> None:
-        """Read commands, and say that this process lives; masks overtake the step they are for."""
+        """Read commands and send heartbeats; bitmasks overtake the step that waits for them."""
         while True:
             self._memory.beat()
             try:
@@ -248,7 +250,7 @@ class RankProcess:
     def _cast(self, command: str, body: tuple[Any, ...]) -> None:
         try:
             getattr(self, command)(*body)
-        except Exception:  # said at the next reset, by the step's number
+        except Exception:  # reported at the next reset, by the step's number
             log.exception("%s failed", command)
             if body and isinstance(body[0], StepPlan):
                 self._failed_steps.append(body[0].step)
@@ -275,7 +277,7 @@ class RankProcess:
         self._loaded.execute(plan)
 
     def launch(self, plan: StepPlan) -> None:
-        """A step that the first rank runs in a thread: after a failure it's only prepared."""
+        """Run a step that the first rank runs in a thread; after a failure it's only prepared."""
         inputs = self._loaded.prepare(plan)
         if self._failed_steps:
             self._failed_steps.append(plan.step)
@@ -287,7 +289,7 @@ class RankProcess:
             self._launched[plan.step] = launched
 
     def finish(self, step: int) -> None:
-        """A step of several stages, which the first rank has launched: its tokens are chosen."""
+        """Finish a launched step of several stages: sample its tokens."""
         if (launched := self._launched.pop(step, None)) is not None:
             launched.finish()
 
@@ -331,7 +333,7 @@ class RankProcess:
         return RankReply(failed_steps=failed)
 
     def finish_reset(self) -> None:
-        """Forget the failure on this machine too: all ranks have been reset."""
+        """Clear the failure on this machine, too: all ranks have been reset."""
         self._memory.set_failed(False)
         if self._loaded.ranks is not None:
             self._loaded.ranks.forget_failure()
@@ -361,7 +363,7 @@ def main(argv: list[str]) -> None:
 
 
 def run_rank(arguments: RankArguments | JoinArguments) -> None:
-    """Be a rank until the first one ends. Raises `EngineFault` where the ranks don't meet."""
+    """Be a rank until the first one exits. Raises `EngineFault` if the ranks can't connect."""
     rank = arguments.state.rank
     logging.basicConfig(
         level=logging.WARNING, format=f"rank {rank} %(levelname)s %(name)s: %(message)s"

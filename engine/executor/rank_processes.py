@@ -1,4 +1,4 @@
-"""`RankProcesses`: the other ranks' processes, as the first one sees them."""
+"""`RankProcesses`: the processes of the other ranks, as the first one sees them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
-#: Looks at a rank without a beat between them, after which it's frozen: it is noticed within 2 s.
+#: Polls without a heartbeat after which a rank counts as frozen: it is noticed within 2 s.
 _MISSED_BEATS = 15
-#: Of calls after the start, which take seconds: a rank that lives may still be stuck.
+#: Timeout of calls after startup, which take seconds: a rank that is alive may still be stuck.
 CALL_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 5.0
 _POLL_S = 0.05
@@ -46,32 +46,32 @@ class RankHandle(Protocol):
     """A rank that was started.
 
     Attributes:
-        pid: of its process; 0: it isn't known here.
+        pid: its process id; 0: not known here.
     """
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> str:
-        """How it has ended; "": it hasn't, or nobody can tell."""
+        """How it has exited, as a message; "": it hasn't, or that isn't known."""
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill it."""
 
     def on_closing(self) -> None:
-        """Prepare for connections that are about to be closed, which ends it."""
+        """Prepare for the closing of the connections, which makes it exit."""
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended, which is what it's to do; afterwards end it by force."""
+        """Wait for it to exit by itself; kill it after `timeout_s`."""
 
 
 class LocalRank:
-    """A process of this machine."""
+    """A process on this machine."""
 
     def __init__(
         self, arguments: RankArguments | JoinArguments, descriptors: Sequence[int] = ()
     ) -> None:
-        """`descriptors`: that it inherits. Raises OSError."""
+        """`descriptors`: file descriptors that it inherits. Raises OSError."""
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class LocalRank:
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            # An interrupt of a terminal is for the first rank, which ends the others.
+            # A terminal's interrupt is for the first rank, which stops the others.
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -108,11 +108,11 @@ class LocalRank:
 
 
 class RankWatch:
-    """Watches ranks in a thread; once one has ended or is frozen, all gathers fail.
+    """Watches ranks in a thread; once one has exited or is frozen, all collectives fail.
 
     Attributes:
         failure: what happened, as a sentence; "": nothing.
-        groups: whose gathers fail.
+        groups: rank groups whose collectives fail then.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RankWatch:
         channels: Sequence[Channel],
         links: Sequence[BeatLink],
     ) -> None:
-        """`links`: to each rank; none where their signs of life are in the memory."""
+        """`links`: to each rank; empty if the shared memory carries their heartbeats."""
         self.failure = ""
         self.groups: Sequence[RankGroup] = ()
         self._memory, self._handles = memory, handles
@@ -133,11 +133,11 @@ class RankWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread: processes may end now."""
+        """Stop the thread: processes may exit now."""
         self._finished.set()
 
     def fail(self, reason: str) -> None:
-        """Let all gathers fail, for a reason that ends the group; the first one counts."""
+        """Fail all collectives, for a reason that ends the group; only the first reason counts."""
         self.failure = self.failure or reason
         self._fail_gathers()
 
@@ -154,7 +154,7 @@ class RankWatch:
                     continue
                 log.critical("%s", reason)
                 self.fail(reason)
-                # Whoever sends to a frozen rank would wait once its socket is full.
+                # Otherwise sends to a frozen rank would block once its socket is full.
                 for handle in self._handles:
                     handle.kill()
                 for channel in self._channels:
@@ -172,7 +172,7 @@ class RankWatch:
             return f"Rank {rank} {reason}."
         beats = self._links[index].num_beats if self._links else self._memory.num_beats(rank)
         latest, missed = self._beats[index]
-        # Looks are counted, not seconds: this process may have been stopped as well.
+        # Polls are counted, not seconds: this process may have been suspended, too.
         self._beats[index] = (beats, 0 if beats != latest or not beats else missed + 1)
         if self._beats[index][1] >= _MISSED_BEATS:
             return f"Rank {rank} has given no sign of life for {_MISSED_BEATS * BEAT_INTERVAL_S} s."
@@ -180,18 +180,18 @@ class RankWatch:
 
 
 class RankProcesses:
-    """Starts the ranks 1 to size - 1, sends them commands and ends them.
+    """Starts the ranks 1 to size - 1, sends them commands and stops them.
 
     Attributes:
-        memory: that this rank shares with others of its machine.
-        local_ranks: those of this machine.
+        memory: shared with the other ranks on this machine.
+        local_ranks: the ranks on this machine.
         stage_sockets: of the first rank.
 
-    Raises OSError where the system refuses a process or the memory.
+    Raises OSError if the system refuses a process or the memory.
     """
 
     def __init__(self, state: ParallelState, num_bytes: int) -> None:
-        """`num_bytes`: of shared memory for the kernels of a stage."""
+        """`num_bytes`: size of the memory that the kernels of a stage share."""
         self.memory = RankMemory.create(state, num_bytes)
         self.local_ranks = list(range(state.world_size))
         sockets = connect_stages(state)
@@ -234,7 +234,7 @@ class RankProcesses:
         )
 
     def start(self, settings: Sequence[dict[str, Any]]) -> None:
-        """Have each rank from 1 on make a worker by its settings."""
+        """Create a worker in each rank from 1 on, with its settings."""
         for channel, mapping in zip(self._channels, settings, strict=True):
             channel.send(encode_message("start", mapping))
 
@@ -244,11 +244,11 @@ class RankProcesses:
         return [handle.pid for handle in self._handles]
 
     def broadcast(self, command: str, body: Any = None) -> None:
-        """Send a command to all ranks. Raises `EngineFault` where one has ended."""
+        """Send a command to all ranks. Raises `EngineFault` if one has exited."""
         self._send(self._channels, encode_message(command, body))
 
     def stage_adapter(self, adapter: StagedAdapter) -> None:
-        """Have all ranks read an adapter while steps run. Any thread may call it. Raises as
+        """Read an adapter on all ranks while steps run. May be called from any thread. Raises as
         `collect`.
         """
         command = "stage_adapter"
@@ -265,10 +265,10 @@ class RankProcesses:
                 raise EngineFault(self.watch.failure) from error
 
     def collect(self, command: str, timeout_s: float | None = CALL_TIMEOUT_S) -> list[RankReply]:
-        """All ranks' replies to a command.
+        """Collect all ranks' replies to a command.
 
-        Raises what a rank raised, and `EngineFault` where one has ended or doesn't reply in time;
-        None: as long as they live.
+        Raises the error that a rank raised, and `EngineFault` if one has exited or doesn't reply in
+        time; None: without a limit while they are alive.
         """
         return self._collect(self._channels, command, timeout_s)
 
@@ -303,7 +303,7 @@ class RankProcesses:
                 raise EngineFault(self.watch.failure)
 
     def finish_reset(self) -> None:
-        """Have the failure be forgotten by ranks that share no memory with this one."""
+        """Clear the failure on ranks that don't share memory with this one."""
         if self._links:
             self.broadcast("finish_reset")
             self.collect("finish_reset")
@@ -311,12 +311,12 @@ class RankProcesses:
             link.reset()
 
     def close(self) -> None:
-        """End the ranks, by force where they don't end by themselves."""
+        """Stop the ranks; kill those that don't exit by themselves."""
         self._finalizer()
 
 
 def connect_stages(state: ParallelState) -> list[StageSockets]:
-    """Each rank's connections to those of other stages, in this process; see `stage_links`."""
+    """Each rank's connections to other stages, in this process; see `stage_links`."""
     descriptors: list[dict[tuple[int, str], int]] = [{} for _ in range(state.world_size)]
     for source, target, kind in stage_links(state):
         ours, theirs = (end.detach() for end in socket.socketpair())
@@ -337,6 +337,6 @@ def _end(
     for connection in connections:
         connection.close()
     for handle in handles:
-        # One that is stopped doesn't read that its socket is closed.
+        # A suspended process doesn't read that its socket is closed.
         handle.wait(0.0 if watch.failure else _END_TIMEOUT_S)
     os.close(descriptor)

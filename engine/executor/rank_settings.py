@@ -1,4 +1,4 @@
-"""Settings of a model that several ranks share, and what each rank makes of them."""
+"""Settings of a model that several ranks share, and how each rank derives its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels import KernelSet
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raise `ConfigError` for settings that several ranks can't follow."""
+    """Raise `ConfigError` for settings that don't work with several ranks."""
     param = PARAM if config.tensor_parallel_size > 1 else PIPELINE_PARAM
     if config.device not in ("auto", "cpu"):
         raise ConfigError(
@@ -31,7 +31,7 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def rank_memory_bytes(config: EngineConfig, ops: KernelSet) -> int:
-    """Of the memory that the kernels of a stage share. Raises `ConfigError` for other kernels."""
+    """Bytes of memory that the kernels of a stage share. Raises `ConfigError` for other kernels."""
     size = config.tensor_parallel_size
     num_bytes = ops.rank_memory_bytes(size) if size > 1 else 0
     if size > 1 and not num_bytes:
@@ -43,10 +43,10 @@ def rank_memory_bytes(config: EngineConfig, ops: KernelSet) -> int:
 
 
 def rank_config(config: EngineConfig, rank: int, size: int, ops: KernelSet) -> EngineConfig:
-    """The settings of one of `size` ranks of a machine: its share of the threads, or of the CPUs
-    that they are bound to.
+    """The settings of one of `size` ranks of a machine: with its share of the threads, or of the
+    CPUs that they are bound to.
 
-    Raises `ConfigError` for fewer CPUs than ranks.
+    Raises `ConfigError` if there are fewer CPUs than ranks.
     """
     bind = config.cpu_threads_bind
     if bind in ("auto", "nobind"):

@@ -11,10 +11,10 @@ from engine.scheduler.plan import StepResult
 
 class _Executor(Protocol):
     def finish(self, step: int, launched: StepFuture) -> StepFuture:
-        """Have the tokens of a launched step be chosen."""
+        """Sample the tokens of a launched step."""
 
     def explain_failure(self, step: int) -> AbstractContextManager[None]:
-        """Around the wait for a step: the error that it raises names the rank."""
+        """Context of the wait for a step: the error that it raises names the rank."""
 
 
 class RankedStep:
@@ -26,11 +26,11 @@ class RankedStep:
         self._outcome: StepResult | BaseException | None = None
 
     def result(self) -> StepResult:
-        if self._outcome is None:  # the tokens of a step are chosen once
+        if self._outcome is None:  # the tokens of a step are sampled once
             try:
                 if self._tokens is None:
                     self._tokens = self._executor.finish(self._step, self._launched)
-                self._tokens.exception()  # an interrupt of this wait fails no step
+                self._tokens.exception()  # interrupting this wait must not fail the step
                 with self._executor.explain_failure(self._step):
                     self._outcome = self._tokens.result()
             except Exception as error:
@@ -43,6 +43,6 @@ class RankedStep:
     def exception(self) -> BaseException | None:
         try:
             self.result()
-        except Exception as error:  # returned, as a future does
+        except Exception as error:  # returned, as futures do
             return error
         return None

@@ -1,4 +1,4 @@
-"""Ranks as actors of Ray, which places and ends them. Steps don't go through Ray."""
+"""Ranks as Ray actors: Ray places and stops them. Steps don't go through Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.contract.errors import ConfigError
 from engine.executor.rank_process import JoinArguments, run_rank
 
 _PARAM = "distributed_executor_backend"
-#: Placing takes less, unless the cluster has no CPUs for the ranks.
+#: Placement takes less unless the cluster has no CPUs for the ranks.
 _PLACEMENT_TIMEOUT_S = 60.0
 
 
@@ -22,11 +22,11 @@ class RankActor:
     """The process of a rank."""
 
     def process_id(self) -> int:
-        """Of the machine where Ray has placed it."""
+        """Address of the machine on which Ray has placed it."""
         return os.getpid()
 
     def run(self, arguments: bytes) -> None:
-        """Run what the first rank sends until that ends."""
+        """Run the first rank's commands until it exits."""
         run_rank(msgspec.json.decode(arguments, type=JoinArguments))
 
 
@@ -34,13 +34,13 @@ class RayRank:
     """A rank that runs in an actor."""
 
     def __init__(self, ray: Any, group: Any, actor: Any, arguments: JoinArguments) -> None:
-        """`group`: its placement group, which goes with the first of its ranks."""
+        """`group`: its placement group, which is removed with the first of its ranks."""
         self._ray, self._group, self._actor = ray, group, actor
         self.pid: int = ray.get(actor.process_id.remote())
         self._run = actor.run.remote(msgspec.json.encode(arguments))
 
     def poll(self) -> str:
-        """How it has ended; "": it hasn't."""
+        """How it has exited, as a message; "": it hasn't."""
         if not self._ray.wait([self._run], timeout=0)[0]:
             return ""
         try:
@@ -50,24 +50,24 @@ class RayRank:
         return "has ended"
 
     def kill(self) -> None:
-        """End the actor's process."""
+        """Kill the actor's process."""
         self._ray.kill(self._actor)
 
     def on_closing(self) -> None:
-        """Let Ray end it: of one that ended by itself it would say that it has crashed."""
+        """Let Ray stop it: if it exited by itself, Ray would report a crash."""
         self.kill()
 
     def wait(self, timeout_s: float) -> None:
-        """Let it end by itself; afterwards by force."""
+        """Let it exit by itself; kill it after `timeout_s`."""
         self._ray.wait([self._run], timeout=timeout_s)
         self._ray.util.remove_placement_group(self._group)
 
 
 class RayRanks:
-    """Places the ranks 1 to size - 1 by a placement group, with a bundle for each stage: ranks of a
-    stage share memory, and those of the first one are on this machine.
+    """Places the ranks 1 to size - 1 by a placement group, with a bundle per stage: ranks of a
+    stage share memory, and those of the first stage are on this machine.
 
-    Raises `ConfigError` without Ray, or where the cluster has no CPUs for them.
+    Raises `ConfigError` without Ray, or if the cluster has no CPUs for them.
     """
 
     def __init__(self, num_cpus: int) -> None:
@@ -81,11 +81,11 @@ class RayRanks:
         self._ray, self._num_cpus = ray, num_cpus
         if not ray.is_initialized():
             ray.init(include_dashboard=False)
-        #: Where other nodes reach this one.
+        #: Address at which other nodes reach this one.
         self.host: str = ray.util.get_node_ip_address()
 
     def start(self, arguments: JoinArguments) -> Sequence[RayRank]:
-        """Have the ranks join as `arguments` say."""
+        """Have the ranks join with these `arguments`."""
         ray, size = self._ray, arguments.state.tensor_parallel_size
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -93,7 +93,7 @@ class RayRanks:
             {"CPU": float(self._num_cpus * size)}
             for _ in range(arguments.state.pipeline_parallel_size)
         ]
-        bundles[0]["CPU"] -= self._num_cpus  # the first rank's are those of this process
+        bundles[0]["CPU"] -= self._num_cpus  # the first rank's CPUs belong to this process
         bundles[0][f"node:{self.host}"] = 0.001
         bundles = [{name: value for name, value in bundle.items() if value} for bundle in bundles]
         group = ray.util.placement_group(bundles, strategy="PACK")

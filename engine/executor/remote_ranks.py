@@ -22,7 +22,7 @@ from engine.executor.rank_processes import RankHandle, RankProcesses
 
 
 class NodeRank:
-    """A rank that another node has started. Its connections say whether it lives."""
+    """A rank that another node has started. Its connections tell whether it is alive."""
 
     pid = 0
 
@@ -30,19 +30,19 @@ class NodeRank:
         return ""
 
     def kill(self) -> None:
-        """Do nothing: it ends with its connections."""
+        """Do nothing: it exits when its connections are closed."""
 
     def on_closing(self) -> None:
-        """Do nothing: it ends with its connections."""
+        """Do nothing: it exits when its connections are closed."""
 
     def wait(self, timeout_s: float) -> None:
-        """Don't: it ends with its connections."""
+        """Do nothing: it exits when its connections are closed."""
 
 
 class RemoteRanks(RankProcesses):
-    """Ranks 1 to size - 1, which meet the first one in a store that it has.
+    """Ranks 1 to size - 1, which connect to the first one through a store that it hosts.
 
-    Raises `EngineFault` where one doesn't come, and OSError where nothing can listen at `host`.
+    Raises `EngineFault` if one doesn't connect, and OSError if `host` can't be bound.
     """
 
     def __init__(
@@ -53,12 +53,14 @@ class RemoteRanks(RankProcesses):
         port: int,
         start: Callable[[JoinArguments], Sequence[RankHandle]],
     ) -> None:
-        """`host`, `port`: where the store listens; 0: at any port. `start`: has the ranks come."""
+        """`host`, `port`: address of the store; port 0: any port. `start`: has the ranks
+        connect.
+        """
         try:
             listener = socket.create_server((host, port))
         except OSError as error:
             raise OSError(f"{host}:{port} can't be listened at: {error}") from error
-        # The store itself would listen at all addresses.
+        # The store itself would listen on all addresses.
         store = dist.TCPStore(
             host,
             listener.getsockname()[1],
@@ -96,11 +98,11 @@ class RemoteRanks(RankProcesses):
 
     def close(self) -> None:
         super().close()
-        self._store = None  # which ends it: the next engine's listens at the same port
+        self._store = None  # stops it: the next engine's store uses the same port
 
 
 def _find_lost(handles: Sequence[RankHandle]) -> str:
-    """Why a rank won't come; "": all may."""
+    """Why a rank can't join, as a message; "": all can."""
     for rank, handle in enumerate(handles, 1):
         if reason := handle.poll():
             return f"Rank {rank} {reason}."

@@ -1,4 +1,4 @@
-"""`SleepController`: gives a model's memory back for a while, and takes it again."""
+"""`SleepController`: releases a model's memory for a while, and restores it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ log = logging.getLogger(__name__)
 
 
 class ReleasedModel:
-    """Stands where a model was whose weights are gone."""
+    """Placeholder for a model whose weights were released."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"{name} was asked of a model whose weights sleep.")
 
 
 class SleepController:
-    """What of one model sleeps.
+    """The parts of a model that sleep.
 
-    Level 1 gives the KV cache back, and a GPU's weights to host memory (on a CPU they are there
-    already, and stay). Level 2 gives the weights back as well; they are read anew when they wake.
+    Level 1 releases the KV cache, and moves a GPU's weights to host memory (on a CPU they stay).
+    Level 2 releases the weights as well; they are read again on waking up.
 
     Attributes:
-        asleep: which of `WEIGHTS` and `KV_CACHE`.
+        asleep: which of `WEIGHTS` and `KV_CACHE` sleep.
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, device: Device) -> None:
@@ -45,7 +45,7 @@ class SleepController:
         self._gone = False
 
     def check(self) -> None:
-        """Raise `ConfigError` for a model that can't give its KV cache back."""
+        """Raise `ConfigError` for a model that can't release its KV cache."""
         model = self._loaded.model
         if not self._gone and not hasattr(model, "release_kv"):
             raise ConfigError(
@@ -54,7 +54,7 @@ class SleepController:
             )
 
     def sleep(self, level: int) -> None:
-        """Give the memory back; a deeper sleep may follow a lighter one."""
+        """Release the memory; a deeper sleep may follow a lighter one."""
         started = time.perf_counter()
         if not self.asleep:
             cast(Any, self._loaded.model).release_kv()
@@ -70,7 +70,7 @@ class SleepController:
         log.info("Asleep at level %d after %.2f s", level, time.perf_counter() - started)
 
     def reload_weights(self) -> None:
-        """Bring the weights back. Raises `ModelLoadError` where they can't be read any more."""
+        """Restore the weights. Raises `ModelLoadError` if they can't be read any more."""
         if WEIGHTS not in self.asleep:
             return
         started = time.perf_counter()
@@ -86,7 +86,7 @@ class SleepController:
 
 
 def _model_tensors(loaded: LoadedModel) -> Iterator[Tensor]:
-    """A model's tensors: those that it names, else those that are reached from it."""
+    """A model's tensors: those that it lists, otherwise those reachable from it."""
     named = getattr(loaded.model, "named_tensors", None)
     tensors = iter_tensors(loaded.model) if named is None else (tensor for _, tensor in named())
     return itertools.chain(tensors, iter_tensors(loaded.pooler))

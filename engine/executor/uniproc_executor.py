@@ -27,7 +27,7 @@ from engine.worker.interface import PendingStep
 
 
 class StepSkipped(RuntimeError):
-    """A step wasn't run, because the one before it failed."""
+    """A step wasn't run, because the previous one failed."""
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class _QueuedStep:
 
 
 class StepThread:
-    """A thread that runs what is submitted, in order, while the engine prepares the next step.
+    """A thread that runs submitted steps in order, while the engine prepares the next one.
 
-    A step builds on the one before. So once one has failed, all that was or is submitted after it
-    is skipped, until `resume`.
+    A step builds on the previous one. So once one has failed, all submitted steps are skipped until
+    `resume`.
     """
 
     def __init__(self) -> None:
@@ -51,28 +51,30 @@ class StepThread:
         end = partial(self._queue.put, None)
         self._thread = JoinedThread(_run_all, self._queue, name="steps", tell_end=end)
         self._thread.start()
-        # The thread has no reference to this object nor, between steps, to whoever submits them,
-        # so it ends with them.
+        # The thread holds no reference to this object nor, between steps, to the submitting
+        # objects, so it stops when they are collected.
         self._end = weakref.finalize(self, end)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs what is submitted."""
+        """Whether it runs submitted steps."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Let the thread end after what was submitted."""
+        """Stop the thread after the submitted steps."""
         self._end()
 
     def submit(self, prepare: Callable[[], Callable[[], Any]]) -> Future[Any]:
-        """Call `prepare` at once, and what it returns in the thread, after earlier steps."""
+        """Call `prepare` now, and the function that it returns in the thread, after earlier
+        steps.
+        """
         future: Future[Any] = Future()
         if self._broken:
             future.set_exception(StepSkipped("An earlier step failed."))
             return future
         try:
             run = prepare()
-        except Exception as error:  # of the step's inputs; the engine undoes the step
+        except Exception as error:  # invalid inputs; the engine rolls the step back
             self._broken = True
             future.set_exception(error)
             return future
@@ -80,7 +82,7 @@ class StepThread:
         return future
 
     def resume(self) -> None:
-        """Run again what is submitted from now on. Everything submitted before must be done."""
+        """Run steps submitted from now on. All earlier ones must be done."""
         self._attempt += 1
         self._broken = False
 
@@ -96,7 +98,7 @@ def _run_all(steps: queue.SimpleQueue[_QueuedStep | None]) -> None:
         except BaseException as error:
             failed_attempt = step.attempt
             step.future.set_exception(error)
-        del step  # it would live until the next step comes
+        del step  # otherwise it would live until the next step comes
 
 
 class LaunchedStep:
@@ -111,13 +113,13 @@ class LaunchedStep:
     def exception(self) -> BaseException | None:
         try:
             self.result()
-        except Exception as error:  # returned, as a future does
+        except Exception as error:  # returned, as futures do
             return error
         return None
 
 
 def find_worker_method(name: str) -> Callable[..., Any]:
-    """A public method of workers. Raises `InvalidRequest` for a name that they don't have."""
+    """A public method of workers. Raises `InvalidRequest` for an unknown name."""
     method = getattr(Worker, name, None)
     if not callable(method) or name.startswith("_"):
         raise InvalidRequest(f"Workers have no method {name!r}.", param="method")
@@ -183,10 +185,10 @@ class UniProcExecutor:
         self.worker.prepare(plan)
 
     def execute_async(self, plan: StepPlan) -> StepFuture:
-        """Prepare a step at once and launch it in a thread, after those submitted before.
+        """Prepare a step now and launch it in a thread, after those submitted before.
 
-        On a device with a queue of its own the thread launches a step while the previous one runs,
-        and whoever asks for the result waits for it.
+        On a device with its own queue, the thread launches a step while the previous one runs, and
+        waiting for the result happens in the thread that asks for it.
         """
         if self._thread is None:
             self._thread = StepThread()

@@ -52,8 +52,8 @@ from kernels.interface import RankGroup
 
 log = logging.getLogger(__name__)
 
-#: Default step budget of models other than `NativeDecoder`: a Transformers model computes the
-#: logits of every token that is asked for.
+#: Default token budget of models other than `NativeDecoder`: a Transformers model computes logits
+#: for every token of a step.
 _OTHER_MODELS_TOKEN_BUDGET = 2048
 _DTYPES = {
     "float32": torch.float32,
@@ -67,7 +67,7 @@ _DTYPES = {
 
 
 def _join_ranks(memory: RankMemory, ops: KernelSet, exchange: TensorExchange | None) -> RankGroup:
-    """Raises `ConfigError` for kernels without ranks."""
+    """Raises `ConfigError` for kernels that don't support several ranks."""
     try:
         return memory.join(ops, exchange=exchange)
     except ValueError as error:
@@ -78,18 +78,18 @@ def _join_ranks(memory: RankMemory, ops: KernelSet, exchange: TensorExchange | N
 class Worker:
     """Loads a model, sizes and allocates its KV cache, and runs its steps on one device.
 
-    What it takes and returns is plain data (`ModelFacts`, `Capacity`, `StepPlan`, `StepResult`), so
-    an executor may keep it in this process or elsewhere. `load`, `determine_available_blocks` and
+    It takes and returns plain data (`ModelFacts`, `Capacity`, `StepPlan`, `StepResult`), so an
+    executor may run it in this process or elsewhere. `load`, `determine_available_blocks` and
     `allocate_cache` are called once, in this order.
 
     Attributes:
-        ranks: workers that share the tensors of layers, of which this is one; None: it has all of
+        ranks: the ranks that share the tensors of layers, including this one; None: it has all of
             them.
-        stage: its layers among those of the model; None: it has all of them.
-        device: where the model runs.
-        loaded: the model; from `load` on.
-        capacity: from `determine_available_blocks` on.
-        adapters, drafts: what is on the device besides the model.
+        stage: its pipeline stage; None: it has all layers.
+        device: the device of the model.
+        loaded: the model; set by `load`.
+        capacity: set by `determine_available_blocks`.
+        adapters, drafts: what is on the device in addition to the model.
     """
 
     loaded: LoadedModel
@@ -101,10 +101,10 @@ class Worker:
         memory: RankMemory | None = None,
         stage_sockets: StageSockets | None = None,
     ) -> None:
-        """`memory`: of the ranks that share the model; None: this is the only one. `stage_sockets`:
-        its connections to those that have other layers.
+        """`memory`: shared by the ranks of the model; None: this is the only rank. `stage_sockets`:
+        connections to the ranks of other stages.
 
-        Raises `ConfigError` for a device that isn't available or has no ranks.
+        Raises `ConfigError` for a device that isn't available or doesn't support ranks.
         """
         self._config = config
         report_load_phase(KERNELS)
@@ -129,7 +129,7 @@ class Worker:
         self._is_serving = self._threads_set = False
         self._runner: Runner = cast(Any, None)
         self.kv_transfer: KVTransfer | None = None
-        #: Of the runner; None: it runs no encoder.
+        #: The runner's encoder; None: it has none.
         self._encoder: EncoderRunner | None = None
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
@@ -170,30 +170,30 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """This worker's number among those of the model."""
+        """This worker's rank in the model."""
         return 0 if self._memory is None else self._memory.state.rank
 
     @property
     def collective_s(self) -> float:
-        """Seconds that this rank has waited for those that share layers with it."""
+        """Seconds that this rank has waited for ranks that share layers with it."""
         return 0.0 if self.ranks is None else self.ranks.waited_s
 
     def fail_ranks(self) -> None:
-        """No rank waits for another one until all are reset."""
+        """Mark the ranks as failed: none waits for another until all are reset."""
         if self._memory is not None:
             self._memory.set_failed(True)
         if self.ranks is not None:
             self.ranks.fail()
 
     def reset_ranks(self) -> None:
-        """Begin anew after a failure; see `RankGroup.reset`."""
+        """Reset the rank group after a failure; see `RankGroup.reset`."""
         if self.ranks is not None:
             self.ranks.reset()
         if self.stage is not None:
             self.stage.reset()
 
     def close_connections(self) -> None:
-        """End those to other ranks: nothing is sent or received any more."""
+        """Close the connections to other ranks: nothing is sent or received any more."""
         if self.stage is not None:
             self.stage.close()
         if self._exchange is not None:
@@ -207,7 +207,7 @@ class Worker:
         )
 
     def _check_logits_processors(self) -> None:
-        """Raise `ConfigError` for logits processors that can't be used, before memory is taken."""
+        """Raise `ConfigError` for unusable logits processors before memory is allocated."""
         classes = self._logits_processor_classes()
         if classes and not self.device.runs_logits_processors:
             names = ", ".join(sorted(cls.__name__ for cls in classes))
@@ -218,14 +218,15 @@ class Worker:
             )
 
     def determine_available_blocks(self) -> Capacity:
-        """Size the KV cache by the free memory. Raises `ConfigError` where that is too little."""
+        """Size the KV cache by the free memory. Raises `ConfigError` if there isn't enough."""
         config, budget, layout = self._config, self._token_budget(), self._layout()
         self.drafts.check(layout)
         token_bytes = self._token_bytes(self._layers_per_block(layout))
         num_blocks = self._num_blocks(budget, layout, token_bytes)
         max_stateful, spec = self._max_stateful_sequences(), self.loaded.spec
         if isinstance(spec, DecoderSpec) and spec.states is not None and max_stateful is not None:
-            # A prefix ends with a block of keys and values, so there are no more checkpoints.
+            # A prefix ends with a block of keys and values, so more checkpoints than those are
+            # useless.
             num_checkpoints = min(num_blocks, self.device.max_checkpoints(spec.state_bytes))
             layout = layout.with_states(max_stateful + num_checkpoints)
         self.capacity = Capacity(
@@ -242,7 +243,7 @@ class Worker:
         return self.capacity
 
     def set_capacity(self, capacity: Capacity) -> None:
-        """Have a KV cache of as many blocks as the first rank, instead of sizing it."""
+        """Use the first rank's number of blocks instead of sizing the KV cache."""
         self.capacity = capacity
 
     def _layout(self) -> KVCacheConfig:
@@ -258,18 +259,18 @@ class Worker:
         return layout
 
     def _layers_per_block(self, layout: KVCacheConfig) -> int:
-        """Layer slots of a block over all stages: each has those that its layers need."""
+        """Layer slots per block over all stages: each has those that its layers need."""
         model = self.loaded.model
         if self.stage is None or not isinstance(model, NativeDecoder):
             return layout.layers_per_block
         return sum(len(slots) for slots in model.slots_by_stage(layout))
 
     def _token_bytes(self, num_layers: int | None = None) -> int:
-        """Bytes of KV cache of one token over `num_layers` layers, by default all."""
+        """Bytes of KV cache per token for `num_layers` layers, by default all."""
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
         if self.ranks is not None and isinstance(spec, DecoderSpec):
-            size *= num_kv_copies(spec, self.ranks.size)  # the memory is that of all ranks
+            size *= num_kv_copies(spec, self.ranks.size)  # the memory of all ranks together
         if self._kv_dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):
@@ -277,13 +278,13 @@ class Worker:
                 f"kv_cache_dtype='int8' isn't supported for {spec.architecture}.",
                 param="kv_cache_dtype",
             )
-        return size + size // spec.head_dim * torch.float32.itemsize  # each head's scale
+        return size + size // spec.head_dim * torch.float32.itemsize  # a scale for each head
 
     def _num_blocks(self, token_budget: int, layout: KVCacheConfig, token_bytes: int) -> int:
-        """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
+        """The pool's size: a block holds `layers_per_block` layers of any group."""
         config, max_model_len = self._config, self.loaded.max_model_len
         blocks_per_sequence = layout.max_blocks(max_model_len, token_budget, config.block_size)
-        # Every rank has all of the heads' cache.
+        # Every rank holds the cache of all heads.
         num_ranks = 1 if self.ranks is None else self.ranks.size
         token_bytes += self.drafts.bytes_per_token * num_ranks
         if token_bytes == 0:
@@ -315,7 +316,7 @@ class Worker:
         return min(max_states, max_num_seqs)
 
     def _token_budget(self) -> int:
-        """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""
+        """`max_num_batched_tokens`: without chunked prefill a complete prompt must fit."""
         budget = self._config.max_num_batched_tokens
         if budget is None:
             budget = self.device.token_budget
@@ -341,7 +342,7 @@ class Worker:
         return budget
 
     def allocate_cache(self) -> None:
-        """Allocate the KV cache and make the runner; steps can be run from now on."""
+        """Allocate the KV cache and create the runner; steps can be run from now on."""
         report_load_phase(CACHE)
         config, layout = self._config, self.capacity.layout
         self.loaded.model.allocate_kv(
@@ -363,7 +364,7 @@ class Worker:
         self._connect_kv_cache()
 
     def _connect_kv_cache(self) -> None:
-        """Make the KV connector that the settings ask for, or give it the new cache."""
+        """Create the KV connector that the settings ask for, or give it the new cache."""
         if self.kv_transfer is None:
             self.kv_transfer = make_kv_transfer(self._config, self)
         if self.kv_transfer is not None:
@@ -395,7 +396,7 @@ class Worker:
         )
 
     def _logits_processors(self) -> LogitsProcessors | None:
-        """The engine's logits processors, one set a runner; None: there are none."""
+        """The engine's logits processors, one set per runner; None: there are none."""
         classes = self._logits_processor_classes()
         if not classes:
             return None
@@ -407,18 +408,18 @@ class Worker:
         return LogitsProcessors(make(), make)
 
     def on_serving(self) -> None:
-        """The engine is warm: use idle time to prepare for later steps."""
+        """Called after warm-up: use idle time to prepare for later steps."""
         self._is_serving = True
         self.device.on_cache_allocated(self.loaded)
 
     @property
     def supports_async_scheduling(self) -> bool:
-        """Whether steps are planned ahead unless the settings say otherwise."""
+        """Whether steps are planned ahead by default."""
         return self.device.overlaps
 
     @property
     def measures_prefill_pace(self) -> bool:
-        """Whether prompts are timed at the start, so that they leave time for decodes."""
+        """Whether prompts are timed at startup, so that their share of a step can be limited."""
         return self.device.times_prompts
 
     @property
@@ -428,7 +429,7 @@ class Worker:
 
     @property
     def vllm_config(self) -> VllmConfig:
-        """Settings and facts by vLLM's names; from `determine_available_blocks` on."""
+        """Settings and facts by vLLM's names; available after `determine_available_blocks`."""
         return VllmConfig.of(
             self._config,
             self.loaded,
@@ -440,23 +441,25 @@ class Worker:
         )
 
     def read_numerics(self) -> Numerics | None:
-        """What decides the bits of this worker's tokens; None where it can't be read any more."""
+        """What determines the bits of this worker's tokens; None if files can't be read any
+        more.
+        """
         return read_numerics(self._config, self.device.arithmetic, self.loaded.dtype)
 
     def attach(self, value: Any) -> int:
-        """Store an object that plans name by the returned handle, until `detach`."""
+        """Store an object that plans refer to by the returned handle, until `detach`."""
         return self._attachments.add(value)
 
     def detach(self, handle: int) -> None:
-        """Remove an attachment that no later plan names."""
+        """Remove an attachment that no later plan refers to."""
         self._attachments.remove(handle)
 
     def send_bitmask(self, output: GrammarOutput) -> None:
-        """Store the grammar bitmasks that a step waits for. May be called in any thread."""
+        """Store the grammar bitmasks that a step waits for. May be called from any thread."""
         self._masks.publish(output)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises whatever the model raises; the batch stays usable."""
+        """Run one step. Raises what the model raises; the batch stays usable."""
         self._use_threads()
         self._balance_experts(plan)
         self.device.note_step(plan)
@@ -464,15 +467,13 @@ class Worker:
             return self._runner.execute(plan)
 
     def _kv_transfer_of(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Within it a step's tokens are computed: their blocks are loaded before and saved after
-        it.
-        """
+        """Context in which a step is computed: its blocks are loaded before and saved after it."""
         if self.kv_transfer is None or not plan.kv_meta:
             return nullcontext()
         return self.kv_transfer.step(plan.kv_meta)
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Apply a plan's changes; the step's inputs for `launch`, None without sequences.
+        """Apply a plan's changes; returns inputs for `launch`, None without sequences.
 
         May be called while the previous step runs in another thread.
         """
@@ -480,7 +481,7 @@ class Worker:
             self.device.note_step(plan)
         else:
             with self._kv_transfer_of(plan):
-                pass  # of sequences that were preempted
+                pass  # saves blocks of preempted sequences
         return self._runner.prepare(plan)
 
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
@@ -497,9 +498,9 @@ class Worker:
             self._balancer.begin_step(plan.step)
 
     def reset(self) -> None:
-        """Prepare for other steps after one has failed.
+        """Prepare for further steps after one has failed.
 
-        Raises what a device says that is lost for good.
+        Raises the device's error if the device is permanently lost.
         """
         self.device.on_step_failed()
         self._runner.reset()
@@ -528,7 +529,7 @@ class Worker:
     def sleep(self, level: int) -> None:
         """Release memory; see `SleepController` for the levels."""
         self.check_sleep()
-        # Graphs and their buffers go with the runner: they hold addresses of what goes.
+        # Graphs and their buffers are freed with the runner: they hold addresses of freed memory.
         self._runner = cast(Any, None)
         self.device.on_cache_released()
         self.drafts.sleep(level)
@@ -536,9 +537,10 @@ class Worker:
         self.adapters.clear_host()
 
     def wake_up(self, tags: Collection[str]) -> None:
-        """Restore `tags`. The KV cache comes after the weights, whichever is woken first.
+        """Restore `tags`. The KV cache is restored after the weights, in whatever order tags are
+        woken.
 
-        Raises `ModelLoadError` where the weights can't be read; then they still sleep.
+        Raises `ModelLoadError` if the weights can't be read; then they stay asleep.
         """
         asleep = self._sleeper.asleep
         if WEIGHTS in tags:
@@ -554,7 +556,7 @@ class Worker:
         """Do nothing: a worker that answers is healthy."""
 
     def shutdown(self) -> None:
-        """End the device's threads and release memory."""
+        """Stop the device's threads and release memory."""
         if self.kv_transfer is not None:
             self.kv_transfer.connector.shutdown()
         self.device.close()

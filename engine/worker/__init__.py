@@ -1,1 +1,1 @@
-"""Runs the model: keeps the batch's state, prepares inputs, samples."""
+"""Runs the model: holds the batch's state, prepares inputs, samples."""

@@ -1,4 +1,4 @@
-"""`AlignmentRecorder`: attention to sound of prompts that are aligned, chunk by chunk."""
+"""`AlignmentRecorder`: records attention to audio for prompts to be aligned, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.worker.step_inputs import StepInputs
 
 @dataclass(slots=True)
 class _PromptAlignment:
-    """What is recorded of a prompt: weights [heads, n, num_states] of each chunk."""
+    """Recorded weights of a prompt: [heads, n, num_states] of each chunk."""
 
     params: PoolingParams
     num_tokens: int
@@ -29,7 +29,7 @@ class AlignmentRecorder:
         self._prompts: dict[int, _PromptAlignment] = {}
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Follow which sequences come and go; those that return after a preemption start anew."""
+        """Track sequences as they come and go; those resumed after a preemption start anew."""
         for seq_id in plan.removed:
             self._prompts.pop(seq_id, None)
         for sequence in plan.new:
@@ -39,7 +39,7 @@ class AlignmentRecorder:
                 self._prompts[sequence.seq_id] = _PromptAlignment(params, count)
 
     def begin(self, plan: StepPlan, inputs: StepInputs) -> dict[int, AlignmentRange]:
-        """By index in the plan the step's tokens to record, which the model fills."""
+        """The step's tokens to record, by index in the plan; the model fills in their weights."""
         ranges: dict[int, AlignmentRange] = {}
         if not self._prompts:
             return ranges
@@ -57,9 +57,9 @@ class AlignmentRecorder:
         return ranges
 
     def finish(self, plan: StepPlan, ranges: dict[int, AlignmentRange], result: StepResult) -> None:
-        """Keep what was recorded; `result.pooled` gets that of prompts that are complete.
+        """Store what was recorded; `result.pooled` gets the weights of completed prompts.
 
-        That is float32 [heads, tokens from `align_from` on, num_states], little-endian.
+        They are float32 [heads, tokens from `align_from` on, num_states], little-endian.
         """
         for index, tokens in ranges.items():
             prompt = self._prompts[plan.seq_ids[index]]
@@ -69,5 +69,5 @@ class AlignmentRecorder:
                 continue
             weights = torch.cat(prompt.chunks, dim=1).cpu()
             result.pooled[plan.seq_ids[index]] = weights.numpy().astype("<f4", copy=False).tobytes()
-            # Nothing follows the prompt.
+            # No output follows the prompt.
             result.token_ids[index] = []

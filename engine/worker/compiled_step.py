@@ -1,4 +1,4 @@
-"""Decode steps that the kernels run in one call, from the batch's tables."""
+"""Decode steps that the kernels run in one call, directly on the batch's tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_lo
 from engine.worker.step_inputs import DraftedRow, SampledRows
 from kernels.compiled_decoder import BatchTables, BoundStep, CompiledStep, StepLogprobs
 
-#: Logits per step at most: larger steps gain less, and the buffer stays in memory.
+#: Maximum number of logits per step: larger steps gain less, and the buffer stays in memory.
 MAX_LOGITS = 1 << 23
 
 
 def tables_of(batch: InputBatch) -> BatchTables:
-    """The batch's arrays, as tensors on the same memory."""
+    """The batch's arrays, as tensors that share their memory."""
     block_tables = [torch.from_numpy(table) for table in batch.block_tables]
     states = block_tables.pop() if batch.has_states else None
     return BatchTables(
@@ -39,8 +39,8 @@ def tables_of(batch: InputBatch) -> BatchTables:
 class CompiledStepRunner:
     """Runs the steps that need nothing but the kernels.
 
-    The call samples the tokens of all rows that it can, and returns the logits of the others for
-    the sampler. It is bound to a set of sequences and used for as long as the same ones decode.
+    The call samples the tokens of as many rows as it can, and returns the logits of the others for
+    the sampler. It is bound to a set of sequences, and reused while the same ones decode.
 
     Attributes:
         keeps: whether to save the hidden states of the next step.
@@ -55,7 +55,8 @@ class CompiledStepRunner:
         masks: BitmaskInbox,
         hidden: tuple[HiddenStateStore, int] | None = None,
     ) -> None:
-        """`masks`: bitmasks of grammars. `hidden`: the store of hidden states and the width of the
+        """`masks`: grammar bitmasks. `hidden`: the store of hidden states and the width of the
+        states
         states that `step` returns; None: no states are saved.
         """
         self._step = step
@@ -74,15 +75,15 @@ class CompiledStepRunner:
         self._sampled: list[int] = []
         self._sampled_states: list[RequestSamplingState] = []
         self._sampled_rows = np.zeros(0, dtype=np.int64)
-        #: Indices into the plan of the rows in the call's order, and their rows of the batch.
+        #: Plan indices of the rows in the call's order, and their rows of the batch.
         self._order: list[int] = []
         self._rows: list[int] = []
         self._logits = torch.empty(0)
         self._run: BoundStep | None = None
 
     def run(self, plan: StepPlan) -> StepResult | None:
-        """The step's result, or None for a step that the call can't run. The batch must have the
-        plan's changes.
+        """The step's result, or None for a step that the call doesn't support. The plan's changes
+        must have been applied to the batch.
         """
         rewound = plan.rewound and self._sampled
         changed = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
@@ -135,8 +136,8 @@ class CompiledStepRunner:
         self, plan: StepPlan, counts: list[int]
     ) -> tuple[list[DraftedRow], np.ndarray]:
         """Write drafts to the batch. Returns those of rows that the kernels don't sample, and the
-        order in which the sampler takes these rows' logits: of each row's first token, then of
-        those after drafts.
+        order of these rows' logits for the sampler: of each row's first token, then of those after
+        drafts.
         """
         num_chosen = len(self._kernel_sampled)
         order, rows = np.array(self._order), np.array(self._rows)
@@ -149,7 +150,7 @@ class CompiledStepRunner:
         return drafted, np.concatenate((first, *draft_rows))
 
     def _hidden_buffer(self, tokens: int) -> torch.Tensor | None:
-        """A buffer for the hidden states of so many tokens, if they are to be saved."""
+        """A buffer for the hidden states of this many tokens, if they are to be saved."""
         if self._hidden is None or not self.keeps:
             return None
         return torch.empty((tokens, self._hidden[1]))

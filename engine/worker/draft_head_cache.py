@@ -1,4 +1,4 @@
-"""`DraftHeadCache`: what heads that are a layer know of each sequence."""
+"""`DraftHeadCache`: keys, values and states of draft heads that consist of a layer."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from kernels.tensors import to_device
 
 log = logging.getLogger(__name__)
 
-#: Tokens of all rows whose states are kept, where no draft is wanted before. Then they are read in
-#: one go: for so many that costs little more than for one.
+#: Maximum number of deferred tokens while no drafts are requested. Then they are computed at once,
+#: which costs little more than a single token.
 MAX_PENDING_TOKENS = 256
 
 
 def replace_adapter_tokens(token_ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """int64 of token ids, another one in the place of each that an adapter brings: heads have no
-    such token, and what they say behind one is checked as ever.
+    """int64 token ids, in which ids added by an adapter are replaced: heads don't know these
+    tokens. Drafts after them are verified like all others.
     """
     return np.where(token_ids < vocab_size, token_ids, 0).astype(np.int64)
 
 
 class PendingTokens(NamedTuple):
-    """Tokens of a step that the heads are still to read.
+    """Tokens of a step that the heads haven't processed yet.
 
     Attributes:
-        hidden: [n, any], what the model gave.
-        previous_state_indices: [n], where each one's state before it is, see
+        hidden: [n, any], the model's output.
+        previous_state_indices: [n], index of the state before each token, see
             `DraftHeadCache._previous_state_index`.
         tokens, positions, slots: [n].
     """
@@ -52,18 +52,18 @@ class PendingTokens(NamedTuple):
 class DraftHeadCache:
     """Keys and values of the heads' layer, in the same blocks as the model's.
 
-    The entry that is made of token p and of the model's state before it stands at p's own place. So
-    what a block holds depends on the tokens up to its end and on nothing else, as the model's keys
-    and values do: shared, cached, evicted and computed anew, it is right whenever those are. Two
-    things are kept beside: each row's newest state, and that of the last token of each block, from
-    which a sequence goes on whose prompt was found in the cache. A sequence's place 0 has no entry.
+    The entry computed from token p and the model's state before it is stored at position p. So a
+    block's content depends only on the tokens up to its end, like the model's own keys and values,
+    and stays valid when blocks are shared, cached, evicted and recomputed. Two more things are
+    stored: each row's newest state, and that of the last token of each block, from which a sequence
+    with a cached prefix continues. Position 0 of a sequence has no entry.
 
-    A sequence is followed from its first step on or not at all, and no longer once that is told: a
-    step in which none is takes nothing. So it's known of each block whether its entries are there,
-    and whoever begins behind one that lacks them isn't followed.
+    A sequence is tracked from its first step on or not at all, and no longer once the plan says so;
+    a step without tracked sequences costs nothing. So it is known for each block whether its
+    entries exist, and a sequence that starts after a block without them isn't tracked.
 
-    A round of drafts has places of its own behind the pool's blocks: a draft's keys and values are
-    in no block, so none are left there that don't hold.
+    A round of drafts uses separate blocks after the pool's: keys and values of drafts are never in
+    the pool's blocks, so none of rejected drafts remain there.
     """
 
     needs_all_tokens = True
@@ -80,9 +80,10 @@ class DraftHeadCache:
         state_dtype: torch.dtype = torch.float32,
         vocab_size: int = 2**31 - 1,
     ) -> None:
-        """`group`: whose block tables, of full attention; `max_drafts`: drafts of a sequence;
-        `device`: of the heads, which compute in `state_dtype`, while keys and values are in
-        `dtype`; `vocab_size`: of the tokens that they know.
+        """`group`: KV cache group with full attention, whose block tables are used; `max_drafts`:
+        maximum number of drafts per sequence; `device`: of the heads, which compute in
+        `state_dtype`, while keys and values are in `dtype`; `vocab_size`: size of the heads'
+        vocabulary.
         """
         self._vocab_size = vocab_size
         self.heads, self.aux_layers = heads, heads.taps
@@ -97,17 +98,18 @@ class DraftHeadCache:
             (num_blocks, heads.width), dtype=state_dtype, device=device
         )
         self._states = torch.zeros((rows, heads.width), dtype=state_dtype, device=device)
-        #: Row -> (sequence, tokens up to its state).
+        #: Row -> (sequence, number of tokens up to its state).
         self._of: dict[int, tuple[int, int]] = {}
         self._group = group
-        #: Of each block: whether it has, or gets with what is put off, all of its entries.
+        #: Whether each block has all of its entries, or will have once pending tokens are
+        #: processed.
         self._block_is_filled = np.zeros(num_blocks, dtype=bool)
-        #: Of the step: the rows that are followed.
+        #: The step's rows that are tracked.
         self._tracked_rows: set[int] = set()
-        #: What steps left, in their order, and so many tokens.
+        #: Unprocessed tokens of steps, in order, and their number.
         self._pending: list[PendingTokens] = []
         self._num_pending = 0
-        #: Where among these the newest state of a row is, and that of a block's last token.
+        #: Index among them of a row's newest state, and of the state of a block's last token.
         self._state_at: dict[int, int] = {}
         self._end_at: dict[int, int] = {}
         self._failed = False
@@ -123,7 +125,7 @@ class DraftHeadCache:
             return False
 
     def _begin(self, plan: StepPlan) -> bool:
-        """Find out which rows are followed."""
+        """Determine which rows are tracked."""
         self._forget(plan)
         unfollowed = set(plan.untracked)
         new = {sequence.seq_id for sequence in plan.new if sequence.seq_id not in unfollowed}
@@ -139,14 +141,16 @@ class DraftHeadCache:
             begins = seq_id in new and self._may_begin(row, start)
             if begins or self._of.get(row) == (seq_id, start):
                 self._tracked_rows.add(row)
-                if count > 1 and seq_id not in plan.drafts:  # others may begin behind these
+                if count > 1 and seq_id not in plan.drafts:  # others may start after these
                     self._block_is_filled[
                         self._tables[row, start // size : (start + count) // size]
                     ] = True
         return bool(self._tracked_rows)
 
     def _forget(self, plan: StepPlan) -> None:
-        """What is followed no longer; blocks that are written from here on."""
+        """Stop tracking sequences as the plan says; mark blocks that will be written as
+        unfilled.
+        """
         if plan.removed:
             removed = set(plan.removed)
             self._of = {row: entry for row, entry in self._of.items() if entry[0] not in removed}
@@ -160,12 +164,12 @@ class DraftHeadCache:
             self._block_is_filled[blocks[self._group]] = False
 
     def _may_begin(self, row: int, start: int) -> bool:
-        """Whether all is known of the `start` tokens before a row's first one."""
+        """Whether the entries of the `start` tokens before a row's first token exist."""
         num_full_blocks, rest = divmod(start, self.block_size)
         return not rest and bool(self._block_is_filled[self._tables[row, :num_full_blocks]].all())
 
     def tokens(self, inputs: StepInputs) -> np.ndarray:
-        """See `HiddenStateStore`: those of the rows that are followed."""
+        """See `HiddenStateStore`: the tokens of tracked rows."""
         owner, _ = inputs.token_index
         return np.flatnonzero(np.isin(owner, list(self._tracked_rows)))
 
@@ -175,7 +179,7 @@ class DraftHeadCache:
     def _keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor) -> None:
         token_indices = self.tokens(inputs)
         owner, positions = (array[token_indices] for array in inputs.token_index)
-        # Drafts that didn't hold lie beyond what is computed.
+        # Rejected drafts are beyond the computed tokens.
         accepted = np.flatnonzero(positions < self._batch.num_computed[owner])
         if len(accepted) < len(token_indices):
             owner, positions = owner[accepted], positions[accepted]
@@ -200,15 +204,15 @@ class DraftHeadCache:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """What isn't followed is left out first: of a full batch that may be nearly all."""
+        """Drop rows that aren't tracked first: that may be nearly all of a full batch."""
         batch, followed, start = self._batch, self._tracked_rows, 0
         owner, positions, hidden_rows = list[int](), list[int](), list[int]()
         for index, count in zip(order, drafts, strict=True):
             seq_id = plan.seq_ids[index]
             row = batch.row_of[seq_id]
-            # What failed is computed anew, if ever.
+            # A failed row is recomputed, if at all.
             if row in followed and seq_id not in result.errors:
-                # Beams get their tokens elsewhere.
+                # Beams get their tokens with the next plan.
                 num_tokens = max(1, len(result.token_ids[index]))
                 end = int(batch.num_computed[row])
                 owner += [row] * num_tokens
@@ -220,33 +224,33 @@ class DraftHeadCache:
         self._follow(plan, np.array(owner, np.int64), np.array(positions, np.int64), hidden)
 
     def _try_save(self, result: StepResult, keep: Callable[[], None]) -> None:
-        """Have a step's states kept, and note what that takes."""
+        """Save a step's states, and record the time that it takes."""
         if self._failed:
             return
         started = time.perf_counter()
         try:
             keep()
             result.tracking_seconds = time.perf_counter() - started
-        except Exception:  # whatever it is, the model goes on without drafts
+        except Exception:  # whatever the error, the model continues without drafts
             self._failed = True
             log.exception("The heads can't follow the model any more; no drafts until a restart")
 
     def _follow(
         self, plan: StepPlan, owner: np.ndarray, positions: np.ndarray, hidden: Tensor
     ) -> None:
-        """Note what came, as little as can be: all else waits for `process_pending`.
+        """Record new tokens with minimal work; the rest is done in `process_pending`.
 
-        `hidden`: states of the tokens at `positions` of the rows `owner`, int64 [n] each, a row's
-        behind each other.
+        `hidden`: states of the tokens at `positions` of the rows `owner`, int64 [n] each, tokens of
+        a row being consecutive.
         """
         batch, size = self._batch, self.block_size
         count, first = len(owner), self._num_pending
         if not count:
             return
         blocks = self._tables[owner, positions // size].astype(np.int64)
-        # One behind its own place: the token before.
+        # The previous state of a token is usually that of the token before it.
         previous_state_indices = np.arange(first, first + count)
-        # First: a sequence may begin behind a block that another one computes in the same step.
+        # Done first: a sequence may start after a block that another one computes in this step.
         full = np.flatnonzero((positions + 1) % size == 0)
         for index, block in zip(full.tolist(), blocks[full].tolist(), strict=True):
             self._end_at[block] = first + index
@@ -269,9 +273,9 @@ class DraftHeadCache:
             self.process_pending()
 
     def _previous_state_index(self, row: int, seq_id: int, position: int) -> int:
-        """Where the state before a row's first token of a step is: a row goes on where it was, or
-        behind a block; place 0 has none before it. From 1 on: of those that wait; below 0: rows'
-        states, and behind these blocks'.
+        """Index of the state before a row's first token of a step: the row's newest state, or that
+        of the block before it; position 0 has none (index 0). From 1 on: pending states; below 0:
+        states of rows, then those of blocks.
         """
         if position == 0:
             return 0
@@ -283,16 +287,16 @@ class DraftHeadCache:
         return -1 - len(self._states) - block if index is None else 1 + index
 
     def on_device(self, array: np.ndarray) -> Tensor:
-        """An array of the host as a tensor on the heads' device."""
+        """A host array as a tensor on the heads' device."""
         return to_device(torch.from_numpy(array), self._device)
 
     def process_pending(self) -> None:
-        """See `HiddenStateStore`: compute keys and values of all tokens whose states have come."""
+        """See `HiddenStateStore`: compute keys and values of all pending tokens."""
         if self._pending and not self._failed:
             try:
                 self._read()
             except Exception:
-                self._failed = True  # what waited is lost
+                self._failed = True  # the pending tokens are lost
                 raise
 
     def _read(self) -> None:
@@ -316,7 +320,7 @@ class DraftHeadCache:
             np.concatenate([getattr(part, name) for part in parts])
             for name in ("tokens", "positions", "slots")
         )
-        # A block may have changed hands meanwhile: of each place what came last.
+        # A block may have been reallocated meanwhile: keep the last write to each slot.
         _, from_end = np.unique(slots[::-1], return_index=True)
         newest = np.sort(len(slots) - 1 - from_end)
         newest = newest[positions[newest] > 0]
@@ -330,7 +334,7 @@ class DraftHeadCache:
         self.heads.layer.write(x, *targets)
 
     def _get_previous_states(self, states: Tensor, indices: np.ndarray) -> Tensor:
-        """[n, width]: the states that `indices` name, see `_previous_state_index`."""
+        """[n, width]: the states at `indices`, see `_previous_state_index`."""
         previous_states = states[self.on_device(np.maximum(indices - 1, 0))]
         rows = len(self._states)
         of_rows = np.flatnonzero((indices < 0) & (indices >= -rows))
@@ -369,7 +373,7 @@ class DraftHeadCache:
         )
 
     def warm_up(self, count: int) -> None:
-        """See `HiddenStateStore`; places before the first are written nowhere."""
+        """See `HiddenStateStore`; positions before the first are written nowhere."""
         heads = self.heads
         nowhere = self.on_device(np.full(count, -1))
         tokens = positions = torch.zeros_like(nowhere)
@@ -385,18 +389,18 @@ class DraftHeadCache:
 
 
 class LayerDraftRounds:
-    """Drafts of some rows, whose keys and values are in places of their own.
+    """Drafts of some rows, whose keys and values are stored in separate blocks.
 
-    A row sees its full blocks but the first, where they are; the entries of that one, which has
-    none at place 0, and of its last block, which isn't full, are copied before those of the drafts.
-    Their order makes no difference: keys were rotated by their positions before.
+    A row reads its full blocks except the first in place. The entries of the first block, which has
+    none at position 0, and of its last, partial block are copied before those of the drafts. Their
+    order doesn't matter: keys were rotated by their positions before.
     """
 
     def __init__(
         self, memory: DraftHeadCache, tables: np.ndarray, computed: np.ndarray, states: Tensor
     ) -> None:
-        """`tables`: [n, blocks], of the rows; `computed`: [n], >= 1, tokens with an entry but for
-        the first; `states`: [n, width], of the last of these.
+        """`tables`: [n, blocks], of the rows; `computed`: [n], >= 1, number of tokens that have an
+        entry, plus the first; `states`: [n, width], states of their last tokens.
         """
         self._heads, size = memory.heads, memory.block_size
         count, num_draft_blocks = len(computed), memory.draft_blocks_per_row
@@ -426,7 +430,7 @@ class LayerDraftRounds:
                 (target_slots // size, target_slots % size),
             )
         self._on_device = memory.on_device
-        #: Of the next draft of each row; all on the heads' device, where they are counted up.
+        #: Of each row's next draft; on the heads' device, where they are incremented.
         self._positions, self._next = memory.on_device(computed - 1), memory.on_device(following)
         self._lengths, self._tables = (
             memory.on_device(computed.astype(np.int32)),

@@ -1,4 +1,4 @@
-"""`EncoderRunner`: runs a model's encoder, and keeps its outputs for as long as the plans say."""
+"""`EncoderRunner`: runs a model's encoder, and keeps its outputs while the plans need them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EncoderRunner:
     ) -> None:
         """`adapters`: by digest."""
         self._model, self._adapters = model, adapters
-        #: Saves outputs for other replicas, and loads theirs; None: nobody does.
+        #: Saves outputs for other replicas, and loads theirs; None: nothing does.
         self.ec_connector: ECConnector | None = None
         #: key -> [num_vectors, hidden]
         self._outputs: dict[bytes, Tensor] = {}
@@ -37,9 +37,9 @@ class EncoderRunner:
         encode: Sequence[tuple[EncodeTask, MediaTensors]],
         ranges: Sequence[EncoderRange],
     ) -> tuple[Tensor, Tensor] | None:
-        """Let outputs go, compute new ones, and gather the vectors of a step's tokens.
+        """Free outputs, compute new ones, and gather the vectors of a step's tokens.
 
-        Each picture is computed by itself, so that its bits don't depend on others in the step.
+        Each picture is computed separately, so that its bits don't depend on others in the step.
 
         Returns:
             Indices of the step's tokens, int64 [n], and their vectors [n, hidden]; None: no token

@@ -15,7 +15,7 @@ from engine.worker.step_inputs import StepInputs
 
 
 class HiddenStateStore(Protocol):
-    """Saves what draft heads need of the model's steps.
+    """Saves the hidden states of the model's steps that draft heads need.
 
     Attributes:
         needs_all_tokens: it gets the states of `tokens`, not of the rows of the logits.
@@ -85,13 +85,13 @@ class _Step(NamedTuple):
 
 
 class LastHiddenStates:
-    """The last hidden state of verified positions, a row of the batch each.
+    """The last hidden state of verified positions, one per row of the batch.
 
-    A state belongs to a sequence at a length: it is gone once another sequence has the row, or the
-    text continued in another way (a grammar added a token).
+    A state belongs to a sequence of a certain length: it is lost when another sequence gets the
+    row, or when the text continues differently (a grammar added a token).
 
-    Most states are never read, and copies cost time next to a small model. So a step's states stay
-    as they are until one is read or a step of other sequences follows.
+    Most states are never read, and copies cost time with a small model. So a step's states aren't
+    copied until one is read or a step with other sequences follows.
     """
 
     needs_all_tokens = False
@@ -102,9 +102,9 @@ class LastHiddenStates:
     ) -> None:
         self._heads, self._batch = heads, batch
         self._states = torch.zeros((len(batch.tokens), hidden_size), device=device)
-        #: Row -> (sequence, its tokens).
+        #: Row -> (sequence, number of its tokens).
         self._of: dict[int, tuple[int, int]] = {}
-        #: The previous step's states, not yet copied.
+        #: The previous step's states, not copied yet.
         self._last: _Step | None = None
 
     def begin(self, plan: StepPlan) -> bool:

@@ -1,4 +1,4 @@
-"""The worker's copy of the running batch, in arrays that a step reads without Python loops."""
+"""The worker's state of the running batch, in arrays that steps read without Python loops."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from engine.worker.step_inputs import (
 def write_drafts(
     batch: InputBatch, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
 ) -> tuple[list[DraftedRow], list[np.ndarray]]:
-    """Write drafts after their rows' tokens; returns the rows that have some, and the indices of
+    """Write drafts after their rows' tokens; returns the rows that have drafts, and the indices of
     the drafts among the step's tokens.
 
-    `order`, `rows`, `first`: for each row that samples its index in the plan, its row of the batch,
-    and which of the step's tokens is the first that it samples after.
+    `order`, `rows`, `first`: for each row that samples, its index in the plan, its row of the
+    batch, and the index of the first of the step's tokens after which it samples.
     """
     drafted: list[DraftedRow] = []
     token_indices: list[np.ndarray] = []
@@ -58,8 +58,8 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
     """A prompt's positions in time, height and width, int64 [num_tokens, 3] (M-RoPE, arXiv
     2409.12191).
 
-    Text counts on in all three. A picture's vectors count frames, rows and columns from where the
-    text stopped, and text goes on behind the largest of its rows and columns.
+    Text increments all three. A picture's vectors count frames, rows and columns from the position
+    where the text stopped, and the text continues after the largest of its rows and columns.
     """
     positions = np.empty((num_tokens, 3), dtype=np.int64)
     token = position = 0
@@ -68,7 +68,7 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
         positions[token : picture.start] = (position + np.arange(text))[:, None]
         position += text
         cells = np.indices(picture.grid).reshape(3, -1).T
-        # In float32, as the models were trained.
+        # In float32, as in the models' training.
         cells[:, 0] = (cells[:, 0].astype(np.float32) * np.float32(picture.time_interval)).astype(
             int
         )
@@ -82,14 +82,14 @@ def plane_positions(num_tokens: int, pictures: list[EncoderInput]) -> np.ndarray
 class InputBatch:
     """Rows of sequences: tokens, block tables, counts.
 
-    `apply_plan` and `prepare_inputs` may run while the previous step is still computed in another
-    thread, which only reads `tokens` and writes its new ones by `append_sampled`. So the row of a
-    sequence that left is reused `max_steps_in_flight` steps later.
+    `apply_plan` and `prepare_inputs` may run while another thread still computes the previous step.
+    That thread only reads `tokens` and writes new ones by `append_sampled`. So the row of a removed
+    sequence is reused only `max_steps_in_flight` steps later.
 
-    There is a block table for each KV cache group of `layout`, by default one of full attention.
-    `attachments` are the objects that plans name by handle, `adapters` those named by digest.
+    There is a block table for each KV cache group of `layout`, by default one with full attention.
+    `attachments` are the objects that plans refer to by handle, `adapters` those by digest.
 
-    Raises `ConfigError` where the tables are larger than the system's memory may ever be.
+    Raises `ConfigError` if the tables exceed the system's memory.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class InputBatch:
         self.groups = layout.groups
         self.has_states = layout.state_group is not None
         try:
-            # Pages are mapped when first written: a long max_model_len alone takes no memory.
+            # Pages are mapped on their first write: a large max_model_len alone uses no memory.
             self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
-            #: By KV cache group, [num_rows, its table_length of max_model_len].
+            #: By KV cache group, [num_rows, the group's table_length of max_model_len].
             self.block_tables = [
                 np.zeros((num_rows, group.table_length(max_model_len, block_size)), dtype=np.int32)
                 for group in self.groups
@@ -125,7 +125,7 @@ class InputBatch:
                 param="max_num_seqs",
             ) from error
         self.num_blocks = np.zeros((len(self.groups), num_rows), dtype=np.int64)
-        #: Includes the token that a step in flight samples.
+        #: Includes the tokens that steps in flight sample.
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.num_prompt = np.zeros(num_rows, dtype=np.int64)
@@ -136,10 +136,10 @@ class InputBatch:
         self.prompt_embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
         #: Row -> tokens of its prompt that an encoder's vectors stand for.
         self.encoder_inputs: dict[int, list[EncoderInput]] = {}
-        #: What is added to a token's position for its rotation: pictures in the prompt take fewer
-        #: positions than tokens where tokens have three.
+        #: Offset from a token's index to its rotary position: with three-dimensional positions,
+        #: pictures in the prompt take fewer positions than tokens.
         self.rope_offsets = np.zeros(num_rows, dtype=np.int64)
-        #: Row -> its prompt's positions, int64 [num_prompt, 3], where its tokens have three.
+        #: Row -> its prompt's positions, int64 [num_prompt, 3], for three-dimensional positions.
         self.plane_positions: dict[int, np.ndarray] = {}
         self._max_model_len = max_model_len
         #: Row -> the next prompt token to score.
@@ -147,7 +147,7 @@ class InputBatch:
         self.adapters = RowAdapters(adapters)
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        #: Rows that the latest plan's sequences left, and those of the plans before.
+        #: Rows that the latest plan's sequences left, and those of earlier plans.
         self.rows_to_recycle: list[int] = []
         self._rows_of_earlier_plans: deque[list[int]] = deque([[]] * (max_steps_in_flight - 1))
 
@@ -187,7 +187,7 @@ class InputBatch:
         self.num_computed[row] = rewound.num_computed_tokens
         state = self.state(row)
         state.output_token_ids[start - int(self.num_prompt[row]) :] = rewound.token_ids
-        if state.counts is not None:  # counts only grow, so count from the start
+        if state.counts is not None:  # counts can't be decremented: recount from the start
             self.sampling[row] = dataclasses.replace(state)
 
     def _add(self, sequence: NewSequence) -> None:
@@ -233,7 +233,7 @@ class InputBatch:
 
     def _append(self, seq_id: int, token_id: int) -> None:
         row = self.row_of.get(seq_id)
-        if row is None:  # it has left, or is a new sequence of this plan with all its tokens
+        if row is None:  # removed, or new in this plan with all of its tokens
             return
         self.tokens[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
@@ -246,7 +246,7 @@ class InputBatch:
             counts[row] = end
 
     def prepare_inputs(self, plan: StepPlan) -> StepInputs:
-        """The step's tensors; advances the counts to the step's end."""
+        """The step's tensors; advances the counts to the end of the step."""
         rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
         counts = np.asarray(plan.num_scheduled, dtype=np.int64)
         order = np.arange(len(counts))
@@ -267,7 +267,7 @@ class InputBatch:
         first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
         drafted, draft_tokens = write_drafts(self, plan, order[caught_up], rows[caught_up], first)
         logits_rows = np.concatenate((first, *draft_tokens, *extra))
-        # The usual decode step needs the logits of all tokens in order, and no selection.
+        # Common decode steps need the logits of all tokens in order, without selection.
         selects = len(logits_rows) != len(positions) or bool(draft_tokens or extra)
         tables = [
             self._tables(group, rows, owner, positions, int(ends.max()))
@@ -329,7 +329,7 @@ class InputBatch:
         )
 
     def target_index(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the next tokens of rows that have caught up are written; counts these tokens."""
+        """Where to write the next tokens of rows that have caught up; counts these tokens."""
         positions = self.num_tokens[rows]
         self.num_tokens[rows] += self.appends_sampled[rows]
         return rows, positions
@@ -360,11 +360,11 @@ class InputBatch:
         return torch.from_numpy(self.tokens[inputs.token_index].astype(np.int64))
 
     def append_sampled(self, inputs: SampledRows, token_ids: list[int]) -> None:
-        """Write the sampled tokens, one for each of `inputs.sampled`; -1: there is none."""
+        """Write the sampled tokens, one per entry of `inputs.sampled`; -1: none."""
         rows, positions = inputs.target_index
         states = inputs.states[: len(token_ids)]
         if min(token_ids) < 0:
-            # The next step may be prepared and read these positions: they must hold valid ids.
+            # The next step may be prepared and read these positions, so they must hold valid ids.
             valid = [index for index, token_id in enumerate(token_ids) if token_id >= 0]
             rows, positions = rows[valid], positions[valid]
         self.tokens[rows, positions] = [token_id for token_id in token_ids if token_id >= 0]
@@ -377,7 +377,7 @@ class InputBatch:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A KV cache group's slots of the step's tokens, and its block tables.
 
-        The tables still name blocks that have left a sliding window; they aren't read.
+        The tables still list blocks that have left a sliding window; kernels don't read them.
         """
         table, size = self.block_tables[group], self.block_size
         blocks = table[owner, positions // size].astype(np.int64)
@@ -388,8 +388,8 @@ class InputBatch:
     def _cross_group(
         self, context: AttentionMetadata, group: int, owner: np.ndarray
     ) -> AttentionMetadata:
-        """A cross-attention group, in which each token is a sequence of one query: what comes
-        after it in its sequence hides nothing of the encoder's states.
+        """A cross-attention group, in which each token is a sequence of one query: causality among
+        tokens doesn't apply to the encoder's states.
         """
         described, count = self.groups[group], len(owner)
         width = described.table_length(0, self.block_size)
@@ -411,7 +411,7 @@ class InputBatch:
         starts: np.ndarray,
         query_start: np.ndarray,
     ) -> StateStep:
-        """Which blocks hold the step's states."""
+        """The blocks that hold the step's states."""
         saves = []
         if plan.checkpoints:
             index_of = {plan.seq_ids[entry]: index for index, entry in enumerate(order.tolist())}
@@ -427,7 +427,9 @@ class InputBatch:
     def _embeds(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """`AttentionMetadata.embeds`: indices of the step's tokens that have vectors, and these."""
+        """`AttentionMetadata.embeds`: indices of the step's tokens that have vectors, and the
+        vectors.
+        """
         indices, values = [], []
         for index, row in enumerate(rows.tolist()):
             for start, vectors in self.prompt_embeds.get(row, ()):
@@ -448,8 +450,8 @@ class InputBatch:
         owner: np.ndarray,
         positions: np.ndarray,
     ) -> tuple[np.ndarray, torch.Tensor | None]:
-        """`AttentionMetadata.positions` and `plane_positions` of a step with rows whose tokens have
-        three positions.
+        """`AttentionMetadata.positions` and `plane_positions` of a step that has rows with
+        three-dimensional positions.
         """
         rotations = positions + self.rope_offsets[owner]
         planes: list[np.ndarray] = []
@@ -462,7 +464,7 @@ class InputBatch:
                 continue
             chunk = of_prompt[start:end]
             first = int(query_start[index])
-            rotations[first : first + len(chunk)] = chunk[:, 0]  # of text all three are the same
+            rotations[first : first + len(chunk)] = chunk[:, 0]  # text has three equal positions
             differing = np.flatnonzero((chunk != chunk[:, :1]).any(axis=1))
             rotations[first + differing] = next_row + np.arange(len(differing))
             next_row += len(differing)
@@ -478,7 +480,7 @@ class InputBatch:
         query_start: np.ndarray,
         positions: np.ndarray,
     ) -> torch.Tensor | None:
-        """`AttentionArgs.visible_ends` of a step; None where no token sees one after it."""
+        """`AttentionArgs.visible_ends` of a step; None if no token attends to a later one."""
         visible = None
         for index, row in enumerate(rows.tolist()):
             start, end = int(starts[index]), int(ends[index])
@@ -495,7 +497,7 @@ class InputBatch:
     def _encoder_ranges(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
     ) -> list[EncoderRange]:
-        """Which of the step's tokens an encoder's vectors stand for."""
+        """The step's tokens that stand for vectors of an encoder."""
         ranges = []
         for index, row in enumerate(rows.tolist()):
             for entry in self.encoder_inputs.get(row, ()):
@@ -515,7 +517,7 @@ class InputBatch:
         ends: np.ndarray,
         query_start: np.ndarray,
     ) -> tuple[list[PromptRow], list[np.ndarray]]:
-        """The prompt positions to score, and which of the step's tokens predict them."""
+        """The prompt positions to score, and the step's tokens that predict them."""
         prompt_rows: list[PromptRow] = []
         token_indices: list[np.ndarray] = []
         if not self.prompt_logprobs_next:

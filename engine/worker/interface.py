@@ -1,4 +1,4 @@
-"""The contract of runners: `ModelRunner`, `PoolingRunner` and those of other devices."""
+"""Interfaces of runners: `ModelRunner`, `PoolingRunner` and those of other devices."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 
 
 class Attachments:
-    """Objects that plans name by handle: functions, and tensors too large for every plan.
+    """Objects that plans refer to by handle: functions, and tensors too large to send in each plan.
 
-    Handles are never used twice.
+    Handles are never reused.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Attachments:
         return self._objects[handle]
 
     def remove(self, handle: int) -> None:
-        """Remove an object; does nothing where it has been removed."""
+        """Remove an object; does nothing if it has been removed already."""
         self._objects.pop(handle, None)
 
 
@@ -61,11 +61,11 @@ class BitmaskInbox:
     def wait(self, step: int) -> GrammarOutput:
         """Wait for a step's bitmasks and remove them.
 
-        Raises RuntimeError where they couldn't be computed.
+        Raises RuntimeError if they couldn't be computed.
         """
         output = self._future(step).result()
         with self._lock:
-            # Earlier steps that sampled nothing have left theirs.
+            # Bitmasks of earlier steps that sampled nothing are still there.
             for old in [key for key in self._outputs if key <= step]:
                 del self._outputs[old]
         if output.failure:
@@ -99,19 +99,20 @@ class Runner(Protocol):
     """Holds the running batch and runs its steps, one after the other."""
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises whatever the model raises; the batch stays usable."""
+        """Run one step. Raises what the model raises; the batch stays usable."""
 
     def prepare(self, plan: StepPlan) -> Any:
-        """Apply the plan's changes; the step's inputs, or None for a plan without sequences.
+        """Apply the plan's changes; returns the step's inputs, or None for a plan without
+        sequences.
 
-        Called before the previous step has finished, so it must not read its tokens.
+        Called before the previous step has finished, so it must not read that step's tokens.
         """
 
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         """Start a prepared step after the previous one; always called in the same thread."""
 
     def reset(self) -> None:
-        """Forget the previous step, because a step has failed."""
+        """Forget the previous step after a step has failed."""
 
 
 @runtime_checkable
@@ -119,4 +120,4 @@ class TimesForward(Protocol):
     """A runner whose forward passes can be measured."""
 
     def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Call the model's forward pass through what `wrap` makes of it."""
+        """Wrap the model's forward pass with `wrap`."""

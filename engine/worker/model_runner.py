@@ -32,25 +32,25 @@ from engine.worker.sampling_io import bitmask_rows, collect_outputs, draft_by_lo
 from engine.worker.step_inputs import StepInputs
 from kernels.tensors import to_device
 
-#: Number of samplers of adapters' vocabularies that are cached.
+#: Number of cached samplers for adapters' vocabularies.
 _MAX_CACHED_SAMPLERS = 16
 
 
 class StepLogits:
-    """Logits of a step's hidden states, some rows at a time."""
+    """Logits of a step's hidden states, computed for some rows at a time."""
 
     def __init__(self, model: EngineModel, hidden: Tensor, heads: StepAdapters) -> None:
-        """`heads`: adapters that change logits, by rows of `hidden`."""
+        """`heads`: adapters of the output layer, by rows of `hidden`."""
         self._model, self._hidden, self._heads = model, hidden, heads
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Logits of rows [start, end), which have one vocabulary."""
+        """Logits of rows [start, end), which share a vocabulary."""
         if not self._heads:
             return self._model.logits(self._hidden[start:end])
         return self._adapted(self._hidden[start:end], self._heads.slice_rows(start, end))
 
     def compute(self, rows: Sequence[int]) -> Tensor:
-        """Logits of these rows, which have one vocabulary."""
+        """Logits of these rows, which share a vocabulary."""
         index = torch.tensor(rows)
         hidden = self._hidden[to_device(index, self._hidden.device)]
         if not self._heads:
@@ -58,16 +58,16 @@ class StepLogits:
         return self._adapted(hidden, self._heads.lm_head_adapters(index))
 
     def _adapted(self, hidden: Tensor, heads: StepAdapters) -> Tensor:
-        model: Any = self._model  # one that takes adapters
+        model: Any = self._model  # a model that supports adapters
         logits: Tensor = model.logits(hidden, heads)
         return logits
 
 
 class PerVocabularySampler:
-    """Samples a step's tokens, with a sampler for each vocabulary.
+    """Samples a step's tokens, with one sampler per vocabulary.
 
     Adapters may add tokens, so their rows' logits have more columns. The rows of each vocabulary
-    are a batch of their own, and no row's bits depend on the others.
+    form a batch of their own, and no row's bits depend on the others.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -110,7 +110,9 @@ class PerVocabularySampler:
         return merged
 
     def _get_sampler(self, vocab_size: int) -> Sampler:
-        """The sampler, which caches the previous step's rows; 0: of the model's vocabulary."""
+        """The sampler of a vocabulary, which caches the previous step's rows; 0: the model's
+        own.
+        """
         if not vocab_size:
             return self._sampler
         sampler = self._adapter_samplers.pop(vocab_size, None) or self._sampler.for_vocabulary()
@@ -121,7 +123,7 @@ class PerVocabularySampler:
 
 
 class DeferredStep:
-    """A step whose tokens are chosen once another stage has computed the logits."""
+    """A step whose tokens are sampled once another stage has computed the logits."""
 
     def __init__(self, choose_tokens: Callable[[], StepResult]) -> None:
         self._choose_tokens = choose_tokens
@@ -129,7 +131,7 @@ class DeferredStep:
 
     @torch.inference_mode()
     def finish(self) -> StepResult:
-        if self._result is None:  # the logits come once
+        if self._result is None:  # the logits arrive only once
             self._result = self._choose_tokens()
         return self._result
 
@@ -137,7 +139,7 @@ class DeferredStep:
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
-    #: Whether a forward pass returns the states of all tokens in any case.
+    #: Whether a forward pass always returns the states of all tokens.
     _returns_all = False
 
     def __init__(
@@ -149,17 +151,17 @@ class ModelRunner:
         masks: BitmaskInbox | None = None,
         hidden: HiddenStateStore | None = None,
     ) -> None:
-        """`decodes`: runs the steps that it can in one call. `masks`: bitmasks of grammars.
+        """`decodes`: runs the steps that it supports in one call. `masks`: grammar bitmasks.
         `hidden`: store of the hidden states that draft heads need.
         """
         self.model = model
         self.batch = batch
         self.sampler = sampler
         self._tokens = PerVocabularySampler(sampler)
-        #: The model's forward pass; on a GPU it moves the inputs there.
+        #: The model's forward pass; on a GPU it also moves the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionMetadata], torch.Tensor] = model.forward
         self._compiled_step = decodes
-        #: In the place of the compiled step's `run`, where it is timed.
+        #: Replaces the compiled step's `run` while it is timed.
         self._run_compiled: Callable[[StepPlan], StepResult | None] | None = None
         self._masks = masks or BitmaskInbox()
         self._hidden, self._saves_hidden = hidden, False
@@ -172,7 +174,7 @@ class ModelRunner:
         )
         self._retain_states = getattr(model, "keep", None) if model.stateful else None
         stage = getattr(model, "stage", None)
-        #: Whether another stage computes the logits, after this one has launched other steps.
+        #: Whether another stage computes the logits, after this one has launched further steps.
         self._defers_logits = stage is not None and not stage.is_last
 
     def wrap_forward(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -195,7 +197,7 @@ class ModelRunner:
         return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:
-        """The step's inputs, without the tokens that the previous step samples. None: no sequence.
+        """The step's inputs, without the tokens that the previous step samples. None: no sequences.
 
         The plan's changes are applied to the batch here, so a step that fails later is undone by
         removing its sequences.
@@ -212,7 +214,7 @@ class ModelRunner:
             self._saves_hidden = self._hidden.begin(plan)
 
     def _inputs(self, plan: StepPlan) -> StepInputs | None:
-        """As `prepare`, after the plan's changes were applied."""
+        """Like `prepare`, after the plan's changes were applied."""
         if not plan.seq_ids:
             return None
         inputs = self.batch.prepare_inputs(plan)
@@ -222,7 +224,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
-        """Run a prepared step after the previous one. May be called in another thread."""
+        """Run a prepared step after the previous one. May be called from another thread."""
         if inputs is None:
             return StepResult.empty(0)
         alignments = (
@@ -234,7 +236,7 @@ class ModelRunner:
         return result
 
     def _compute_states(self, plan: StepPlan, inputs: StepInputs) -> tuple[Tensor, Tensor]:
-        """Hidden states that logits are computed from, and those to save."""
+        """Hidden states for the logits, and those to save."""
         if self._retain_states is not None:
             self._retain_states(inputs.occupied_rows)
         if self.encoder is not None:
@@ -246,7 +248,7 @@ class ModelRunner:
     def _choose_tokens(
         self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, saved: Tensor
     ) -> StepResult:
-        """Compute logits, and choose tokens by them."""
+        """Compute logits, and sample tokens from them."""
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden):
             logits = self._logits_of(inputs, hidden)
@@ -258,7 +260,7 @@ class ModelRunner:
         return result
 
     def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those that logits are computed from, and those to save."""
+        """Hidden states for the logits, and those to save."""
         tokens, context, store = self.batch.token_ids(inputs), inputs.context, self._hidden
         if context.alignments:
             hidden = self._forward_all(tokens, context)
@@ -269,12 +271,12 @@ class ModelRunner:
             or not (self._saves_hidden or self._returns_all)
         ):
             hidden = self.forward(tokens, context)
-            # A graph's output is overwritten by the next step.
+            # The next step overwrites a graph's output.
             copies = self._saves_hidden and self._returns_all
             return hidden, hidden.clone() if copies else hidden
         logits_rows, saved_tokens = context.logits_rows, store.tokens(inputs)
         if store.aux_layers and not self._returns_all:
-            # Inputs of earlier layers: the last layer computes no additional token.
+            # Inputs of earlier layers: the last layer computes no additional tokens.
             hidden, aux = self._forward_with_aux(tokens, context)
             return hidden, aux[saved_tokens]
         computed = self._rows_to_compute(logits_rows, saved_tokens, len(tokens))
@@ -290,7 +292,7 @@ class ModelRunner:
         return hidden, saved
 
     def _forward_all(self, tokens: torch.Tensor, context: AttentionMetadata) -> torch.Tensor:
-        """The hidden states of `context.logits_rows`, with all tokens computed in all layers."""
+        """The hidden states of `context.logits_rows`, all tokens being computed in all layers."""
         logits_rows, context.logits_rows = context.logits_rows, None
         hidden = self.forward(tokens, context)
         context.logits_rows = logits_rows
@@ -299,8 +301,8 @@ class ModelRunner:
     def _rows_to_compute(
         self, logits_rows: torch.Tensor | None, saved: np.ndarray, count: int
     ) -> np.ndarray | None:
-        """Which of a step's `count` tokens the last layer must compute, ascending: `logits_rows`
-        (None: all) and those to save. None: all.
+        """Indices of the step's `count` tokens that the last layer must compute, ascending:
+        `logits_rows` (None: all) and those to save. None: all.
         """
         if logits_rows is None or self._returns_all:
             return None
@@ -310,7 +312,7 @@ class ModelRunner:
     def _forward_with_aux(
         self, tokens: torch.Tensor, context: AttentionMetadata
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states of all tokens, and the auxiliary ones that the store asks for."""
+        """The hidden states of all tokens, and the auxiliary ones that the store needs."""
         model, taps = cast(NativeDecoder, self.model), self._taps
         if taps is None:
             raise RuntimeError("The store of hidden states has no auxiliary layers.")
@@ -347,7 +349,7 @@ class ModelRunner:
     ) -> None:
         """Compute the requested log probabilities of prompt tokens.
 
-        Some rows at a time: the logits of all prompt tokens of a step may not fit into memory.
+        Computed for some rows at a time: the logits of all prompt tokens may not fit into memory.
         """
         offset = len(inputs.states)
         for index, state, first, count in inputs.prompt_logprob_rows:
@@ -366,7 +368,7 @@ class ModelRunner:
 def _select_rows(
     states: torch.Tensor, tokens: np.ndarray | None, selected: np.ndarray
 ) -> torch.Tensor:
-    """A copy of the states of the tokens `selected`, for a graph's output is overwritten.
+    """A copy of the states of the tokens `selected`, as the next step overwrites a graph's output.
 
     `states` are those of `tokens`, ascending; None: of all tokens of the step.
     """

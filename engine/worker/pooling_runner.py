@@ -1,4 +1,4 @@
-"""`PoolingRunner`: a step of a pooling model, in the place of `ModelRunner`."""
+"""`PoolingRunner`: runs the steps of a pooling model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kernels.tensors import to_device
 
 @dataclass(slots=True)
 class PoolingState:
-    """The hidden states that pooling needs of a sequence whose prompt may come in chunks.
+    """The hidden states that pooling a sequence needs; its prompt may come in chunks.
 
     Attributes:
         pooling_type: "CLS", "LAST" or "MEAN"; unused when `params.by_token`.
@@ -102,7 +102,7 @@ class PoolingRunner:
         pooler: Pooler,
         stage: Callable[[Tensor, AttentionMetadata], Staging] | None = None,
     ) -> None:
-        """`stage` moves a step's inputs to the model's device; None: the host."""
+        """`stage`: moves a step's inputs to the model's device; None: the model is on the host."""
         self.model, self.batch, self.pooler = model, batch, pooler
         self._stage = stage
         self._states: dict[int, PoolingState] = {}
@@ -120,7 +120,7 @@ class PoolingRunner:
         return self.run(plan, self.prepare(plan))
 
     def prepare(self, plan: StepPlan) -> PoolingInputs | None:
-        """The step's inputs. None: no sequence.
+        """The step's inputs. None: no sequences.
 
         The plan's changes are applied to the batch here, so a step that fails later is undone by
         removing its sequences.
@@ -128,7 +128,7 @@ class PoolingRunner:
         self.batch.apply_plan(plan)
         for seq_id in plan.removed:
             self._states.pop(seq_id, None)
-        for sequence in plan.new:  # also those that return after a preemption: they start anew
+        for sequence in plan.new:  # including those resumed after a preemption: they start anew
             self._states[sequence.seq_id] = PoolingState(
                 sequence.pooling or PoolingParams(), self.pooler.settings.pooling_type
             )
@@ -143,7 +143,7 @@ class PoolingRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: PoolingInputs | None) -> StepResult:
-        """Run a prepared step after the previous one. May be called in another thread.
+        """Run a prepared step after the previous one. May be called from another thread.
 
         `StepResult.pooled` holds the sequences whose prompts the step completed.
         """
@@ -158,7 +158,7 @@ class PoolingRunner:
             if inputs.every_token:
                 state.append(hidden[starts[index] : starts[index + 1]])
             elif index in done:
-                # Only these sequences' last tokens were computed to the end.
+                # Only these sequences' last tokens went through all layers.
                 state.append(hidden[row : row + 1])
                 row += 1
             if index in done:
@@ -174,8 +174,8 @@ class PoolingRunner:
     def _forward(
         self, inputs: PoolingInputs, starts: list[int], dropped: Sequence[bytes]
     ) -> Tensor:
-        """Hidden states [num_rows, hidden] of the requested rows. `dropped`: an encoder's outputs
-        to let go.
+        """Hidden states [num_rows, hidden] of the requested rows. `dropped`: encoder outputs to
+        free.
         """
         token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
         if self._encoder is not None:
@@ -194,7 +194,7 @@ class PoolingRunner:
         return self._forward_pass(token_ids, context)
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
-        # Heads run on the host: pooled states and their layers are small.
+        # Heads run on the host: pooled states and the heads' layers are small.
         head = self.batch.adapters.classifier(self.batch.row_of.get(seq_id, -1))
         output = self.pooler(state.result().cpu(), state.params, head)
         if not bool(torch.isfinite(output).all()):
@@ -204,7 +204,7 @@ class PoolingRunner:
 
 
 def _token_types(states: list[PoolingState], starts: list[int]) -> Tensor | None:
-    """int64 [num_tokens], 1 from each pair's second part on; None where there are no pairs."""
+    """int64 [num_tokens], 1 from the second part of each pair on; None without pairs."""
     if not any(state.params.second_segment for state in states):
         return None
     types = torch.zeros(starts[-1], dtype=torch.int64)

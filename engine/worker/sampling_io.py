@@ -1,4 +1,4 @@
-"""Between a step and the sampler: grammar bitmasks go in, tokens, drafts and scores come out."""
+"""Input and output of sampling: grammar bitmasks, tokens, drafts and log probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.worker.step_inputs import SampledRows
 
 
 def draft_by_logits_row(sampled: SampledRows) -> dict[int, int]:
-    """Row of the logits -> the draft that is checked against the token of that row."""
+    """Row of the logits -> the draft that is verified against the token of that row."""
     drafts: dict[int, int] = {}
     if sampled.drafted:
         row_of = {index: row for row, index in enumerate(sampled.sampled)}
@@ -62,7 +62,7 @@ def collect_outputs(
     output: SamplerOutput,
     result: StepResult,
 ) -> None:
-    """Write what was sampled to the batch and to the step's result."""
+    """Write the sampled tokens to the batch and to the step's result."""
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
     token_by_logits_row = output.token_ids.tolist()
     token_ids = token_by_logits_row[: len(seq_ids)]
@@ -73,7 +73,7 @@ def collect_outputs(
     for index, token_id in zip(sampled.sampled, token_ids, strict=True):
         if token_id >= 0:
             result.token_ids[index].append(token_id)
-    # An error after a draft occurs again once its row is sampled without drafts.
+    # An error after a draft recurs once its row is sampled without drafts.
     result.errors.update(
         {seq_ids[row]: error for row, error in output.errors.items() if row < len(seq_ids)}
     )
@@ -112,12 +112,13 @@ def append_accepted(
 def accepted_after(drafts: list[int], sampled: list[int], following: list[int]) -> list[int]:
     """The tokens that a row gets after its first one.
 
-    A draft is accepted if the target drew it, and brings the token that the target drew after it.
+    A draft is accepted if the target sampled it, and adds the token that the target sampled after
+    it.
 
     Args:
         drafts: in order.
-        sampled: the row's first token; [] where none could be chosen.
-        following: the token that the target draws after each draft; negative where it can't.
+        sampled: the row's first token; [] if none could be sampled.
+        following: the token that the target samples after each draft; negative if it can't.
     """
     accepted: list[int] = []
     for drawn, draft, token_id in zip([*sampled, *following], drafts, following, strict=False):

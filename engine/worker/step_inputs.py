@@ -20,11 +20,11 @@ from kernels.lora import TableSegment
 
 @dataclass(slots=True, frozen=True)
 class DraftedRow:
-    """A row whose drafts the step checks.
+    """A row whose drafts the step verifies.
 
     Attributes:
-        index: of its sequence in the plan.
-        row: in the batch.
+        index: index of its sequence in the plan.
+        row: row in the batch.
         drafts: in order.
         first: row of the logits after its first draft; those after the others follow.
     """
@@ -50,14 +50,14 @@ class EncoderRange(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class SampledRows:
-    """Which of a step's sequences get a token.
+    """The sequences of a step that get a token.
 
     Attributes:
         sampled: indices into the plan's sequences that have caught up, in the logits' order.
         states: their sampling states, followed by one for each draft of `drafted`: the sequence's
             state if that draft and those before it are accepted.
         target_index: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
-        drafted: rows that may get more than one.
+        drafted: rows that may get more than one token.
     """
 
     sampled: list[int]
@@ -68,19 +68,19 @@ class SampledRows:
 
 @dataclass(slots=True, kw_only=True)
 class StepInputs(SampledRows):
-    """One step's inputs and which sequences get a token from it.
+    """One step's inputs, and the sequences that get a token from it.
 
     Everything but the token ids is known before the previous step has run.
 
     Attributes:
-        token_index: (rows, positions), int64 [num_tokens] each: where `InputBatch.tokens` holds the
-            step's token ids.
+        token_index: (rows, positions), int64 [num_tokens] each: where in `InputBatch.tokens` the
+            step's token ids are.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
             order of `sampled`, followed by those after drafts and of `prompt_logprob_rows`.
         prompt_logprob_rows: the prompt positions to score.
-        encode: what the encoder reads before the step, with its inputs.
-        encoder_ranges: tokens whose embeddings are an encoder's vectors.
-        occupied_rows: all rows that have a sequence, for models with a state for each.
+        encode: inputs to encode before the step.
+        encoder_ranges: tokens whose embeddings are vectors of an encoder.
+        occupied_rows: all rows that hold a sequence, for models with a state per row.
     """
 
     token_index: tuple[np.ndarray, np.ndarray]
@@ -117,7 +117,7 @@ class RowAdapters:
         return 0 if adapter is None else adapter.vocab_size
 
     def classifier(self, row: int) -> Callable[[Tensor], Tensor] | None:
-        """The classification head that a row's adapter brings; None: the model's."""
+        """The classification head of a row's adapter; None: the model's."""
         adapter = self._by_row.get(row)
         return None if adapter is None else adapter.classifier
 
@@ -144,8 +144,8 @@ class RowAdapters:
         )
 
     def for_compiled_step(self, rows: np.ndarray) -> list[TableSegment] | None:
-        """The adapters of rows that decode one token each, for a compiled step; None: a compiled
-        step can't run one of them.
+        """The adapters of rows that decode one token each, for a compiled step; None: it doesn't
+        support one of them.
         """
         adapters = self.for_tokens(rows)
         if not all(adapter.is_compiled for adapter, _ in adapters.groups):

@@ -1,4 +1,4 @@
-"""How long a step takes in the model's forward pass, and in all of the worker."""
+"""Measures a step's time in the model's forward pass, and in the worker."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _T = TypeVar("_T")
 
 
 class TimedRunner(Runner):
-    """A runner whose results say how long their steps took.
+    """A runner whose results include the duration of their steps.
 
-    On a GPU it waits for the device around each forward pass, so that steps don't overlap.
+    On a GPU it synchronises with the device around each forward pass, so steps don't overlap.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class TimedRunner(Runner):
         worker: bool,
         synchronize: Callable[[], None] | None = None,
     ) -> None:
-        """`model`, `worker`: measure the forward pass, and all of the worker. `synchronize` waits
-        for the device; None: it has no queue.
+        """`model`, `worker`: measure the forward pass, and the worker. `synchronize` waits for the
+        device; None: it has no queue.
 
-        A forward pass is measured of a `TimesForward`. Where one compiled call computes and samples
-        it is all of that call.
+        The forward pass of a `TimesForward` is measured. If one compiled call computes and samples,
+        its total is measured.
         """
         self._runner, self._worker = runner, worker
         self._wait_for_device = synchronize
@@ -71,7 +71,7 @@ class TimedRunner(Runner):
     def launch(self, plan: StepPlan, inputs: Any) -> PendingStep:
         started = time.perf_counter()
         pending = self._runner.launch(plan, inputs)
-        if isinstance(pending, CompletedStep):  # when its result is asked for the next one may run
+        if isinstance(pending, CompletedStep):  # once its result is requested, the next one may run
             return CompletedStep(self._finish(pending.result, started))
         return _TimedStep(pending, lambda result: self._finish(result, started))
 
@@ -81,7 +81,7 @@ class TimedRunner(Runner):
 
 
 class _TimedStep:
-    """A step whose time ends when its result is there, the first time that it is asked for."""
+    """A step whose time ends when its result is first available on request."""
 
     def __init__(self, step: PendingStep, finish: Callable[[StepResult], StepResult]) -> None:
         self._step, self._finish_timing = step, finish

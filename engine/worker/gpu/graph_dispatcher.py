@@ -1,4 +1,4 @@
-"""Which captured graph serves a batch."""
+"""Chooses the captured graph for a batch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class CUDAGraphRuntimeMode(enum.Enum):
 
 
 class CUDAGraphMode(enum.Enum):
-    """What an operator asks for: how decode batches run, and how all others do.
+    """The operator's graph mode: how decode batches run, and how all others do.
 
-    PIECEWISE captures everything but attention, which runs between the pieces; FULL captures
-    attention too, so its backend must allow for it.
+    PIECEWISE captures everything except attention, which runs between the pieces; FULL captures
+    attention, too, so its backend must support that.
     """
 
     NONE = (CUDAGraphRuntimeMode.NONE, CUDAGraphRuntimeMode.NONE)
@@ -36,12 +36,12 @@ class CUDAGraphMode(enum.Enum):
 
     @property
     def decode(self) -> CUDAGraphRuntimeMode:
-        """Of batches in which all sequences have equally few tokens."""
+        """Mode of batches in which all sequences have the same small number of tokens."""
         return self.value[0]
 
     @property
     def mixed(self) -> CUDAGraphRuntimeMode:
-        """Of all other batches."""
+        """Mode of all other batches."""
         return self.value[1]
 
 
@@ -51,11 +51,11 @@ LEVELS = {
     2: CUDAGraphMode.FULL_AND_PIECEWISE,
     3: CUDAGraphMode.FULL_AND_PIECEWISE,
 }
-"""The mode of each optimisation level."""
+"""Graph mode of each optimisation level."""
 
 
 def requested_mode(name: str | None, level: int, enforce_eager: bool) -> CUDAGraphMode:
-    """By the settings: `enforce_eager`, then the mode's name, then the level's default."""
+    """The mode of the settings: `enforce_eager`, then the mode's name, then the level's default."""
     if enforce_eager:
         return CUDAGraphMode.NONE
     return LEVELS[level] if name is None else CUDAGraphMode[name]
@@ -64,10 +64,10 @@ def requested_mode(name: str | None, level: int, enforce_eager: bool) -> CUDAGra
 def resolve_mode(
     requested: CUDAGraphMode, support: GraphSupport, query_len: int = 1, obstacle: str | None = None
 ) -> CUDAGraphMode:
-    """The nearest mode that works; a log line says when it's another.
+    """The nearest supported mode; a log line reports if it differs.
 
     Args:
-        support: what the attention backend can be captured in.
+        support: the graph support of the attention backend.
         query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
         obstacle: why the model can't be captured at all.
     """
@@ -92,13 +92,13 @@ def _downgraded(requested: CUDAGraphMode, to: CUDAGraphMode, reason: str) -> CUD
 
 
 class BatchDescriptor(NamedTuple):
-    """What a graph was captured for, padding included.
+    """Key of a graph, padding included.
 
     Attributes:
-        num_tokens: of the whole batch.
-        num_reqs: sequences; 0 where it doesn't matter, in pieces without attention.
+        num_tokens: tokens of the batch.
+        num_reqs: sequences; 0 if it doesn't matter, in pieces without attention.
         uniform: all sequences have the same number of tokens.
-        adapted: some go through adapters.
+        adapted: some tokens use adapters.
     """
 
     num_tokens: int
@@ -116,27 +116,27 @@ def capture_sizes(
     query_len: int = 1,
     requested_sizes: Sequence[int] | None = None,
 ) -> list[int]:
-    """Numbers of tokens to capture, ascending: dense where batches are small, up to 512.
+    """Numbers of tokens to capture, ascending: dense for small batches, up to 512.
 
-    Every decode batch of up to 512 tokens finds one that is hardly larger than itself.
+    Every decode batch of up to 512 tokens has a graph that is hardly larger.
 
     Args:
         query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
-        requested_sizes: the operator's own instead; those beyond the budget are left out.
+        requested_sizes: the operator's sizes instead; those beyond the budget are dropped.
     """
     max_size = min(max(max_num_seqs * query_len, 1) * 2, 512, token_budget)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
     if requested_sizes is not None:
         max_size, sizes = token_budget, list(requested_sizes)
     if query_len > 1:
-        # A batch whose drafts are checked has a multiple of query_len tokens, others any number.
+        # Batches with drafts have a multiple of query_len tokens, others any number.
         sizes += [-(-size // query_len) * query_len for size in sizes]
     return sorted({size for size in sizes if size <= max_size})
 
 
 def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
-    """Of sizes that are multiples of `length` the largest and about each half of the one before,
-    ascending, down to the smallest.
+    """Of the sizes that are multiples of `length`, the largest and repeatedly about half of the
+    previous one, ascending, down to the smallest.
     """
     selected: list[int] = []
     fitting = [size for size in sorted(sizes) if size % length == 0]
@@ -147,15 +147,15 @@ def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
 
 
 class CUDAGraphDispatcher:
-    """Knows which graphs there are, and picks: FULL, then PIECEWISE, then none.
+    """Knows which graphs exist, and chooses: FULL, then PIECEWISE, then none.
 
     Args:
         mode: resolved for the backend.
         sizes: numbers of tokens that are captured, ascending.
-        max_num_seqs: most sequences of a batch.
-        query_len: tokens of a sequence in a batch whose drafts are checked; such batches are
-            uniform, and so are those of one token a sequence.
-        adapted: there are graphs for batches with adapters too, of fewer sizes: they are beside
+        max_num_seqs: maximum number of sequences of a batch.
+        query_len: tokens of a sequence in a batch whose drafts are verified; such batches are
+            uniform, and so are those of one token per sequence.
+        adapted: there are also graphs for batches with adapters, for fewer sizes, in addition to
             those without, whose steps launch nothing for adapters.
     """
 
@@ -196,17 +196,17 @@ class CUDAGraphDispatcher:
                     )
 
     def _smallest_for_all(self, length: int, adapted: bool) -> int:
-        """The size that a batch of all sequences, each of `length` tokens, is padded to."""
+        """The size to which a batch of all sequences, each of `length` tokens, is padded."""
         return next(iter(self._from(self._max_num_seqs * length, adapted)), 0)
 
     def _from(self, num_tokens: int, adapted: bool) -> list[int]:
-        """The sizes that hold so many tokens."""
+        """The sizes that hold this many tokens."""
         sizes = self._sizes[adapted]
         return sizes[bisect.bisect_left(sizes, num_tokens) :]
 
     @property
     def keys(self) -> list[Key]:
-        """What is to be captured, largest first: smaller graphs then fit into its memory."""
+        """The graphs to capture, largest first: smaller graphs then fit into its memory."""
 
         def rank(key: Key) -> tuple[int, str, bool]:
             return key[1].num_tokens, key[0].value, key[1].adapted
@@ -214,13 +214,15 @@ class CUDAGraphDispatcher:
         return sorted(self._keys, key=rank, reverse=True)
 
     def drop(self, key: Key) -> None:
-        """Forget a graph that couldn't be captured."""
+        """Remove a graph that couldn't be captured."""
         self._keys.discard(key)
 
     def dispatch(
         self, num_tokens: int, num_reqs: int, max_query_len: int, *, adapted: bool = False
     ) -> Key:
-        """How a batch runs, and as what. Without a graph that holds it, as itself, eagerly."""
+        """How a batch runs, and its padded size. Without a suitable graph it runs eagerly,
+        unpadded.
+        """
         even = num_tokens == num_reqs * max_query_len
         uniform = max_query_len if even and max_query_len in self._lengths else 0
         for size in self._from(num_tokens, adapted):
@@ -236,8 +238,9 @@ class CUDAGraphDispatcher:
         return self._last_resort(BatchDescriptor(num_tokens, num_reqs, bool(uniform), adapted))
 
     def _fitting(self, size: int, uniform: int, adapted: bool) -> list[BatchDescriptor]:
-        """Full graphs of that size which the batch may use: a decode one only if it is uniform, of
-        so many tokens a sequence."""
+        """Full graphs of this size that the batch may use: a decode graph only if it is uniform,
+        with the same number of tokens per sequence.
+        """
         descriptors = [BatchDescriptor(size, min(size, self._max_num_seqs), False, adapted)]
         if uniform:
             reqs = min(size // uniform, self._max_num_seqs)
@@ -245,7 +248,7 @@ class CUDAGraphDispatcher:
         return descriptors
 
     def _last_resort(self, batch: BatchDescriptor) -> Key:
-        """A decode batch beyond the full graphs may still fit the pieces."""
+        """A decode batch too large for full graphs may still fit piecewise ones."""
         for size in self._from(batch.num_tokens, batch.adapted):
             key = (CUDAGraphRuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, batch.adapted))
             if key in self._keys:

@@ -1,4 +1,4 @@
-"""Recording a forward pass in CUDA graphs, whole or in the pieces between attention."""
+"""Captures a forward pass in CUDA graphs, as a whole or in pieces between attention."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Replay = Callable[[], None]
 
 
 class GraphRecorder(Protocol):
-    """Records what the device is given between `begin` and `end`, without running it."""
+    """Records the device's work between `begin` and `end` without running it."""
 
     def session(self) -> contextlib.AbstractContextManager[None]:
-        """Around one recording, however many pieces it has."""
+        """Context of one recording, however many pieces it has."""
 
     def begin(self) -> None:
-        """Start a piece."""
+        """Begin a piece."""
 
     def end(self) -> Replay:
-        """End it; what runs it again."""
+        """End the piece; returns what replays it."""
 
 
 @contextlib.contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Within it, Python collects no garbage; what there is goes first.
+    """Context without Python's garbage collection; collects once at the start.
 
-    A tensor that the collector found while a graph is recorded would be freed into its pool. One
-    collection with a model loaded takes a third of a second or more, so that there is one for all
+    A tensor that is collected while a graph is recorded would be freed into the graph's pool. A
+    collection with a loaded model takes a third of a second or more, so there is only one for all
     graphs.
     """
     gc.collect()
@@ -68,7 +68,7 @@ class RecordedForward:
     output: Tensor
 
     def replay(self) -> Tensor:
-        """Run it on what the static inputs hold now."""
+        """Run it on the current content of the static inputs."""
         for step in self.steps:
             step()
         return self.output
@@ -81,7 +81,7 @@ def _attend(
     attention: Callable[[Args], Tensor], args: Args, batch: AttentionMetadata, count: int,
     out: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
+    """Attention of one group's batch of `count` tokens into `out`: first decodes, then the rest."""
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
 
     def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
@@ -102,16 +102,15 @@ def _attend(
 
 
 class PiecewiseAttention:
-    """Attention that cuts a recording in two around itself, and runs in between, eagerly.
+    """Attention that splits a recording in two, and runs eagerly in between.
 
-    Stands in the place of `KernelSet.paged_attention`, and `latents` in that of `latent_attention`.
-    Eager attention gets the step's own batch, so that a piecewise graph depends on the number of
-    tokens alone. Where sequences that decode come first in a batch of prompts, they are attended to
-    by a call of their own: kernels choose their tiles, and whether to split the keys, by what most
-    of a call's sequences do.
+    Replaces `KernelSet.paged_attention`, and `latents` replaces `latent_attention`. Eager attention
+    gets the step's actual batch, so that a piecewise graph depends on the number of tokens alone.
+    If decodes come first in a batch with prompts, they get a separate call: kernels choose their
+    tiles, and whether to split the keys, by the majority of a call's sequences.
 
     Attributes:
-        attention, latent_attention: what it stands for.
+        attention, latent_attention: the replaced functions.
         batch: the context of the step that runs or is replayed, on the device.
     """
 
@@ -128,7 +127,7 @@ class PiecewiseAttention:
         self.batch: AttentionMetadata | None = None
 
     def install(self, ops: KernelSet) -> None:
-        """Stand for the attention of a set that is a model's own."""
+        """Replace the attention of a kernel set that belongs to the model."""
         vars(ops)["paged_attention"], vars(ops)["mla_attention"] = self, self.latents
 
     def __call__(self, args: AttentionArgs) -> Tensor:
@@ -146,7 +145,7 @@ class PiecewiseAttention:
                 return _attend(attention, args, batch, len(args.q), args.new_out())
             return attention(args)
         group = self._group_of(args.block_tables)
-        # Made while the piece is recorded: the memory stays the recording's.
+        # Created while the piece is recorded: its memory belongs to the recording.
         out = args.new_out()
         self._steps.append(self._recorder.end())
 
@@ -161,13 +160,15 @@ class PiecewiseAttention:
         return out
 
     def _split_batch(self, block_tables: Tensor) -> AttentionMetadata | None:
-        """The group of the step's batch with this table, if it has decodes and something else."""
+        """The group of the step's batch with this table, if it mixes decodes and other
+        sequences.
+        """
         if self.batch is None or self.batch.prefill_start_loc is None:
             return None
         return next((g for g in self.batch.groups if g.block_tables is block_tables), None)
 
     def _group_of(self, block_tables: Tensor) -> int:
-        """Which KV cache group of the recorded context the table is of."""
+        """Index of the recorded context's KV cache group with this table."""
         if self._static is None:
             raise RuntimeError("Nothing is being recorded.")
         tables = [group.block_tables for group in self._static.groups]
@@ -203,10 +204,10 @@ class DeviceForward:
 
     Args:
         run: the model's forward.
-        device: where it runs.
+        device: the model's device.
         dispatcher, inputs: None without graphs.
-        breaks: stands for the model's attention; None where that is called directly.
-        slots: of the model's adapters; None: rows of adapters are told apart by the model itself.
+        breaks: replaces the model's attention; None: it is called directly.
+        slots: of the model's adapters; None: the model itself distinguishes rows of adapters.
     """
 
     def __init__(
@@ -225,22 +226,22 @@ class DeviceForward:
 
     @property
     def num_requested(self) -> int:
-        """Graphs that are still to be captured, or were."""
+        """Graphs to capture, or captured."""
         return len(self._dispatcher.keys) if self._dispatcher is not None else 0
 
     @property
     def num_captured(self) -> int:
-        """Graphs that there are."""
+        """Number of captured graphs."""
         return len(self._recordings)
 
     @property
     def static_bytes(self) -> int:
-        """What the graphs' input buffers take."""
+        """Bytes of the graphs' input buffers."""
         return self._inputs.nbytes if self._inputs is not None else 0
 
     @torch.inference_mode()
     def capture(self, has_memory: Callable[[], bool] = lambda: True, *, quiet: bool = False) -> int:
-        """Record all graphs, largest first, while `has_memory`; how many there are then."""
+        """Record all graphs, largest first, while `has_memory`; returns their number."""
         dispatcher, inputs, breaks = self._dispatcher, self._inputs, self._breaks
         if dispatcher is None or inputs is None or breaks is None:
             return 0
@@ -262,10 +263,11 @@ class DeviceForward:
     def _record(
         self, key: Key, inputs: StaticInputBuffers, breaks: PiecewiseAttention
     ) -> RecordedForward:
-        """One graph, of a batch that is harmless to run."""
+        """Record one graph, with a harmless batch."""
         mode, descriptor = key
         token_ids, context = inputs.dummy_inputs(descriptor)
-        # Once eagerly: kernels are compiled and workspaces made outside of the recording.
+        # Run eagerly once: kernels must be compiled and workspaces allocated outside of the
+        # recording.
         self._run(token_ids, context)
         return breaks.record(
             self._run, token_ids, context, piecewise=mode is CUDAGraphRuntimeMode.PIECEWISE
@@ -282,7 +284,7 @@ class DeviceForward:
         feed: SampledTokenFeed | None = None,
         more: Sequence[np.ndarray] = (),
     ) -> tuple[Key | None, StagedInputs]:
-        """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
+        """Choose a graph, and send the inputs to the device in one copy, without synchronising."""
         key = self._key(token_ids, context)
         to = None if key is None else key[1]
         size = len(token_ids) if to is None else to.num_tokens
@@ -290,7 +292,7 @@ class DeviceForward:
         return key, stage_inputs(token_ids, context, self._device, to, feed, more, lora)
 
     def run(self, key: Key | None, step: StagedInputs) -> Tensor:
-        """Run what was staged; hidden states of the rows whose logits are wanted."""
+        """Run the staged step; returns the hidden states of the rows whose logits are needed."""
         context, count = step.context, len(step.context.positions)
         if self._breaks is not None:
             self._breaks.batch = context
@@ -303,7 +305,7 @@ class DeviceForward:
         return hidden[:count]
 
     def _key(self, token_ids: Tensor, context: AttentionMetadata) -> Key | None:
-        """The recording that serves the batch, if any does."""
+        """The recording for the batch; None: there is none."""
         if self._dispatcher is None or context.embeds is not None:
             return None
         counts = context.query_start_loc.diff()

@@ -1,4 +1,4 @@
-"""A step's inputs on the device: as they are, or in buffers that graphs read."""
+"""A step's inputs on the device: as tensors, or in fixed buffers that graphs read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kernels.tensors import to_device as send_one
 
 
 class StaticLoraMapping:
-    """Buffers at fixed addresses; none where the model's adapters have no slots."""
+    """Buffers at fixed addresses; none if the model's adapters have no slots."""
 
     def __init__(self, slots: LoraSlots | None, max_tokens: int, device: torch.device) -> None:
-        """`max_tokens`: of the largest graph."""
+        """`max_tokens`: number of tokens of the largest graph."""
         self._slots, self._mapping = slots, None
         if slots is not None:
             rows, tiles = slots.mapping_lengths(max_tokens)
@@ -40,7 +40,7 @@ class StaticLoraMapping:
         return 0 if mapping is None else sum(part.nbytes for part in _parts(mapping))
 
     def of(self, graph: BatchDescriptor) -> LoraMapping | None:
-        """What a graph of that size reads; None: it runs no adapters."""
+        """The buffers that a graph of this size reads; None: it runs no adapters."""
         mapping, slots = self._mapping, self._slots
         if mapping is None or slots is None or not graph.adapted:
             return None
@@ -48,19 +48,19 @@ class StaticLoraMapping:
         return LoraMapping(mapping.order[: tiles * tile], mapping.owners[:tiles], mapping.count)
 
     def fill(self, mapping: LoraMapping | None, graph: BatchDescriptor) -> None:
-        """Copy a step's in that were padded for this graph; on the device alone."""
+        """Copy a step's arrays that were padded for this graph, on the device."""
         static = self.of(graph)
         if static is not None and mapping is not None:
             torch._foreach_copy_(_parts(static), _parts(mapping))
 
     def clear(self) -> None:
-        """Nobody goes through an adapter."""
+        """Fill the buffers for a batch without adapters."""
         if self._mapping is not None:
             self._mapping.count.zero_()
 
 
 def slots_of(model: EngineModel) -> LoraSlots | None:
-    """Of the model's adapters; None: it has none."""
+    """The slots of the model's adapters; None: it has none."""
     return model.lora_slots if isinstance(model, NativeDecoder) else None
 
 
@@ -69,14 +69,14 @@ def _parts(rows: LoraMapping) -> list[torch.Tensor]:
 
 
 _ALIGN = 16
-"""Bytes: what kernels may load at once."""
+"""Alignment in bytes: kernels may use vector loads of this size."""
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, by one copy that isn't waited for.
+    """Move the arrays to the device by one asynchronous copy.
 
-    They lie side by side in one allocation, there as on the host. On the host it is pinned, and
-    torch keeps it until the copy is done; no buffer of ours can be overwritten too early.
+    They lie in one allocation on both sides. The host's is pinned, and torch keeps it until the
+    copy is complete; so no buffer of ours can be overwritten too early.
     """
     starts, total = [], 0
     for array in arrays:
@@ -95,7 +95,7 @@ def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 def _is_accelerator(device: torch.device) -> bool:
-    """Whether tensors there are in memory that the host copies to and from."""
+    """Whether the host accesses the device's memory directly."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and device.type == accelerator.type
 
@@ -105,7 +105,7 @@ def _dtype(array: np.ndarray) -> torch.dtype:
 
 
 class Download:
-    """Tensors on their way to the host, on a stream of their own."""
+    """Tensors being copied to the host, on a separate stream."""
 
     def __init__(self, tensors: Sequence[Tensor], stream: torch.Stream | None) -> None:
         self._host: list[Tensor] = list(tensors)
@@ -116,31 +116,31 @@ class Download:
         with stream:
             self._host = []
             for tensor in tensors:
-                # Lest its memory be given to the next step while it's being copied.
+                # Otherwise the next step could reuse its memory during the copy.
                 tensor.record_stream(stream)
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 self._host.append(host.copy_(tensor, non_blocking=True))
             self._done = stream.record_event()
 
     def wait(self) -> list[Tensor]:
-        """They, on the host."""
+        """The tensors on the host, once they have arrived."""
         if self._done is not None:
             self._done.synchronize()
         return self._host
 
 
 def copies(device: torch.device) -> torch.Stream | None:
-    """A stream for `Download`; None where the host sees the device's memory anyway."""
+    """A stream for `Download`; None if the host accesses the device's memory directly."""
     return torch.Stream(device) if _is_accelerator(device) else None
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokenFeed:
-    """Token ids that the host doesn't know yet, because the step before is sampling them.
+    """Token ids that the host doesn't know yet, because the previous step is sampling them.
 
     Attributes:
-        source: int64 [num_tokens], on the host: the place in `sampled` of each token's id; -1 where
-            the host knows it.
+        source: int64 [num_tokens], on the host: index in `sampled` of each token's id; -1 if the
+            host knows it.
         sampled: int64, on the device: the last token of each row of the running batch.
     """
 
@@ -154,10 +154,10 @@ class StagedInputs:
 
     Attributes:
         token_ids: int64 [padded tokens].
-        context: of the step's own size; views of what follows.
-        padded: the same for a graph: tokens that pad write no keys, sequences that do have no
+        context: of the step's actual size; views of the following tensors.
+        padded: the same for a graph: padding tokens write no keys, padding sequences have no
             tokens. Their block tables aren't padded.
-        more: what was sent along.
+        more: additional arrays.
     """
 
     token_ids: Tensor
@@ -175,13 +175,13 @@ def stage_inputs(
     more: Sequence[np.ndarray] = (),
     lora: Sequence[np.ndarray] = (),
 ) -> StagedInputs:
-    """Everything in one copy, padded to a graph's size.
+    """Copy everything at once, padded to a graph's size.
 
     Args:
         token_ids, context: on the host.
         to: the graph's size; None: there's no graph.
-        more: sent along.
-        lora: the vectors of `LoraMapping`, padded; none: nobody goes through an adapter's slot.
+        more: additional arrays.
+        lora: the vectors of `LoraMapping`, padded; empty: no token uses an adapter's slot.
     """
     count, reqs = len(token_ids), len(context.seq_lens)
     size = max(count, to.num_tokens) if to is not None else count
@@ -245,13 +245,13 @@ def stage_inputs(
 def stage_eager(
     token_ids: Tensor, context: AttentionMetadata, device: torch.device, slots: LoraSlots | None
 ) -> StagedInputs:
-    """The same where there is no graph; `slots`: of the model's adapters."""
+    """The same without a graph; `slots`: of the model's adapters."""
     lora = context.adapters.sorted(slots, len(token_ids), padded=False)
     return stage_inputs(token_ids, context, device, lora=lora)
 
 
 def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
-    """A vector of the host, lengthened."""
+    """A host vector, extended by padding."""
     array = tensor.numpy()
     if len(array) >= size:
         return array
@@ -264,10 +264,10 @@ class StaticInputBuffers:
     """Buffers at fixed addresses, filled before a graph is replayed.
 
     Args:
-        max_tokens: of the largest graph.
-        max_seqs: sequences of a batch.
+        max_tokens: number of tokens of the largest graph.
+        max_seqs: maximum number of sequences of a batch.
         table_lengths: block table length of each KV cache group.
-        slots: of adapters; None: the model has none.
+        slots: adapters' slots; None: the model has none.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class StaticInputBuffers:
         return nbytes + self._lora.nbytes
 
     def fill(self, step: StagedInputs, to: BatchDescriptor) -> None:
-        """Copy a batch in that was padded for this graph; on the device alone."""
+        """Copy a batch that was padded for this graph, on the device."""
         size, groups = to.num_tokens, step.padded.groups
         wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
         sources = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
@@ -311,10 +311,10 @@ class StaticInputBuffers:
             table[:rows, :width].copy_(group.block_tables)
 
     def dummy_inputs(self, of: BatchDescriptor) -> tuple[Tensor, AttentionMetadata]:
-        """Fill in a batch that is harmless to run, and its views.
+        """Fill in a harmless batch, and return its views.
 
-        Nothing is written. Where the graph leaves the number of sequences open, there are as many
-        as it takes for none to be longer than its block table, or all that a batch may have.
+        Nothing is written to the cache. If the graph doesn't fix the number of sequences, there are
+        as many as needed for each to fit its block table, or the maximum of a batch.
         """
         self.token_ids.zero_()
         self.positions.zero_()
@@ -334,7 +334,7 @@ class StaticInputBuffers:
     def _views(
         self, size: int, reqs: int, lora_rows: LoraMapping | None
     ) -> tuple[Tensor, AttentionMetadata]:
-        """Token ids and context of a batch of so many tokens and sequences."""
+        """Token ids and context of a batch of this many tokens and sequences."""
         contexts = [
             AttentionMetadata(
                 positions=self.positions[:size],

@@ -1,4 +1,4 @@
-"""How many KV blocks a GPU has room for."""
+"""The number of KV blocks for which a GPU has memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 GRAPH_SLACK = 1.25
-"""Over what a few graphs took: others may be less alike."""
+"""Safety factor over the measured size of a few graphs: others may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What a profiling run found, in bytes.
+    """Result of a profiling run, in bytes.
 
     Attributes:
         total: of the device.
-        other: taken by other processes and by the driver's own needs.
-        peak: the most that torch's allocator held in a step of full size: weights, activations,
-            what sampling needs, and what lies idle between them.
-        graphs: what CUDA graphs will take, their buffers included.
+        other: used by other processes and by the driver.
+        peak: peak of torch's allocator in a full-size step: weights, activations, sampling, and
+            unused memory between them.
+        graphs: what CUDA graphs will need, including their buffers.
     """
 
     total: int
@@ -38,23 +38,23 @@ class MemoryMeter(Protocol):
     """A device's memory as torch's allocator sees it, in bytes."""
 
     def begin(self) -> None:
-        """Give back what lies idle, and begin to watch for the peak."""
+        """Release unused memory, and start to measure the peak."""
 
     def reserved(self) -> int:
-        """What the allocator holds now, used or idle."""
+        """Bytes that the allocator holds now, used or unused."""
 
     def peak(self) -> int:
-        """The most that it held since `begin`."""
+        """Peak of the bytes that it held since `begin`."""
 
     def device(self) -> tuple[int, int]:
-        """(free, total) of the device, whoever uses it."""
+        """(free, total) bytes of the device, including other processes."""
 
 
 def graph_bytes(costs: Sequence[int], count: int) -> int:
-    """What `count` graphs will take, by what the first few took, the largest first.
+    """Bytes that `count` graphs will need, from the sizes of the first few, largest first.
 
-    The first brings the memory pool that all share; each of the others costs about what the last
-    one that was measured did.
+    The first includes the memory pool that all share; each of the others costs about as much as the
+    last measured one.
     """
     if not costs:
         return 0
@@ -65,15 +65,15 @@ def num_gpu_blocks(
     memory: MemoryProfile, utilization: float, block_bytes: int, max_blocks: int, min_blocks: int,
     reserved_bytes: int = 0,
 ) -> int:  # fmt: skip
-    """Blocks of the KV pool: what is left of `utilization` of the device after a full step.
+    """Blocks of the KV pool: what a full-size step leaves of `utilization` of the device.
 
     Args:
-        block_bytes: of one block over the layers that it holds.
-        max_blocks: blocks that all sequences at full length could use.
-        min_blocks: without which no sequence runs.
-        reserved_bytes: bytes that are left to adapters and to a draft model's cache.
+        block_bytes: bytes of one block over the layers that it holds.
+        max_blocks: number of blocks that all sequences could use at full length.
+        min_blocks: number of blocks below which no sequence can run.
+        reserved_bytes: bytes for adapters and a draft model's cache.
 
-    Raises `ConfigError` when fewer than `min_blocks` fit.
+    Raises `ConfigError` if fewer than `min_blocks` fit.
     """
     extra_bytes = memory.graphs + reserved_bytes
     space = int(memory.total * utilization) - memory.other - memory.peak - extra_bytes

@@ -1,4 +1,4 @@
-"""`GpuModelRunner`: steps on a GPU, of which the next can be begun before the last is known."""
+"""`GpuModelRunner`: steps on a GPU, which can start before the previous one's tokens are known."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from kernels.lora import LoraMapping, LoraSlots, SlotTable
 
 
 class LogitsLoraRows:
-    """Of a step whose adapters change some of `count` rows of logits, all of one vocabulary.
+    """Adapters of the output layer for `count` rows of logits, all of one vocabulary.
 
-    Where adapters have no slots, the model itself knows what to do, and there is nothing to send.
+    If adapters have no slots, the model itself applies them, and nothing is sent.
 
     Attributes:
-        arrays: what the device needs to know; [] where no row is changed.
+        arrays: arrays for the device; [] if no row is changed.
     """
 
     def __init__(self, model: EngineModel, adapters: StepAdapters, count: int) -> None:
@@ -62,13 +62,13 @@ class LogitsLoraRows:
 
     @classmethod
     def of(cls, model: EngineModel, context: AttentionMetadata) -> LogitsLoraRows:
-        """Of all logits of a step."""
+        """For all logits of a step."""
         rows = context.logits_rows
         count = len(context.positions if rows is None else rows)
         return cls(model, context.adapters.lm_head_adapters(rows), count)
 
     def logits(self, hidden: Tensor, sent: Sequence[Tensor]) -> Tensor:
-        """The rows' logits, of `arrays` that were sent."""
+        """The rows' logits; `sent`: `arrays` on the device."""
         if not self._changing:
             return self._model.logits(hidden)
         count = len(self._replacing_heads)
@@ -81,7 +81,7 @@ class LogitsLoraRows:
 
 
 class GpuLogits(StepLogits):
-    """Logits whose adapters' rows go to the device stretch by stretch."""
+    """Logits whose adapter rows are sent to the device range by range."""
 
     def __init__(
         self, model: EngineModel, hidden: Tensor, context: AttentionMetadata, device: torch.device
@@ -95,9 +95,9 @@ class GpuLogits(StepLogits):
 
 
 def query_len(config: EngineConfig) -> int:
-    """Tokens of a sequence whose drafts a step checks; 1 where there are none.
+    """Number of tokens of a sequence whose drafts a step verifies; 1 without drafts.
 
-    Steps that are planned ahead check no drafts.
+    Steps that are planned ahead verify no drafts.
     """
     if not config.speculative_config or config.uses_async_scheduling(True):
         return 1
@@ -105,11 +105,11 @@ def query_len(config: EngineConfig) -> int:
 
 
 def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
-    """Those by which a draft model's steps are recorded, beside a model with `config`.
+    """Settings for recording the graphs of a draft model's steps; `config`: the model's.
 
-    It checks no drafts: a draft is a decode of one token a sequence, and where it reads what the
-    model said since, sequences have different numbers. Of the operator's sizes it has those that
-    its budget of tokens allows, and no graphs where that is none.
+    It verifies no drafts: drafting is a decode of one token per sequence, and when it catches up
+    with the model's tokens, sequences have different numbers of them. Of the operator's sizes it
+    uses those within its token budget, and no graphs if there are none.
     """
     sizes = config.cudagraph_capture_sizes
     if sizes is not None:
@@ -121,18 +121,18 @@ def draft_settings(config: EngineConfig, token_budget: int) -> EngineConfig:
 
 
 def tapped(model: EngineModel, taps: tuple[int, ...]) -> Run:
-    """The model's forward pass, with what drafts read of these layers beside it."""
+    """The model's forward pass, which also returns the inputs of these layers for drafts."""
     return ForwardWithAux(cast(NativeDecoder, model), taps) if taps else model.forward
 
 
 @dataclass(slots=True)
 class GpuStepInputs(StepInputs):
-    """What a step on a device needs besides.
+    """A step's additional inputs on a device.
 
     Attributes:
-        source: int64 [num_tokens]: the row whose last token, as it was sampled, each of the step's
-            tokens is; -1 where it's another one.
-        lengths: int64 [len(sampled)]: tokens that each has generated before this step's.
+        source: int64 [num_tokens]: the row whose last sampled token is the step's token; -1 if the
+            host knows it.
+        lengths: int64 [len(sampled)]: number of tokens that each sequence has generated before.
     """
 
     source: np.ndarray = None  # type: ignore[assignment]
@@ -140,7 +140,7 @@ class GpuStepInputs(StepInputs):
 
 
 class LaunchedGpuStep:
-    """A step that was launched. `finish` waits for its tokens and takes them over, once."""
+    """A launched step. `finish` waits for its tokens and writes them to the batch, once."""
 
     def __init__(
         self,
@@ -159,11 +159,11 @@ class LaunchedGpuStep:
 
     @property
     def done(self) -> bool:
-        """Whether its tokens have been taken over."""
+        """Whether its tokens have been written to the batch."""
         return self._result is not None
 
     def finish(self) -> StepResult:
-        """The step's result. May be called in any thread; raises what the device ran into."""
+        """The step's result. May be called from any thread; raises the device's error."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -187,13 +187,12 @@ class LaunchedGpuStep:
 
 
 class GpuModelRunner(ModelRunner):
-    """`ModelRunner` whose steps follow each other on the device without a word from the host.
+    """`ModelRunner` whose steps follow each other without synchronising with the host.
 
-    A sampled token stays on the device, where the next step's inputs take it from; its copy comes
-    to the host beside that step. The host only waits for the step before where the next one's
-    choice depends on the text so far: penalties, bad words, `min_tokens`, grammars; and for beams,
-    logits processors, prompt logprobs, drafts and adapters that bring tokens, which are run step by
-    step.
+    A sampled token stays on the device, where the next step's inputs read it; it is copied to the
+    host while that step runs. The host waits for the previous step only if the next step's sampling
+    depends on the text so far: penalties, bad words, `min_tokens`, grammars; and for beams, logits
+    processors, prompt logprobs, drafts and adapters that add tokens, which run step by step.
     """
 
     _returns_all = True
@@ -205,12 +204,12 @@ class GpuModelRunner(ModelRunner):
     ) -> None:  # fmt: skip
         super().__init__(model, batch, sampler, masks=masks, hidden=hidden)
         self.forward = self._forward = forward
-        #: Steps run one after the other while their forward passes are measured.
+        #: Steps don't overlap while their forward passes are measured.
         self._measures_forward = False
         self.copies, self._device = copies(device), device
         rows = len(batch.num_tokens)
         self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
-        #: Where in its sequence each row's entry of `_sampled` stands; -1: nowhere.
+        #: Position in its sequence of each row's entry of `_sampled`; -1: none.
         self._stands_at = np.full(rows, -1, dtype=np.int64)
         self._last: LaunchedGpuStep | None = None
 
@@ -229,7 +228,7 @@ class GpuModelRunner(ModelRunner):
         return GpuStepInputs(**fields, source=source, lengths=lengths)
 
     def _make_taps(self, layers: tuple[int, ...]) -> AuxHiddenStates | None:
-        """None: the forward pass has its own, see `ForwardWithAux`."""
+        """None: the forward pass computes them, see `ForwardWithAux`."""
         return None
 
     def _forward_with_aux(
@@ -248,12 +247,12 @@ class GpuModelRunner(ModelRunner):
         self._measures_forward = True
 
     def reset(self) -> None:
-        """Nothing follows the last step: it failed."""
+        """Forget the last step: it failed."""
         self._last = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, inputs: StepInputs | None) -> LaunchedGpuStep | CompletedStep:
-        """Give the device a prepared step, after the one before."""
+        """Launch a prepared step on the device, after the previous one."""
         previous, self._last = self._last, None
         if not isinstance(inputs, GpuStepInputs):
             return CompletedStep(StepResult.empty(0))
@@ -291,13 +290,13 @@ class GpuModelRunner(ModelRunner):
             previous.finish()
         mask = bitmask_rows(plan, inputs, self._masks)
         choice = self.sampler.sample_async(logits, inputs.states, mask, inputs.lengths)
-        # One that is no token fails its sequence; until then the next step has to read something.
+        # An invalid token fails its sequence later; until then the next step needs a valid id.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
         return LaunchedGpuStep(self, plan, inputs, choice, previous)
 
 
 def _needs_sync(inputs: StepInputs, sampler: Sampler) -> bool:
-    """Whether the host has to look at the step before it can go on."""
+    """Whether the host must wait for the step's tokens before it continues."""
     has_adapter_vocab = any(state.vocab_size for state in inputs.states)
     seen = sampler.needs_sync_steps(inputs.states)
     return bool(inputs.prompt_logprob_rows or inputs.drafted) or has_adapter_vocab or seen

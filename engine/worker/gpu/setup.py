@@ -1,4 +1,4 @@
-"""Setting a model up on a GPU: its attention, its forward pass, its graphs."""
+"""Prepares a model on a GPU: its attention, its forward pass, its graphs."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from kernels.logit_edits import LogitEdits, PenaltyRows, TokenTable
 from kernels.lora import LoraMapping, LoraSlots
 
 MIN_FREE_BYTES = 256 << 20
-"""Bytes that capturing graphs leaves to everything else."""
+"""Bytes that must remain free after graphs were captured."""
 
 
 class DeviceModel(EngineModel, Protocol):
-    """A model that runs on a GPU: `NativeDecoder`, and `TransformersModel` once it was moved there.
+    """A model on a GPU: `NativeDecoder`, and `TransformersModel` once it was moved there.
 
     Attributes:
-        ops: kernels, a set of the model's own: the runner's attention is put into it.
+        ops: kernels, a set specific to the model: the runner's attention is installed in it.
     """
 
     ops: KernelSet
 
     def release_kv(self) -> None:
-        """Let the caches go."""
+        """Free the caches."""
 
 
 def graph_mode(model: DeviceModel, config: EngineConfig) -> CUDAGraphMode:
-    """The mode of the settings, or the nearest that the model and its attention can do."""
+    """The graph mode of the settings, or the nearest that the model and its attention support."""
     requested = requested_mode(
         config.cudagraph_mode, config.optimization_level, config.enforce_eager
     )
@@ -74,13 +74,13 @@ def device_forward(
     make_recorder: Callable[[], GraphRecorder],
     taps: tuple[int, ...] = (),
 ) -> DeviceForward:
-    """The model's forward pass on its GPU; the graphs that the settings ask for aren't captured.
+    """The model's forward pass on its GPU; its graphs are still to be captured.
 
-    With `taps`, layers, it is a `ForwardWithAux`.
+    With `taps` (layers) it is a `ForwardWithAux`.
     """
     device, run = model.ops.device, tapped(model, taps)
     mode = graph_mode(model, config)
-    # What was put there for an earlier runner, before the model slept, is replaced.
+    # Replaces what an earlier runner installed before the model slept.
     attention: Forward = model.ops.paged_attention
     latent_attention: LatentForward | None = model.ops.mla_attention
     previous = vars(model.ops).get("paged_attention")
@@ -88,7 +88,7 @@ def device_forward(
         attention, latent_attention = previous.attention, previous.latent_attention
     eager, slots = mode is CUDAGraphMode.NONE, slots_of(model)
     breaks = PiecewiseAttention(attention, None if eager else make_recorder(), latent_attention)
-    # `with_attention_backend` made the set a copy of this model's own.
+    # `with_attention_backend` has made the set a copy specific to this model.
     breaks.install(model.ops)
     if eager:
         return DeviceForward(run, device, breaks=breaks, slots=slots)
@@ -111,9 +111,9 @@ def device_forward(
 
 
 def capture(forward: DeviceForward, meter: MemoryMeter, budget_bytes: int | None) -> None:
-    """Capture as many graphs as there is memory for, the largest first.
+    """Capture as many graphs as memory allows, the largest first.
 
-    `budget_bytes`: bytes that were reserved for them; None: whatever the device has.
+    `budget_bytes`: bytes that were reserved for them; None: all free memory.
     """
     initial_bytes = meter.reserved()
 
@@ -127,7 +127,7 @@ def capture(forward: DeviceForward, meter: MemoryMeter, budget_bytes: int | None
 log = logging.getLogger(__name__)
 
 SAMPLING_COPIES = 4
-"""Of the logits: raw ones for log probabilities, their softmax or sorted pieces, masks, a spare."""
+"""Copies of the logits: raw ones for log probabilities, softmax or sorted parts, masks, a spare."""
 PROFILED_GRAPHS = 2
 
 
@@ -143,11 +143,11 @@ def profile(
     make_forward: Callable[[], DeviceForward | None],
     taps: tuple[int, ...] = (),
 ) -> MemoryProfile:
-    """Run steps of full size on a cache of one block a group, and see what they took.
+    """Run full-size steps on a cache of one block per group, and measure their memory.
 
     Args:
-        table_lengths: each group's, of a sequence of full length: decode kernels need more room
-            for long tables.
+        table_lengths: each group's, for a sequence of full length: decode kernels need larger
+            workspaces for long tables.
         make_forward: the model's forward pass, its graphs still to be captured; None: eager.
         taps: layers whose inputs drafts read.
     """
@@ -171,21 +171,21 @@ def profile(
 def _full_steps(
     model: DeviceModel, config: EngineConfig, token_budget: int, table_lengths: Sequence[int]
 ) -> Iterator[tuple[Tensor, AttentionMetadata, int]]:
-    """The largest batch there can be, and the largest one of decodes."""
+    """The largest possible batch, and the largest one of decodes."""
     reqs = min(config.max_num_seqs, token_budget)
     slots = slots_of(model)
     inputs = StaticInputBuffers(token_budget, reqs, table_lengths, model.ops.device, slots)
     for tokens in (token_budget, reqs):
         descriptor = BatchDescriptor(tokens, reqs, tokens == reqs, slots is not None)
         token_ids, context = inputs.dummy_inputs(descriptor)
-        # No more keys are read than the one block has.
+        # No more keys are read than the single block has.
         inputs.seq_lens.fill_(1)
         context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
         yield token_ids, context, reqs
 
 
 def _graphs(forward: DeviceForward | None, meter: MemoryMeter) -> int:
-    """What all graphs will take: the largest are captured to see."""
+    """Memory that all graphs will need: captures the largest ones and measures."""
     if forward is None:
         return 0
     costs: list[int] = []
@@ -213,12 +213,12 @@ def warm_up_kernels(
     model: DeviceModel, config: EngineConfig, token_budget: int, table_lengths: Sequence[int],
     vocab_size: int,
 ) -> None:  # fmt: skip
-    """Run prompts and batches of decodes of every size by twos, and all that chooses tokens.
+    """Run prompts and decode batches of every power of two, and all sampling methods.
 
-    Kernels choose their tiles by numbers of tokens and of sequences, and compile at the first use
-    of each, which takes a second or more: none of that shall fall to a request. Lengths need no
-    warm-up, being no constants of any kernel. Nothing is written to the KV cache. Bridged models,
-    which may keep a state, are left as they are.
+    Kernels choose their tiles by the numbers of tokens and sequences, and compile on the first use
+    of each, which takes a second or more: no request should wait for that. Lengths need no warm-up,
+    as they are no constants of any kernel. Nothing is written to the KV cache. Bridged models,
+    which may keep a state, are skipped.
     """
     _warm_up_sampling(model.ops, vocab_size)
     if not isinstance(model, NativeDecoder):
@@ -228,12 +228,12 @@ def warm_up_kernels(
     inputs = StaticInputBuffers(token_budget, max_seqs, table_lengths, model.ops.device, slots)
     adapted: list[int] = []
     if slots is not None:
-        # Adapters of experts have the tiles of these, which go by the number of rows.
+        # Adapters of experts choose tiles by the number of rows, like experts.
         mixture = any(layer.experts is not None for layer in model.weights)
         adapted = _powers_of_two(token_budget) if mixture else [1, token_budget]
     for descriptor in _batches(token_budget, max_seqs, query_len(config), adapted):
         token_ids, context = inputs.dummy_inputs(descriptor)
-        # A table leads to the first block alone.
+        # The tables contain only the first block.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
         hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
         model.logits(hidden)
@@ -245,13 +245,13 @@ def warm_up_kernels(
 
 @torch.inference_mode()
 def warm_up_draft_heads(keeper: HiddenStateStore, token_budget: int) -> None:
-    """Have heads draw for rows of every size by twos, for the same reason; nothing is kept."""
+    """Run heads for batches of every power of two, for the same reason; nothing is saved."""
     for count in _powers_of_two(token_budget):
         keeper.warm_up(count)
 
 
 def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraMapping:
-    """Of a step of so many, in which nobody goes through an adapter."""
+    """Adapters of a step of this many tokens, none of which uses one."""
     sent = send(slots.sort([], count, padded=True), device)
     return LoraMapping(*sent)
 
@@ -261,9 +261,9 @@ def _batches(
 ) -> Iterator[BatchDescriptor]:
     """Decodes of 1, 2, 4 ... `max_seqs` sequences, and prompts of 2, 4 ... `token_budget` tokens.
 
-    Where drafts are checked, `length` tokens a sequence at most, some have fewer of them than
-    others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens go through adapters
-    too.
+    If drafts are verified, up to `length` tokens per sequence, some sequences have fewer of them
+    than others: decodes of 1, 2, 4 ... `length` tokens. Batches of `adapted` tokens also use
+    adapters.
     """
     for size in _powers_of_two(max_seqs):
         for tokens_per_seq in _powers_of_two(length):
@@ -281,7 +281,7 @@ def _powers_of_two(max_value: int) -> list[int]:
 
 
 def _warm_up_sampling(ops: KernelSet, vocab_size: int) -> None:
-    """Every way of choosing one row's token."""
+    """Every method of sampling one row's token."""
 
     def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=ops.device)
