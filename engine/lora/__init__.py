@@ -1,1 +1,1 @@
-"""LoRA adapters: read, checked, brought to a model's layers, kept in tiers of memory."""
+"""LoRA adapters: reading, validation, packing for a model's layers, and caching in memory tiers."""

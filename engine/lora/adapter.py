@@ -1,4 +1,4 @@
-"""An adapter as it was read: its matrices by the module that they change."""
+"""An adapter as read from its files: matrices by the module that they modify."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _DTYPES = ("F32", "BF16", "F16")
 
 
 def tensor_error(name: str, why: str, file: str = WEIGHTS_FILE) -> InvalidRequest:
-    """The refusal of a tensor, by its name."""
+    """Return the error for a tensor, which names it."""
     return InvalidRequest(f"{file}: {format_value(name)} {why}.", param=name[:200])
 
 
 def check_entry(name: str, entry: Any) -> None:
-    """Raise for a dtype that an adapter's weights don't have; `entry` is of safetensors."""
+    """Raise for a dtype that adapters don't support; `entry` is from safetensors."""
     if entry.get_dtype() not in _DTYPES:
         raise tensor_error(name, f"is kept as {entry.get_dtype()}, which isn't supported")
 
 
 def shape_error(shape: tuple[int, ...], expected: tuple[int, ...], vocab: int = 0) -> str:
-    """Why a shape is refused. `vocab`: of a table or what changes one, the rows that it has."""
+    """Explain a wrong shape. `vocab`: for a table, or a change to one, its expected rows."""
     if vocab in expected and len(shape) == len(expected):
         axis = expected.index(vocab)
         if shape[:axis] + shape[axis + 1 :] == expected[:axis] + expected[axis + 1 :]:
@@ -43,7 +43,7 @@ def shape_error(shape: tuple[int, ...], expected: tuple[int, ...], vocab: int = 
 
 
 def check_rank(rank: int, max_rank: int | None) -> None:
-    """Raise for a rank over what the operator allows; None: any."""
+    """Raise for a rank above the operator's limit; None: unlimited."""
     if max_rank is not None and rank > max_rank:
         raise InvalidRequest(
             f"The adapter's rank {rank} is over max_lora_rank ({max_rank}).", param="r"
@@ -64,7 +64,7 @@ Kind = Literal[
 ]
 
 PREFIX = "base_model.model."
-#: Endings, the longer ones first; older versions of PEFT wrote no `.weight` behind a magnitude.
+#: Name endings, longer ones first; older PEFT versions wrote no `.weight` after a magnitude.
 _ENDINGS: tuple[tuple[str, Kind], ...] = (
     (".lora_A.weight", "a"),
     (".lora_B.weight", "b"),
@@ -87,12 +87,12 @@ _ENDINGS: tuple[tuple[str, Kind], ...] = (
 
 
 class Key(NamedTuple):
-    """What a tensor is: which module's, and which of its parts.
+    """A tensor's module, and its role there.
 
     Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA,
-    of an embedding [hidden]; `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank];
-    `bias` and `table` are in the place of the module's own, `tokens` [some, hidden] in that of a
-    table's rows; `unused` is what another tensor stands in the place of.
+    for an embedding [hidden]; `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank];
+    `bias` and `table` replace the module's; `tokens` [some, hidden] replaces rows of a table;
+    `unused` is superseded by another tensor.
     """
 
     module: str
@@ -101,7 +101,7 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=8192)  # all adapters of a model have the same names
 def parse_key(name: str) -> Key | None:
-    """What the tensor of this name is; None: nothing that is known."""
+    """Parse a tensor's name; None if it isn't a known one."""
     bare = name.removeprefix(PREFIX)
     for ending, kind in _ENDINGS:
         if bare.endswith(ending) and len(bare) > len(ending):
@@ -111,34 +111,33 @@ def parse_key(name: str) -> Key | None:
 
 _TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
-#: The integer of a float's size, and what infinity is as one.
+#: Integer dtype of the same size as a float dtype, and infinity's bits as such an integer.
 _BITS = {
     torch.float32: (torch.int32, 0x7F80 << 16),
     torch.bfloat16: (torch.int16, 0x7F80),
     torch.float16: (torch.int16, 0x7C00),
 }
-#: Values that are looked at together.
+#: Number of values that are checked at a time.
 _AT_ONCE = 1 << 18
 
 
 class TensorFile:
-    """A file that `safe_open` has found sound.
+    """A file whose header `safe_open` has validated.
 
-    An adapter has hundreds of small tensors, each of which takes longer to ask for than to read.
-    Where all are floats of one kind they lie in one tensor, of which they are views; else they are
-    read one by one.
+    An adapter has hundreds of small tensors, and requesting one takes longer than reading it. So if
+    all have the same float dtype, they are views of one tensor; otherwise they are read one by one.
     """
 
     def __init__(self, path: Path, file: Any) -> None:
-        """`file`: it, opened by `safe_open`."""
+        """`file`: the file, opened by `safe_open`."""
         self._file = file
         self._views: dict[str, Tensor] = {}
-        #: Whether all of it is numbers, so that no tensor need be asked.
+        #: Whether all values are known to be finite, so that no tensor needs a check.
         self._finite = False
         try:
             self._map_file(path)
         except (ValueError, KeyError, TypeError, RuntimeError):
-            self._views = {}  # it was replaced meanwhile, which the reader finds in the end
+            self._views = {}  # the file was replaced meanwhile, which the reader detects later
 
     def _map_file(self, path: Path) -> None:
         with path.open("rb") as raw:
@@ -158,7 +157,7 @@ class TensorFile:
             self._views[name] = values[first:last].view(entry["shape"])
 
     def read(self, name: str) -> Tensor:
-        """A tensor. Raises `InvalidRequest` unless all of it is numbers."""
+        """Return a tensor. Raises `InvalidRequest` unless all values are finite."""
         tensor = self._views.get(name)
         if tensor is None:
             tensor = self._file.get_tensor(name)
@@ -168,8 +167,8 @@ class TensorFile:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no exponent is all ones. By integers, which are compared far faster than narrow
-    floats, and in one thread: the others compute a step meanwhile.
+    """Whether no exponent is all ones. Integers are compared, which is much faster than with narrow
+    floats, and in one thread, since the other threads are computing a step.
     """
     bits, infinity = _BITS[values.dtype]
     integers = values.contiguous().view(bits).numpy().reshape(-1)
@@ -181,16 +180,16 @@ def all_finite(values: Tensor) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class LoRALayer:
-    """What an adapter does to one module: y = x W^T + bias + scale * (x A^T) B^T.
+    """The change of one module: y = x W^T + bias + scale * (x A^T) B^T.
 
     Attributes:
-        a: [rank, inputs]; of an embedding [rank, vocabulary].
-        b: [outputs, rank]; of an embedding [hidden, rank].
+        a: [rank, inputs]; for an embedding [rank, vocabulary].
+        b: [outputs, rank]; for an embedding [hidden, rank].
         scale: see `AdapterConfig.scale_of`.
-        b_bias: [outputs], added to what B gives before it is scaled; None: nothing.
-        magnitude: [outputs] of DoRA: the length that each row of W + scale * B A is brought to; of
-            an embedding [hidden], each column of its changed table.
-        bias: [outputs] in the place of the module's own.
+        b_bias: [outputs], added to the output of B before scaling; None: no bias.
+        magnitude: [outputs] of DoRA: the norm of each row of W + scale * B A; for an embedding
+            [hidden], of each column of the changed table.
+        bias: [outputs] that replaces the module's.
     """
 
     a: Tensor | None = None
@@ -202,11 +201,11 @@ class LoRALayer:
 
     @property
     def rank(self) -> int:
-        """Of the matrices, 0 where only a bias is another."""
+        """Rank of the matrices; 0 if only a bias is replaced."""
         return 0 if self.a is None else self.a.shape[0]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it holds."""
+        """Return all tensors."""
         for tensor in (self.a, self.b, self.b_bias, self.magnitude, self.bias):
             if tensor is not None:
                 yield tensor
@@ -214,19 +213,18 @@ class LoRALayer:
 
 @dataclass(slots=True, kw_only=True)
 class LoRAAdapter:
-    """A whole adapter, in host memory.
+    """A complete adapter in host memory.
 
     Attributes:
         digest: sha256 of its content, see `engine.contract.lora.adapter_digest`.
-        modules: by the checkpoint's names of linear layers and experts.
-        embedding, head: of the tables; None: it leaves them as they are.
-        tables: weights [vocabulary, hidden] in the place of the model's own, by "embedding" or
-            "head".
-        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of a table's, by
-            "embedding" or "head".
-        classifier: tensors in the place of those of a classifier's head, by the checkpoint's names.
-        dense: of linear layers of that head, by the checkpoint's names.
-        vocab_size: tokens that its requests may hold, where it brings some; 0: the model's.
+        modules: changes of linear layers and experts, by the checkpoint's names.
+        embedding, head: changes of the tables; None: unchanged.
+        tables: weights [vocabulary, hidden] that replace the model's, by "embedding" or "head".
+        tokens: ids, int64 ascending, and their rows [ids, hidden], which replace rows of a table,
+            by "embedding" or "head".
+        classifier: tensors that replace those of a classifier's head, by the checkpoint's names.
+        dense: changes of linear layers of that head, by the checkpoint's names.
+        vocab_size: vocabulary of its requests if it adds tokens; 0: the model's.
     """
 
     digest: str
@@ -240,13 +238,13 @@ class LoRAAdapter:
     vocab_size: int = 0
 
     def iter_layers(self) -> Iterator[LoRALayer]:
-        """Of all modules, tables included."""
+        """Return the changes of all modules, tables included."""
         yield from self.modules.values()
         yield from self.dense.values()
         yield from (table for table in (self.embedding, self.head) if table is not None)
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that it holds."""
+        """Return all tensors."""
         for delta in self.iter_layers():
             yield from delta.tensors()
         yield from self.tables.values()
@@ -255,12 +253,12 @@ class LoRAAdapter:
 
     @property
     def rank(self) -> int:
-        """The largest of its modules."""
+        """Maximum rank of its modules."""
         return max((delta.rank for delta in self.iter_layers()), default=0)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that it holds."""
+        """Number of its parameters."""
         return sum(tensor.numel() for tensor in self.tensors())
 
     @property
@@ -270,7 +268,7 @@ class LoRAAdapter:
 
     @property
     def target_modules(self) -> list[str]:
-        """The last words of the names of modules that it changes, sorted."""
+        """Last components of the names of changed modules, sorted."""
         names = {name.rsplit(".", 1)[-1] for name in (*self.modules, *self.dense)}
         changed = {"embedding": self.embedding, "head": self.head}
         names |= {name.split(".")[0] for name in self.classifier}

@@ -1,8 +1,8 @@
-"""`AdapterManager`: adapters on the device, the requests that use them and those that wait.
+"""`AdapterManager`: adapters on the device, the requests that use them, and those that wait.
 
-Adapters load in threads while their requests wait and others run. An adapter stays while a request
-uses it, and afterwards until its memory is needed: the least recently used goes first, those of
-owners over their share before others. Idle adapters leave by themselves.
+Adapters load in threads while their requests wait and others run. An adapter stays on the device
+while a request uses it, and then until its memory is needed. The least recently used one is evicted
+first, those of owners above their share before others. Idle adapters are evicted after a while.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from engine.scheduler.request import Request, SequenceStatus
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a request after which an adapter is evicted (loading it again takes milliseconds
-#: to a second), and an owner no longer counts.
+#: Seconds without a request after which an adapter is evicted (reloading takes milliseconds to a
+#: second), and after which an owner no longer counts.
 IDLE_S = 600.0
 #: Seconds between two scans for idle adapters.
 _SCAN_INTERVAL_S = 5.0
-#: While several owners have requests, one's adapters in use leave the others this part of the bytes
-#: and slots, and at least one slot.
+#: While several owners have requests, one owner's adapters in use leave this fraction of bytes and
+#: slots to the others, and at least one slot.
 _RESERVED_PART = 4
 #: Maximum number of evicted adapters whose state is still reported.
 _MAX_REPORTED = 256
-#: Adapters that load concurrently; more are started between two steps while all together have less
-#: than these bytes, for they load within a step.
+#: Maximum number of concurrent loads; more may start between two steps while their total size is
+#: below this number of bytes, since they finish within a step.
 _READERS, _AHEAD_BYTES = 2, 32 << 20
-#: Requests for loaded adapters that may overtake one that waits for memory.
+#: Maximum number of requests for loaded adapters that overtake one that waits for memory.
 MAX_OVERTAKING = 256
-#: Seconds that the first loaded adapter's requests wait for others while nothing runs.
+#: Seconds for which the first admitted requests wait for others while nothing runs.
 BATCHING_WINDOW_S = 0.01
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(slots=True)
 class AdapterEntry:
-    """An adapter that is on the device or being loaded, or that has left.
+    """An adapter that is on the device, being loaded, or evicted.
 
     Attributes:
-        ref: the one of the latest request.
-        num_bytes: device memory; the file's size until it is loaded.
+        ref: the reference in the latest request.
+        num_bytes: device memory; until it is loaded, the file's size.
         loading: result of the load; None once it is loaded.
         users: ids of the requests that use it.
         pinned: never evicted.
         unloading: evicted as soon as no request uses it or waits for it.
         used_at: the manager's clock at the latest request.
-        last_used_at: monotonic seconds when it was used last.
-        vocab_size: vocabulary of its rows, if it adds tokens; 0: the model's.
-        changes_vision: whether pictures are encoded anew with it.
+        last_used_at: monotonic seconds of the last use.
+        vocab_size: vocabulary of its rows if it adds tokens; 0: the model's.
+        changes_vision: whether it changes the encoding of images.
     """
 
     ref: AdapterRef
@@ -82,7 +82,7 @@ class AdapterEntry:
         return self.loading is None and not self.users and not self.pinned
 
 
-#: A request whose adapter is loaded, or the error that it gets.
+#: A request whose adapter is loaded, or its error.
 Outcome = tuple[Request, QuireError | None]
 
 
@@ -91,7 +91,7 @@ class AdapterManager:
 
     Attributes:
         capacity: bytes of device memory for adapters.
-        fetcher: brings files to this machine; None: they are where references say.
+        fetcher: copies files to this machine; None: references have valid paths.
     """
 
     def __init__(self, host: AdapterHost) -> None:
@@ -99,10 +99,10 @@ class AdapterManager:
         self.capacity, self._max_adapters = host.num_bytes, host.max_adapters
         self.fetcher: AdapterFetcher | None = None
         self._entries: dict[str, AdapterEntry] = {}
-        #: Adapters that have left the device, the latest last.
+        #: Evicted adapters, the latest last.
         self._departed: OrderedDict[str, AdapterEntry] = OrderedDict()
         self._waiting: dict[str, deque[Request]] = {}
-        #: Requests for loaded adapters that let others, which wait for memory, go first.
+        #: Requests for loaded adapters that yield to others, which wait for memory.
         self._deferred: list[Request] = []
         #: Monotonic seconds of each owner's latest request.
         self._last_request: dict[str, float] = {}
@@ -110,7 +110,7 @@ class AdapterManager:
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
         self._overtaken = 0
-        #: Adapters that operators load, and the results that they wait for.
+        #: Adapters that operators load, and the futures of the loads.
         self._preloads: dict[str, tuple[AdapterRef, Future[None]]] = {}
         self._pinned: set[str] = set()
         self._num_loads = self._num_evictions = 0
@@ -129,19 +129,19 @@ class AdapterManager:
         return None if entry is None or entry.loading is not None else entry.vocab_size
 
     def changes_vision(self, digest: str) -> bool:
-        """Whether an adapter that is on the device changes what pictures are encoded to."""
+        """Whether an adapter on the device changes the encoding of images."""
         entry = self._entries.get(digest)
         return entry is not None and entry.changes_vision
 
     @property
     def has_pending(self) -> bool:
-        """Whether `poll_ready` may bring something."""
+        """Whether a later `poll_ready` may return requests."""
         loading = any(entry.loading is not None for entry in self._entries.values())
         return bool(self._waiting or self._deferred or self._preloads) or loading
 
     @property
     def loading_adapters(self) -> Iterator[Request]:
-        """Requests whose adapter is being loaded."""
+        """Return requests whose adapter is being loaded."""
         for digest, entry in self._entries.items():
             if entry.loading is not None:
                 yield from self._waiting.get(digest, ())
@@ -178,7 +178,7 @@ class AdapterManager:
         return False
 
     def _can_overtake(self, owner: str) -> bool:
-        """Whether an owner's request for a loaded adapter may go before those without memory."""
+        """Whether an owner's request for a loaded adapter may overtake requests without memory."""
         if not self._must_yield(owner):
             self._overtaken = 0
             return True
@@ -186,12 +186,12 @@ class AdapterManager:
         return self._overtaken <= MAX_OVERTAKING
 
     def _must_yield(self, owner: str) -> bool:
-        """Whether requests of owners that use no more than this one wait for memory."""
+        """Whether requests of owners that use no more memory than this one wait for memory."""
         used = self._bytes_by_owner(in_use=True)
         return any(used[other] <= used[owner] for other, _ in self._missing(self._waiting))
 
     def _missing(self, digests: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Owner and digest of adapters that aren't loading though their owner's share allows it."""
+        """Yield owner and digest of adapters that aren't loaded, but within their owner's share."""
         allowed: dict[str, bool] = {}
         for digest in digests:
             if digest not in self._entries:
@@ -202,9 +202,8 @@ class AdapterManager:
                     yield owner, digest
 
     def _within_share(self, owner: str) -> bool:
-        """Whether an owner may have one more adapter in use. A single owner may use all memory;
-        several leave each other a part, so that one's long-running requests don't keep another's
-        adapters out.
+        """Whether an owner may use one more adapter. A single owner may use all memory; several
+        leave each other a part, so that long-running requests of one don't lock the others out.
         """
         sizes = [
             entry.num_bytes
@@ -227,7 +226,7 @@ class AdapterManager:
         return bool(entry.users) or self._within_share(owner)
 
     def _resume_waiting(self) -> None:
-        """Queue deferred requests again once none before them waits for memory."""
+        """Queue deferred requests again that no longer have to yield to others."""
         deferred, self._deferred = self._deferred, []
         waits: dict[str, bool] = {}
         for request in deferred:
@@ -240,9 +239,9 @@ class AdapterManager:
                 self._waiting.setdefault(ref.digest, deque()).append(request)
 
     def poll_ready(self, timeout_s: float) -> list[Outcome]:
-        """Requests whose adapter is loaded, or the error that they get.
+        """Return requests whose adapter is loaded, or their errors.
 
-        Waits up to `timeout_s` for the first, and `BATCHING_WINDOW_S` for the others.
+        Waits up to `timeout_s` for the first, and then `BATCHING_WINDOW_S` for others.
         """
         loading = [entry.loading for entry in self._entries.values() if entry.loading is not None]
         if loading and timeout_s:
@@ -257,13 +256,13 @@ class AdapterManager:
         ready += self._reject_oversized()
         self._begin_loads()
         if all(entry.loading is None for entry in self._entries.values()):
-            self.close()  # idle readers would stay as long as the process
+            self.close()  # idle threads would otherwise live as long as the process
         return ready
 
     def _end_load(
         self, digest: str, entry: AdapterEntry, done: Future[AdapterFacts]
     ) -> list[Outcome]:
-        """Finish a load; returns the requests that fail with it."""
+        """Finish a load; return the requests that fail with it."""
         try:
             facts = done.result()
         except Exception as error:  # fails the requests of this adapter only
@@ -282,14 +281,14 @@ class AdapterManager:
         return []
 
     def _reject(self, digest: str, refusal: QuireError) -> list[Outcome]:
-        """Refuse an adapter to all who wait for it."""
+        """Fail all requests and preloads that wait for an adapter."""
         self._pinned.discard(digest)
         if (preload := self._preloads.pop(digest, None)) is not None:
             preload[1].set_exception(refusal)
         return [(request, refusal) for request in self._waiting.pop(digest, ())]
 
     def _reject_oversized(self) -> list[Outcome]:
-        """Refuse adapters that no longer fit, for others were pinned meanwhile."""
+        """Fail requests whose adapter no longer fits, because others were pinned meanwhile."""
         rejected: list[Outcome] = []
         waiting = {*self._preloads, *self._waiting} if self._pinned else set()
         for digest in waiting - self._entries.keys():
@@ -301,7 +300,7 @@ class AdapterManager:
         return rejected
 
     def _admit_waiting(self) -> Iterator[Outcome]:
-        """Waiting requests whose adapter is loaded."""
+        """Yield waiting requests whose adapter is loaded."""
         for digest in list(self._waiting):
             entry, owner = self._entries.get(digest), self._ref_of(digest).owner
             if entry is not None and entry.loading is None and self._can_use(entry, owner):
@@ -341,7 +340,7 @@ class AdapterManager:
         return sum(entry.num_bytes for entry in list(self._entries.values()))
 
     def _begin_loads(self) -> None:
-        """Start to load waiting adapters as far as memory allows."""
+        """Start loads of waiting adapters as far as memory allows."""
         while (digest := self._next()) is not None:
             ref = self._ref_of(digest)
             size = _file_bytes(ref)
@@ -353,7 +352,7 @@ class AdapterManager:
             self._begin(ref, size)
 
     def _next(self) -> str | None:
-        """The adapter to load next: the oldest of the owner that uses least memory."""
+        """Return the next adapter to load: the oldest of the owner that uses the least memory."""
         used = self._bytes_by_owner(in_use=True)
         preloads = ((self._ref_of(d).owner, d) for d in self._preloads if d not in self._entries)
         missing = chain(preloads, self._missing(self._waiting))
@@ -380,7 +379,7 @@ class AdapterManager:
         return self.fetcher.load(ref, self._host.load)
 
     def _evict_until_fits(self, size: int, owner: str) -> bool:
-        """Evict unused adapters until one of `size` bytes fits; False if it can't."""
+        """Evict unused adapters until one of `size` bytes fits; return False if it can't."""
         while self.num_bytes + size > self.capacity or (
             self._max_adapters is not None and len(self._entries) >= self._max_adapters
         ):
@@ -391,7 +390,7 @@ class AdapterManager:
         return True
 
     def _victim(self, owner: str) -> str | None:
-        """The least recently used adapter, of owners over their share if there are any."""
+        """Return the least recently used adapter, preferring owners above their share."""
         free = {digest: entry for digest, entry in self._entries.items() if entry.is_free}
         used = self._bytes_by_owner()
         share = self.capacity / max(1, len(used.keys() | {owner}))
@@ -432,10 +431,10 @@ class AdapterManager:
             )
 
     def preload(self, ref: AdapterRef, *, pin: bool) -> Future[None]:
-        """Load an adapter without a request; `pin`: and never evict it.
+        """Load an adapter without a request; `pin`: never evict it.
 
-        The future is done once it is loaded, or holds the error. Raises `InvalidRequest` for one
-        that can never be used here.
+        The future completes once it is loaded, or has the error. Raises `InvalidRequest` for an
+        adapter that can never be used here.
         """
         self.check(ref)
         if ref.digest not in self._entries:
@@ -453,7 +452,7 @@ class AdapterManager:
 
     def unload(self, digest: str) -> bool:
         """Evict an adapter as soon as no request uses it or waits for it, unless `preload` is
-        called before; False if it isn't on the device.
+        called before. Return False if it isn't on the device.
         """
         self._pinned.discard(digest)
         if (preload := self._preloads.pop(digest, None)) is not None:
@@ -466,7 +465,7 @@ class AdapterManager:
         return True
 
     def _unload(self, digest: str) -> None:
-        """Evict an adapter that is being unloaded if no request needs it."""
+        """Evict an adapter that is being unloaded, unless a request needs it."""
         entry = self._entries.get(digest)
         if entry is None or not (entry.unloading and entry.is_free) or digest in self._waiting:
             return
@@ -479,9 +478,9 @@ class AdapterManager:
             self._evict(digest)
 
     def evict_idle(self, now: float) -> None:
-        """Evict adapters, and drop copies in host memory, that no request has used for `IDLE_S`.
+        """Evict adapters, and copies in host memory, that no request has used for `IDLE_S`.
 
-        `now`: monotonic seconds. Cheap enough to be called between steps.
+        `now`: monotonic seconds. Cheap enough to call between steps.
         """
         if now - self._last_scan < _SCAN_INTERVAL_S:
             return
@@ -499,7 +498,7 @@ class AdapterManager:
                 self._host.drop_host_copy(digest)
 
     def states(self) -> list[AdapterStatus]:
-        """States of all adapters on the device, in host memory or on disk."""
+        """Return the states of all adapters on the device, in host memory or on disk."""
         departed = [
             (entry, "host" if self._host.has_host_copy(digest) else "disk")
             for digest, entry in list(self._departed.items())[-_MAX_REPORTED:]
@@ -539,7 +538,7 @@ class AdapterManager:
 
 
 def _file_bytes(ref: AdapterRef) -> int:
-    """Size of an adapter's file; where that's missing, what the reference says."""
+    """Return the size of an adapter's file, or of its reference if the file is missing."""
     path = Path(ref.path)
     try:
         return (path if path.is_file() else weights_file(path)).stat().st_size
@@ -548,7 +547,7 @@ def _file_bytes(ref: AdapterRef) -> int:
 
 
 def _as_refusal(error: BaseException | None) -> QuireError:
-    """The error of a request whose adapter failed to load."""
+    """Return the error of a request whose adapter failed to load."""
     if isinstance(error, QuireError):
         return error
     return InvalidRequest(f"The adapter can't be loaded: {error!r}.", param="model")

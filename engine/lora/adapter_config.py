@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: what is understood of it, and what is refused by name."""
+"""PEFT's adapter_config.json: supported settings, and errors that name unsupported ones."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from engine.contract.lora import CONFIG_FILE
 from engine.contract.safe_pattern import SafePattern
 from engine.contract.validation import format_value
 
-#: A key without anything that a pattern is made of but dots, which stand for themselves.
+#: A key without pattern characters except dots, which match literally.
 _NAME = re.compile(r"[\w.-]+")
-#: Keys that are patterns: each module's name is held against each.
+#: Maximum number of keys that are patterns, as each is matched with every module's name.
 _MAX_PATTERNS = 64
-#: CPU seconds for all of them together, over all names.
+#: Maximum CPU seconds of all patterns over all names.
 _MAX_MATCH_S = 10.0
 
 
 def ends_in(module: str, name: str) -> bool:
-    """Whether a module's name, or its end from some dot on, is `name`."""
+    """Whether a module's name is `name` or ends with it after a dot."""
     return module == name or module.endswith(f".{name}")
 
 
 class NamedValues:
-    """Values by keys, of which the first one counts that is a name's end or matches it.
+    """Values by key; the first key that is the end of a module's name, or matches it, counts.
 
-    A stranger may have written the keys, so patterns are matched in bounded time.
+    The keys are untrusted, so patterns are matched in bounded time.
 
-    Raises ValueError, which says what is wrong, for a key that is no pattern, or too many that are.
+    Raises ValueError, with the reason, for an invalid pattern or too many patterns.
     """
 
     def __init__(self, values: Mapping[str, float] | None = None) -> None:
@@ -53,7 +53,7 @@ class NamedValues:
             self._patterns.append((index, pattern, value))
 
     def of(self, module: str, default: float) -> float:
-        """A module's value. Raises ValueError once its patterns took too long."""
+        """Return a module's value. Raises ValueError if the patterns take too long."""
         parts = module.split(".")
         ends = (".".join(parts[start:]) for start in range(len(parts)))
         named = [self._names[end] for end in ends if end in self._names]
@@ -74,11 +74,11 @@ class NamedValues:
         return is_match
 
 
-#: Bytes of an adapter_config.json; real ones have a few kilobytes.
+#: Maximum bytes of an adapter_config.json; real ones have a few kilobytes.
 _MAX_BYTES = 1 << 22
 _MAX_NAMES = 10_000
 _MAX_RANK = 1 << 16
-#: Of training, of where the base came from, or of what the file's tensors say themselves.
+#: Settings about training, about the base's origin, or that the tensors imply.
 _HARMLESS = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
@@ -95,23 +95,23 @@ _READ = frozenset(
         "trainable_token_indices", "use_dora", "use_rslora",
     }
 )  # fmt: skip
-#: Ways to begin that leave the base's weights as they are; others change them.
+#: Initializations that keep the base's weights; others change them.
 _INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """The facts of an adapter that its tensors don't tell.
+    """Settings of an adapter that its tensors don't determine.
 
     Attributes:
-        rank, alpha: of modules that no pattern names.
-        rank_pattern, alpha_pattern: of those whose names end in a match of the key.
-        rank_stabilized: the scale is alpha / sqrt(rank) (rsLoRA), not alpha / rank.
-        dora: what is added to weights is followed by a norm of their rows (DoRA).
-        modules_to_save: names of modules that the adapter replaces as a whole.
-        task: what it was made for, as PEFT names it; "" where it doesn't say.
-        tokens: whose rows of a table are the adapter's own, by the last words of its name; under
-            "" of the embedding.
+        rank, alpha: of modules that no pattern matches.
+        rank_pattern, alpha_pattern: of modules whose names match a key at their end.
+        rank_stabilized: the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
+        dora: the changed weights' rows are normalized (DoRA).
+        modules_to_save: names of modules that the adapter replaces completely.
+        task: PEFT's name of the task it was trained for; "" if unspecified.
+        tokens: ids of table rows that the adapter replaces, by the last components of the table's
+            name; "" stands for the embedding.
     """
 
     rank: int
@@ -125,20 +125,20 @@ class AdapterConfig:
     tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def tokens_of(self, table: str) -> tuple[int, ...]:
-        """Whose rows of a table are the adapter's own."""
+        """Return the ids of a table's rows that the adapter replaces."""
         named = (ids for name, ids in self.tokens.items() if name and ends_in(table, name))
         return next(named, self.tokens.get("", ()))
 
     def replaces(self, module: str) -> bool:
-        """Whether it's one that the adapter replaces as a whole."""
+        """Whether the adapter replaces this module completely."""
         return any(ends_in(module, name) for name in self.modules_to_save)
 
     def rank_of(self, module: str) -> int:
-        """The rank that a module's matrices must have."""
+        """Return the rank that a module's matrices must have."""
         return int(_looked_up("rank_pattern", self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        """The factor of what a module's matrices add."""
+        """Return the factor of a module's change."""
         rank = self.rank_of(module)
         alpha = _looked_up("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
@@ -152,9 +152,9 @@ def _looked_up(name: str, values: NamedValues, module: str, default: float) -> f
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """The configuration in an adapter's folder.
+    """Read the configuration in an adapter's folder.
 
-    Raises `InvalidRequest`, which names the field, for what can't be or isn't understood.
+    Raises `InvalidRequest`, which names the field, for invalid or unsupported settings.
     """
     return parse_adapter_config(_read(folder / CONFIG_FILE))
 
@@ -165,7 +165,7 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
     if kind != "LORA":
         raise _refused("peft_type", f"must be LORA, got {format_value(kind)}")
     _refuse_unknown(raw)
-    if not isinstance(raw.get("target_modules"), str):  # one pattern
+    if not isinstance(raw.get("target_modules"), str):  # a single pattern
         _names(raw, "target_modules")
     return AdapterConfig(
         rank=_rank(raw, "r", 8),
@@ -201,7 +201,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON: of a key that is there twice readers take different values."""
+    """Return a JSON object without duplicate keys, of which readers use different values."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -211,7 +211,7 @@ def _reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_unknown(raw: Mapping[str, Any]) -> None:
-    """Raise for a setting that would change what the adapter does, and that nobody here reads."""
+    """Raise for an unsupported setting that would change what the adapter computes."""
     init = raw.get("init_lora_weights", True)
     if not isinstance(init, bool | str | None) or init not in _INITS:
         raise _refused(

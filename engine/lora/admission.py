@@ -1,4 +1,4 @@
-"""`AdapterAdmission`: a request's adapter is on the device before the request runs."""
+"""`AdapterAdmission`: holds a request back until its adapter is on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.scheduler.request import Request, SequenceStatus
 
 
 class AdapterAdmission:
-    """An `AdmissionGate`: requests without an adapter pass at once."""
+    """An `AdmissionGate`: requests without an adapter pass immediately."""
 
     def __init__(
         self,
@@ -19,7 +19,7 @@ class AdapterAdmission:
         check_vocabulary: Callable[[EngineRequest, int], None],
         vocab_size: int,
     ) -> None:
-        """`vocab_size`: the model's. `check_vocabulary` raises `InvalidRequest`."""
+        """`vocab_size`: vocabulary of the model. `check_vocabulary` raises `InvalidRequest`."""
         self._pool, self._check_vocabulary, self._vocab_size = pool, check_vocabulary, vocab_size
 
     def check(self, message: EngineRequest) -> None:
@@ -28,7 +28,7 @@ class AdapterAdmission:
             self._pool.check(message.adapter)
 
     def vocab_size(self, message: EngineRequest) -> int | None:
-        """Vocabulary size of a request; None: its adapter, which may add tokens, isn't loaded."""
+        """Return a request's vocabulary size; None while an adapter that may add tokens loads."""
         size = self._adapter_vocab_size(message)
         return None if size is None else size or self._vocab_size
 
@@ -55,7 +55,7 @@ class AdapterAdmission:
         ]
 
     def _start_waiting(self, request: Request) -> InvalidRequest | None:
-        """Check a request by the vocabulary of its adapter, which is known once that is loaded."""
+        """Check a request against its adapter's vocabulary, which is known once it is loaded."""
         request.vocab_size = self._adapter_vocab_size(request.message) or 0
         try:
             vocab_size = request.vocab_size or self._vocab_size

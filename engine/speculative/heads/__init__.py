@@ -1,4 +1,4 @@
-"""Heads that go on from the model's last hidden state, in their published checkpoint layouts."""
+"""Draft heads on the model's last hidden states, read from their published checkpoint layouts."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ LAYER_METHODS: dict[str, Callable[[HeadCheckpoint, TargetModel], LayerDraftHeads
     "eagle": Eagle,
     "eagle3": Eagle3,
 }
-#: Where a config.json keeps the layer's own: vLLM's EAGLEConfig, the speculators library's.
+#: Keys of config.json that contain the layer's config: vLLM's EAGLEConfig, the speculators library.
 _NESTED = ("model", "transformer_layer_config")
-#: What Medusa's authors name the file of the heads.
+#: File name of the heads in the original Medusa checkpoints.
 _MEDUSA_FILE = "medusa_lm_head.safetensors"
 
 
 def method_of(config: dict[str, Any], name: str) -> str:
-    """What a checkpoint's config.json says that it is, by the method's name; "": no heads.
+    """Return the method that a checkpoint's config.json names; "" if it has no heads.
 
-    EAGLE's authors say it in the checkpoint's `name` alone.
+    Original EAGLE checkpoints name it only in `name`.
     """
     if "medusa_num_heads" in config:
         return "medusa"
@@ -59,9 +59,9 @@ def load_heads(
     dtype: torch.dtype,
     quantization: str | None = None,
 ) -> DraftHeads:
-    """The heads of a folder. `sizes`: the model's hidden size and vocabulary.
+    """Load the heads of a folder. `sizes`: the model's hidden size and vocabulary.
 
-    Raises `ModelLoadError` for a checkpoint that isn't whole, or is another model's.
+    Raises `ModelLoadError` if the checkpoint is incomplete or for another model.
     """
     config, weights = read_config(folder), _weights(folder)
     source = HeadCheckpoint(folder, config, weights, *sizes, ops, dtype, quantization)
@@ -79,7 +79,7 @@ def load_layer_heads(
     dtype: torch.dtype,
     quantization: str | None = None,
 ) -> LayerDraftHeads:
-    """The same of heads that are a layer."""
+    """Load heads that consist of a decoder layer."""
     config, weights = read_config(folder), _weights(folder)
     for name in _NESTED:
         if isinstance(nested := config.get(name), dict):
@@ -92,18 +92,18 @@ def load_layer_heads(
 
 
 def _close(source: HeadCheckpoint) -> None:
-    """All that is needed was read."""
+    """Check that no required tensor is left unread."""
     if unread := source.weights.unused_names():
         log.warning("%d tensors of the heads weren't used: %s", len(unread), unread[:5])
     source.weights.close()
 
 
 def _weights(folder: Path) -> WeightReader:
-    """The folder's tensors: safetensors first, then PyTorch's files, of tensors alone."""
+    """Open the folder's tensors: safetensors first, then PyTorch's files with tensors only."""
     if (folder / _MEDUSA_FILE).is_file():
         return WeightReader(folder, [folder / _MEDUSA_FILE])
     if has_safetensors(folder):
         return WeightReader(folder)
     if any(folder.glob("*.pt")) or any(folder.glob("*.bin")):
         return read_pt(folder)
-    return WeightReader(folder)  # which says what is missing
+    return WeightReader(folder)  # raises an error that says what is missing

@@ -1,4 +1,4 @@
-"""`DraftHeads`: small networks that say, from one hidden state, what the next tokens are."""
+"""`DraftHeads`: small networks that predict the next tokens from one hidden state."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from engine.sampling.sampler import Sampler
 from kernels import KernelSet, LinearLayer
 from kernels.tensors import to_device
 
-#: Sizes beyond this are no model's.
+#: Maximum plausible size in a config.json.
 _MAX_SIZE = 1 << 20
 
 
 @dataclass(slots=True)
 class HeadCheckpoint:
-    """Where heads are read from, and how they are kept.
+    """Source of heads' weights, and how they are stored.
 
     Attributes:
-        folder, config: the checkpoint's, with its config.json.
+        folder, config: the checkpoint's folder, and its config.json.
         weights: its tensors.
-        hidden_size, vocab_size: the model's.
-        ops, dtype, quantization: how linear weights are kept.
-        nbytes: of what was packed so far.
+        hidden_size, vocab_size: sizes of the model.
+        ops, dtype, quantization: how linear weights are stored.
+        nbytes: bytes of the weights packed so far.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class HeadCheckpoint:
     nbytes: int = 0
 
     def integer(self, key: str, low: int, high: int = _MAX_SIZE, default: int | None = None) -> int:
-        """A whole number of config.json. Raises `ModelLoadError` for one that isn't in range."""
+        """Return an integer of config.json. Raises `ModelLoadError` if it is out of range."""
         value = self.config.get(key, default)
         if value is None:
             raise self.error(f"config.json lacks {key!r}")
@@ -55,21 +55,21 @@ class HeadCheckpoint:
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean of config.json."""
+        """Return a boolean of config.json."""
         value = self.config.get(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{key} must be true or false, got {value!r:.80}")
         return value
 
     def positive(self, key: str, default: float) -> float:
-        """A number of config.json above 0."""
+        """Return a positive number of config.json."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
             raise self.error(f"{key} must be a positive number, got {value!r:.80}")
         return float(value)
 
     def integers(self, name: str, count: int) -> Tensor:
-        """A tensor of so many whole numbers, int64."""
+        """Return an int64 tensor with a given number of integers."""
         if name not in self.weights:
             raise self.error(f"the checkpoint has no {name!r}")
         self.weights.mark_used([name])
@@ -79,13 +79,13 @@ class HeadCheckpoint:
         return tensor.long()
 
     def same(self, key: str, size: int) -> None:
-        """Raise `ModelLoadError` unless a size of config.json, where it has it, is the model's."""
+        """Raise `ModelLoadError` if config.json has this size and it isn't the model's."""
         if self.integer(key, 1, default=size) != size:
             raise self.error(f"{key} is {self.config[key]}, the model's is {size}")
 
     def prefix(self, *prefixes: str) -> str:
-        """That of `prefixes` which the checkpoint's names begin with, maybe behind `model.`; the
-        first, where none does.
+        """Return the prefix among `prefixes` that the tensor names have, perhaps after `model.`; by
+        default the first one.
         """
         names = list(self.weights.names())
         matches = (
@@ -98,20 +98,20 @@ class HeadCheckpoint:
 
     @property
     def feeds(self) -> torch.dtype:
-        """What linear layers are best given."""
+        """The dtype that linear layers expect as input."""
         return self.ops.activation_dtype(self.dtype)
 
     def vector(self, name: str, size: int) -> Tensor:
-        """float32 [size], on the kernels' device."""
+        """Return a float32 vector [size] on the kernels' device."""
         return self.weights.get(name, (size,)).float().clone().to(self.ops.device)
 
     def linear(self, name: str, rows: int, columns: int, bias: Tensor | None = None) -> LinearLayer:
-        """A linear layer, or a table of rows, of the weight [rows, columns]."""
+        """Return a linear layer, or a table of rows, with the weight [rows, columns]."""
         return self.pack(self.weights.matrix(name, (rows, columns)), bias)
 
     def stacked(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
-        """A linear layer of several weights over each other: names without `.weight`, and rows;
-        with the biases that the checkpoint has.
+        """Return a linear layer of concatenated weights, given by names without `.weight` and by
+        rows; with biases if the checkpoint has them.
         """
         matrices = [self.weights.matrix(f"{name}.weight", (rows, columns)) for name, rows in parts]
         biases = [
@@ -124,7 +124,7 @@ class HeadCheckpoint:
         return self._packed(matrices, torch.cat(biases) if biases else None)
 
     def pack(self, matrix: WeightSource | Tensor, bias: Tensor | None = None) -> LinearLayer:
-        """The same of a weight that was read."""
+        """Return a linear layer with a weight that was already read."""
         return self._packed([DenseSource(matrix) if isinstance(matrix, Tensor) else matrix], bias)
 
     def _packed(self, matrices: list[WeightSource], bias: Tensor | None) -> LinearLayer:
@@ -135,21 +135,21 @@ class HeadCheckpoint:
         return layer
 
     def error(self, why: str) -> ModelLoadError:
-        """What is raised for a checkpoint that can't be used."""
+        """Return the error for an unusable checkpoint."""
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
 
 def apply_linear(layer: LinearLayer, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 of a linear layer that is best given `dtype`."""
+    """Apply a linear layer that expects `dtype`; return float32."""
     return layer(x.to(dtype)).float()
 
 
 class DraftHeads(ABC):
-    """Weights in their device's layout.
+    """Heads with weights in their device's layout.
 
     Attributes:
-        max_drafts: drafts of a sequence.
-        nbytes: of the weights.
+        max_drafts: maximum number of drafts per sequence.
+        nbytes: bytes of the weights.
     """
 
     max_drafts: int
@@ -157,32 +157,34 @@ class DraftHeads(ABC):
 
     @abstractmethod
     def start(self, hidden: Tensor) -> Tensor:
-        """[n, any] of float32 [n, hidden], the states that the newest tokens were drawn from."""
+        """Return the initial state [n, any] from `hidden`, float32 [n, hidden]: the hidden states
+        from which the newest tokens were sampled.
+        """
 
     @abstractmethod
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """float32 [n, vocab] of the draft number `depth`, from 0, and the next one's state.
+        """Return float32 [n, vocab], the logits of draft `depth` (from 0), and the next state.
 
-        `state` is that of the draft before (a selection of its rows), or what `start` gave;
-        `tokens` int64 [n]: the newest token of each row, drafts included.
+        `state` is that of the previous draft (a selection of its rows) or from `start`; `tokens`
+        int64 [n]: the newest token of each row, drafts included.
         """
 
 
 class DraftRounds(Protocol):
-    """What heads say of some rows, one draft behind the other."""
+    """Successive drafts of heads for some rows."""
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """float32 [n, vocab] of each row's next draft, behind its newest token, int64 [n]."""
+        """Return float32 [n, vocab], the logits after each row's newest token; tokens int64 [n]."""
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these of the rows alone."""
+        """Continue with only these rows."""
 
 
 class HeadRounds:
-    """Of `DraftHeads`, which read nothing but the state that they begin with."""
+    """Rounds of `DraftHeads`, which depend only on the initial state and on the drafts."""
 
     def __init__(self, heads: DraftHeads, hidden: Tensor) -> None:
-        """`hidden`: float32 [n, hidden], from which the newest tokens were drawn."""
+        """`hidden`: float32 [n, hidden] from which the newest tokens were sampled."""
         self._heads, self._state, self._depth = heads, heads.start(hidden), 0
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -197,12 +199,12 @@ class HeadRounds:
 
 
 class HeadSampler:
-    """Draws from heads' logits as the model draws from its own: with each sequence's parameters
-    and, at each place, the same random number.
+    """Samples from heads' logits as the model samples from its own: with the same parameters and
+    the same random number at each position.
     """
 
     def __init__(self, sampler: Sampler, ends: Iterable[int], device: torch.device) -> None:
-        """`sampler`: nobody else's. `ends`: tokens behind which no draft stands. `device`: of the
+        """`sampler`: not shared. `ends`: tokens after which drafting stops. `device`: device of the
         heads.
         """
         self._sampler, self._ends, self._device = sampler, frozenset(ends), device
@@ -215,13 +217,13 @@ class HeadSampler:
         states: list[RequestSamplingState],
         counts: list[int],
     ) -> list[list[int]]:
-        """At most `counts[i]` drafts of row i.
+        """Return at most `counts[i]` drafts of row i.
 
         Args:
-            rounds: of the heads, over n rows.
-            tokens: [n] the newest ones.
-            states: of the sequences, with these tokens; they get the drafts.
-            counts: [n], >= 1, at most as many as the heads have.
+            rounds: rounds of the heads over n rows.
+            tokens: [n] newest tokens.
+            states: sampling states, including these tokens; the drafts are appended to them.
+            counts: [n], >= 1, at most the number that the heads support.
         """
         drafts: list[list[int]] = [[] for _ in counts]
         rows = list(range(len(counts)))
@@ -231,7 +233,7 @@ class HeadSampler:
             drawn = self._sampler.sample(logits, [states[row] for row in rows]).token_ids.tolist()
             going = []
             for index, (row, token) in enumerate(zip(rows, drawn, strict=True)):
-                if token < 0:  # nothing can be drawn
+                if token < 0:  # sampling failed
                     continue
                 drafts[row].append(token)
                 states[row].output_token_ids.append(token)

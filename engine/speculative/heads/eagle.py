@@ -1,7 +1,7 @@
-"""`Eagle`: a layer over the model's last hidden states and the tokens behind them.
+"""`Eagle`: a decoder layer over the model's last hidden states and the tokens that follow them.
 
-Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"; the heads of
-their EAGLE-2 are the same.
+Li et al. 2024, "EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty"; EAGLE-2 uses
+the same heads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.speculative.heads.base import HeadCheckpoint
 from engine.speculative.heads.layer import HeadLayer, LayerDraftHeads, TargetModel, layer_spec
 
-# `Eagle3`: a layer over three of the model's hidden states, with a vocabulary of its own.
+# `Eagle3`: a layer over three of the model's hidden states, with a separate vocabulary.
 #
 # Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 # Training-Time Test".
@@ -22,9 +22,9 @@ _IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 class Eagle3(LayerDraftHeads):
-    """State j = F [what three layers begin with at token j]. Attention takes the norms of the
-    embedding of token j + 1 and of state j beside each other; the layer gives state j + 1, whose
-    norm the output layer takes. That may know some of the tokens alone, the frequent ones.
+    """State j = F [inputs of three of the model's layers at token j]. Attention receives the
+    concatenated norms of the embedding of token j + 1 and of state j. The layer returns state
+    j + 1, whose norm the output layer receives. That may cover frequent tokens only.
     """
 
     def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
@@ -76,8 +76,8 @@ class Eagle3(LayerDraftHeads):
 
 
 def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
-    """Which of the model's layers begin with what the heads read: one near its start, the one in
-    its middle and one near its end, unless config.json says otherwise.
+    """Return the indices of the model's layers whose inputs the heads read: one near its start, the
+    middle one, and one near its end, unless config.json says otherwise.
     """
     within = source.config.get("eagle_config") or {}
     if not isinstance(within, dict) or within.get("use_aux_hidden_state", True) is not True:
@@ -96,10 +96,10 @@ def tapped_layers(source: HeadCheckpoint, num_layers: int) -> tuple[int, ...]:
 
 
 def _draft_tokens(source: HeadCheckpoint) -> Tensor:
-    """int64 [draft_vocab_size], the tokens of the output layer's columns."""
+    """Return int64 [draft_vocab_size], the token of each column of the output layer."""
     vocab = source.vocab_size
     count = source.integer("draft_vocab_size", 1, vocab, default=vocab)
-    source.weights.mark_used(["t2d"])  # the same, from the other side
+    source.weights.mark_used(["t2d"])  # the inverse mapping
     tokens = torch.arange(count)
     if count < vocab or "d2t" in source.weights:
         tokens = tokens + source.integers("d2t", count)
@@ -109,8 +109,8 @@ def _draft_tokens(source: HeadCheckpoint) -> Tensor:
 
 
 class Eagle(LayerDraftHeads):
-    """x = F [embedding of token j + 1, state j]; the layer, which norms nothing before attention,
-    gives state j + 1, and the model's own output layer makes its logits.
+    """x = F [embedding of token j + 1, state j]. The layer, which has no norm before attention,
+    returns state j + 1, from which the model's output layer computes logits.
     """
 
     def __init__(self, source: HeadCheckpoint, target: TargetModel) -> None:
@@ -129,7 +129,7 @@ class Eagle(LayerDraftHeads):
         self.width = self.columns = spec.hidden_size
         self._fusion = source.stacked([(fusion, self.width)], 2 * self.width)
         self.layer = HeadLayer(source, spec, layer_prefix, self.width, target.max_model_len)
-        # Checkpoints that have these too have copies of the model's.
+        # Checkpoints may contain copies of the model's tables.
         weights.mark_used([name for name in weights.names() if name.startswith(_COPIES)])
         self._model = target.model
         self.nbytes = source.nbytes

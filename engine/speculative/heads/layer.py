@@ -1,4 +1,4 @@
-"""`HeadLayer`: the decoder layer that heads of a layer consist of, over a paged KV cache."""
+"""`LayerDraftHeads`: draft heads that consist of one decoder layer with a paged KV cache."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from kernels.layers import gated_activation
 
 
 class PagedLayer(ABC):
-    """A layer and its cache.
+    """A decoder layer with its KV cache.
 
-    Keys and values of a token come from what the layer takes, and from nothing else: so those of
-    tokens that nobody asks about need no attention.
+    A token's keys and values depend only on the layer's input. So for tokens whose output isn't
+    needed, attention isn't computed.
     """
 
     def __init__(self, ops: KernelSet, spec: DecoderSpec) -> None:
-        """`spec`: of the layer's attention."""
+        """`spec`: spec of the layer's attention."""
         self._ops, self._spec = ops, spec
         self._keys = self._values = torch.empty(0)
 
     @property
     def token_size(self) -> int:
-        """Elements of a token's keys and values, or of its latent."""
+        """Number of elements of a token's keys and values, or of its latent."""
         return self._spec.kv_bytes_per_token(1, num_layers=1)
 
     def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """Make the cache."""
+        """Allocate the cache."""
         shape = (num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
         self._keys = self._ops.new_kv_cache(shape, dtype)
         latents = self._spec.latents is not None
         self._values = self._keys if latents else self._ops.new_kv_cache(shape, dtype)
 
     def copy(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
-        """Copy tokens within the cache: (blocks, places in them), int64 [n] each."""
+        """Copy tokens within the cache: (block ids, offsets within blocks), int64 [n] each."""
         for cache in (self._keys, self._values)[: 1 if self._values is self._keys else 2]:
             cache[target[0], :, target[1]] = cache[source[0], :, source[1]]
 
     @abstractmethod
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
-        """Keys and values alone, of x [n, columns]; positions and slots int64 [n]."""
+        """Write keys and values only, for x [n, columns]; positions and slots int64 [n]."""
 
     @abstractmethod
     def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
-        """[n, hidden]: the residual behind the layer, of one token of each of n sequences.
+        """Return [n, hidden]: the residual after the layer, for one token of each of n sequences.
 
         Args:
-            x: [n, columns], what attention takes.
+            x: [n, columns], the input of attention.
             residual: [n, hidden].
-            step: these tokens, each of a sequence of its own.
+            step: metadata of these tokens, each of a different sequence.
         """
 
 
 class HeadLayer(PagedLayer):
-    """Attention and an MLP behind it, each added to the residual."""
+    """Attention, then an MLP, each added to the residual."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class HeadLayer(PagedLayer):
         columns: int,
         max_model_len: int,
     ) -> None:
-        """Read the weights. `prefix`: prefix of their names; `columns`: what attention takes."""
+        """Read the weights. `prefix`: prefix of their names; `columns`: input size of attention."""
         super().__init__(source.ops, spec)
         hidden, inner = spec.hidden_size, spec.intermediate_size
         kv = [(f"{prefix}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
@@ -144,11 +144,11 @@ class HeadLayer(PagedLayer):
 
 @dataclass(frozen=True, slots=True)
 class TargetModel:
-    """The model that heads are for.
+    """The model that drafts are made for.
 
     Attributes:
-        model: whose embedding and output layer they may use.
-        max_model_len: the context that is served.
+        model: the model, whose embedding and output layer heads may use.
+        max_model_len: maximum length of its sequences.
     """
 
     model: NativeDecoder
@@ -161,15 +161,15 @@ class TargetModel:
 
 
 class LayerDraftHeads(ABC):
-    """One layer, whose entry j is made of token j + 1 and of the model's state at token j, and says
-    token j + 2; the state of the next one is then what it gave itself.
+    """One decoder layer. Entry j is computed from token j + 1 and the model's state at token j, and
+    predicts token j + 2; for further drafts the layer's output serves as the next state.
 
     Attributes:
-        max_drafts: drafts of a sequence.
-        nbytes: of the weights.
-        taps: the model's layers whose inputs are its states; (): those after the final norm.
-        columns: of the model's states that it reads; width: of an entry's.
-        layer: with the KV cache.
+        max_drafts: maximum number of drafts per sequence.
+        nbytes: bytes of the weights.
+        taps: the model's layers whose inputs are its states; (): the output of the final norm.
+        columns: size of the model's states; width: size of an entry's state.
+        layer: the layer with its KV cache.
     """
 
     max_drafts = 64
@@ -181,19 +181,19 @@ class LayerDraftHeads(ABC):
 
     @abstractmethod
     def states(self, hidden: Tensor) -> Tensor:
-        """[n, width] of the model's states, [n, any]; both as activations are."""
+        """Return [n, width] from the model's states [n, columns]; both as activations."""
 
     @abstractmethod
     def combine_inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the layer takes, and the residual; tokens int64 [n], states [n, width]."""
+        """Return the layer's input and residual; tokens int64 [n], states [n, width]."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """float32 [n, vocab] of what the layer gave."""
+        """Return float32 [n, vocab], the logits of the layer's output."""
 
 
 def layer_spec(source: HeadCheckpoint) -> DecoderSpec:
-    """The layer's sizes, by config.json. Raises `ModelLoadError` for what isn't run."""
+    """Return the layer's sizes from config.json. Raises `ModelLoadError` for unsupported ones."""
     config = source.config
     source.same("vocab_size", source.vocab_size)
     if (count := source.integer("num_hidden_layers", 1, default=1)) != 1:

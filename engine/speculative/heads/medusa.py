@@ -1,4 +1,4 @@
-"""`Medusa`: heads that each say, from the same hidden state, one of the tokens to come.
+"""`Medusa`: heads that each predict a different one of the next tokens from one hidden state.
 
 Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".
 """
@@ -23,7 +23,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a checkpoint names its tensors: its authors' way, or as vLLM keeps them."""
+    """Tensor names of a checkpoint: the original ones, or vLLM's."""
 
     count: int
     depth: int
@@ -33,7 +33,7 @@ class _Layout:
 
     @classmethod
     def of(cls, source: HeadCheckpoint) -> _Layout:
-        """The checkpoint's."""
+        """Return the names that a checkpoint uses."""
         if "medusa_num_heads" in source.config:
             count = source.integer("medusa_num_heads", 1, 64)
             depth = source.integer("medusa_num_layers", 0, 64, default=1)
@@ -53,9 +53,9 @@ class _Layout:
 
 
 class Medusa(DraftHeads):
-    """Each head: x + silu(W x + b), some times, then the output layer of its own.
+    """Each head: x + silu(W x + b), repeated, then a separate output layer.
 
-    With a `token_map` heads know some of the tokens alone, the frequent ones.
+    With a `token_map` the heads cover frequent tokens only.
     """
 
     def __init__(self, source: HeadCheckpoint) -> None:
@@ -94,7 +94,7 @@ class Medusa(DraftHeads):
         return hidden
 
     def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base. Which tokens came before makes no difference to a head."""
+        """See the base. A Medusa head doesn't depend on the previous drafts."""
         head, x = self._heads[depth], state
         for block in head.blocks:
             x = x + silu(apply_linear(block, x, self._feeds))
@@ -113,7 +113,7 @@ def _block(source: HeadCheckpoint, layout: _Layout, head: int, block: int) -> Li
 
 
 def _token_map(source: HeadCheckpoint) -> Tensor | None:
-    """int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
+    """Return int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
     count = source.integer("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
     if "token_map" not in source.weights:
         if count < source.vocab_size:

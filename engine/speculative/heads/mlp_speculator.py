@@ -21,7 +21,7 @@ _PREFIX = "speculator."
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What says one draft."""
+    """The weights that compute one draft."""
 
     embedding: LinearLayer
     projection: LinearLayer
@@ -31,10 +31,10 @@ class _Stage:
 
 
 class MlpSpeculator(DraftHeads):
-    """A stage a draft, each from the state of the one before and the newest token's embedding.
+    """One stage per draft, computed from the previous state and the newest token's embedding.
 
-    z = gelu(norm(P s + a e)), logits = H z; z is the next stage's s. `a` gives the sum of stages
-    that the weight of the first state halves over all of them.
+    z = gelu(norm(P s + a e)), logits = H z; z is the next stage's s. `a` is chosen so that over all
+    stages the weight of the first state halves.
     """
 
     def __init__(self, source: HeadCheckpoint) -> None:
@@ -77,7 +77,7 @@ def _normed(x: Tensor) -> Tensor:
 
 
 def _stage(source: HeadCheckpoint, index: int, inner: int, size: int) -> _Stage:
-    """The stage number `index`, whose state has `size` numbers."""
+    """Read stage `index`, whose state has `size` elements."""
     return _Stage(
         embedding=source.linear(f"{_PREFIX}emb.{index}.weight", source.vocab_size, inner),
         projection=source.linear(f"{_PREFIX}proj.{index}.weight", inner, size),
@@ -88,7 +88,9 @@ def _stage(source: HeadCheckpoint, index: int, inner: int, size: int) -> _Stage:
 
 
 def _tied(source: HeadCheckpoint, count: int, inner: int) -> list[_Stage]:
-    """All stages the first one, but for the projection, of which the others share the second."""
+    """Return stages that share the first one's weights, except for the projection: the second and
+    later stages share another one.
+    """
     first = _stage(source, 0, inner, source.hidden_size)
     shared = source.linear(f"{_PREFIX}proj.1.weight", inner, inner)
     later = _Stage(first.embedding, shared, first.norm_weight, first.norm_bias, first.head)
@@ -98,5 +100,5 @@ def _tied(source: HeadCheckpoint, count: int, inner: int) -> list[_Stage]:
         for index in range(1, count)
         for kind in ("weight", "bias")
     ]
-    source.weights.mark_used(copies)  # some files say what is shared once a stage
+    source.weights.mark_used(copies)  # some files repeat shared tensors for each stage
     return [first, *[later] * (count - 1)]

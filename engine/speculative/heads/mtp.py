@@ -1,4 +1,4 @@
-"""`Mtp`: the layer for drafts that a model's own checkpoint has.
+"""`Mtp`: the multi-token prediction layer in a model's own checkpoint.
 
 DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", 2.2; GLM-4.5's is the same.
 """
@@ -39,12 +39,12 @@ from kernels.interface import NO_NORM
 
 @dataclass(frozen=True, slots=True)
 class MtpSource:
-    """Where such layers are read from, and how they are kept.
+    """Source of such layers' weights, and how they are stored.
 
     Attributes:
-        folder, config: the checkpoint's, with its config.json.
+        folder, config: the checkpoint's folder, and its config.json.
         weights: its tensors.
-        dtype, scheme: how linear weights are kept.
+        dtype, scheme: how linear weights are stored.
     """
 
     folder: Path
@@ -54,12 +54,12 @@ class MtpSource:
     scheme: QuantScheme
 
     def error(self, why: str) -> ModelLoadError:
-        """What is raised for a checkpoint that can't be used."""
+        """Return the error for an unusable checkpoint."""
         return ModelLoadError(f"{self.folder}: {why}.", param="model")
 
 
 class MtpLayer(PagedLayer):
-    """A layer of the model's own kind."""
+    """A decoder layer like the model's."""
 
     def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
         super().__init__(ops, spec)
@@ -92,17 +92,17 @@ class MtpLayer(PagedLayer):
         )  # fmt: skip
 
     def __call__(self, x: Tensor, residual: Tensor, step: AttentionMetadata) -> Tensor:
-        """See the base; the residual is its memory from here on."""
+        """See the base; the residual is modified in place."""
         cache = LayerCache(self._keys, self._values)
         _, residual = self._layer(x, residual, step, cache, None)
         return residual
 
 
 class Mtp(LayerDraftHeads):
-    """Residual j = P [norm of the embedding of token j + 1, norm of state j]; the layer gives
-    state j + 1, whose norm the output layer takes.
+    """Residual j = P [norm of the embedding of token j + 1, norm of state j]. The layer returns
+    state j + 1, whose norm the output layer receives.
 
-    Embedding and output layer are the model's own, unless the checkpoint has others beside.
+    Embedding and output layer are the model's, unless the checkpoint has separate ones.
     """
 
     def __init__(self, source: MtpSource, target: TargetModel) -> None:
@@ -162,7 +162,7 @@ class Mtp(LayerDraftHeads):
 
 
 def _check(source: MtpSource, spec: DecoderSpec) -> None:
-    """Raise `ModelLoadError` unless the checkpoint says that it has one such layer."""
+    """Raise `ModelLoadError` unless the checkpoint declares exactly one such layer."""
     if spec.architecture not in FAMILIES:
         raise source.error(
             f"no layers for drafts are known of {spec.architecture}; of {', '.join(FAMILIES)} they "
@@ -174,7 +174,7 @@ def _check(source: MtpSource, spec: DecoderSpec) -> None:
 
 
 def _is_copy(weights: Weights, name: str, original: str, shape: tuple[int, int]) -> bool:
-    """Whether a table isn't there, or is another one once more."""
+    """Whether a table is missing, or a copy of another one."""
     names = [f"{table}.weight" for table in (name, original)]
     if not isinstance(weights, WeightReader) or names[0] not in weights:
         return True
