@@ -1,4 +1,4 @@
-/** Batches: how far each one is, while somebody looks. */
+/** Batches: updates their progress while the page is visible. */
 
 import { count } from "./lib/format.js";
 import { reload } from "./lib/reload.js";

@@ -1,4 +1,4 @@
-/** What every page's frame does: times in the reader's zone, menus that close as menus do, and dialogs. */
+/** The frame of every page: times in the user's time zone, menus that close on outside clicks, and dialogs. */
 
 import { copyFrom } from "./lib/clipboard.js";
 import { moment } from "./lib/format.js";
@@ -29,7 +29,7 @@ for (const figure of document.querySelectorAll("[data-snippet]")) {
   button.addEventListener("click", () => copyFrom(button, figure.querySelector("code").textContent));
 }
 
-/* Loaded when it's first wanted: no page waits for it. */
+/* Loaded on first use, so that no page waits for it. */
 let palette = null;
 async function search() {
   const { Palette } = await import("./palette.js");

@@ -1,4 +1,4 @@
-/** The reference: operations found by a word, opened by an address, and sent with the reader's key. */
+/** The API reference: search for operations, open them by URL, and send them with the user's key. */
 
 import { copyFrom } from "./lib/clipboard.js";
 import { el } from "./lib/dom.js";
@@ -8,7 +8,7 @@ import { send } from "./playground/server.js";
 
 const MOST_CHARS = 200_000; // of an answer that's shown
 
-/* -- what an address names is open -- */
+/* -- opening the operation in the URL -- */
 
 function openNamed() {
   const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -20,7 +20,7 @@ function openNamed() {
 addEventListener("hashchange", openNamed);
 openNamed();
 
-/* -- finding -- */
+/* -- search -- */
 
 const find = document.getElementById("find");
 find.closest("[hidden]").hidden = false;
@@ -37,7 +37,7 @@ find.addEventListener("input", () => {
   }
 });
 
-/* -- other languages than curl, made of the form that sends the operation -- */
+/* -- examples in languages other than curl, built from the form that sends the operation -- */
 
 function addressOf(form) {
   const { path } = form.closest("details").dataset;
@@ -63,7 +63,7 @@ function addLanguages(operation) {
   head.replaceWith(el("span", { class: "choices", role: "group", "aria-label": "Language" }, ...choices));
 }
 
-/* -- a key of the session -- */
+/* -- a key for this session -- */
 
 const KEY_LIFETIME_MS = 3_600_000;
 

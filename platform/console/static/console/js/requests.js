@@ -1,8 +1,8 @@
-/** The list of requests says when newer ones have come, or shows them at once where the reader follows. */
+/** The list of requests: announces newer ones, or shows them at once if the user follows the list. */
 
 import { follow } from "./live/live.js";
 
-/** Between two reloads of a list that follows. */
+/** Minimum interval between two reloads of a followed list, in milliseconds. */
 const RELOAD_EVERY_MS = 2000;
 
 const list = document.querySelector("[data-newest]");

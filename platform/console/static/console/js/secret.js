@@ -1,4 +1,4 @@
-/** Pages that show a secret once: a press selects it whole, a button copies it. */
+/** Pages that show a secret once: a click selects it, and a button copies it. */
 
 import { copyFrom } from "./lib/clipboard.js";
 

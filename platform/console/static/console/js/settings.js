@@ -1,4 +1,4 @@
-/** The page of settings: narrowed while one types. */
+/** The page of settings: filtered as the user types. */
 
 import { byId } from "./lib/dom.js";
 import { plural } from "./lib/format.js";

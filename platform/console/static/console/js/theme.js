@@ -1,5 +1,5 @@
-// Light, dark or the system's. A classic script in the head, so that no page flashes the wrong one.
-// The admin keeps its choice under the same name, "theme": one choice serves both.
+// Light, dark or the system's theme. A classic script in the head, so that no page flashes the wrong theme.
+// The admin stores its choice under the same key, "theme": one choice applies to both.
 "use strict";
 
 (() => {

@@ -1,6 +1,6 @@
 /**
- * A chart over time: lines, or areas on top of each other. A pointer or the arrow keys read one
- * point; what isn't known leaves a gap.
+ * A chart over time: lines or stacked areas. The pointer or the arrow keys read the values of a
+ * point; missing values leave a gap.
  */
 
 import { el, svg } from "./dom.js";
@@ -120,7 +120,7 @@ export class Chart {
     this.#read(Math.round(Math.min(1, Math.max(0, share)) * (this.#at.length - 1)));
   }
 
-  /** A pointer that is drawn over the chart zooms in; one that is only pressed doesn't. */
+  /** Dragging the pointer over the chart zooms in; clicking doesn't. */
   #selectBy(area, zoom) {
     let from = null;
     const select = (end) => {
@@ -177,7 +177,7 @@ export class Chart {
   }
 }
 
-/** The next of 1, 2, 5 times a power of ten. */
+/** Round up to 1, 2 or 5 times a power of ten. */
 function niceTop(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));

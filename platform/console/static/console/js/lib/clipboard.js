@@ -1,8 +1,8 @@
-/** Copying text, on pages without the clipboard API too (plain HTTP on another host than localhost). */
+/** Copies text, also on pages without the clipboard API (plain HTTP on a host other than localhost). */
 
 import { el, icon } from "./dom.js";
 
-/** Copy, and say so on the button for a moment. */
+/** Copy, and briefly confirm it on the button. */
 export async function copyFrom(button, text) {
   if (button.dataset.saying) return;
   button.dataset.saying = "yes";
@@ -17,7 +17,7 @@ export async function copyFrom(button, text) {
   }, 1400);
 }
 
-/** Whether the text is now on the clipboard. */
+/** Copy the text; return whether that succeeded. */
 export async function copy(text) {
   if (navigator.clipboard && isSecureContext) {
     try {

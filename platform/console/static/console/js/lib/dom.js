@@ -1,11 +1,11 @@
-/** Elements are built here, node by node: no page of the console ever parses markup from a string. */
+/** Creates elements node by node: no page of the console ever parses markup from a string. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const SPRITE = new URL("../../icons.svg", import.meta.url).pathname;
 
 /**
- * An element. `props`: `class`, `on: {event: listener}`, `dataset: {...}`; a property of the element
- * by its own name; everything else becomes an attribute. Strings among the children become text.
+ * Create an element. `props`: `class`, `on: {event: listener}`, `dataset: {...}`; properties of the element
+ * by name; all others become attributes. Strings among the children become text.
  */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -25,7 +25,7 @@ function listen(node, listeners) {
   for (const [event, listener] of Object.entries(listeners)) node.addEventListener(event, listener);
 }
 
-/** An SVG element with attributes. */
+/** Create an SVG element with attributes. */
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, String(value));
@@ -33,13 +33,13 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** One of the icons of `icons.svg`; decoration only, so the button around it needs a name. */
+/** Create an icon of `icons.svg`. It is decorative, so the button around it needs a label. */
 export function icon(name) {
   const use = svg("use", { href: `${SPRITE}#${name}` });
   return svg("svg", { class: "icon", "aria-hidden": "true" }, use);
 }
 
-/** A button with an icon, named for those who don't see it. */
+/** Create a button with an icon and an accessible name. */
 export function tool(iconName, label, onClick, { text = "" } = {}) {
   const name = text ? {} : { "aria-label": label };
   return el(
@@ -50,7 +50,7 @@ export function tool(iconName, label, onClick, { text = "" } = {}) {
   );
 }
 
-/** The element with this id; a missing one is a mistake in the page, told at once. */
+/** The element with this id; throws at once if the page lacks it. */
 export function byId(id) {
   const node = document.getElementById(id);
   if (!node) throw new Error(`The page has no #${id}.`);

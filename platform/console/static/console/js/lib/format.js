@@ -1,4 +1,4 @@
-/** Figures for people. */
+/** Formats numbers, sizes and times for display. */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
@@ -9,13 +9,13 @@ export function count(value) {
   return Number.isFinite(value) ? whole.format(value) : "–";
 }
 
-/** 1234567 as "1.2M": for figures at a glance, with the exact one elsewhere. */
+/** 1234567 as "1.2M", for summaries; the exact number is shown elsewhere. */
 export function compact(value) {
   if (!Number.isFinite(value)) return "–";
   return value < 10_000 ? whole.format(value) : short.format(value);
 }
 
-/** A rate: one digit after the point below 100. */
+/** A rate: one decimal below 100. */
 export function rate(value) {
   if (!Number.isFinite(value)) return "–";
   return value < 100 ? oneDigit.format(value) : whole.format(value);
@@ -40,7 +40,7 @@ export function plural(value, word) {
 
 const UNITS = ["B", "KB", "MB", "GB", "TB"];
 
-/** Bytes as "1.2 MB", a kilobyte being 1,024. */
+/** Bytes as "1.2 MB", with 1,024 bytes per kilobyte. */
 export function size(bytes) {
   if (!Number.isFinite(bytes)) return "–";
   let unit = 0;

@@ -1,4 +1,4 @@
-/** Asking a JSON endpoint again and again, politely: not while nobody looks, slower after failures. */
+/** Polls a JSON endpoint: not while the page is hidden, and less often after failures. */
 
 const SLOWEST = 30_000;
 
@@ -23,7 +23,7 @@ export class Poll {
     document.addEventListener("visibilitychange", () => this.#visible());
   }
 
-  /** Ask now, and from then on. */
+  /** Request now, then periodically. */
   async now() {
     this.#stopped = false;
     clearTimeout(this.#timer);
@@ -35,7 +35,7 @@ export class Poll {
     if (!document.hidden) this.#timer = setTimeout(() => this.now(), wait);
   }
 
-  /** Ask no more, until the next `now`. */
+  /** Stop until the next `now`. */
   stop() {
     this.#stopped = true;
     clearTimeout(this.#timer);
@@ -47,7 +47,7 @@ export class Poll {
     if (!document.hidden && !this.#stopped) this.now();
   }
 
-  /** Milliseconds until the next time, or null for never. */
+  /** Milliseconds until the next request, or null for never. */
   async #ask(signal) {
     let response;
     let data;

@@ -1,6 +1,6 @@
-/** Making a page anew, but never under the hands of whoever is at it. */
+/** Reloads a page, but not while the user is working in it. */
 
-/** Whether a form was sent and its answer is on the way: a reload would take that answer's place. */
+/** Whether a submitted form awaits its response, which a reload would cancel. */
 let leaving = false;
 addEventListener("submit", (event) => {
   leaving = !event.defaultPrevented;
@@ -9,13 +9,13 @@ addEventListener("pageshow", () => {
   leaving = false;
 });
 
-/** Whether a reload would undo something: a field that is being filled in, an open fold. */
+/** Whether a reload would lose something: a field being edited, an opened section. */
 export function busy() {
   const at = document.activeElement;
   return leaving || document.querySelector("details[open]") || at?.matches("input, select, textarea");
 }
 
-/** The page anew, unless somebody is busy; the next look will tell again. */
+/** Reload the page unless the user is busy; the next update tries again. */
 export function reload() {
   if (!busy()) location.replace(location.href);
 }

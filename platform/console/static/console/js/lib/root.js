@@ -1,2 +1,2 @@
-/** Where Quire is, with a slash at the end: "/", or what `--root-path` says. */
+/** Quire's root path with a trailing slash: "/", or the value of `--root-path`. */
 export const ROOT = document.documentElement.dataset.root;

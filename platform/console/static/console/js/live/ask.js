@@ -1,4 +1,4 @@
-/** A page that asks a JSON endpoint whenever one of its topics has news; while the socket can't tell, now and then. */
+/** Polls a JSON endpoint when one of its topics changes, or periodically while the socket is down. */
 
 import { Poll } from "../lib/poll.js";
 import { follow, onState } from "./live.js";

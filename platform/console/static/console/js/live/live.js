@@ -1,6 +1,6 @@
 /**
- * Live data: topics of `/ws/console/`, over one socket for all tabs of a person where the browser
- * has locks (secure contexts), else one a tab. A tab that nobody looks at wants nothing.
+ * Live data: topics of `/ws/console/`. All tabs of a user share one socket if the browser supports
+ * locks (secure contexts); otherwise each tab has its own. Hidden tabs don't subscribe.
  */
 
 import { Socket } from "./socket.js";
@@ -13,7 +13,7 @@ let tabs = null;
 
 const keyOf = (topic, tenant) => JSON.stringify([topic, tenant ?? null]);
 
-/** Call `take(data)` with all news of a topic; `tenant` is a slug, or null for all. Gives a function that ends it. */
+/** Call `take(data)` for each update of a topic; `tenant` is a slug, or null for all. Returns an unsubscriber. */
 export function follow(topic, tenant, take) {
   const key = keyOf(topic, tenant);
   wants.set(key, (wants.get(key) ?? new Set()).add(take));
@@ -26,7 +26,7 @@ export function follow(topic, tenant, take) {
   };
 }
 
-/** Call `take(state)` when it changes: "connecting", "live", "lost", "ended" (log in again). */
+/** Call `take(state)` when the state changes: "connecting", "live", "lost", "ended" (log in again). */
 export function onState(take) {
   watchers.add(take);
   take(state);

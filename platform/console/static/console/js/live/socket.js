@@ -1,4 +1,4 @@
-/** The socket itself: open while something is wanted, opened again after growing pauses. */
+/** The WebSocket: open while there are subscriptions, reopened after growing pauses. */
 
 import { ROOT } from "../lib/root.js";
 
@@ -23,7 +23,7 @@ export class Socket {
     addEventListener("online", () => this.#soon(0));
   }
 
-  /** From now on exactly these keys. */
+  /** Replace the subscriptions with these keys. */
   want(keys) {
     this.#keys = keys;
     if (!keys.length) this.#close();

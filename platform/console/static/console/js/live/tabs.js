@@ -1,4 +1,4 @@
-/** One of a person's tabs holds a lock and with it the socket; the others hear from it. */
+/** Shares a socket between a user's tabs: the tab that holds a lock has it and forwards frames to the others. */
 
 const SAY_AGAIN_EVERY = 30_000;
 const FORGET_AFTER = 150_000; // timers of hidden tabs run once a minute
@@ -12,7 +12,7 @@ export class Tabs {
   #others = new Map(); // tab -> {keys, at}
   #last = new Map(); // key -> the newest frame, for tabs that come later
 
-  /** `makeSocket(handlers)` is called once this tab is to hold it. */
+  /** `makeSocket(handlers)` is called when this tab gets the lock. */
   constructor(reader, makeSocket, handlers) {
     this.#handlers = handlers;
     const name = `quire-live.${reader}`;
@@ -29,7 +29,7 @@ export class Tabs {
     setInterval(() => this.#say(), SAY_AGAIN_EVERY);
   }
 
-  /** What this tab wants, from now on. */
+  /** Replace this tab's subscriptions. */
   want(keys) {
     this.#own = keys;
     if (this.#socket) this.#join();

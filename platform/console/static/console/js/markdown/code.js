@@ -1,4 +1,4 @@
-/** A code block: text at once, colours once its language's grammar is here and it stands still. */
+/** A code block: plain text at once, highlighted when the grammar is loaded and the text has stopped changing. */
 
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
@@ -90,7 +90,7 @@ async function highlighted(name, source) {
   }
 }
 
-/** The library's tree as nodes: its string of HTML is never used. */
+/** Convert the library's tree to nodes; its HTML string is never used. */
 function spans(node) {
   return node.children.map((child) => {
     if (typeof child === "string") return document.createTextNode(child);

@@ -1,4 +1,4 @@
-/** Which addresses in a model's output may become links: plain http and https, nothing that hides. */
+/** Decides which URLs in a model's output become links: plain http and https without hidden parts. */
 
 const ODD = /[\u0000-\u0020\u007f-\u00a0\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\\<>"`]/u;
 const MAX_CHARS = 1000;

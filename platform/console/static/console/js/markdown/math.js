@@ -1,4 +1,4 @@
-/** A formula: its source at first, then as MathML, for which the Content-Security-Policy needs no inline style. */
+/** A formula: its source at first, then MathML, which needs no inline styles (Content-Security-Policy). */
 
 import { el } from "../lib/dom.js";
 

@@ -1,11 +1,11 @@
 /**
- * Formulas for markdown-it: `$x$`, `$$x$$` and `\(x\)` inside a line, `$$ ... $$` and `\[ ... \]` on
- * lines of their own, none of them blank. A dollar that could be money isn't one: an opening one has no space behind it, a closing one
- * none before it and no digit behind.
+ * Formulas for markdown-it: `$x$`, `$$x$$` and `\(x\)` inline, `$$ ... $$` and `\[ ... \]` as blocks
+ * without blank lines. A dollar sign that could be money is text: an opening one has no space after
+ * it, and a closing one has no space before it and no digit after it.
  */
 
 const MOST = 5000; // characters of one formula
-/** What would link, load or name things: such a formula stays text. */
+/** Commands that link, load or define something: formulas with them stay text. */
 const NOT_OURS = /\\(?:href|url|includegraphics|html[A-Za-z]*|def|gdef|edef|xdef|let|newcommand|renewcommand|providecommand)(?![A-Za-z])/;
 const PAIRS = [
   ["$$", "$$", true],
@@ -48,7 +48,7 @@ function isFormula(tex, close, next) {
   return close !== "$" || !(/^\s|\s$/.test(tex) || /\d/.test(next ?? ""));
 }
 
-/** The opening mark begins a line, the closing one ends one. */
+/** The opening mark starts a line, and the closing one ends a line. */
 function block(state, first, last, silent) {
   const start = state.bMarks[first] + state.tShift[first];
   const mark = state.src.slice(start, start + 2);

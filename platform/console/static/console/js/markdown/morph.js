@@ -1,13 +1,13 @@
 /**
- * Brings described nodes (`nodes.js`) to the page, touching what differs alone: elements that go on
- * stay, and with them a reader's selection. Text only ever enters as text nodes.
+ * Updates the page from node descriptions (`nodes.js`), changing only what differs: unchanged elements
+ * stay, and with them the user's selection. Text is only ever inserted as text nodes.
  */
 
 import { el } from "../lib/dom.js";
 
 const known = new WeakMap(); // node -> its description, or its view
 
-/** Make the children of `parent` from the one at `from` on what `wanted` says. */
+/** Update the children of `parent`, starting with the one at `from`, to match `wanted`. */
 export function morph(parent, wanted, from = 0) {
   const there = parent.childNodes;
   const merged = joined(wanted);
@@ -29,7 +29,7 @@ function joined(wanted) {
   return found;
 }
 
-/** Whether the node could be made into what is wanted; then it was. */
+/** Try to update the node to match the description; return whether that was possible. */
 function goesOn(node, want) {
   if (typeof want === "string") {
     if (node.nodeType !== Node.TEXT_NODE) return false;

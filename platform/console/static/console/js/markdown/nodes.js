@@ -1,6 +1,6 @@
 /**
- * Tokens of markdown-it as plain descriptions of nodes, which `morph.js` brings to the page: a
- * string, {tag, attrs, children}, or {view, ...} for what has a life of its own.
+ * Converts markdown-it tokens to plain node descriptions, which `morph.js` renders: a string,
+ * {tag, attrs, children}, or {view, ...} for a component with its own state.
  */
 
 import { CodeView } from "./code.js";
@@ -8,7 +8,7 @@ import { MathView } from "./math.js";
 
 const TASK = /^\[([ xX])\] /;
 
-/** The tokens of whole blocks. */
+/** Describe the tokens of complete blocks. */
 export function described(tokens) {
   const root = { children: [] };
   const open = [root];
@@ -25,7 +25,7 @@ export function described(tokens) {
   return root.children;
 }
 
-/** What of Markdown's elements a page needs beside their names. */
+/** Attributes of Markdown's elements that a page needs. */
 function element(token) {
   const { tag } = token;
   const node = { tag, attrs: {}, children: [] };

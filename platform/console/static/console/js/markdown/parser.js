@@ -1,6 +1,6 @@
 /**
- * Markdown to tokens, by markdown-it. HTML is text here, and so is every link that isn't a plain
- * one to the web; `nodes.js` makes elements of the tokens, never of a string.
+ * Parses Markdown with markdown-it. HTML and links other than plain web links stay text; `nodes.js`
+ * creates elements from the tokens and never from a string.
  */
 
 import MarkdownIt from "../../vendor/markdown-it.mjs";
@@ -15,11 +15,11 @@ parser.normalizeLinkText = (text) => text;
 parser.validateLink = (address) => address !== "";
 parser.use(mathRules);
 
-/** A last line that may still become something else: not shown until it has. */
+/** A last line that may still become something else: hidden until that is known. */
 const UNDECIDED = /^ *(?:[-*+]{1,2}|#{1,6}|>|\d{1,9}[.)]?|`{1,3}|~{1,3}|\|[ :|-]*)$/;
-/** The beginning of a mark, or of a link. */
+/** The beginning of a mark or of a link. */
 const BEGUN = /(?<!\\)(?:[*_~`$]{1,3}|!?\[)$/;
-/** In blocks of more characters marks may flash up: what looks for them reads the whole block. */
+/** In blocks of more characters, unclosed marks may flash up: searching for them would read the whole block. */
 const MOST_HEALED = 4000;
 const HEAL = { htmlTags: false, comparisonOperators: false, singleTilde: false, linkMode: "text-only" };
 
@@ -28,7 +28,7 @@ export function parse(text, env) {
   return parser.parse(text, env);
 }
 
-/** Unfinished text as if what is open in its last line were closed. */
+/** Close the marks that are still open in the last line of unfinished text. */
 export function healed(text) {
   const line = text.slice(text.lastIndexOf("\n") + 1);
   if (UNDECIDED.test(line)) return text.slice(0, text.length - line.length);

@@ -1,15 +1,15 @@
 /**
- * Markdown that grows: `write` as text arrives, `flush` once a frame, `end` when it's complete.
+ * Renders growing Markdown: `write` as text arrives, `flush` once per frame, `end` when it's complete.
  *
- * Blocks before the last are settled: a frame parses and touches the last one alone. The result
- * doesn't depend on how the text was cut into pieces.
+ * Blocks before the last one are final: a frame parses and updates only the last block. The result
+ * doesn't depend on how the text was split.
  */
 
 import { morph } from "./morph.js";
 import { described } from "./nodes.js";
 import { healed, parse } from "./parser.js";
 
-/** A frame that took longer than this is followed by a pause of several times as much. */
+/** A frame that takes longer than this, in milliseconds, is followed by a pause `PAUSES` times as long. */
 const LONG_FRAME = 4;
 const PAUSES = 3;
 
@@ -33,7 +33,7 @@ export class MarkdownStream {
     this.#fresh = true;
   }
 
-  /** Bring the page up to date with what was written. False: it's put off for some frames. */
+  /** Render the text written so far. Returns false if that is postponed by some frames. */
   flush() {
     if (!this.#fresh) return true;
     const begun = performance.now();
@@ -48,7 +48,7 @@ export class MarkdownStream {
     return true;
   }
 
-  /** The text is complete: what is still open is taken literally. */
+  /** Mark the text as complete: unclosed marks are then rendered literally. */
   end() {
     const tokens = parse(this.#text.slice(this.#start), this.#env);
     if (Object.keys(this.#env.references).length === 0) {
@@ -60,7 +60,7 @@ export class MarkdownStream {
     morph(this.#root, described(parse(this.#text, env)));
   }
 
-  /** A block is over when the next one has begun with a whole line. */
+  /** A block is final when the next one has started with a complete line. */
   #settle() {
     const open = this.#text.slice(this.#start);
     const whole = open.lastIndexOf("\n") + 1;
@@ -84,7 +84,7 @@ function lineStart(text, line) {
   return at;
 }
 
-/** A whole text at once. */
+/** Render a complete text. */
 export function renderMarkdown(root, text) {
   const stream = new MarkdownStream(root);
   stream.write(text);

@@ -1,4 +1,4 @@
-/** One model: its replicas' phases as they load, and their logs as they are written. */
+/** A model's page: its replicas' load phases, and their logs as they grow. */
 
 import { el } from "../lib/dom.js";
 import { percent, size } from "../lib/format.js";
@@ -7,7 +7,7 @@ import { reload } from "../lib/reload.js";
 import { askOnNews } from "../live/ask.js";
 
 const page = document.querySelector("[data-model-page]");
-/** Lines of a log that are shown; older ones are dropped. */
+/** Maximum number of log lines shown; older ones are dropped. */
 const MOST_LINES = 2000;
 
 function phaseText({ phase, bytes_done: done, bytes_total: total }) {
@@ -38,7 +38,7 @@ function showReplica(sheet, replica) {
   bar.setAttribute("aria-valuetext", phaseText(replica) || percent(share));
 }
 
-/** A change that alters what can be done is a page of its own. */
+/** A change to one of these states reloads the page, because other actions become available. */
 const steady = new Set(["ready", "sleeping", "unloaded", "offline", "idle", "failed"]);
 const benchmark = document.querySelector("[data-open-benchmark]")?.dataset.openBenchmark ?? "";
 let before = page?.querySelector("[data-state-of]").dataset.state;

@@ -1,4 +1,4 @@
-/** The form of a model: settings are searched, and mappings grow a line when they need one. */
+/** The form of a model: search of its settings, and mappings that grow by a row when needed. */
 
 import { byId } from "../lib/dom.js";
 import { plural } from "../lib/format.js";

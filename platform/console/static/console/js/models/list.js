@@ -1,4 +1,4 @@
-/** The list of models: states, load and the verdict above stay live. */
+/** The list of models: updates states, load and the summary above. */
 
 import { el } from "../lib/dom.js";
 import { count, moment, percent } from "../lib/format.js";
@@ -40,7 +40,7 @@ function showVerdict(box, verdict) {
   );
 }
 
-/** Models that came or went need rows: the page is made anew. */
+/** Added or removed models need new rows, so the page is reloaded. */
 function show({ models, verdict }) {
   if (models.length !== rows.size || models.some(({ name }) => !rows.has(name))) {
     reload();

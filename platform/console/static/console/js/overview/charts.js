@@ -1,11 +1,11 @@
-/** Three small pictures: pages of a KV pool, a line of recent rates, bars of days. */
+/** Three small charts: pages of a KV pool, a line of recent rates, bars of days. */
 
 import { svg } from "../lib/dom.js";
 import { count, percent } from "../lib/format.js";
 
 const PAGES = 48;
 
-/** A share as a row of pages, the inked ones: of the KV pool in use, or of a model loaded. */
+/** A fraction as a row of filled pages: the used part of the KV pool, or the loaded part of a model. */
 export class PageMap {
   constructor() {
     this.element = svg("svg", {
@@ -21,7 +21,7 @@ export class PageMap {
     }
   }
 
-  /** `share` of the pages in [0, 1]; `label` says of what. */
+  /** `share` of the pages in [0, 1]; `label` describes it. */
   show(share, label) {
     const inked = share > 0 ? Math.max(1, Math.round(share * PAGES)) : 0;
     for (const [index, rect] of [...this.element.children].entries()) {
@@ -55,7 +55,7 @@ export class Sparkline {
   }
 }
 
-/** One bar a day. */
+/** One bar per day. */
 export function dayBars(days, values) {
   const most = Math.max(...values, 1);
   const bars = values.map((value, i) => {

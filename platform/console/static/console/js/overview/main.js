@@ -1,4 +1,4 @@
-/** The overview page: asks for figures and keeps the page up to date. */
+/** The overview page: requests figures and updates the page. */
 
 import { byId, el } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
@@ -30,7 +30,7 @@ function showOverview({ models, replicas, failures = [] }) {
 
 let shownFailures = "";
 
-/** Replicas that died or can't start: for operators alone. A log shows its end, and stays where a reader has scrolled it. */
+/** Failed or dead replicas, for operators only. A log shows its end and keeps the user's scroll position. */
 function showFailures(failures) {
   const now = JSON.stringify(failures);
   if (now === shownFailures) return;
@@ -50,7 +50,7 @@ function showFailures(failures) {
   for (const log of byId("failure-cards").querySelectorAll(".log")) log.scrollTop = log.scrollHeight;
 }
 
-/** The cards; gives the load of each model's replicas together. */
+/** Update the cards; returns each model's load, summed over its replicas. */
 function showReplicas(replicas) {
   const loads = new Map();
   const seen = new Set(replicas.map((replica) => replica.id));
@@ -90,7 +90,7 @@ function showUsage({ days, daily, rows }) {
   byId("no-usage").hidden = rows.length > 0;
 }
 
-/** The examples call a model that would answer. */
+/** Name an available model in the examples. */
 function nameModel(models) {
   const best = models.find((model) => model.state === "ready") ?? models[0];
   if (!best) return;
@@ -112,7 +112,7 @@ function loggedOut() {
 
 const failed = (message) => say("stale", `Out of date: ${message}`);
 
-/* The socket tells; while it can't (a proxy in between, a cut), the page asks. */
+/* Updates come over the socket; while it is down (a proxy, a lost connection), the page polls. */
 const asking = new Poll(
   () => (tenant() ? `${overviewUrl}?tenant=${encodeURIComponent(tenant())}` : overviewUrl),
   OVERVIEW_EVERY,

@@ -1,4 +1,4 @@
-/** Rates from running totals: what a replica does now, from what it has done since it started. */
+/** Computes a replica's current rates from its running totals. */
 
 const WINDOW = 5; // seconds
 const POINTS = 60;
@@ -8,7 +8,7 @@ export class Rates {
   #incarnation = null;
   history = []; // tokens a second, oldest first
 
-  /** Take in a replica's figures; gives its output tokens a second, or NaN while unknown. */
+  /** Add a replica's figures; returns its output tokens per second, or NaN while unknown. */
   take(replica) {
     if (replica.incarnation !== this.#incarnation) {
       this.#incarnation = replica.incarnation; // it was restarted: its totals began anew

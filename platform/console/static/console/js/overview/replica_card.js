@@ -1,4 +1,4 @@
-/** A replica: its state, its load, its pages. Made once, then kept up to date. */
+/** A replica's card: its state, load and KV pages. Created once, then updated. */
 
 import { el } from "../lib/dom.js";
 import { count, percent, plural, rate } from "../lib/format.js";
@@ -39,7 +39,7 @@ export class ReplicaCard {
     );
   }
 
-  /** Bring it up to date; gives the replica's output tokens a second, or NaN. */
+  /** Update the card; returns the replica's output tokens per second, or NaN. */
   show(replica) {
     const speed = this.rates.take(replica);
     this.state.dataset.state = replica.state;

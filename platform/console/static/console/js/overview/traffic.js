@@ -1,4 +1,4 @@
-/** The charts of what happened: their filters, the figures of the whole time, and the newest as it's written. */
+/** The traffic charts: their filters, the totals of the range, and updates as new data is written. */
 
 import { Chart } from "../lib/chart.js";
 import { byId, el } from "../lib/dom.js";
@@ -39,20 +39,20 @@ export class Traffic {
     }
   }
 
-  /** A chart that zooms; with `sort` it leads to the requests behind a point, sorted as their list takes it. */
+  /** Create a chart with zoom; with `sort` it links a point to its requests, sorted by this column of their list. */
   #chart(title, options, sort) {
     const open = sort === undefined ? null : (start, end) => this.#open(start, end, sort);
     return new Chart(title, { ...options, open, zoom: (start, end) => this.#zoom([start, end]) });
   }
 
-  /** Show this time alone on all charts; null: all of it. */
+  /** Show only this time range on all charts; null: all of it. */
   #zoom(span) {
     this.#zoomed = span;
     byId("zoom-reset").hidden = span === null;
     if (this.#data) this.#show(this.#data);
   }
 
-  /** Ask anew. */
+  /** Request the data again. */
   async now() {
     this.#aborter?.abort();
     const aborter = new AbortController();
@@ -70,7 +70,7 @@ export class Traffic {
     }
   }
 
-  /** A new piece was written: asked for when the last point of this range can have changed. */
+  /** New data was written: request it if the last point of this range may have changed. */
   written(until) {
     if (!this.#last || until - this.#last.asked >= Math.min(60, this.#last.step)) this.now();
   }

@@ -1,4 +1,4 @@
-/** Usage as a picture: the sums of all days, and a bar a day with its parts. The table says it in words. */
+/** Usage as a chart: the totals of all days, and a stacked bar per day. The table has the same figures as text. */
 
 import { el, svg } from "../lib/dom.js";
 import { compact, count, percent, plural } from "../lib/format.js";
@@ -11,7 +11,7 @@ const PARTS = [
 ];
 const shortDay = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", timeZone: "UTC" });
 
-/** The sums as a list of figures. `daily`: [{requests, prompt_tokens, cached_tokens, completion_tokens}]. */
+/** The totals as a list of figures. `daily`: [{requests, prompt_tokens, cached_tokens, completion_tokens}]. */
 export function usageSums(daily) {
   const sum = (field) => daily.reduce((total, day) => total + day[field], 0);
   const prompt = sum("prompt_tokens");
@@ -26,7 +26,7 @@ export function usageSums(daily) {
   );
 }
 
-/** The bars and what their parts are. `days`: dates as "2026-11-21". */
+/** The bars and their legend. `days`: dates as "2026-11-21". */
 export function usageChart(days, daily) {
   const totals = daily.map((day) => day.prompt_tokens + day.completion_tokens);
   const most = Math.max(...totals, 1);

@@ -1,12 +1,12 @@
 /**
- * The calls that a model made. Tools of MCP servers run by themselves, and what they returned is shown; of others the
- * reader says what they would have returned, and asks on.
+ * The tool calls of a model. Tools of MCP servers run automatically, and their results are shown; for
+ * other tools the user enters the results and sends them.
  */
 
 import { el } from "../lib/dom.js";
 
 export class CallsView {
-  /** The call that a server runs now, or null. */
+  /** The call that an MCP server is running, or null. */
   running = null;
   #turn;
   #onResults;
@@ -20,7 +20,7 @@ export class CallsView {
     this.element.addEventListener("submit", (event) => this.#submit(event));
   }
 
-  /** Bring it up to date with the turn. */
+  /** Update the view from the turn. */
   show() {
     const { calls = [], state } = this.#turn;
     this.element.hidden = calls.length === 0;

@@ -1,14 +1,15 @@
 /**
- * The conversation as a tree: each turn follows another, and an edited question or a second answer
- * stands beside the first. What is shown is the way from a first turn to the chosen leaf.
+ * The conversation as a tree: each turn follows another one, and an edited question or a second
+ * answer becomes its sibling. The page shows the path from a first turn to the chosen leaf.
  *
- * It's kept in this tab's sessionStorage under the reader's own key, so that a reload finds it, and
- * on the server by `keeper.js` where the tenant keeps conversations.
+ * It is stored in this tab's sessionStorage under a key of the user, so that it survives a reload,
+ * and on the server by `keeper.js` if the tenant stores conversations.
  *
- * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name, kind?}], model?, reasoning?, thoughtFor?, stats?,
- * error?, state?, calls?, logprobs?, beside?, going?}; a call: {id, name, arguments, result?, server?, failed?}; `beside` lists what other models said to the same question.
- * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
- * it's gone on with after a reload, in this tab alone.
+ * A turn: {id, parent, role: "user" | "assistant", text, images?: [{id, name, kind?}], model?, reasoning?,
+ * thoughtFor?, stats?, error?, state?, calls?, logprobs?, beside?, going?}; a call: {id, name, arguments, result?,
+ * server?, failed?}; `beside` lists other models' answers to the same question. An answer's state is
+ * "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}, with which this
+ * tab resumes it after a reload.
  */
 
 const PREFIX = "quire.playground.";
@@ -41,7 +42,7 @@ export class Conversation extends EventTarget {
     addEventListener("pagehide", () => this.#save());
   }
 
-  /** The turns on the way to the leaf. */
+  /** The turns on the path to the leaf. */
   get turns() {
     const found = [];
     for (let at = this.#nodes.get(this.leaf); at; at = this.#nodes.get(at.parent)) found.push(at);
@@ -52,7 +53,7 @@ export class Conversation extends EventTarget {
     return this.#nodes.size === 0;
   }
 
-  /** Put a turn behind the leaf. */
+  /** Append a turn to the leaf. */
   add(turn) {
     const id = `t${this.#nodes.size + 1}-${Math.random().toString(36).slice(2, 8)}`;
     Object.assign(turn, { id, parent: this.leaf });
@@ -60,17 +61,17 @@ export class Conversation extends EventTarget {
     this.leaf = id;
   }
 
-  /** Go back to the first `length` turns; the others stay as a branch. */
+  /** Go back to the first `length` turns; the others remain as a branch. */
   cut(length) {
     this.leaf = this.turns[length - 1]?.id ?? null;
   }
 
-  /** The turns that follow the same one as this, itself among them. */
+  /** The turns with the same parent as this one, including itself. */
   siblings(turn) {
     return [...this.#nodes.values()].filter((each) => each.parent === turn.parent);
   }
 
-  /** Go over to a branch: to the last that was said in it. */
+  /** Switch to a branch, at its last turn. */
   choose(turn) {
     let at = turn;
     const children = (id) => [...this.#nodes.values()].filter((each) => each.parent === id);
@@ -78,14 +79,14 @@ export class Conversation extends EventTarget {
     this.leaf = at.id;
   }
 
-  /** Forget everything but the settings. */
+  /** Discard everything except the settings. */
   clear() {
     this.#nodes = new Map();
     this.leaf = null;
     this.saved = null;
   }
 
-  /** Take back what `clear` forgot. */
+  /** Return a function that restores the conversation after `clear`. */
   snapshot() {
     const [nodes, leaf, saved] = [this.#nodes, this.leaf, this.saved];
     return () => {
@@ -94,7 +95,7 @@ export class Conversation extends EventTarget {
     };
   }
 
-  /** Note that something changed. */
+  /** Notify listeners of a change, and store the conversation soon. */
   changed() {
     this.#timer ??= setTimeout(() => this.#save(), SAVE_AFTER);
     this.dispatchEvent(new Event("changed"));
@@ -115,7 +116,7 @@ export class Conversation extends EventTarget {
     return system ? [{ role: "system", content: system }, ...messages] : messages;
   }
 
-  /** As the server keeps it; `here`: as this tab does. */
+  /** The document stored on the server; with `here`, the one stored in this tab. */
   document(here = false) {
     const turns = [...this.#nodes.values()].map((turn) => ({
       id: turn.id,
@@ -127,7 +128,7 @@ export class Conversation extends EventTarget {
     return { turns, ...Object.fromEntries(KEPT.map((name) => [name, this[name]])) };
   }
 
-  /** Be what the server, or this tab, has kept. */
+  /** Restore a document from the server or from this tab. */
   load(document, saved) {
     this.clear();
     for (const turn of document.turns) {

@@ -1,8 +1,8 @@
 /**
- * Keeps the end of a scrolling element in view, unless the reader scrolled away from it.
+ * Keeps the end of a scrolling element in view unless the user scrolls away from it.
  *
- * Content grows after it was drawn too: formulas, fonts, pictures. Sizes are therefore watched, and
- * only the reader's own input ends the following: a `scroll` event alone may come of a layout.
+ * Content also grows after it was drawn: formulas, fonts, images. Sizes are therefore observed, and
+ * only user input stops the following, because a `scroll` event may also result from a layout change.
  */
 
 const NEAR = 56;
@@ -39,14 +39,14 @@ export class Follower {
     scroller.addEventListener("touchmove", () => this.#distance() >= NEAR && this.#leave(), { passive: true });
   }
 
-  /** To the end if the reader is there. */
+  /** Scroll to the end if the user is there. */
   keep() {
     if (!this.following) return;
     this.#scroller.scrollTop = this.#scroller.scrollHeight;
     this.#last = this.#scroller.scrollTop;
   }
 
-  /** To the end in any case. */
+  /** Scroll to the end in any case. */
   toEnd() {
     this.#set(true);
     this.keep();

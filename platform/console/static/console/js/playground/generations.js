@@ -1,4 +1,4 @@
-/** The requests that run over the socket, each with its handlers; a broken one goes on by itself. */
+/** The requests in progress on the socket, each with its handlers; a lost connection is resumed automatically. */
 
 const LOST = {
   type: "connection_error",
@@ -9,7 +9,7 @@ const LOST = {
 
 /** The server closes the connection on a frame of more than 2^20 characters. */
 const MAX_FRAME_CHARS = 1_000_000;
-/** So long the server knows how an answer goes on. */
+/** Milliseconds for which the server can resume an answer. */
 const RESUMABLE = 60_000;
 const TOO_LONG = {
   type: "invalid_request_error",
@@ -112,7 +112,7 @@ export class Generations {
   }
 }
 
-/** An answer that can't be gone on with was lost with its connection. */
+/** An answer that the server can't resume was lost with its connection: report that instead. */
 function failure(error) {
   return error.code === "stream_not_found" ? LOST : error;
 }

@@ -1,12 +1,12 @@
 /**
- * Keeps the conversation on the server, where the reader's tenant does so: at the end of an answer, and some time after
- * another change.
+ * Saves the conversation on the server if the user's tenant stores conversations: at the end of an
+ * answer, and some time after any other change.
  */
 
 import { send } from "./server.js";
 
 const SAVE_AFTER = 1200;
-/** Browsers let a closed tab finish sending this many bytes over all its requests, and refuse more. */
+/** Browsers let a closed tab finish sending this many bytes in all its requests, and refuse more. */
 const MAX_KEEPALIVE_BYTES = 60_000;
 
 export class Keeper {
@@ -28,19 +28,19 @@ export class Keeper {
     conversation.addEventListener("changed", () => this.#noteChange());
   }
 
-  /** Whether the chosen tenant is known to keep none. */
+  /** Whether the chosen tenant is known not to store conversations. */
   get off() {
     return this.#offIn !== null && this.#offIn === this.#tenants.value;
   }
 
-  /** The conversation was opened as it is kept. */
+  /** The conversation was opened as stored on the server. */
   opened() {
     const { saved } = this.#conversation;
     const document = this.#conversation.document();
     this.#last = { id: saved?.id, text: JSON.stringify(document), turns: document.turns.length };
   }
 
-  /** Keep what the tab brought back: its page was left before it was kept. */
+  /** Save a conversation restored from this tab, whose page was left before it was saved. */
   resume() {
     if (!this.#conversation.saved) this.#later();
   }

@@ -1,8 +1,8 @@
-/** What the reader does, and what then happens to the conversation and the page. */
+/** Handles the user's actions and updates the conversation and the page. */
 
 import { noticeAction } from "./errors.js";
 
-/** Seeds that are drawn here, so that an answer can be had again: they fit any number. */
+/** Upper bound of the seeds chosen here to make answers reproducible; they fit any integer type. */
 const SEEDS = 2 ** 31;
 
 export class Playground {
@@ -14,7 +14,7 @@ export class Playground {
     this.#parts = parts;
   }
 
-  /** Put what was kept back on the page. */
+  /** Show the stored conversation. */
   restore() {
     const { thread, conversation } = this.#parts;
     this.#asked = null;
@@ -25,7 +25,7 @@ export class Playground {
     this.#goOn();
   }
 
-  /** Go on with answers that were being written when the page was left. */
+  /** Resume the answers that were streaming when the page was left. */
   #goOn() {
     const { conversation, thread, composer } = this.#parts;
     const view = thread.views.at(-1);
@@ -43,7 +43,7 @@ export class Playground {
     }
   }
 
-  /** Ask something new. False if it can't be asked as things stand. */
+  /** Ask a new question. Returns false if that isn't possible now. */
   send(text, images = []) {
     if (!this.#ready()) return false;
     this.#parts.page.hush();
@@ -52,7 +52,7 @@ export class Playground {
     return true;
   }
 
-  /** Ask the last question again; the answer that is there stays beside the new one. */
+  /** Ask the last question again; the existing answer becomes a sibling of the new one. */
   again() {
     const { conversation } = this.#parts;
     const last = conversation.turns.length - 1;
@@ -61,12 +61,12 @@ export class Playground {
     this.#generate();
   }
 
-  /** Go on with the results of the calls in the last answer. */
+  /** Continue with the results of the calls in the last answer. */
   results() {
     if (this.#ready()) this.#generate();
   }
 
-  /** Put another question about the same pictures beside turn `index`; what followed that stays with it. */
+  /** Ask an edited question with the same images as a sibling of turn `index`, which keeps its answers. */
   edit(index, text) {
     if (!this.#ready()) return false;
     const { images } = this.#parts.conversation.turns[index];
@@ -77,13 +77,13 @@ export class Playground {
     return true;
   }
 
-  /** Let the reader change their last question. */
+  /** Let the user edit their last question. */
   editLast() {
     const views = this.#parts.thread.views;
     views.findLast((view) => view.turn.role === "user")?.edit();
   }
 
-  /** Go over to another branch. */
+  /** Switch to another branch. */
   choose(turn) {
     this.#abandon();
     const { conversation, thread } = this.#parts;
@@ -96,14 +96,14 @@ export class Playground {
     shown?.querySelector(".turn-branches button:not(:disabled)")?.focus();
   }
 
-  /** Stop the answers that are being written. */
+  /** Stop the streaming answers. */
   stop() {
     if (!this.#running) return;
     this.#running.stopped = true;
     for (const { generation } of this.#running.columns) generation?.stop();
   }
 
-  /** An empty page; the old one can be brought back as long as nothing new was asked. */
+  /** Start a new conversation; the old one can be restored until the next question. */
   clear() {
     const { conversation, page, thread } = this.#parts;
     if (conversation.empty) return;
@@ -135,7 +135,7 @@ export class Playground {
     return actions;
   }
 
-  /** What would be asked now, of the model of a column; null without one. */
+  /** The request that would be sent now to the model of a column; null without a model. */
   request(column = 0) {
     const { conversation, settings, extras, toolServers, columns, tenants } = this.#parts;
     const model = columns.pickers[column].model;
@@ -150,7 +150,7 @@ export class Playground {
     };
   }
 
-  /** What was asked last, for a program that asks it again. */
+  /** The last request, for code that repeats it. */
   lastRequest() {
     const { conversation } = this.#parts;
     if (this.#asked) return this.#asked;
@@ -162,7 +162,7 @@ export class Playground {
 
   #asked = null;
 
-  /** Whether a request can be made; if not, the reader is put at what is in the way. */
+  /** Whether a request can be sent; if not, focus the field that prevents it. */
   #ready(quiet = false) {
     const { settings, extras, panel, columns } = this.#parts;
     const wrong = settings.check() ?? extras.check();
@@ -250,7 +250,7 @@ export class Playground {
     return columns.some(({ turn }) => turn.calls?.some(({ name }) => this.#parts.toolServers.serverOf(name)));
   }
 
-  /** Run the calls of MCP servers' tools, those of one answer in turn; then ask on, unless the reader has to. */
+  /** Run an answer's calls of MCP tools in turn; then continue, unless the user must enter results. */
   async #runTools(running) {
     await Promise.all(running.columns.map((column) => this.#runCalls(running, column)));
     if (running !== this.#running) return;
@@ -285,7 +285,7 @@ export class Playground {
     }
   }
 
-  /** Stop what runs, and take no more notice of it. */
+  /** Stop the requests in progress and ignore their further frames. */
   #abandon() {
     const running = this.#running;
     if (!running) return;
@@ -325,7 +325,7 @@ function begun({ model }) {
   return { text: "", model, state: "streaming" };
 }
 
-/** The setting that an error is about: the last part of "sampling.max_tokens". */
+/** The setting that an error names: the last part of "sampling.max_tokens". */
 function fieldOf(error) {
   return (error.param ?? "").split(".").at(-1);
 }

@@ -1,7 +1,7 @@
 /**
- * The sampling settings: the page's form, checked as it's typed. The ranges stand in the form's own
- * attributes, put there by the server from the engine's; an empty field leaves the choice to the
- * model and isn't sent.
+ * The sampling settings: a form that is validated as the user types. The ranges are attributes of its
+ * fields, which the server takes from the engine. An empty field isn't sent, so that the model's
+ * default applies.
  */
 
 const ESCAPES = { n: "\n", t: "\t", r: "\r", "\\": "\\" };
@@ -10,7 +10,7 @@ export class Settings {
   #form;
   #onChange;
 
-  /** `raw`: what the fields held when the page was left, by name. */
+  /** `raw`: the fields' texts by name when the page was left. */
   constructor(form, raw, onChange) {
     this.#form = form;
     this.#onChange = onChange;
@@ -39,7 +39,7 @@ export class Settings {
     return found;
   }
 
-  /** The first field that is wrong, or null; all wrong ones are marked. */
+  /** Return the first invalid field, or null; all invalid ones are marked. */
   check() {
     let first = null;
     for (const input of this.#inputs()) {
@@ -50,18 +50,18 @@ export class Settings {
     return first;
   }
 
-  /** Whether there's a field of this name. */
+  /** Whether there is a field with this name. */
   has(name) {
     return Boolean(this.#input(name));
   }
 
-  /** Mark the field that the server found wrong, if it's one of these. */
+  /** Mark the field that the server rejected, if it is in this form. */
   blame(name, message) {
     const input = this.#input(name);
     if (input) mark(input, message);
   }
 
-  /** Put the reader at a field. */
+  /** Focus a field. */
   focus(name) {
     this.#input(name)?.focus();
   }
@@ -92,7 +92,7 @@ export class Settings {
     this.#followRange(field);
   }
 
-  /** The slider shows the field's value, or rests, pale, where the usual one is. */
+  /** Move the slider to the field's value, or dim it at the usual value. */
   #followRange(field) {
     const range = this.#form.querySelector(`input[type=range][data-for="${field.name}"]`);
     if (!range) return;
@@ -106,7 +106,7 @@ function parse(input) {
   return input.value.trim() === "" ? undefined : Number(input.value);
 }
 
-/** One string a line; \n, \t and \\ stand for what they do in code. */
+/** Parse one string per line; \n, \t and \\ are escapes as in code. */
 function parseStrings(text) {
   const strings = text.split("\n").filter((line) => line !== "");
   if (strings.length === 0) return undefined;

@@ -1,9 +1,9 @@
 /**
- * The WebSocket, kept open: reconnects with growing pauses, notices a dead connection by unanswered
- * pings, and knows the closings after which trying again is no use.
+ * A WebSocket that stays open: it reconnects with growing pauses, detects a dead connection by
+ * unanswered pings, and knows the close codes after which reconnecting is pointless.
  *
  * Events: "state" whenever `state` changes ("connecting", "open", "waiting", "closed"); "frame" with
- * `detail` the parsed frame; "down" when an open connection is lost.
+ * the parsed frame as `detail`; "down" when an open connection is lost.
  */
 
 const FIRST_PAUSE = 500;
@@ -11,7 +11,7 @@ const LONGEST_PAUSE = 15_000;
 const PING_EVERY = 20_000;
 const PONG_WITHIN = 10_000;
 
-/** Closings that a new connection would only meet again. */
+/** Close codes that a new connection would only get again. */
 const FINAL = {
   4401: { code: "logged_out", message: "Your session has ended. Log in again." },
   4403: { code: "foreign_origin", message: "The server refuses connections from this address." },
@@ -52,14 +52,14 @@ export class PlaygroundSocket extends EventTarget {
     socket.addEventListener("close", (event) => this.#closed(socket, event));
   }
 
-  /** Send a frame. Whether it went out: only an open connection takes one. */
+  /** Send a frame; return whether it was sent, which needs an open connection. */
   send(frame) {
     if (this.state !== "open") return false;
     this.#socket.send(JSON.stringify(frame));
     return true;
   }
 
-  /** Don't wait for the end of the pause. */
+  /** Reconnect now instead of waiting for the end of the pause. */
   retryNow() {
     if (this.state === "waiting") this.connect();
   }

@@ -1,6 +1,6 @@
 /**
- * The tenant that questions are asked in: whose models, limits and bill. A select where the reader
- * belongs to several, kept in localStorage under the reader's own key; a line of text otherwise.
+ * The tenant of the playground's requests: it determines models, limits and billing. A select if the
+ * user belongs to several, stored in localStorage under a key of the user; otherwise a line of text.
  */
 
 import { el } from "../lib/dom.js";
@@ -14,7 +14,7 @@ export class Tenants {
   #value;
   #shown = "";
 
-  /** `linked`: the one that a link names, for this once. `onChange()`: the reader chose another. */
+  /** `linked`: the tenant of a link, used only once. `onChange()`: the user chose another one. */
   constructor(select, line, reader, linked, onChange) {
     this.#select = select;
     this.#line = line;
@@ -27,17 +27,17 @@ export class Tenants {
     });
   }
 
-  /** The tenant's short name; "" before the server has named one. */
+  /** The tenant's slug; "" before the server has named one. */
   get value() {
     return this.#value;
   }
 
-  /** The address of something that depends on the tenant. */
+  /** A URL that includes the tenant. */
   address(url) {
     return this.#value ? `${url}?tenant=${encodeURIComponent(this.#value)}` : url;
   }
 
-  /** `tenants`: [{id, name}] to choose from. `current`: the one the server took, or null. */
+  /** `tenants`: [{id, name}] to choose from. `current`: the one that the server used, or null. */
   update(tenants, current) {
     this.#value = current ?? "";
     const several = tenants.length > 1;
